@@ -1,0 +1,42 @@
+# Everstep's few targets; CI runs the same ones.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.set-up
+
+.PHONY: help setup demo check fix test test-full sim bench-first
+
+help:  ## this list
+	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(STAMP)  ## virtual environment with everything, skipped when nothing changed
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "==> set-up: virtual environment in .venv (about a minute and a half the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Everstep needs Python 3.11 or newer; this is " + sys.version)'
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo:  ## set-up, then the main job: a training run that survives lost processes, instances and a lost group
+	@$(PYTHON) examples/demo/preflight.py
+	@$(MAKE) --no-print-directory setup
+	@$(BIN)/python examples/demo/demo.py
+
+check: setup  ## lint, types, contracts
+	@$(BIN)/ruff format --check --quiet . || { echo "formatting differs: run make fix"; exit 1; }
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/pydoclint --quiet everstep control_plane worker infra
+	@$(BIN)/lint-imports
+
+fix: setup  ## format and mend what can be mended mechanically
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+test: setup  ## set-up, then every test but the long matrix
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not full'
+
+test-full: setup  ## the whole matrix
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest

@@ -1,0 +1,1 @@
+"""Everstep: everything that user code imports."""

@@ -1,0 +1,242 @@
+"""Between an agent and the control plane, over one websocket that the agent opens; level-triggered both ways.
+
+The agent sends `AgentReport`, its whole state, on every change and at least every `lease_seconds / 3`; the newest replaces all before it. The
+control plane sends commands that are idempotent: it repeats one until a report shows its effect. Nothing else is acknowledged.
+
+    agent                                     control plane
+    Hello (join token or session token in the HTTP request's Authorization)
+                                  ◀─────      AgentWelcome
+    AgentReport …                 ─────▶
+                                  ◀─────      Prepare(g)              until report.job.generation = g
+                                  ◀─────      Load(plan, key)         until phase is loading or later
+                                  ◀─────      Start(g)                when every member reports loaded
+                                  ◀─────      StopTraining(g)         to the coordinator's agent
+                                  ◀─────      HaltRanks(g)            a rank died somewhere: stop yours now
+                                  ◀─────      Release(run)            the job has ended or left this node: forget it
+
+Invariant: an agent acts on no command of a generation below the one it promised.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, Timeouts
+
+
+class MemberPhase(StrEnum):
+    """Where a node stands in one generation of a job.
+
+    PROMISED: the generation is on disk, the old ranks are gone, the inventory is frozen; left by Load or a higher Prepare. LOADING: shards,
+    source and holders are being fetched; ends LOADED or LOAD_FAILED. LOADED: verified; left by Start. LOAD_FAILED: a source did not verify; left
+    by a higher Prepare. RUNNING: ranks are started; left when all have exited. EXITED: no rank lives any more and outputs and logs are uploaded
+    as far as they can be; left by a higher Prepare or Release.
+    """
+
+    PROMISED = "promised"
+    LOADING = "loading"
+    LOADED = "loaded"
+    LOAD_FAILED = "load_failed"
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+class ExitClass(StrEnum):
+    """What a rank's exit means.
+
+    SUCCESS: code 0. ERROR: a code of its own, an exception in the script. KILLED: a signal that somebody sent. CRASHED: a signal that the program
+    caused (SEGV, BUS, ABRT, ILL, FPE). OUT_OF_MEMORY: the kernel's. HALTED: stopped by the agent because the generation was over.
+    """
+
+    SUCCESS = "success"
+    ERROR = "error"
+    KILLED = "killed"
+    CRASHED = "crashed"
+    OUT_OF_MEMORY = "out_of_memory"
+    HALTED = "halted"
+
+
+class RankExit(Message, frozen=True):
+    """How a rank ended, as its shim saw it."""
+
+    exit_class: ExitClass
+    code: int
+    """Exit code, or minus the signal's number."""
+    at_seconds: float
+    """Unix time."""
+    boundary: Step
+    """The last boundary it passed, or -1."""
+    last_lines: str = ""
+    """The end of its stderr, at most 4 KiB."""
+
+
+class RankStatus(Message, frozen=True):
+    rank: Rank
+    boundary: Step
+    """-1 before the rank has restored."""
+    exit: RankExit | None = None
+
+
+class ShardProtection(Message, frozen=True):
+    """Who holds one rank's shard, as its owner's agent sees it."""
+
+    rank: Rank
+    holders: tuple[NodeId, ...]
+    in_view: tuple[NodeId, ...]
+    committed: Step
+    payload_bytes: int
+    reason: str = ""
+    """Why a holder is out of view or snapshots are refused; empty when all is well."""
+
+
+class RoundStatus(Message, frozen=True):
+    """What the coordinator alone knows of a generation."""
+
+    committed: Step
+    proposed: Step
+    boundary: Step
+    """The highest that any rank reported."""
+    committed_at_seconds: float
+    """Unix time of the last commit; 0 before the first."""
+    stopped: bool = False
+    """An agreed stop was confirmed."""
+    finished: bool = False
+
+
+class UploadedShard(Message, frozen=True):
+    """One rank's shard of a committed step is complete in S3."""
+
+    rank: Rank
+    step: Step
+    origin_generation: Generation
+    object: ObjectReference
+    object_bytes: int
+    etag: str
+    payload_bytes: int
+    payload_digest: bytes
+    layout_hash: bytes
+
+
+class MetricPoint(Message, frozen=True):
+    """Values that rank 0 logged for one step; after a restore values beyond the base are superseded."""
+
+    generation: Generation
+    step: Step
+    values: dict[str, float]
+
+
+class MissingLog(Message, frozen=True):
+    """Output of a rank that could not be uploaded."""
+
+    generation: Generation
+    rank: Rank
+    reason: str
+
+
+class NodeFault(Message, frozen=True):
+    """A typed fault that the live agent reports about its own node or job."""
+
+    code: str
+    """`protection_does_not_fit`, `entry_point_missing`, `source_refused`, `cannot_resume`, `ranks_not_gone`, `upload_failed` …"""
+    message: str
+    """A sentence for the user, with the figures."""
+    is_permanent: bool
+    """No new generation can help."""
+
+
+class MemberReport(Message, frozen=True):
+    """What this node does for its job."""
+
+    job: JobName
+    run: RunId
+    generation: Generation
+    """The highest promised; nothing of a lower one is acted on any more."""
+    phase: MemberPhase
+    inventory: tuple[SlotRecord, ...] = ()
+    """Frozen at the promise; listed while PROMISED."""
+    ranks: tuple[RankStatus, ...] = ()
+    protection: tuple[ShardProtection, ...] = ()
+    """Of the ranks that live here."""
+    round: RoundStatus | None = None
+    """From the coordinator's agent alone."""
+    uploads: tuple[UploadedShard, ...] = ()
+    """The newest two steps at most."""
+    faults: tuple[NodeFault, ...] = ()
+    load_seconds: float = 0.0
+
+
+class AgentReport(Message, frozen=True):
+    """An agent's whole state."""
+
+    node_id: NodeId
+    sequence: int
+    """Grows by one; a lower one is late."""
+    member: MemberReport | None
+    metrics: tuple[MetricPoint, ...] = ()
+    """Since the last report; the only part that is not state."""
+
+
+class Hello(Message, frozen=True):
+    """First message of an agent."""
+
+    node_id: NodeId
+    agent_id: str
+    """Fresh at every start of the agent: tells a restarted agent from a reconnected one."""
+    address: str
+    peer_port: int
+    memory_bytes: int
+    """Host memory that slots may take."""
+    version: str
+    run: RunId | None = None
+    """The run that it still has something of."""
+
+
+class AgentWelcome(Message, frozen=True):
+    """The agent is known. `session_token` replaces the join token from now on."""
+
+    session_token: str
+    fleet: str
+    timeouts: Timeouts
+
+
+class Prepare(Message, frozen=True):
+    job: JobName
+    run: RunId
+    generation: Generation
+    parent: Generation
+    """The newest generation that the control plane knows to have been started."""
+
+
+class Load(Message, frozen=True):
+    plan: GenerationPlan
+    key: bytes
+    """The generation's key, 32 bytes; authenticates peers. Never logged."""
+
+
+class Start(Message, frozen=True):
+    job: JobName
+    run: RunId
+    generation: Generation
+
+
+class StopTraining(Message, frozen=True):
+    job: JobName
+    run: RunId
+    generation: Generation
+
+
+class HaltRanks(Message, frozen=True):
+    job: JobName
+    run: RunId
+    generation: Generation
+    reason: str
+
+
+class Release(Message, frozen=True):
+    run: RunId
+
+
+AgentToControl = Hello | AgentReport
+ControlToAgent = AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | Release

@@ -1,0 +1,156 @@
+"""The plan of a generation: one launch of all ranks, decided once by the control plane and immutable from then on.
+
+Invariant: a plan is in the database before the first agent hears of it; any change is a new generation. Agents compare what it names for
+equality (origin generation, step, digest) and never reason about lineage.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+
+
+class SlotRecord(Message, frozen=True):
+    """One sealed slot of a node's inventory."""
+
+    owner_rank: Rank
+    origin_generation: Generation
+    step: Step
+    payload_bytes: int
+    digest: bytes
+    layout_hash: bytes
+
+
+class SlotReference(Message, frozen=True):
+    """Names one sealed content exactly."""
+
+    owner_rank: Rank
+    origin_generation: Generation
+    step: Step
+    digest: bytes
+
+
+class ObjectReference(Message, frozen=True):
+    """One S3 object."""
+
+    bucket: str
+    key: str
+
+
+class ShardSource(Message, frozen=True):
+    """Where the owner's node gets its rank's shard of the base step from, best first in the plan."""
+
+    kind: Literal["local", "peer", "s3"]
+    origin_generation: Generation
+    step: Step
+    digest: bytes
+    payload_bytes: int
+    node_id: NodeId | None = None
+    """The holder to fetch from; None for s3."""
+    object: ObjectReference | None = None
+    """The safetensors object; None for local and peer."""
+
+
+class PlanNode(Message, frozen=True):
+    """One member of the generation."""
+
+    node_id: NodeId
+    address: str
+    peer_port: int
+    ranks: tuple[Rank, ...]
+    """Consecutive; LOCAL_RANK is the position in here."""
+    keep: tuple[SlotReference, ...] = ()
+    """Sealed slots that stay untouched until the base is committed; all others of the run are free."""
+
+
+class RankPlan(Message, frozen=True):
+    """One rank: who holds its shard, and where its base comes from."""
+
+    rank: Rank
+    holders: tuple[NodeId, ...]
+    """The owner's node first, then the peers; as many as there are copies."""
+    sources: tuple[ShardSource, ...] = ()
+    """Empty exactly when the base step is 0."""
+
+
+class SourceArchive(Message, frozen=True):
+    """The user's source tree: a gzipped tar in S3."""
+
+    object: ObjectReference
+    sha256: str
+    bytes: int
+
+
+class ScriptPlan(Message, frozen=True):
+    """What the ranks run."""
+
+    source: SourceArchive
+    entry_point: str
+    """Relative path of a Python file in the source tree."""
+    hyperparameters: dict[str, str]
+    environment: dict[str, str]
+    output: ObjectReference
+    """Key prefix; a rank's output directory goes to `<key>gen=<g>/rank=<r>/<path>`."""
+    logs: ObjectReference
+    """Key prefix; a rank's streams go to `<key>gen=<g>/rank=<r>.stdout` and `.stderr`."""
+
+
+class CheckpointPlan(Message, frozen=True):
+    """The durable tier of this job."""
+
+    every_steps: int
+    """0: only at an agreed stop."""
+    prefix: ObjectReference
+    third_slot: bool = False
+
+
+class Timeouts(Message, frozen=True):
+    """The ladder of design §3, in seconds; all derive from `detection_seconds`."""
+
+    detection_seconds: float
+    lease_seconds: float
+    holder_deadline_seconds: float
+    prepare_deadline_seconds: float
+    coordinator_deadline_seconds: float
+    final_round_seconds: float
+    exclude_seconds: float
+    blind_wait_seconds: float
+
+
+class GenerationPlan(Message, frozen=True):
+    """Everything that the agents of one generation need."""
+
+    job: JobName
+    run: RunId
+    generation: Generation
+    parent: Generation
+    """The generation that the base comes from; 0 for the first."""
+    base_step: Step
+    nodes: tuple[PlanNode, ...]
+    """By GROUP_RANK."""
+    ranks: tuple[RankPlan, ...]
+    """By rank."""
+    coordinator: NodeId
+    master_address: str
+    master_port: int
+    script: ScriptPlan
+    checkpoint: CheckpointPlan
+    timeouts: Timeouts
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return len(self.ranks)
+
+    def node(self, node_id: NodeId) -> PlanNode:
+        """Return the member with this id.
+
+        Raises:
+            KeyError: it is not a member of this generation.
+        """
+        for node in self.nodes:
+            if node.node_id == node_id:
+                return node
+        raise KeyError(node_id)

@@ -1,0 +1,254 @@
+"""Between a rank and its node's agent: messages on a unix socket, and one shared page.
+
+The socket carries what happens rarely or must be answered; the page carries what both sides read at every boundary without a system
+call. The page is level-triggered truth; `WordChanged` and `Boundary` only say "look now" and may be lost.
+
+A rank's page (`RANK_WORD_BYTES`, on tmpfs), little endian, each half written by one side only under a seqlock:
+
+    offset  size  field          written by   meaning
+    0       8     sequence       agent        odd while being written
+    8       8     generation     agent
+    16      8     committed      agent        C, or -1
+    24      8     proposed       agent        w, or -1
+    32      8     slot           agent        which of the rank's two slots is granted for w, or -1
+    40      8     stop           agent        step of the announced stop, or -1
+    48      8     stop_state     agent        0 none, 1 announced, 2 confirmed
+    56      8     vote_step      agent        the w that the owner's agent last voted on, or -1
+    64      8     vote           agent        0 none, 1 acked, 2 abandon
+    2048    8     sequence       rank
+    2056    8     generation     rank
+    2064    8     boundary       rank         last boundary passed (-1 before restore has returned)
+    2072    8     phase          rank         `Phase`
+    2080    8     copying        rank         step whose copier is running, or -1
+    2088    8     standing       rank         `Standing`
+    2096    8     echo_step      rank         the stop it answered last, or -1
+    2104    8     echo           rank         0 none, 1 yes (not passed), 2 no
+
+Invariant: a reader gets one consistent half or waits; the two halves are never compared field by field across a restart of either side
+without their generation.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+
+RANK_WORD_BYTES = 4096
+_RANK_HALF = 2048
+_AGENT = struct.Struct("<QqqqqQqQ")
+_RANK = struct.Struct("<QqQqQqQ")
+_SEQUENCE = struct.Struct("<Q")
+NONE = -1
+
+
+class Phase(IntEnum):
+    """What a rank says it is doing; every phase has a time limit of its own."""
+
+    START = 0
+    RESTORE = 1
+    TRAIN = 2
+    EVAL = 3
+    CHECKPOINT = 4
+    CLOSE = 5
+
+
+class Standing(IntEnum):
+    """Whether a rank stands still at its boundary. MOVING: no. STOPPED: at a confirmed stop. CLOSING: inside `close()`. CLOSED: done."""
+
+    MOVING = 0
+    STOPPED = 1
+    CLOSING = 2
+    CLOSED = 3
+
+
+class StopState(IntEnum):
+    NONE = 0
+    ANNOUNCED = 1
+    CONFIRMED = 2
+
+
+class Vote(IntEnum):
+    NONE = 0
+    ACKED = 1
+    ABANDON = 2
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHalf:
+    """What the agent tells its rank (and, after the agent's own restart, itself)."""
+
+    generation: int
+    committed: int = NONE
+    proposed: int = NONE
+    slot: int = NONE
+    stop: int = NONE
+    stop_state: StopState = StopState.NONE
+    vote_step: int = NONE
+    vote: Vote = Vote.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class RankHalf:
+    """What a rank tells its agent."""
+
+    generation: int
+    boundary: int = NONE
+    phase: Phase = Phase.START
+    copying: int = NONE
+    standing: Standing = Standing.MOVING
+    echo_step: int = NONE
+    echo: int = 0
+
+
+def _write(page: memoryview, offset: int, body: bytes) -> None:
+    (sequence,) = _SEQUENCE.unpack_from(page, offset)
+    begun = (sequence | 1) & 0xFFFFFFFFFFFFFFFF  # a writer that died in the middle left it odd
+    _SEQUENCE.pack_into(page, offset, begun)
+    page[offset + 8 : offset + 8 + len(body)] = body
+    _SEQUENCE.pack_into(page, offset, begun + 1)
+
+
+def _read(page: memoryview, offset: int, size: int) -> bytes | None:
+    for _ in range(1000):
+        (before,) = _SEQUENCE.unpack_from(page, offset)
+        body = bytes(page[offset + 8 : offset + 8 + size])
+        (after,) = _SEQUENCE.unpack_from(page, offset)
+        if before == after and not before & 1:
+            return body
+    return None
+
+
+def write_agent_half(page: memoryview, half: AgentHalf) -> None:
+    """Publish the agent's half. One writer: the agent."""
+    body = _AGENT.pack(half.generation, half.committed, half.proposed, half.slot, half.stop, half.stop_state, half.vote_step, half.vote)
+    _write(page, 0, body)
+
+
+def read_agent_half(page: memoryview) -> AgentHalf | None:
+    """Return the agent's half, or None while its writer died or is in the middle of writing it: look again at the next boundary."""
+    body = _read(page, 0, _AGENT.size)
+    if body is None:
+        return None
+    generation, committed, proposed, slot, stop, stop_state, vote_step, vote = _AGENT.unpack(body)
+    return AgentHalf(generation, committed, proposed, slot, stop, StopState(stop_state), vote_step, Vote(vote))
+
+
+def write_rank_half(page: memoryview, half: RankHalf) -> None:
+    """Publish the rank's half. One writer: the rank's training thread and its copier, under the session's lock."""
+    body = _RANK.pack(half.generation, half.boundary, half.phase, half.copying, half.standing, half.echo_step, half.echo)
+    _write(page, _RANK_HALF, body)
+
+
+def read_rank_half(page: memoryview) -> RankHalf | None:
+    """Return the rank's half, or None while it is in the middle of being written."""
+    body = _read(page, _RANK_HALF, _RANK.size)
+    if body is None:
+        return None
+    generation, boundary, phase, copying, standing, echo_step, echo = _RANK.unpack(body)
+    return RankHalf(generation, boundary, Phase(phase), copying, Standing(standing), echo_step, echo)
+
+
+class RankHello(Message, frozen=True):
+    """First message of a rank, and again after either side reconnected."""
+
+    job: JobName
+    run: RunId
+    generation: Generation
+    rank: Rank
+    pid: int
+
+
+class Welcome(Message, frozen=True):
+    """The agent's answer: where to restore from, and where the rank's page lies."""
+
+    generation: Generation
+    word_path: str
+    base_step: Step
+    """0: nothing to restore, the script's own initial state is step 0."""
+    base_slot_path: str | None
+    """The verified slot that holds `base_step`; None only when `base_step` is 0."""
+
+
+class SlotsRequest(Message, frozen=True):
+    """The rank's layout is known (or has changed): it needs two slots of this size. Answered by `SlotsGranted` or `SlotsRefused`."""
+
+    generation: Generation
+    layout_hash: bytes
+    capacity_bytes: int
+
+
+class SlotsGranted(Message, frozen=True):
+    """Where the two slots lie now. Sent again before the page grants a slot whose file was made anew: drain the socket after reading it."""
+
+    layout_hash: bytes
+    capacity_bytes: int
+    paths: tuple[str, str]
+
+
+class SlotsRefused(Message, frozen=True):
+    """No protection for this rank: training goes on, votes abandon, and the reason is shown to the user."""
+
+    layout_hash: bytes
+    reason: str
+
+
+class Captured(Message, frozen=True):
+    """The copier is done: the granted slot holds `step`, unsealed. The agent digests and seals it."""
+
+    generation: Generation
+    step: Step
+    slot: int
+    layout_hash: bytes
+    payload_bytes: int
+    index_offset: int
+    index_bytes: int
+
+
+class Abandoned(Message, frozen=True):
+    """The rank does not (or no longer) capture `step`; its copier has stopped."""
+
+    generation: Generation
+    step: Step
+    reason: str
+
+
+class Boundary(Message, frozen=True):
+    """Look at the rank's page: its half changed."""
+
+    generation: Generation
+    boundary: Step
+
+
+class WordChanged(Message, frozen=True):
+    """Look at the page: the agent's half changed. Wakes a rank that waits."""
+
+
+class LogRecord(Message, frozen=True):
+    """Values that the script logged for one step."""
+
+    step: Step
+    values: dict[str, float]
+
+
+class Logged(Message, frozen=True):
+    """Values logged since the last such message; `dropped_count` did not fit the ring."""
+
+    generation: Generation
+    records: tuple[LogRecord, ...]
+    dropped_count: int = 0
+
+
+class RankFault(Message, frozen=True):
+    """The session cannot go on and says why before it raises: what cannot be resumed, a restore that did not verify."""
+
+    generation: Generation
+    code: str
+    message: str
+
+
+RankToAgent = RankHello | SlotsRequest | Captured | Abandoned | Boundary | Logged | RankFault
+AgentToRank = Welcome | SlotsGranted | SlotsRefused | WordChanged

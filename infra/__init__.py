@@ -1,0 +1,1 @@
+"""What Everstep runs on: the local cloud here, Terraform and units later."""

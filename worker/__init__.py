@@ -1,0 +1,1 @@
+"""The node agent: keeping every optimizer step safe in memory, and ranks running."""
