@@ -1,0 +1,372 @@
+"""Tables of the control plane, as SQLAlchemy sees them.
+
+Invariant: a row of this module never leaves `control_plane.db`; the nouns' modules turn rows into frozen dataclasses. Nothing here is known
+to one database only: SQLite and PostgreSQL create the same tables from it.
+
+    fleet ─ node                     job ─┬─ generation
+    token ─ redemption                    ├─ shard ─ replica
+    source                                ├─ checkpoint
+    intent   event                        └─ incident
+
+A job's fleet is a name, not a foreign key: jobs are history and outlive the fleet that they ran on. A token may name a fleet that is yet to be made.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+NAME_LENGTH = 64
+"""Names of jobs, fleets and projects; SageMaker's limit is 63."""
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment in UTC. SQLite keeps no time zone, so the zone is dropped on the way in and put back on the way out."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a moment without a time zone does not go into the database")
+        in_utc = value.astimezone(UTC)
+        return in_utc.replace(tzinfo=None) if dialect.name == "sqlite" else in_utc
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class StringTuple(TypeDecorator[tuple[str, ...]]):
+    """An ordered list of strings, immutable as soon as it is read."""
+
+    impl = JSON
+    cache_ok = True
+
+    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> list[str] | None:  # noqa: ARG002
+        return None if value is None else list(value)
+
+    def process_result_value(self, value: list[str] | None, dialect: Dialect) -> tuple[str, ...] | None:  # noqa: ARG002
+        return None if value is None else tuple(value)
+
+
+_BigId = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite numbers rows by itself only where the column is an INTEGER."""
+
+
+class Base(DeclarativeBase):
+    """All tables, with names for constraints so that migrations can speak of them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        datetime: UtcDateTime,
+        str: String(255),
+        int: BigInteger,
+        float: Float,
+        bytes: LargeBinary,
+        tuple[str, ...]: StringTuple,
+        dict[str, str]: JSON,
+        dict[str, float]: JSON,
+        dict[str, Any]: JSON,
+        list[dict[str, Any]]: JSON,
+    }
+
+
+class Fleet(Base):
+    """A registered Auto Scaling group."""
+
+    __tablename__ = "fleet"
+
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    auto_scaling_group_name: Mapped[str] = mapped_column(unique=True)
+    project: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    min_node_count: Mapped[int]
+    spare_count: Mapped[int]
+    max_node_count: Mapped[int]
+    """The group's MaxSize, as last seen."""
+    instance_type: Mapped[str] = mapped_column(default="")
+    availability_zone: Mapped[str] = mapped_column(default="")
+    price_usd_per_hour: Mapped[float | None]
+    desired_node_count: Mapped[int] = mapped_column(default=0)
+    drift: Mapped[tuple[str, ...]] = mapped_column(default=())
+    reason: Mapped[str] = mapped_column(Text, default="")
+    tags: Mapped[dict[str, str]] = mapped_column(default=dict)
+    created_at: Mapped[datetime]
+    lease_owner: Mapped[str | None]
+    lease_counter: Mapped[int] = mapped_column(default=0)
+
+
+class Node(Base):
+    """One EC2 instance of a fleet and what the fleet loop uses it for."""
+
+    __tablename__ = "node"
+
+    id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
+    state: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    run_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH), index=True)
+    """The run that the node belongs to; none: a spare, or not usable."""
+    address: Mapped[str] = mapped_column(default="")
+    peer_port: Mapped[int] = mapped_column(default=0)
+    memory_bytes: Mapped[int] = mapped_column(default=0)
+    agent_id: Mapped[str] = mapped_column(default="")
+    version: Mapped[str] = mapped_column(default="")
+    instance_type: Mapped[str] = mapped_column(default="")
+    availability_zone: Mapped[str] = mapped_column(default="")
+    reason: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[datetime]
+    connected_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+
+
+class Job(Base):
+    """What the user submitted, and how far it has come."""
+
+    __tablename__ = "job"
+
+    run_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH), unique=True)
+    fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
+    project: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    priority: Mapped[int] = mapped_column(default=0)
+    tags: Mapped[dict[str, str]] = mapped_column(default=dict)
+    spec: Mapped[dict[str, Any]]
+    """`jobs.JobSpec`, checked before the row is made."""
+    state: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
+    reason: Mapped[str] = mapped_column(Text)
+    transitions: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
+    stop_requested_at: Mapped[datetime | None]
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    """First time that its ranks were started."""
+    ended_at: Mapped[datetime | None]
+    generation: Mapped[int] = mapped_column(default=0)
+    """The newest with a plan; 0 before the first."""
+    issued_generation: Mapped[int] = mapped_column(default=0)
+    """The highest number that any agent can have seen; never issued again."""
+    base_step: Mapped[int] = mapped_column(default=0)
+    committed_step: Mapped[int] = mapped_column(default=-1)
+    proposed_step: Mapped[int] = mapped_column(default=-1)
+    boundary: Mapped[int] = mapped_column(default=-1)
+    max_boundary: Mapped[int] = mapped_column(default=-1)
+    """The highest boundary that any generation reached."""
+    committed_at: Mapped[datetime | None]
+    failures: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
+    """The breaker's memory: `jobs.FailureRecord`."""
+    accounting: Mapped[dict[str, float]] = mapped_column(default=dict)
+    """Seconds by bucket up to `accounted_until`."""
+    accounted_until: Mapped[datetime | None]
+    memo: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """What the loop must remember between two passes and nobody else reads."""
+    lease_owner: Mapped[str | None]
+    lease_counter: Mapped[int] = mapped_column(default=0)
+
+    __table_args__ = (Index(None, "fleet_name", "state"),)
+
+
+class Generation(Base):
+    """One launch of all ranks; its plan never changes."""
+
+    __tablename__ = "generation"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    parent: Mapped[int]
+    base_step: Mapped[int]
+    plan: Mapped[bytes]
+    """`everstep.protocol.codec.encode` of the `GenerationPlan`."""
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+
+
+class Shard(Base):
+    """One rank's shard, as its owner's agent last reported it."""
+
+    __tablename__ = "shard"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    generation: Mapped[int]
+    owner_node_id: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    committed_step: Mapped[int]
+    payload_bytes: Mapped[int]
+    reason: Mapped[str] = mapped_column(Text)
+    updated_at: Mapped[datetime]
+
+
+class Replica(Base):
+    """One holder of a shard; written when the protection changes, never for a step."""
+
+    __tablename__ = "replica"
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    holder_node_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    position: Mapped[int]
+    """0: the owner's own node."""
+    is_in_view: Mapped[bool]
+    changed_at: Mapped[datetime]
+
+    __table_args__ = (ForeignKeyConstraint(["run_id", "rank"], ["shard.run_id", "shard.rank"], ondelete="CASCADE"),)
+
+
+class Checkpoint(Base):
+    """A set of shards in S3; complete once its manifest is put."""
+
+    __tablename__ = "checkpoint"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
+    generation: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    state: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    bucket: Mapped[str]
+    manifest_key: Mapped[str] = mapped_column(String(1024))
+    manifest: Mapped[bytes | None]
+    """A copy of the object, so that a recovery can be planned without S3."""
+    object_bytes: Mapped[int]
+    created_at: Mapped[datetime]
+    completed_at: Mapped[datetime | None]
+
+
+class Incident(Base):
+    """A failure and its recovery."""
+
+    __tablename__ = "incident"
+
+    id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), index=True)
+    job_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
+    project: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    phase: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    cause: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    evidence: Mapped[tuple[str, ...]] = mapped_column(default=())
+    decision: Mapped[str] = mapped_column(Text, default="")
+    reason: Mapped[str] = mapped_column(Text, default="")
+    restore_source: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
+    from_step: Mapped[int | None]
+    reached_step: Mapped[int | None]
+    """The highest boundary before the failure."""
+    lost_steps: Mapped[int | None]
+    generation_before: Mapped[int]
+    generation_after: Mapped[int | None]
+    instance_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
+    replacement_instance_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
+    failed_at: Mapped[datetime]
+    opened_at: Mapped[datetime]
+    replaced_at: Mapped[datetime | None]
+    restored_at: Mapped[datetime | None]
+    closed_at: Mapped[datetime | None]
+    detect_seconds: Mapped[float | None]
+    replace_seconds: Mapped[float | None]
+    restore_seconds: Mapped[float | None]
+    rework_seconds: Mapped[float | None]
+    cost_usd: Mapped[float | None]
+    detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Event(Base):
+    """Something that happened; never changed."""
+
+    __tablename__ = "event"
+
+    id: Mapped[int] = mapped_column(_BigId, primary_key=True, autoincrement=True)
+    at: Mapped[datetime]
+    type: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    message: Mapped[str] = mapped_column(Text)
+    project: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
+    fleet_name: Mapped[str | None] = mapped_column(String(NAME_LENGTH), index=True)
+    job_name: Mapped[str | None] = mapped_column(String(NAME_LENGTH), index=True)
+    node_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
+    detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Intent(Base):
+    """An effect on the world that is about to be tried, written before it is."""
+
+    __tablename__ = "intent"
+
+    key: Mapped[str] = mapped_column(primary_key=True)
+    """Idempotency key: the same effect has the same key."""
+    subject: Mapped[str] = mapped_column(index=True)
+    """`job/<run id>` or `fleet/<name>`."""
+    lease_owner: Mapped[str]
+    lease_counter: Mapped[int]
+    action: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    state: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    outcome: Mapped[str] = mapped_column(Text, default="")
+    attempt_count: Mapped[int] = mapped_column(default=0)
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+
+
+class Token(Base):
+    """A bearer token, known by its digest alone."""
+
+    __tablename__ = "token"
+
+    id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    """SHA-256 of the token, hexadecimal. Tokens have 256 random bits: a slow hash would protect nothing."""
+    kind: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    role: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    project: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
+    fleet_name: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
+    node_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH), index=True)
+    description: Mapped[str] = mapped_column(default="")
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class Redemption(Base):
+    """An instance has used a join token; it cannot use it again."""
+
+    __tablename__ = "redemption"
+
+    token_id: Mapped[str] = mapped_column(ForeignKey("token.id", ondelete="CASCADE"), primary_key=True)
+    node_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    redeemed_at: Mapped[datetime]
+
+
+class Source(Base):
+    """A user's source archive, checked and stored."""
+
+    __tablename__ = "source"
+
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    project: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    bucket: Mapped[str]
+    key: Mapped[str] = mapped_column(String(1024))
+    archive_bytes: Mapped[int]
+    unpacked_bytes: Mapped[int]
+    files: Mapped[tuple[str, ...]]
+    created_at: Mapped[datetime]
