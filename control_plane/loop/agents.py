@@ -1,0 +1,242 @@
+"""Who is connected: the newest word of every agent, and what is still to be said to it.
+
+    websocket route (api)                       job and fleet loop
+      accept(hello, fleet) → connection           views()            what every agent said last, and when
+      connection.report(report)       ──▶         send(node, …)      queued for the route's writer
+      connection.next_message()       ◀──         wait_for_change()  wakes the loop
+      connection.close()
+
+Everything here is level-triggered: a report replaces the one before it, and a message that is still queued is not queued twice. So nothing is
+lost when a connection breaks: the loop says again what a report does not yet show.
+
+Invariant: at most one connection per node counts, the newest. All methods run on the server's event loop; none blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from everstep.protocol.agent_messages import AgentReport, ControlToAgent, Hello, Load, MetricPoint, Release
+from everstep.protocol.ids import FleetName, NodeId, RunId, Step
+
+QUEUE_LIMIT = 64
+"""Messages waiting for one agent. An agent that does not read loses the oldest; the loop repeats what still matters."""
+METRICS_LIMIT = 20_000
+"""Logged steps kept per run, in memory."""
+RUNS_LIMIT = 64
+"""Runs whose logged values are kept, in memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentView:
+    """What is known of one agent since this server started."""
+
+    node_id: NodeId
+    fleet: FleetName
+    hello: Hello
+    report: AgentReport | None
+    """The newest; None until the first after a connection."""
+    is_connected: bool
+    heard_at: float
+    """Monotonic seconds of the last message, or of the connection."""
+    heard_at_seconds: float
+    """The same as Unix time."""
+
+
+class AgentConnection:
+    """One websocket of one agent, for as long as it lives. Made by `AgentRegistry.accept`; the websocket route owns it."""
+
+    def __init__(self, registry: AgentRegistry, node_id: NodeId) -> None:
+        self.node_id = node_id
+        self._registry = registry
+        self._queue: OrderedDict[object, ControlToAgent] = OrderedDict()
+        self._filled = asyncio.Event()
+        self.is_open = True
+
+    def report(self, report: AgentReport) -> None:
+        """Take the agent's newest state. Late ones (lower sequence) and those on a superseded connection are dropped.
+
+        Args:
+            report: as decoded from the websocket.
+        """
+        if self.is_open and report.node_id == self.node_id:
+            self._registry._reported(self, report)
+
+    async def next_message(self) -> ControlToAgent | None:
+        """Wait for what is to be sent next.
+
+        Returns:
+            The message, or None when this connection is over (closed, or superseded by a newer one): close the websocket.
+        """
+        while self.is_open and not self._queue:
+            self._filled.clear()
+            await self._filled.wait()
+        if not self.is_open:
+            return None
+        return self._queue.popitem(last=False)[1]
+
+    def close(self) -> None:
+        """Say that the websocket is gone. Idempotent."""
+        if self.is_open:
+            self._end()
+            self._registry._closed(self)
+
+    def _end(self) -> None:
+        self.is_open = False
+        self._queue.clear()
+        self._filled.set()
+
+    def _put(self, message: ControlToAgent) -> None:
+        self._queue.setdefault(_identity(message), message)
+        while len(self._queue) > QUEUE_LIMIT:
+            self._queue.popitem(last=False)
+        self._filled.set()
+
+
+class AgentRegistry:
+    """All agents that dialled in since this server started.
+
+    Args:
+        monotonic: seconds of a clock that never jumps; ages are measured on it.
+        unix: seconds since the epoch; only for what is shown and for phases of incidents.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic, unix: Callable[[], float] = time.time) -> None:
+        self._monotonic = monotonic
+        self._unix = unix
+        self._views: dict[NodeId, AgentView] = {}
+        self._connections: dict[NodeId, AgentConnection] = {}
+        self._metrics: OrderedDict[RunId, OrderedDict[Step, MetricPoint]] = OrderedDict()
+        self._changed = asyncio.Event()
+        self._lost: deque[NodeId] = deque(maxlen=1024)
+
+    def accept(self, hello: Hello, fleet: FleetName) -> AgentConnection:
+        """Begin a connection. One that the node had before ends: its `next_message` returns None.
+
+        Called by the websocket route once the agent's token is checked.
+
+        Args:
+            hello: the agent's first message.
+            fleet: the fleet that the token binds the node to.
+
+        Returns:
+            The connection: feed it reports, send what it yields, close it at the end.
+        """
+        before = self._connections.get(hello.node_id)
+        if before is not None:
+            before._end()
+        connection = AgentConnection(self, hello.node_id)
+        self._connections[hello.node_id] = connection
+        known = self._views.get(hello.node_id)
+        same_agent = known is not None and known.hello.agent_id == hello.agent_id
+        self._views[hello.node_id] = AgentView(
+            node_id=hello.node_id,
+            fleet=fleet,
+            hello=hello,
+            report=known.report if known is not None and same_agent else None,
+            is_connected=True,
+            heard_at=self._monotonic(),
+            heard_at_seconds=self._unix(),
+        )
+        self._changed.set()
+        return connection
+
+    def views(self) -> Mapping[NodeId, AgentView]:
+        """Return what every agent said last, lost ones included. A snapshot: it does not change under its reader."""
+        return dict(self._views)
+
+    def connected(self) -> Mapping[NodeId, AgentView]:
+        """Return the views of the agents that are connected now."""
+        return {node_id: view for node_id, view in self._views.items() if view.is_connected}
+
+    def send(self, node_id: NodeId, message: ControlToAgent) -> bool:
+        """Queue a message unless the same one is queued already.
+
+        Args:
+            node_id: the agent's node.
+            message: an idempotent command.
+
+        Returns:
+            False when the agent is not connected: nothing was queued, the loop comes again.
+        """
+        connection = self._connections.get(node_id)
+        if connection is None or not connection.is_open:
+            return False
+        connection._put(message)
+        return True
+
+    def forget(self, node_id: NodeId) -> None:
+        """Drop a node that will not come back. A connection it still has ends."""
+        connection = self._connections.pop(node_id, None)
+        if connection is not None:
+            connection._end()
+        self._views.pop(node_id, None)
+
+    def hint(self) -> None:
+        """Wake the loops: something outside of the agents changed (a request, a notice). Must run on the server's event loop."""
+        self._changed.set()
+
+    async def wait_for_change(self, timeout_seconds: float) -> None:
+        """Return at the first change since the last return, or after the timeout."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+        self._changed.clear()
+
+    def take_lost(self) -> Iterator[NodeId]:
+        """Yield the nodes whose connection broke since the last call: EC2 is asked about them at once."""
+        while self._lost:
+            yield self._lost.popleft()
+
+    def metrics(self, run: RunId) -> tuple[MetricPoint, ...]:
+        """Return the values logged by a run's rank 0, by step; of a step trained twice, the later generation's."""
+        points = self._metrics.get(run, OrderedDict())
+        return tuple(points[step] for step in sorted(points))
+
+    def _reported(self, connection: AgentConnection, report: AgentReport) -> None:
+        view = self._views[connection.node_id]
+        is_late = view.report is not None and report.sequence <= view.report.sequence
+        self._views[connection.node_id] = replace(
+            view,
+            report=view.report if is_late else report,
+            heard_at=self._monotonic(),
+            heard_at_seconds=self._unix(),
+        )
+        if is_late:
+            return
+        if report.member is not None and report.metrics:
+            self._log(report.member.run, report.metrics)
+        self._changed.set()
+
+    def _log(self, run: RunId, logged: tuple[MetricPoint, ...]) -> None:
+        points = self._metrics.setdefault(run, OrderedDict())
+        for point in logged:
+            known = points.get(point.step)
+            if known is None or known.generation <= point.generation:
+                points[point.step] = point
+        while len(points) > METRICS_LIMIT:
+            points.popitem(last=False)
+        while len(self._metrics) > RUNS_LIMIT:
+            self._metrics.popitem(last=False)
+
+    def _closed(self, connection: AgentConnection) -> None:
+        if self._connections.get(connection.node_id) is connection:
+            del self._connections[connection.node_id]
+            self._views[connection.node_id] = replace(self._views[connection.node_id], is_connected=False)
+            self._lost.append(connection.node_id)
+            self._changed.set()
+
+
+def _identity(message: ControlToAgent) -> object:
+    """What makes a queued message the same as another: a Load is its generation, the rest is its whole content."""
+    if isinstance(message, Load):
+        return Load, message.plan.run, message.plan.generation
+    if isinstance(message, Release):
+        return Release, message.run
+    return message
