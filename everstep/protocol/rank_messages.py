@@ -10,7 +10,7 @@ A rank's page (`RANK_WORD_BYTES`, on tmpfs), little endian, each half written by
     8       8     generation     agent
     16      8     committed      agent        C, or -1
     24      8     proposed       agent        w, or -1
-    32      8     slot           agent        which of the rank's two slots is granted for w, or -1
+    32      8     slot           agent        which of the rank's slots is granted for w, or -1
     40      8     stop           agent        step of the announced stop, or -1
     48      8     stop_state     agent        0 none, 1 announced, 2 confirmed
     56      8     vote_step      agent        the w that the owner's agent last voted on, or -1
@@ -174,7 +174,7 @@ class Welcome(Message, frozen=True):
 
 
 class SlotsRequest(Message, frozen=True):
-    """The rank's layout is known (or has changed): it needs two slots of this size. Answered by `SlotsGranted` or `SlotsRefused`."""
+    """The rank's layout is known (or has changed): it needs slots of this size. Answered by `SlotsGranted` or `SlotsRefused`."""
 
     generation: Generation
     layout_hash: bytes
@@ -182,11 +182,11 @@ class SlotsRequest(Message, frozen=True):
 
 
 class SlotsGranted(Message, frozen=True):
-    """Where the two slots lie now. Sent again before the page grants a slot whose file was made anew: drain the socket after reading it."""
+    """Where the slots lie now. Sent again before the page grants a slot whose file was made anew: drain the socket after reading it."""
 
     layout_hash: bytes
     capacity_bytes: int
-    paths: tuple[str, str]
+    paths: tuple[str, ...]
 
 
 class SlotsRefused(Message, frozen=True):

@@ -29,9 +29,13 @@ class RankRound(Message, frozen=True):
     echo_step: Step = Step(-1)
     echo: int = 0
     """1 yes, 2 no, to the stop at `echo_step`."""
+    confirmed_stop: Step = Step(-1)
+    """The confirmed stop that this rank's agent has heard of."""
     pinned_step: Step = Step(-1)
     """A step whose slot is being uploaded and may not be reused."""
     out_of_view: tuple[NodeId, ...] = ()
+    is_late: bool = False
+    """The vote is abandon because the rank heard of w too late."""
     reason: str = ""
     """Why the vote is abandon, or why a holder is out of view."""
 

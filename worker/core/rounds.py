@@ -1,0 +1,288 @@
+"""The rounds of the step protocol (design §3) as two pure machines: an owner's shard, and the coordinator of a generation.
+
+    Coordinator ──(C, w)──▶ Shard ──wanted──▶ holders ──acknowledge──▶ Shard ──vote──▶ Coordinator
+
+Both are level-triggered: `Shard.hear` takes the coordinator's newest state, `Coordinator.report` a rank's newest state, and `Coordinator.advance`
+follows from what is known, however often it is called. Time enters only as facts ("this holder is dropped", "the final round is over").
+
+Invariant: C never falls within a generation, and no step is ever proposed twice unless every rank has first said that it forgot the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.rank_messages import Standing, StopState, Vote
+from everstep.protocol.rounds import RankRound
+
+NONE = Step(-1)
+"""No step."""
+CLEAN_ROUNDS = 32
+"""Rounds without a late rank after which the lead shrinks by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One owned shard in the rounds, as its owner's agent knows it."""
+
+    base: Step
+    """The generation's base; 0 when there is nothing to restore."""
+    peers: tuple[NodeId, ...]
+    """The planned holders beside the owner's own node."""
+    view: frozenset[NodeId]
+    """Peers that count."""
+    committed: Step = NONE
+    proposed: Step = NONE
+    vote: Vote = Vote.NONE
+    reason: str = ""
+    is_late: bool = False
+    sealed: frozenset[Step] = frozenset()
+    """Steps of this generation (and the base) that are sealed in the owner's own slots."""
+    held: Mapping[NodeId, frozenset[Step]] = field(default_factory=dict)
+    """Steps that each peer has acknowledged and not revoked."""
+
+    @classmethod
+    def begin(cls, base: Step, peers: tuple[NodeId, ...]) -> Shard:
+        """Return the shard at the start of a generation: every planned holder in view, the base sealed by Load."""
+        return cls(base=base, peers=peers, view=frozenset(peers), sealed=frozenset({base} if base else ()))
+
+    # -- what happens ------------------------------------------------------------------------------------------------------------------
+
+    def hear(self, committed: Step, proposed: Step) -> Shard:
+        """Take the coordinator's newest (C, w). A lower C is refused: the announcement is late."""
+        if committed < self.committed:
+            return self
+        held = {peer: frozenset(step for step in steps if step >= committed) for peer, steps in self.held.items()}
+        if proposed == self.proposed:
+            return replace(self, committed=committed, held=held)
+        return replace(self, committed=committed, held=held, proposed=proposed, vote=Vote.NONE, reason="", is_late=False)._settled()
+
+    def seal(self, step: Step) -> Shard:
+        """The owner's own slot holds `step`, sealed."""
+        return replace(self, sealed=self.sealed | {step})._settled()
+
+    def forget(self, step: Step) -> Shard:
+        """The owner's own slot no longer holds `step` (it was granted anew)."""
+        return replace(self, sealed=self.sealed - {step})
+
+    def abandon(self, step: Step, reason: str, *, late: bool = False) -> Shard:
+        """The rank does not capture `step`. The base is not captured and so never abandoned."""
+        if step != self.proposed or self.vote is not Vote.NONE or step == self.base or step in self.sealed:
+            return self
+        return replace(self, vote=Vote.ABANDON, reason=reason, is_late=late)
+
+    def acknowledge(self, peer: NodeId, step: Step) -> Shard:
+        """`peer` has verified and sealed `step`."""
+        held = {**self.held, peer: self.held.get(peer, frozenset()) | {step}}
+        return replace(self, held=held)._confirmed(peer)._settled()
+
+    def inventory(self, peer: NodeId, steps: frozenset[Step]) -> Shard:
+        """`peer` (re)connected and holds exactly these steps: acknowledgements that it does not list are revoked."""
+        lost = self.committed != NONE and peer in self.view and self.committed not in steps
+        view = self.view - {peer} if lost else self.view
+        return replace(self, held={**self.held, peer: steps}, view=view)._confirmed(peer)._settled()
+
+    def drop(self, peer: NodeId) -> Shard:
+        """`peer` has not answered for the holder deadline: commits go on without it, loudly degraded."""
+        return replace(self, view=self.view - {peer})._settled()
+
+    # -- what follows ------------------------------------------------------------------------------------------------------------------
+
+    def wanted(self, peer: NodeId) -> Step:
+        """Return the step that `peer` should be sent next, or `NONE`.
+
+        A holder first gets what the generation stands on (C, or the base before the first commit), then what is being proposed. Only what the
+        owner has sealed can be sent.
+        """
+        held = self.held.get(peer, frozenset())
+        for step in (self._foundation, self.proposed):
+            if step != NONE and step in self.sealed and step not in held:
+                return step
+        return NONE
+
+    def _confirmed(self, peer: NodeId) -> Shard:
+        """A dropped holder returns once it has C, in a round that this owner has not voted on yet."""
+        if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self._foundation == NONE:
+            return self
+        return replace(self, view=self.view | {peer}) if self._foundation in self.held.get(peer, frozenset()) else self
+
+    @property
+    def _foundation(self) -> Step:
+        """What the generation stands on: C, or the base before the first commit."""
+        return self.committed if self.committed != NONE else (self.base or NONE)
+
+    def _settled(self) -> Shard:
+        waiting = self.vote is Vote.NONE and self.proposed != NONE and self.proposed in self.sealed
+        if waiting and all(self.proposed in self.held.get(peer, frozenset()) for peer in self.view):
+            return replace(self, vote=Vote.ACKED)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """The rounds of one generation: at most one proposed step, the same for everybody."""
+
+    world_size: int
+    base: Step
+    every_steps: int
+    """Interval of checkpoints in S3; 0: only at an agreed stop."""
+    slot_count: int = 2
+    committed: Step = NONE
+    proposed: Step = NONE
+    newest: Step = NONE
+    """The highest step ever proposed or reported as proposed: the next is above it."""
+    ranks: Mapping[Rank, RankRound] = field(default_factory=dict)
+    lead: int = 1
+    clean_rounds: int = 0
+    persist: Step = NONE
+    """The newest committed step that is to be uploaded."""
+    is_recovering: bool = False
+    """Restarted: proposes nothing until every rank's agent has reported."""
+    stop_requested: bool = False
+    stop: Step = NONE
+    stop_state: StopState = StopState.NONE
+    final: Step = NONE
+    """The boundary that all ranks stand at, while it is being committed."""
+    is_finished: bool = False
+
+    @classmethod
+    def begin(cls, *, world_size: int, base: Step, every_steps: int, slot_count: int = 2) -> Coordinator:
+        """Return the coordinator of a new generation: w = base and C = none (design §3)."""
+        return cls(world_size=world_size, base=base, every_steps=every_steps, slot_count=slot_count)._propose()
+
+    @classmethod
+    def recover(cls, *, world_size: int, base: Step, every_steps: int, slot_count: int = 2) -> Coordinator:
+        """Return the coordinator of a generation that is already running, after its agent restarted: it knows nothing yet."""
+        return cls(world_size=world_size, base=base, every_steps=every_steps, slot_count=slot_count, is_recovering=True)
+
+    # -- what happens ------------------------------------------------------------------------------------------------------------------
+
+    def report(self, *rounds: RankRound) -> Coordinator:
+        """Take the newest state of some ranks and everything that follows from it."""
+        return replace(self, ranks={**self.ranks, **{each.rank: each for each in rounds}}).advance()
+
+    def request_stop(self) -> Coordinator:
+        """Ask for an agreed stop; asking again changes nothing."""
+        return replace(self, stop_requested=True).advance()
+
+    def end_final_round(self) -> Coordinator:
+        """The final round has taken too long: ranks leave with what is committed."""
+        return replace(self, is_finished=True) if self.final != NONE else self
+
+    # -- what follows ------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def highest_boundary(self) -> Step:
+        """The highest boundary that any rank has reported; the base before any has."""
+        return max((each.boundary for each in self.ranks.values()), default=self.base)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rank of the generation has reported at least once."""
+        return len(self.ranks) == self.world_size
+
+    def advance(self) -> Coordinator:
+        """Return what follows from everything known; calling it again changes nothing."""
+        before, after = None, self
+        while after != before:
+            before, after = after, after._recovered()._decided()._stopping()._closing()._propose()
+        return after
+
+    def _recovered(self) -> Coordinator:
+        if not self.is_recovering or not self.is_complete:
+            return self
+        newest = max(each.proposed for each in self.ranks.values())
+        heard = max(each.committed for each in self.ranks.values())
+        acked = newest > heard and all(each.proposed == newest and each.vote is Vote.ACKED for each in self.ranks.values())
+        committed = newest if acked else heard
+        stop = max(each.confirmed_stop for each in self.ranks.values())
+        known = replace(self, is_recovering=False, stop=stop, stop_state=StopState.CONFIRMED if stop != NONE else StopState.NONE)
+        if committed == NONE and self.base:  # the base's own round had not ended: it goes on
+            return replace(known, proposed=self.base, newest=max(newest, self.base))
+        return replace(known, committed=committed, newest=max(newest, self.highest_boundary), persist=committed)
+
+    def _decided(self) -> Coordinator:
+        """Every rank has voted on w: commit or drop it."""
+        if self.is_recovering or self.proposed == NONE or not self.is_complete:
+            return self
+        votes = [each for each in self.ranks.values() if each.proposed == self.proposed]
+        late = any(each.vote is Vote.ABANDON and each.is_late for each in votes)
+        if any(each.vote is Vote.ABANDON for each in votes):
+            if self.proposed == self.final and not late:  # it cannot be captured, now or later
+                return replace(self, proposed=NONE, is_finished=True)
+            return replace(self, proposed=NONE, lead=self.lead + 1 if late else self.lead, clean_rounds=0)
+        if len(votes) < self.world_size or not all(each.vote is Vote.ACKED for each in votes):
+            return self
+        clean = self.clean_rounds + 1
+        shrink = clean >= CLEAN_ROUNDS and self.lead > 1
+        return replace(
+            self,
+            committed=self.proposed,
+            proposed=NONE,
+            lead=self.lead - shrink,
+            clean_rounds=0 if shrink else clean,
+            persist=self._persist(self.proposed),
+        )
+
+    def _persist(self, committed: Step) -> Step:
+        """A commit at or past the next multiple of the interval is uploaded; the base too where it is a multiple, for its upload may have been cut off."""
+        if not self.every_steps or self._is_uploading:
+            return self.persist
+        floor = self.persist if self.persist != NONE else self.base - (self.base % self.every_steps == 0)
+        return committed if committed // self.every_steps > floor // self.every_steps else self.persist
+
+    @property
+    def _is_uploading(self) -> bool:
+        return any(each.pinned_step != NONE for each in self.ranks.values())
+
+    def _stopping(self) -> Coordinator:
+        """Agree on a step after which all ranks stop: announce, collect answers, confirm or withdraw (design §3, Agreed stop)."""
+        if self.is_recovering or not self.is_complete or self.stop_state is StopState.CONFIRMED:
+            return self
+        if self.stop_state is StopState.NONE:
+            closing = any(each.standing >= Standing.CLOSING for each in self.ranks.values())
+            if not self.stop_requested or closing or any(each.boundary == NONE for each in self.ranks.values()):
+                return self
+            return replace(self, stop=Step(max(self.highest_boundary, self.stop) + self.lead), stop_state=StopState.ANNOUNCED)
+        echoes = [each.echo for each in self.ranks.values() if each.echo_step == self.stop]
+        if any(echo == 2 for echo in echoes):
+            return replace(self, stop_state=StopState.NONE)
+        if len(echoes) == self.world_size and all(echo == 1 for echo in echoes):
+            return replace(self, stop_state=StopState.CONFIRMED)
+        return self
+
+    def _closing(self) -> Coordinator:
+        """All ranks stand still: commit the boundary that they stand at, then let them leave."""
+        if self.is_recovering or self.is_finished or not self.is_complete:
+            return self
+        standing = [each for each in self.ranks.values() if each.standing is not Standing.MOVING]
+        if len(standing) < self.world_size:
+            return self
+        boundaries = {each.boundary for each in standing}
+        if len(boundaries) > 1:
+            return replace(self, is_finished=True, proposed=NONE)
+        (boundary,) = boundaries
+        if self.committed == boundary or boundary <= self.base:
+            return replace(self, is_finished=True, final=boundary, proposed=NONE, persist=boundary if self.stop_requested else self.persist)
+        if self.final != boundary:
+            return replace(self, final=boundary, proposed=self.proposed if self.proposed == boundary else NONE)
+        return self
+
+    def _propose(self) -> Coordinator:
+        if self.is_recovering or self.is_finished or self.proposed != NONE:
+            return self
+        if self.committed == NONE and self.base:
+            return replace(self, proposed=self.base, newest=max(self.newest, self.base))
+        if self.slot_count < 3 and any(each.pinned_step not in (NONE, self.committed) for each in self.ranks.values()):
+            return self  # the other slot holds C: nothing may be captured before the upload is done
+        if self.final != NONE:
+            if self.final > self.newest or all(each.proposed != self.final for each in self.ranks.values()):
+                return replace(self, proposed=self.final, newest=max(self.newest, self.final))
+            return self
+        step = max(self.highest_boundary + self.lead, self.newest + 1)
+        if self.every_steps:
+            multiple = -(-step // self.every_steps) * self.every_steps
+            step = multiple if multiple - step <= 1 else step  # checkpoints fall on multiples of the interval
+        return replace(self, proposed=Step(step), newest=Step(step))

@@ -1,0 +1,83 @@
+"""Which slot of a shard may be written.
+
+A holder keeps a few slots per shard (two; three where the job asked for it). Invariant: what must be kept is named exactly, by origin
+generation and step; everything else may be overwritten, and only for the step that is being proposed or filled. This module never looks at
+lineage: the plan has already said what is worth keeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from everstep.protocol.ids import Generation, Step
+from everstep.protocol.slot import SlotState
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Names the state of one shard: the step, and the generation that captured it."""
+
+    origin: Generation
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """What one slot holds, as its header says."""
+
+    state: SlotState
+    content: Content | None
+    is_pinned: bool = False
+    """Being uploaded or fetched from: not to be overwritten, whatever it holds."""
+    is_busy: bool = False
+    """A rank's copier may still write into it (seen after the agent's own restart)."""
+
+
+EMPTY = SlotView(SlotState.EMPTY, None)
+
+
+def writable(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
+    """Return the slot that may be overwritten, or None when every slot is kept, pinned or busy.
+
+    Called by a holder's agent before each capture and each incoming replica. An empty slot is preferred, then an unsealed one, then the sealed
+    one with the oldest step.
+
+    Args:
+        slots: the shard's slots on this node, in order.
+        keep: contents that must survive: the committed one, or the plan's keep list until the base is committed.
+
+    Returns:
+        An index into `slots`, or None.
+    """
+    free = [
+        index for index, slot in enumerate(slots) if not (slot.is_pinned or slot.is_busy or (slot.state is SlotState.SEALED and slot.content in keep))
+    ]
+    if not free:
+        return None
+
+    def cost(index: int) -> tuple[bool, int, int]:
+        slot = slots[index]
+        return slot.state is SlotState.SEALED, slot.content.step if slot.content else -1, index
+
+    return min(free, key=cost)
+
+
+def find_sealed(slots: Sequence[SlotView], content: Content) -> int | None:
+    """Return the slot that holds `content` complete, or None."""
+    for index, slot in enumerate(slots):
+        if slot.state is SlotState.SEALED and slot.content == content:
+            return index
+    return None
+
+
+def slot_bytes_per_node(*, copies: int, ranks_per_node: int, shard_bytes: int, slot_count: int = 2) -> int:
+    """Return the host memory that slots take on one node: slots · m · L · S (design §3), bytes.
+
+    Args:
+        copies: m, the owner's copy included.
+        ranks_per_node: L.
+        shard_bytes: S, one slot's size.
+        slot_count: slots per shard, 2 or 3.
+    """
+    return slot_count * copies * ranks_per_node * shard_bytes
