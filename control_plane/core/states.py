@@ -1,0 +1,328 @@
+"""The states of everything that has a life, and one table of transitions each.
+
+Invariant: a state changes only by `advance` through its table; what a user sees is derived from it and never stored beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TypeVar
+
+from control_plane.errors import InvalidTransition
+
+
+class JobState(StrEnum):
+    """Where a job stands.
+
+    QUEUED: waits for its turn in the fleet; left when admitted, stopped or pending for too long. ALLOCATING: admitted, its gang of nodes is not
+    complete; left when the gang is assigned. PREPARING: a generation is numbered and promised by the nodes (survivors and newcomers); left when all
+    have promised and a plan stands. LOADING: the plan is stored and shards are fetched; left when every node has verified. STARTING: ranks are being
+    started; left when all run. RUNNING: training. STOPPING: an agreed stop was asked for; left when all ranks have exited. COMPLETED, FAILED, STOPPED:
+    ended; nobody leaves. A fault in any state from PREPARING to STOPPING goes back to PREPARING with an open incident.
+    """
+
+    QUEUED = "queued"
+    ALLOCATING = "allocating"
+    PREPARING = "preparing"
+    LOADING = "loading"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class JobEvent(StrEnum):
+    """What moves a job.
+
+    ADMITTED: the fleet has room for it. GANG_ASSIGNED: all its nodes are there. PLANNED: all promised and the plan is made. LOADED: every node has
+    verified its shards. STARTED: ranks run on every node. FAULTED: this generation is over, another begins. STOP_ASKED: by a user or a limit.
+    FINISHED: every rank exited with success. HALTED: every rank has exited after a stop, or none had started. GAVE_UP: no new generation can help.
+    """
+
+    ADMITTED = "admitted"
+    GANG_ASSIGNED = "gang_assigned"
+    PLANNED = "planned"
+    LOADED = "loaded"
+    STARTED = "started"
+    FAULTED = "faulted"
+    STOP_ASKED = "stop_asked"
+    FINISHED = "finished"
+    HALTED = "halted"
+    GAVE_UP = "gave_up"
+
+
+class NodeState(StrEnum):
+    """Where a node stands in its fleet.
+
+    JOINING: EC2 has the instance, its agent has not dialled in; left when it does or when the instance ends. SPARE: connected and free; left by
+    assignment, a scale-down or a fault. ASSIGNED: belongs to one job; left when the job ends or excludes it. HELD: kept for inspection, its agent may
+    still speak; left by a person. DRAINING: excluded or surplus: EC2 is asked to end it; left when EC2 says so. GONE: ended.
+    """
+
+    JOINING = "joining"
+    SPARE = "spare"
+    ASSIGNED = "assigned"
+    HELD = "held"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+class NodeEvent(StrEnum):
+    """What moves a node.
+
+    CONNECTED: its agent dialled in. ASSIGNED: given to a job. RELEASED: its job ended. EXCLUDED: a verdict of a job, or surplus of the fleet.
+    HELD: a person keeps it. ENDED: EC2 says that the instance is going or gone.
+    """
+
+    CONNECTED = "connected"
+    ASSIGNED = "assigned"
+    RELEASED = "released"
+    EXCLUDED = "excluded"
+    HELD = "held"
+    ENDED = "ended"
+
+
+class IncidentState(StrEnum):
+    """How far a recovery is; the four phases that are measured.
+
+    REPLACING: detected; left when all nodes of the new generation have promised. RESTORING: left when every rank has passed its base. REWORKING:
+    left when training is where it was before. CLOSED: over. Another failure before CLOSED goes back to REPLACING within the same incident.
+    """
+
+    REPLACING = "replacing"
+    RESTORING = "restoring"
+    REWORKING = "reworking"
+    CLOSED = "closed"
+
+
+class IncidentEvent(StrEnum):
+    """What moves an incident. NODES_THERE, TRAINING_AGAIN, CAUGHT_UP: the ends of its phases. FAILED_AGAIN: a second failure. JOB_ENDED."""
+
+    NODES_THERE = "nodes_there"
+    TRAINING_AGAIN = "training_again"
+    CAUGHT_UP = "caught_up"
+    FAILED_AGAIN = "failed_again"
+    JOB_ENDED = "job_ended"
+
+
+class CheckpointState(StrEnum):
+    """Whether a set of objects in S3 is a checkpoint.
+
+    UPLOADING: some ranks' shards of a step are complete; left when all are and the manifest is put, or when their generation ends first. COMPLETE:
+    the manifest names every shard. ABANDONED: garbage.
+    """
+
+    UPLOADING = "uploading"
+    COMPLETE = "complete"
+    ABANDONED = "abandoned"
+
+
+class CheckpointEvent(StrEnum):
+    """What moves a checkpoint. MANIFEST_PUT: all shards were there. GENERATION_ENDED: some shard never came."""
+
+    MANIFEST_PUT = "manifest_put"
+    GENERATION_ENDED = "generation_ended"
+
+
+class FleetState(StrEnum):
+    """Whether a fleet may act on its group.
+
+    ACTIVE: all actions. FROZEN: the group is not as the contract says, or most agents are silent at once: nothing is ended until that passes.
+    DELETING: nodes are ended one by one. DELETED: forgotten.
+    """
+
+    ACTIVE = "active"
+    FROZEN = "frozen"
+    DELETING = "deleting"
+    DELETED = "deleted"
+
+
+class FleetEvent(StrEnum):
+    """What moves a fleet. DRIFTED and BLINDED freeze it, CLEARED ends that, DELETE_ASKED and EMPTIED end it."""
+
+    DRIFTED = "drifted"
+    BLINDED = "blinded"
+    CLEARED = "cleared"
+    DELETE_ASKED = "delete_asked"
+    EMPTIED = "emptied"
+
+
+JOB_TRANSITIONS: Mapping[tuple[JobState, JobEvent], JobState] = {
+    (JobState.QUEUED, JobEvent.ADMITTED): JobState.ALLOCATING,
+    (JobState.QUEUED, JobEvent.HALTED): JobState.STOPPED,
+    (JobState.QUEUED, JobEvent.GAVE_UP): JobState.FAILED,
+    (JobState.ALLOCATING, JobEvent.GANG_ASSIGNED): JobState.PREPARING,
+    (JobState.ALLOCATING, JobEvent.HALTED): JobState.STOPPED,
+    (JobState.ALLOCATING, JobEvent.GAVE_UP): JobState.FAILED,
+    (JobState.PREPARING, JobEvent.PLANNED): JobState.LOADING,
+    (JobState.PREPARING, JobEvent.FAULTED): JobState.PREPARING,
+    (JobState.PREPARING, JobEvent.HALTED): JobState.STOPPED,
+    (JobState.PREPARING, JobEvent.GAVE_UP): JobState.FAILED,
+    (JobState.LOADING, JobEvent.LOADED): JobState.STARTING,
+    (JobState.LOADING, JobEvent.FAULTED): JobState.PREPARING,
+    (JobState.LOADING, JobEvent.HALTED): JobState.STOPPED,
+    (JobState.LOADING, JobEvent.GAVE_UP): JobState.FAILED,
+    (JobState.STARTING, JobEvent.STARTED): JobState.RUNNING,
+    (JobState.STARTING, JobEvent.STOP_ASKED): JobState.STOPPING,
+    (JobState.STARTING, JobEvent.FAULTED): JobState.PREPARING,
+    (JobState.STARTING, JobEvent.GAVE_UP): JobState.FAILED,
+    (JobState.RUNNING, JobEvent.STOP_ASKED): JobState.STOPPING,
+    (JobState.RUNNING, JobEvent.FAULTED): JobState.PREPARING,
+    (JobState.RUNNING, JobEvent.FINISHED): JobState.COMPLETED,
+    (JobState.RUNNING, JobEvent.GAVE_UP): JobState.FAILED,
+    (JobState.STOPPING, JobEvent.HALTED): JobState.STOPPED,
+    (JobState.STOPPING, JobEvent.FINISHED): JobState.COMPLETED,
+    (JobState.STOPPING, JobEvent.FAULTED): JobState.PREPARING,
+    (JobState.STOPPING, JobEvent.GAVE_UP): JobState.FAILED,
+}
+
+NODE_TRANSITIONS: Mapping[tuple[NodeState, NodeEvent], NodeState] = {
+    (NodeState.JOINING, NodeEvent.CONNECTED): NodeState.SPARE,
+    (NodeState.JOINING, NodeEvent.EXCLUDED): NodeState.DRAINING,
+    (NodeState.JOINING, NodeEvent.ENDED): NodeState.GONE,
+    (NodeState.SPARE, NodeEvent.ASSIGNED): NodeState.ASSIGNED,
+    (NodeState.SPARE, NodeEvent.EXCLUDED): NodeState.DRAINING,
+    (NodeState.SPARE, NodeEvent.HELD): NodeState.HELD,
+    (NodeState.SPARE, NodeEvent.ENDED): NodeState.GONE,
+    (NodeState.ASSIGNED, NodeEvent.RELEASED): NodeState.SPARE,
+    (NodeState.ASSIGNED, NodeEvent.EXCLUDED): NodeState.DRAINING,
+    (NodeState.ASSIGNED, NodeEvent.HELD): NodeState.HELD,
+    (NodeState.ASSIGNED, NodeEvent.ENDED): NodeState.GONE,
+    (NodeState.HELD, NodeEvent.RELEASED): NodeState.SPARE,
+    (NodeState.HELD, NodeEvent.EXCLUDED): NodeState.DRAINING,
+    (NodeState.HELD, NodeEvent.ENDED): NodeState.GONE,
+    (NodeState.DRAINING, NodeEvent.ENDED): NodeState.GONE,
+}
+
+INCIDENT_TRANSITIONS: Mapping[tuple[IncidentState, IncidentEvent], IncidentState] = {
+    (IncidentState.REPLACING, IncidentEvent.NODES_THERE): IncidentState.RESTORING,
+    (IncidentState.REPLACING, IncidentEvent.FAILED_AGAIN): IncidentState.REPLACING,
+    (IncidentState.REPLACING, IncidentEvent.JOB_ENDED): IncidentState.CLOSED,
+    (IncidentState.RESTORING, IncidentEvent.TRAINING_AGAIN): IncidentState.REWORKING,
+    (IncidentState.RESTORING, IncidentEvent.FAILED_AGAIN): IncidentState.REPLACING,
+    (IncidentState.RESTORING, IncidentEvent.JOB_ENDED): IncidentState.CLOSED,
+    (IncidentState.REWORKING, IncidentEvent.CAUGHT_UP): IncidentState.CLOSED,
+    (IncidentState.REWORKING, IncidentEvent.FAILED_AGAIN): IncidentState.REPLACING,
+    (IncidentState.REWORKING, IncidentEvent.JOB_ENDED): IncidentState.CLOSED,
+}
+
+CHECKPOINT_TRANSITIONS: Mapping[tuple[CheckpointState, CheckpointEvent], CheckpointState] = {
+    (CheckpointState.UPLOADING, CheckpointEvent.MANIFEST_PUT): CheckpointState.COMPLETE,
+    (CheckpointState.UPLOADING, CheckpointEvent.GENERATION_ENDED): CheckpointState.ABANDONED,
+}
+
+FLEET_TRANSITIONS: Mapping[tuple[FleetState, FleetEvent], FleetState] = {
+    (FleetState.ACTIVE, FleetEvent.DRIFTED): FleetState.FROZEN,
+    (FleetState.ACTIVE, FleetEvent.BLINDED): FleetState.FROZEN,
+    (FleetState.ACTIVE, FleetEvent.DELETE_ASKED): FleetState.DELETING,
+    (FleetState.FROZEN, FleetEvent.CLEARED): FleetState.ACTIVE,
+    (FleetState.FROZEN, FleetEvent.DELETE_ASKED): FleetState.DELETING,
+    (FleetState.DELETING, FleetEvent.EMPTIED): FleetState.DELETED,
+}
+
+S = TypeVar("S", bound=StrEnum)
+E = TypeVar("E", bound=StrEnum)
+
+ENDED_JOBS = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.STOPPED})
+LAUNCHED_JOBS = frozenset({JobState.PREPARING, JobState.LOADING, JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
+"""States in which a job has a generation, and so nodes that know of it."""
+HOLDING_JOBS = LAUNCHED_JOBS | {JobState.ALLOCATING}
+"""States in which a job's nodes count towards the fleet's size."""
+
+
+def advance(table: Mapping[tuple[S, E], S], entity: str, state: S, event: E, story: tuple[str, ...] = ()) -> S:
+    """Return the state after `event`.
+
+    Args:
+        table: one of this module's tables.
+        entity: what it is about, for the error: `job gpt`.
+        state: the state now.
+        event: what happened.
+        story: how it came here, for the error.
+
+    Returns:
+        The next state; it may be the same.
+
+    Raises:
+        InvalidTransition: the table has no such pair.
+    """
+    try:
+        return table[state, event]
+    except KeyError:
+        raise InvalidTransition(entity, state, event, story) from None
+
+
+class TrainingJobStatus(StrEnum):
+    """What the API calls `TrainingJobStatus`; SageMaker's words. Derived by `training_job_status`."""
+
+    IN_PROGRESS = "InProgress"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    STOPPING = "Stopping"
+    STOPPED = "Stopped"
+
+
+class SecondaryStatus(StrEnum):
+    """What the API calls `SecondaryStatus`; SageMaker's words where it has one. Derived by `secondary_status`."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    DOWNLOADING = "Downloading"
+    TRAINING = "Training"
+    RESTARTING = "Restarting"
+    STOPPING = "Stopping"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+    MAX_RUNTIME_EXCEEDED = "MaxRuntimeExceeded"
+
+
+_STATUS = {
+    JobState.COMPLETED: TrainingJobStatus.COMPLETED,
+    JobState.FAILED: TrainingJobStatus.FAILED,
+    JobState.STOPPED: TrainingJobStatus.STOPPED,
+    JobState.STOPPING: TrainingJobStatus.STOPPING,
+}
+_SECONDARY = {
+    JobState.QUEUED: SecondaryStatus.PENDING,
+    JobState.ALLOCATING: SecondaryStatus.STARTING,
+    JobState.PREPARING: SecondaryStatus.STARTING,
+    JobState.LOADING: SecondaryStatus.DOWNLOADING,
+    JobState.STARTING: SecondaryStatus.STARTING,
+    JobState.RUNNING: SecondaryStatus.TRAINING,
+    JobState.STOPPING: SecondaryStatus.STOPPING,
+    JobState.COMPLETED: SecondaryStatus.COMPLETED,
+    JobState.FAILED: SecondaryStatus.FAILED,
+    JobState.STOPPED: SecondaryStatus.STOPPED,
+}
+
+
+def training_job_status(state: JobState, *, is_stop_requested: bool = False) -> TrainingJobStatus:
+    """Return what a user sees of a job.
+
+    Args:
+        state: the stored state.
+        is_stop_requested: somebody asked it to stop and it has not yet.
+    """
+    status = _STATUS.get(state, TrainingJobStatus.IN_PROGRESS)
+    return TrainingJobStatus.STOPPING if is_stop_requested and status is TrainingJobStatus.IN_PROGRESS else status
+
+
+def secondary_status(state: JobState, *, has_incident: bool = False, is_stop_requested: bool = False) -> SecondaryStatus:
+    """Return the finer status that a user sees of a job.
+
+    Args:
+        state: the stored state.
+        has_incident: an incident is open: the job is on its way back to training.
+        is_stop_requested: somebody asked it to stop and it has not yet.
+    """
+    if state in ENDED_JOBS:
+        return _SECONDARY[state]
+    if is_stop_requested:
+        return SecondaryStatus.STOPPING
+    if has_incident and state in (JobState.PREPARING, JobState.LOADING, JobState.STARTING):
+        return SecondaryStatus.RESTARTING
+    return _SECONDARY[state]
