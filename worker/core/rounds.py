@@ -227,7 +227,7 @@ class Coordinator:
         )
 
     def _persist(self, committed: Step) -> Step:
-        """A commit at or past the next multiple of the interval is uploaded; the base too where it is a multiple, for its upload may have been cut off."""
+        """A commit at or past the next multiple of the interval is uploaded; a base on a multiple too: its upload may have been cut off."""
         if not self.every_steps or self._is_uploading:
             return self.persist
         floor = self.persist if self.persist != NONE else self.base - (self.base % self.every_steps == 0)

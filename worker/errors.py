@@ -1,0 +1,73 @@
+"""Errors of the agent.
+
+    WorkerError
+    ├── SupervisorError
+    │   ├── ShimUnavailable      the node's shim cannot be started or reached
+    │   ├── RankNotStarted       the shim refused to start a rank
+    │   └── RanksNotGone         processes of an older generation still live after the deadline
+    └── StorageError             what an object store answered; `retryable` says whether the same call may be tried again
+        ├── StoreUnavailable     no answer, a time-out, throttling or a 5xx: retryable
+        ├── ObjectMissing        no such bucket or key
+        ├── StoreDenied          the credentials do not allow it
+        ├── StoreRefused         the request itself is wrong
+        ├── ForbiddenEndpoint    local mode and an endpoint that is not loopback: nothing was sent
+        └── CorruptCheckpoint    the object does not hold what the plan says
+
+Retry policy is a property of the type, not of the place that catches it.
+"""
+
+from __future__ import annotations
+
+
+class WorkerError(Exception):
+    """Base of what the agent's parts raise."""
+
+    retryable: bool = False
+
+
+class SupervisorError(WorkerError):
+    """Something about the processes of this node."""
+
+
+class ShimUnavailable(SupervisorError):
+    """The node's shim cannot be started or reached."""
+
+    retryable = True
+
+
+class RankNotStarted(SupervisorError):
+    """The shim refused to start a rank, and says why."""
+
+
+class RanksNotGone(SupervisorError):
+    """Processes of an older generation still live after the deadline; the node must not join a newer one."""
+
+
+class StorageError(WorkerError):
+    """A call to an object store failed."""
+
+
+class StoreUnavailable(StorageError):
+    """No answer, a time-out, throttling or a server's error."""
+
+    retryable = True
+
+
+class ObjectMissing(StorageError):
+    """There is no such bucket or key."""
+
+
+class StoreDenied(StorageError):
+    """The credentials do not allow this call."""
+
+
+class StoreRefused(StorageError):
+    """The store says that the request itself is wrong."""
+
+
+class ForbiddenEndpoint(StorageError):
+    """Local mode talks to loopback addresses only."""
+
+
+class CorruptCheckpoint(StorageError):
+    """An object of a checkpoint is truncated, altered, or not the one that the plan names."""

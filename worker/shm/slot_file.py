@@ -1,0 +1,105 @@
+"""One slot on tmpfs: a header page and a payload, mapped into the agent (layout: `everstep.protocol.slot`).
+
+Invariant: the header on tmpfs is what this object says it is; it is written before anything is told to anybody. Pages are allocated when the
+file is made, so that a full tmpfs is an error here and never a SIGBUS in a rank.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_header, unpack_header
+from worker.core.slots import Content
+
+
+class SlotFile:
+    """A mapped slot. One owner: the node's `SlotStore`, which closes it."""
+
+    def __init__(self, path: Path, mapping: mmap.mmap, header: SlotHeader) -> None:
+        self.path = path
+        self._mapping = mapping
+        self._view = memoryview(mapping)
+        self.header = header
+
+    @classmethod
+    def create(cls, path: Path, header: SlotHeader) -> SlotFile:
+        """Make the file anew, replacing one of the same name (who has the old one mapped keeps an orphan), pages allocated and zero.
+
+        Raises:
+            OSError: tmpfs is full (ENOSPC) or the folder is missing; no file is left behind.
+        """
+        scratch = path.with_suffix(".new")
+        size = HEADER_BYTES + header.capacity_bytes
+        descriptor = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            mapping = mmap.mmap(descriptor, size)
+        except OSError:
+            scratch.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        slot = cls(path, mapping, header)
+        slot.write_header(header)
+        scratch.replace(path)
+        return slot
+
+    @classmethod
+    def adopt(cls, path: Path) -> SlotFile:
+        """Open what an earlier agent left.
+
+        Raises:
+            ProtocolError: the header is corrupt, of another version, or contradicts the file's size.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size < HEADER_BYTES:
+                raise ProtocolError(f"{path.name} has {size} bytes")
+            mapping = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        try:
+            header = unpack_header(mapping[:HEADER_BYTES])
+            if HEADER_BYTES + header.capacity_bytes != size:
+                raise ProtocolError(f"{path.name}: capacity {header.capacity_bytes} in a file of {size} bytes")
+        except ProtocolError:
+            mapping.close()
+            raise
+        return cls(path, mapping, header)
+
+    @property
+    def content(self) -> Content | None:
+        """What the slot holds or is being filled with; None when it is empty."""
+        if self.header.state is SlotState.EMPTY:
+            return None
+        return Content(self.header.origin_generation, self.header.step)
+
+    def write_header(self, header: SlotHeader) -> None:
+        """Put `header` on tmpfs. A reader that meets a torn page finds a digest that does not hold: an empty slot."""
+        self._view[:HEADER_BYTES] = pack_header(header)
+        self.header = header
+
+    def empty(self) -> None:
+        """Declare the content void."""
+        if self.header.state is not SlotState.EMPTY:
+            self.write_header(replace(self.header, state=SlotState.EMPTY))
+
+    def payload(self, start: int = 0, end: int | None = None) -> memoryview:
+        """Return the bytes `start` to `end` of the payload (to its used end by default); release the view before the slot is closed."""
+        stop = self.header.payload_bytes if end is None else end
+        return self._view[HEADER_BYTES + start : HEADER_BYTES + stop]
+
+    def close(self, *, unlink: bool = False) -> None:
+        """Unmap, and remove the file if asked. A view that somebody still holds keeps the memory until it is released."""
+        if unlink:
+            self.path.unlink(missing_ok=True)
+        self._view.release()
+        try:
+            self._mapping.close()
+        except BufferError:  # a thread still reads a piece: the mapping goes with its last view
+            return

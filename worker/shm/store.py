@@ -1,0 +1,309 @@
+"""All slots of a node, on tmpfs below one folder: which exist, what they hold, who reads them, and who may write next.
+
+    <root>/<run>/rank-<r>.slot-<i>      a slot (`slot_file`)
+    <root>/<run>/rank-<r>.word          a rank's page (`rank_page`)
+
+Invariant: a slot's old content is read and digested by nobody from the moment it is granted: `grant` cancels and joins every reader first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import xxhash
+
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.ids import JobName, Rank, RunId
+from everstep.protocol.plan import SlotRecord
+from everstep.protocol.slot import SlotHeader, SlotState
+from worker.core.slots import Content, SlotView, find_sealed, writable
+from worker.errors import NoRoom
+from worker.shm.slot_file import SlotFile
+
+log = logging.getLogger(__name__)
+DIGEST_PIECE_BYTES = 32 * 1024 * 1024
+_SLOT_NAME = re.compile(r"rank-(\d+)\.slot-(\d+)")
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One slot of a shard and who uses it."""
+
+    file: SlotFile
+    readers: set[asyncio.Task[object]] = field(default_factory=set)
+    pins: int = 0
+    is_busy: bool = False
+
+    @property
+    def view(self) -> SlotView:
+        """What the pure core sees of it."""
+        return SlotView(self.file.header.state, self.file.content, is_pinned=self.pins > 0, is_busy=self.is_busy)
+
+
+class SlotStore:
+    """The slots of one run at a time. One owner: the agent. Not for threads: every method runs on the agent's loop."""
+
+    def __init__(self, root: Path, *, memory_bytes: int) -> None:
+        """Take the folder.
+
+        Args:
+            root: on tmpfs, this node's alone; made here, with mode 0700.
+            memory_bytes: what all slots together may take.
+        """
+        self.root = root
+        self.memory_bytes = memory_bytes
+        self.run: RunId | None = None
+        self.job = JobName("")
+        self.shards: dict[Rank, list[Slot]] = {}
+        root.mkdir(mode=0o700, exist_ok=True)
+
+    # -- the run --------------------------------------------------------------------------------------------------------------------------
+
+    def open_run(self, job: JobName, run: RunId) -> None:
+        """Make `run` the one whose slots these are: those of any other run are removed, those of this one adopted.
+
+        A slot that was being written when the last agent died stays busy until `settle_copiers` knows that its rank's copier has stopped.
+        """
+        if self.run == run:
+            return
+        self.close()
+        self.job, self.run = job, run
+        for other in self.root.iterdir():
+            if other.name != run:
+                shutil.rmtree(other)
+        folder = self.root / run
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for path in sorted(folder.iterdir()):
+            if match := _SLOT_NAME.fullmatch(path.name):
+                self._adopt(Rank(int(match[1])), path)
+
+    def _adopt(self, rank: Rank, path: Path) -> None:
+        try:
+            file = SlotFile.adopt(path)
+        except (ProtocolError, OSError) as error:
+            log.warning("slot %s is not adopted: %s", path.name, error)
+            path.unlink(missing_ok=True)
+            return
+        if file.header.run != self.run or file.header.owner_rank != rank:
+            log.warning("slot %s belongs to run %s rank %d", path.name, file.header.run, file.header.owner_rank)
+            file.close(unlink=True)
+            return
+        self.shards.setdefault(rank, []).append(Slot(file, is_busy=file.header.state is SlotState.WRITING))
+
+    def settle_copiers(self, rank: Rank) -> None:
+        """The rank's copier has stopped (or the rank is gone): what was half written is empty."""
+        for slot in self.shards.get(rank, []):
+            if slot.is_busy:
+                slot.is_busy = False
+                slot.file.empty()
+
+    async def release(self) -> None:
+        """The run is over here: every slot, page and folder of it goes."""
+        for slots in self.shards.values():
+            for slot in slots:
+                await self._join(slot)
+        self.close()
+        for folder in self.root.iterdir():
+            shutil.rmtree(folder)
+
+    def close(self) -> None:
+        """Unmap everything and leave the files: a later agent adopts them."""
+        for slots in self.shards.values():
+            for slot in slots:
+                slot.file.close()
+        self.shards.clear()
+        self.run = None
+
+    def page_path(self, rank: Rank) -> Path:
+        """Where the rank's page lies."""
+        return self.root / str(self.run) / f"rank-{rank}.word"
+
+    # -- what is there ----------------------------------------------------------------------------------------------------------------------
+
+    def inventory(self) -> tuple[SlotRecord, ...]:
+        """Return every sealed slot, by rank and step."""
+        found = [
+            SlotRecord(
+                owner_rank=rank,
+                origin_generation=slot.file.header.origin_generation,
+                step=slot.file.header.step,
+                payload_bytes=slot.file.header.payload_bytes,
+                digest=slot.file.header.payload_digest,
+                layout_hash=slot.file.header.layout_hash,
+            )
+            for rank, slots in self.shards.items()
+            for slot in slots
+            if slot.file.header.state is SlotState.SEALED
+        ]
+        return tuple(sorted(found, key=lambda record: (record.owner_rank, record.step, record.origin_generation)))
+
+    def sealed(self, rank: Rank, content: Content) -> Slot | None:
+        """Return the slot that holds `content` of this shard complete, or None."""
+        slots = self.shards.get(rank, [])
+        index = find_sealed([slot.view for slot in slots], content)
+        return None if index is None else slots[index]
+
+    def used_bytes(self) -> int:
+        """What all slots take."""
+        return sum(slot.file.header.capacity_bytes for slots in self.shards.values() for slot in slots)
+
+    # -- writing ------------------------------------------------------------------------------------------------------------------------------
+
+    async def grant(
+        self, rank: Rank, content: Content, *, keep: Collection[Content], capacity_bytes: int, layout_hash: bytes, slot_count: int
+    ) -> int | None:
+        """Make a slot ready to be written with `content`, its header WRITING.
+
+        Args:
+            rank: the shard's owner.
+            content: what is going to be written.
+            keep: contents of this shard that must survive.
+            capacity_bytes: what the payload may take; a smaller slot is made anew.
+            layout_hash: the owner's layout, 16 bytes.
+            slot_count: slots that this shard may have on this node.
+
+        Returns:
+            The slot's index, or None when every slot is kept, pinned or busy: nothing may be written now.
+
+        Raises:
+            NoRoom: the node's memory for slots is used up; says the figures.
+        """
+        slots = self.shards.setdefault(rank, [])
+        index = writable([slot.view for slot in slots], keep) if len(slots) >= slot_count else self._reusable(slots)
+        header = SlotHeader(
+            job=self.job,
+            run=self.run or RunId(""),
+            owner_rank=rank,
+            origin_generation=content.origin,
+            step=content.step,
+            state=SlotState.WRITING,
+            capacity_bytes=capacity_bytes,
+            layout_hash=layout_hash,
+        )
+        if index is None and len(slots) < slot_count:
+            index = len(slots)
+            slots.append(Slot(self._create(rank, index, header)))
+            return index
+        if index is None:
+            return None
+        slot = slots[index]
+        await self._join(slot)
+        if slot.file.header.capacity_bytes < capacity_bytes:
+            slot.file.close(unlink=True)
+            slot.file = self._create(rank, index, header, replacing=slot.file.header.capacity_bytes)
+        else:
+            slot.file.write_header(replace(header, capacity_bytes=slot.file.header.capacity_bytes))
+        return index
+
+    def _reusable(self, slots: list[Slot]) -> int | None:
+        """While there may be more slots, only what holds nothing is reused."""
+        empty = [index for index, slot in enumerate(slots) if slot.view.state is SlotState.EMPTY and not slot.is_busy and not slot.pins]
+        return empty[0] if empty else None
+
+    def _create(self, rank: Rank, index: int, header: SlotHeader, *, replacing: int = 0) -> SlotFile:
+        needed = self.used_bytes() - replacing + header.capacity_bytes
+        if needed > self.memory_bytes:
+            raise NoRoom(needed_bytes=needed, available_bytes=self.memory_bytes)
+        try:
+            return SlotFile.create(self.root / str(self.run) / f"rank-{rank}.slot-{index}", header)
+        except OSError as error:
+            free = os.statvfs(self.root)
+            raise NoRoom(needed_bytes=header.capacity_bytes, available_bytes=free.f_bavail * free.f_frsize) from error
+
+    async def seal(self, rank: Rank, index: int, header: SlotHeader, *, expected: bytes | None = None) -> bytes | None:
+        """Digest what was written and declare it complete.
+
+        Args:
+            rank: the shard's owner.
+            index: the slot, WRITING with the step of `header`.
+            header: sizes and index position as the writer reported them.
+            expected: the owner's digest, for a replica or a restored shard; anything else is not sealed.
+
+        Returns:
+            The digest, or None when it is not the expected one: the slot is empty then.
+        """
+        slot = self.shards[rank][index]
+        slot.file.header = replace(header, state=SlotState.WRITING, capacity_bytes=slot.file.header.capacity_bytes)
+        found = await self.reading(slot, self._digest(slot, header.payload_bytes))
+        if expected is not None and found != expected:
+            slot.file.empty()
+            return None
+        slot.file.write_header(replace(slot.file.header, state=SlotState.SEALED, payload_digest=found))
+        return found
+
+    async def verify(self, slot: Slot) -> bool:
+        """Digest a sealed slot again; one that no longer hashes to its own digest becomes empty."""
+        header = slot.file.header
+        if await self.reading(slot, self._digest(slot, header.payload_bytes)) == header.payload_digest:
+            return True
+        slot.file.empty()
+        return False
+
+    async def reading(self, slot: Slot, work: Coroutine[object, object, T]) -> T:
+        """Run `work` on the slot's content as a task that `grant` can cancel.
+
+        Raises:
+            asyncio.CancelledError: the slot was granted anew in the meantime.
+        """
+        task: asyncio.Task[T] = asyncio.ensure_future(work)
+        slot.readers.add(task)  # type: ignore[arg-type]
+        try:
+            return await task
+        finally:
+            task.cancel()
+            slot.readers.discard(task)  # type: ignore[arg-type]
+
+    async def _digest(self, slot: Slot, size: int) -> bytes:
+        def work(cancelled: threading.Event) -> bytes:
+            hasher = xxhash.xxh3_128()
+            for start in range(0, size, DIGEST_PIECE_BYTES):
+                if cancelled.is_set():
+                    break
+                with slot.file.payload(start, min(size, start + DIGEST_PIECE_BYTES)) as piece:
+                    hasher.update(piece)
+            return hasher.digest()
+
+        return await in_thread(work)
+
+    @staticmethod
+    async def _join(slot: Slot) -> None:
+        readers = list(slot.readers)
+        for task in readers:
+            task.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+    # -- keeping ------------------------------------------------------------------------------------------------------------------------------
+
+    async def empty_all_but(self, keep: dict[Rank, set[Content]]) -> None:
+        """Declare void whatever is not kept: called once, at Load, with the plan's keep list."""
+        for rank, slots in self.shards.items():
+            for slot in slots:
+                if slot.view.content not in keep.get(rank, set()):
+                    await self._join(slot)
+                    slot.file.empty()
+
+
+async def in_thread(work: Callable[[threading.Event], T]) -> T:
+    """Run `work` in a thread, joined also when cancelled: it polls the event that it is given and returns early.
+
+    Raises:
+        asyncio.CancelledError: cancelled, and the thread has returned.
+    """
+    cancelled = threading.Event()
+    thread = asyncio.ensure_future(asyncio.to_thread(work, cancelled))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        cancelled.set()
+        await asyncio.wait([thread])
+        raise
