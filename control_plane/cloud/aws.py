@@ -1,0 +1,270 @@
+"""The `CloudOperator` over boto3: the only one there is, for AWS and for the local cloud alike.
+
+Invariant: nothing is changed in a group before its tag `everstep:fleet` has been seen.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from control_plane.cloud.connection import Connection, translated
+from control_plane.cloud.errors import GroupNotOurs, InvalidRequest, NotFound
+from control_plane.cloud.operator import (
+    FLEET_TAG,
+    Ec2State,
+    GroupState,
+    InstanceState,
+    LaunchFailure,
+    LaunchTemplateRef,
+    LifecycleHook,
+    MemberState,
+)
+from everstep.protocol.ids import NodeId
+
+SETTINGS_TTL_SECONDS: Final = 5.0
+"""Hooks, policies and the instance type take three calls and change by hand only; drift may be seen this much late."""
+INSTANCES_PER_CALL: Final = 100
+MEMBERS_PER_CALL: Final = 50
+"""AWS's limits: SetInstanceProtection and DescribeAutoScalingInstances take 50 ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What a group carries besides its members."""
+
+    hooks: tuple[LifecycleHook, ...]
+    policies: tuple[str, ...]
+    instance_type: str
+    template: LaunchTemplateRef | None
+    read_at: float
+
+
+class AwsOperator:
+    """`CloudOperator` over boto3. Thread-safe.
+
+    Args:
+        connection: the cloud.
+        monotonic: seconds on a clock that never goes back; tells how old what was read is.
+    """
+
+    def __init__(self, connection: Connection, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._auto_scaling = connection.client("autoscaling")
+        self._ec2 = connection.client("ec2")
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._settings: dict[str, _Settings] = {}
+        self._tagged: set[str] = set()
+
+    def describe_group(self, name: str) -> GroupState:
+        """Return the group; see `CloudOperator`."""
+        group = self._describe(name)
+        template = _template(group.get("LaunchTemplate"))
+        settings = self._group_settings(name, template)
+        return GroupState(
+            name=name,
+            desired_count=group["DesiredCapacity"],
+            min_size=group["MinSize"],
+            max_size=group["MaxSize"],
+            availability_zones=tuple(group["AvailabilityZones"]),
+            members=tuple(_member(member) for member in group["Instances"]),
+            suspended_processes=frozenset(process["ProcessName"] for process in group["SuspendedProcesses"]),
+            new_instances_protected=group["NewInstancesProtectedFromScaleIn"],
+            hooks=settings.hooks,
+            scaling_policies=settings.policies,
+            tags={tag["Key"]: tag.get("Value", "") for tag in group["Tags"]},
+            launch_template=template,
+            instance_type=settings.instance_type,
+            status=group.get("Status", ""),
+        )
+
+    def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
+        """Return the state of every instance asked for; see `CloudOperator`."""
+        found: dict[NodeId, InstanceState] = {}
+        for ids in _batches(sorted(set(instance_ids)), INSTANCES_PER_CALL):
+            # A filter, not InstanceIds: one unknown id would fail the whole call.
+            with translated():
+                pages = self._ec2.get_paginator("describe_instances").paginate(Filters=[{"Name": "instance-id", "Values": list(ids)}])
+                for instance in (instance for page in pages for group in page["Reservations"] for instance in group["Instances"]):
+                    state = _instance(instance)
+                    found[state.instance_id] = state
+        return {id: found.get(id) or InstanceState(instance_id=id, state=Ec2State.ABSENT) for id in instance_ids}
+
+    def set_desired(self, name: str, desired_count: int) -> None:
+        """Set desired capacity; see `CloudOperator`."""
+        self._require_tag(name)
+        with translated():
+            self._auto_scaling.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=desired_count, HonorCooldown=False)
+
+    def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
+        """End one member; see `CloudOperator`."""
+        with translated():
+            answer = self._auto_scaling.describe_auto_scaling_instances(InstanceIds=[instance_id])
+        if not answer["AutoScalingInstances"]:
+            raise NotFound(f"{instance_id} is not a member of any Auto Scaling group")
+        (member,) = answer["AutoScalingInstances"]
+        self._require_tag(member["AutoScalingGroupName"])
+        if member["LifecycleState"].startswith("Terminat"):
+            return  # asked for already; a second request would decrement a second time
+        with translated():
+            self._auto_scaling.terminate_instance_in_auto_scaling_group(InstanceId=instance_id, ShouldDecrementDesiredCapacity=decrement)
+
+    def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
+        """Let an instance go that a hook holds; see `CloudOperator`."""
+        self._require_tag(group)
+        try:
+            with translated():
+                self._auto_scaling.complete_lifecycle_action(
+                    AutoScalingGroupName=group, LifecycleHookName=hook, InstanceId=instance_id, LifecycleActionResult="CONTINUE"
+                )
+        except (NotFound, InvalidRequest) as error:
+            if "No active Lifecycle Action found" not in error.message:
+                raise
+
+    def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
+        """Return failed launches since the last success; see `CloudOperator`."""
+        with translated():
+            answer = self._auto_scaling.describe_scaling_activities(AutoScalingGroupName=name, MaxRecords=100)
+        return tuple(_failures_since_success(answer["Activities"]))
+
+    def protect_new_instances(self, name: str) -> None:
+        """Protect instances to come; see `CloudOperator`."""
+        self._require_tag(name)
+        with translated():
+            self._auto_scaling.update_auto_scaling_group(AutoScalingGroupName=name, NewInstancesProtectedFromScaleIn=True)
+
+    def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
+        """Protect members; see `CloudOperator`."""
+        self._require_tag(name)
+        for ids in _batches(sorted(instance_ids), MEMBERS_PER_CALL):
+            with translated():
+                self._auto_scaling.set_instance_protection(AutoScalingGroupName=name, InstanceIds=list(ids), ProtectedFromScaleIn=True)
+
+    def suspend_processes(self, name: str, processes: Collection[str]) -> None:
+        """Suspend processes; see `CloudOperator`."""
+        if not processes:
+            return  # an empty list means "all" to AWS
+        self._require_tag(name)
+        with translated():
+            self._auto_scaling.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
+
+    def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
+        """Create or replace a hook; see `CloudOperator`."""
+        self._require_tag(name)
+        with translated():
+            self._auto_scaling.put_lifecycle_hook(
+                AutoScalingGroupName=name,
+                LifecycleHookName=hook.name,
+                LifecycleTransition=hook.transition,
+                HeartbeatTimeout=int(hook.heartbeat_timeout.total_seconds()),
+                DefaultResult=hook.default_result,
+            )
+        self._forget_settings(name)
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        with translated():
+            answer = self._auto_scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])
+        if not answer["AutoScalingGroups"]:
+            raise NotFound(f"Auto Scaling group {name!r} does not exist")
+        group: dict[str, Any] = answer["AutoScalingGroups"][0]
+        if not any(tag["Key"] == FLEET_TAG for tag in group["Tags"]):
+            with self._lock:
+                self._tagged.discard(name)
+            raise GroupNotOurs(f"Auto Scaling group {name!r} has no tag {FLEET_TAG!r}; Everstep touches only groups that carry it")
+        with self._lock:
+            self._tagged.add(name)
+        return group
+
+    def _require_tag(self, name: str) -> None:
+        with self._lock:
+            if name in self._tagged:
+                return
+        self._describe(name)
+
+    def _group_settings(self, name: str, template: LaunchTemplateRef | None) -> _Settings:
+        now = self._monotonic()
+        with self._lock:
+            known = self._settings.get(name)
+        if known and known.template == template and now - known.read_at < SETTINGS_TTL_SECONDS:
+            return known
+        with translated():
+            hooks = self._auto_scaling.describe_lifecycle_hooks(AutoScalingGroupName=name)["LifecycleHooks"]
+            pages = self._auto_scaling.get_paginator("describe_policies").paginate(AutoScalingGroupName=name)
+            policies = tuple(policy["PolicyName"] for page in pages for policy in page["ScalingPolicies"])
+        settings = _Settings(tuple(_hook(hook) for hook in hooks), policies, self._instance_type(template), template, now)
+        with self._lock:
+            self._settings[name] = settings
+        return settings
+
+    def _forget_settings(self, name: str) -> None:
+        with self._lock:
+            self._settings.pop(name, None)
+
+    def _instance_type(self, template: LaunchTemplateRef | None) -> str:
+        if template is None:
+            return ""
+        with translated():
+            answer = self._ec2.describe_launch_template_versions(LaunchTemplateId=template.template_id, Versions=[template.version])
+        versions = answer["LaunchTemplateVersions"]
+        return str(versions[0]["LaunchTemplateData"].get("InstanceType", "")) if versions else ""
+
+
+def _template(template: dict[str, str] | None) -> LaunchTemplateRef | None:
+    if not template:
+        return None
+    return LaunchTemplateRef(
+        template_id=template["LaunchTemplateId"], name=template.get("LaunchTemplateName", ""), version=template.get("Version") or "$Default"
+    )
+
+
+def _member(member: dict[str, Any]) -> MemberState:
+    return MemberState(
+        instance_id=NodeId(member["InstanceId"]),
+        lifecycle_state=member["LifecycleState"],
+        health_status=member["HealthStatus"],
+        is_protected=member["ProtectedFromScaleIn"],
+        availability_zone=member["AvailabilityZone"],
+        instance_type=member.get("InstanceType", ""),
+    )
+
+
+def _hook(hook: dict[str, Any]) -> LifecycleHook:
+    return LifecycleHook(
+        name=hook["LifecycleHookName"],
+        transition=hook["LifecycleTransition"],
+        heartbeat_timeout=timedelta(seconds=hook["HeartbeatTimeout"]),
+        default_result=hook.get("DefaultResult", "ABANDON"),
+    )
+
+
+def _instance(instance: dict[str, Any]) -> InstanceState:
+    reason = instance.get("StateReason") or {}
+    return InstanceState(
+        instance_id=NodeId(instance["InstanceId"]),
+        state=Ec2State(instance["State"]["Name"]),
+        state_reason=reason.get("Message") or reason.get("Code") or instance.get("StateTransitionReason", ""),
+        private_ip=instance.get("PrivateIpAddress"),
+        instance_type=instance.get("InstanceType", ""),
+        availability_zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
+        launched_at=instance.get("LaunchTime"),
+    )
+
+
+def _failures_since_success(activities: Iterable[dict[str, Any]]) -> Iterator[LaunchFailure]:
+    """Yield failed launches from activities that come newest first, up to the newest launch that succeeded."""
+    for activity in activities:
+        if not activity.get("Description", "").startswith("Launching"):
+            continue
+        if activity["StatusCode"] == "Successful":
+            return
+        if activity["StatusCode"] == "Failed":
+            yield LaunchFailure(at=activity["StartTime"], message=activity.get("StatusMessage") or activity["Description"])
+
+
+def _batches(ids: Sequence[NodeId], size: int) -> Iterator[Sequence[NodeId]]:
+    for start in range(0, len(ids), size):
+        yield ids[start : start + size]

@@ -1,0 +1,221 @@
+"""How Everstep's boto3 clients are made, and how what botocore raises becomes a `CloudError`.
+
+Local mode can never reach real AWS: endpoint, region and keys are given explicitly, the user's environment and AWS files are not read, proxies
+are off, and a hook in front of every single request refuses a host that is not this machine (S3 may redirect a client elsewhere).
+
+Invariant: nothing of botocore, neither a client nor an exception, leaves this package.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import boto3
+import botocore.session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError, PartialCredentialsError
+
+from control_plane.cloud.errors import (
+    AccessDenied,
+    CapacityError,
+    CloudError,
+    CloudUnavailable,
+    EndpointRefused,
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+    ResourceContended,
+    Throttled,
+)
+
+log = logging.getLogger(__name__)
+
+LOCAL_REGION: Final = "us-east-1"
+LOCAL_ACCESS_KEY: Final = "everstep-local"
+"""Not a credential: the local cloud accepts any key, and this one is worth nothing anywhere else."""
+CONNECT_TIMEOUT_SECONDS: Final = 3.0
+READ_TIMEOUT_SECONDS: Final = 20.0
+MAX_ATTEMPTS: Final = 3
+
+
+class CloudMode(StrEnum):
+    """Where the cloud is. LOCAL: the local cloud on this machine, and nothing else. AWS: the account of the ambient credentials."""
+
+    LOCAL = "local"
+    AWS = "aws"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudSettings:
+    """Which cloud to talk to."""
+
+    mode: CloudMode
+    region: str = LOCAL_REGION
+    endpoint_url: str | None = None
+    """Required in local mode; in AWS mode normally None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudIdentity:
+    """Whose cloud it is; printed when a server starts."""
+
+    account: str
+    region: str
+    endpoint: str
+
+    def __str__(self) -> str:
+        return f"AWS account {self.account}, region {self.region}, endpoint {self.endpoint}"
+
+
+def is_loopback(url: str) -> bool:
+    """Say whether the URL's host is this machine by its very address; other names are not resolved and not trusted."""
+    host = urlsplit(url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Connection:
+    """Makes boto3 clients for one cloud. Thread-safe after construction; clients are cached by service.
+
+    Args:
+        settings: which cloud.
+
+    Raises:
+        EndpointRefused: local mode without an endpoint, or with one that is not on this machine. No request was made.
+    """
+
+    def __init__(self, settings: CloudSettings) -> None:
+        if settings.mode is CloudMode.LOCAL and not (settings.endpoint_url and is_loopback(settings.endpoint_url)):
+            raise EndpointRefused(f"local mode needs an endpoint on this machine (127.0.0.0/8 or ::1), not {settings.endpoint_url!r}")
+        self.settings = settings
+        core = _local_session() if settings.mode is CloudMode.LOCAL else botocore.session.Session()
+        self._session = boto3.Session(botocore_session=core, region_name=settings.region, **self._keys())
+        self._clients: dict[str, Any] = {}
+        # boto3 sessions are not thread-safe, clients are: all are made here, before any thread can ask.
+        for service in ("autoscaling", "ec2", "s3", "sts"):
+            self._clients[service] = self._make(service)
+
+    def client(self, service: str) -> Any:
+        """Return the client of `autoscaling`, `ec2`, `s3` or `sts`."""
+        return self._clients[service]
+
+    def identify(self) -> CloudIdentity:
+        """Ask whose cloud this is, and log it.
+
+        Raises:
+            CloudError: no answer, or no credentials.
+        """
+        with translated():
+            account = self.client("sts").get_caller_identity()["Account"]
+        identity = CloudIdentity(account=account, region=self.settings.region, endpoint=self.settings.endpoint_url or "AWS's own")
+        log.info("cloud: %s", identity)
+        return identity
+
+    def _keys(self) -> dict[str, str]:
+        if self.settings.mode is CloudMode.AWS:
+            return {}
+        return {"aws_access_key_id": LOCAL_ACCESS_KEY, "aws_secret_access_key": LOCAL_ACCESS_KEY}
+
+    def _make(self, service: str) -> Any:
+        is_local = self.settings.mode is CloudMode.LOCAL
+        config = Config(
+            connect_timeout=CONNECT_TIMEOUT_SECONDS,
+            read_timeout=READ_TIMEOUT_SECONDS,
+            retries={"mode": "standard", "total_max_attempts": MAX_ATTEMPTS},
+            max_pool_connections=32,
+            user_agent_extra="everstep",
+            s3={"addressing_style": "path"} if self.settings.endpoint_url else None,
+            proxies={} if is_local else None,
+            use_fips_endpoint=False if is_local else None,
+            use_dualstack_endpoint=False if is_local else None,
+        )
+        client = self._session.client(service, endpoint_url=self.settings.endpoint_url, config=config)
+        if is_local:
+            client.meta.events.register_first("before-send.*", _refuse_elsewhere)
+        return client
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn what botocore raises inside the block into a `CloudError`.
+
+    Raises:
+        CloudError: of the kind that the code or the failure means.
+    """
+    try:
+        yield
+    except ClientError as error:
+        raise from_client_error(error) from error
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        raise AccessDenied(str(error)) from error
+    except ParamValidationError as error:
+        raise InvalidRequest(str(error)) from error
+    except BotoCoreError as error:  # connection, timeout, an answer that does not parse
+        raise CloudUnavailable(str(error)) from error
+
+
+def from_client_error(error: ClientError) -> CloudError:
+    """Return the error that AWS's code stands for, with AWS's own message."""
+    details = error.response.get("Error", {})
+    code = str(details.get("Code", ""))
+    message = f"{error.operation_name}: {details.get('Message') or code or 'no message'}"
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return _kind(code, message, status)(message, code=code)
+
+
+def _kind(code: str, message: str, status: int) -> type[CloudError]:
+    if code in _BY_CODE:
+        return _BY_CODE[code]
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    # Auto Scaling has no code of its own for what does not exist: it says ValidationError and "… not found".
+    if code == "ValidationError" and "not found" in message.lower():
+        return NotFound
+    return CloudUnavailable if status >= 500 else InvalidRequest
+
+
+_CODES: Final[tuple[tuple[type[CloudError], str], ...]] = (
+    (Throttled, "Throttling ThrottlingException ThrottledException RequestLimitExceeded RequestThrottled TooManyRequestsException SlowDown"),
+    (CapacityError, "InsufficientInstanceCapacity InstanceLimitExceeded VcpuLimitExceeded MaxSpotInstanceCountExceeded LimitExceeded"),
+    (ResourceContended, "ResourceContention ScalingActivityInProgress ResourceInUse ConditionalRequestConflict OperationAborted"),
+    (AccessDenied, "AccessDenied AccessDeniedException UnauthorizedOperation AuthFailure OptInRequired SignatureDoesNotMatch"),
+    (AccessDenied, "ExpiredToken ExpiredTokenException InvalidClientTokenId InvalidAccessKeyId"),
+    (NotFound, "NoSuchKey NoSuchBucket InvalidInstanceID.NotFound 404"),
+    (PreconditionFailed, "PreconditionFailed 412"),
+    (CloudUnavailable, "RequestTimeout ServiceUnavailable InternalError InternalFailure"),
+)
+_BY_CODE: Final = {code: kind for kind, codes in _CODES for code in codes.split()}
+_BY_STATUS: Final[dict[int, type[CloudError]]] = {
+    401: AccessDenied,
+    403: AccessDenied,
+    404: NotFound,
+    412: PreconditionFailed,
+    429: Throttled,
+}
+
+
+def _local_session() -> botocore.session.Session:
+    """Return a session that reads neither the environment nor the user's AWS files."""
+    unread = {
+        "profile": (None, None, None, None),
+        "config_file": (None, None, "/dev/null", None),
+        "credentials_file": (None, None, "/dev/null", None),
+        "ca_bundle": (None, None, None, None),
+    }
+    return botocore.session.Session(session_vars=unread)
+
+
+def _refuse_elsewhere(request: Any, **_: object) -> None:
+    if not is_loopback(request.url):
+        raise EndpointRefused(f"local mode refuses to send a request to {urlsplit(request.url).hostname}")

@@ -1,0 +1,376 @@
+"""A cloud in memory, for tests and simulators: the same contract suite runs against it and against the local cloud.
+
+Time is the caller's: nothing happens until `advance`. Instances boot after `boot_delay`, a terminating hook holds until its timeout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import BinaryIO
+
+from control_plane.cloud.errors import CloudError, GroupNotOurs, InvalidRequest, NotFound, PreconditionFailed
+from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectInfo
+from control_plane.cloud.operator import (
+    FLEET_TAG,
+    TERMINATING_TRANSITION,
+    Ec2State,
+    GroupState,
+    InstanceState,
+    LaunchFailure,
+    LaunchTemplateRef,
+    LifecycleHook,
+    MemberState,
+)
+from everstep.protocol.ids import NodeId
+from everstep.protocol.plan import ObjectReference
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class _Member:
+    state: MemberState
+    due_at: datetime
+    """When a pending member comes into service, or a held one goes."""
+
+
+@dataclass(slots=True)
+class _Group:
+    state: GroupState
+    members: dict[NodeId, _Member] = field(default_factory=dict)
+    failures: list[LaunchFailure] = field(default_factory=list)
+
+
+class FakeOperator:
+    """`CloudOperator` over a cloud in memory.
+
+    Args:
+        boot_delay: from launch to InService and `running`.
+        now: start of its time.
+    """
+
+    def __init__(self, *, boot_delay: timedelta = timedelta(0), now: datetime = EPOCH) -> None:
+        self.boot_delay = boot_delay
+        self.capacity: int | None = None
+        """How many instances may exist at once; None: any number."""
+        self.now = now
+        self.calls: list[tuple[object, ...]] = []
+        """Changes asked for, in order: what a test asserts on."""
+        self._lock = threading.RLock()
+        self._groups: dict[str, _Group] = {}
+        self._instances: dict[NodeId, InstanceState] = {}
+        self._next_error: list[CloudError] = []
+        self._launched = 0
+
+    # The test's side
+
+    def create_group(
+        self,
+        name: str,
+        *,
+        desired: int = 0,
+        max_size: int = 100,
+        tags: Mapping[str, str] | None = None,
+        availability_zones: tuple[str, ...] = ("us-east-1a",),
+        instance_type: str = "p5.48xlarge",
+    ) -> None:
+        """Make a group as a person would, without the contract applied, and launch what it desires."""
+        state = GroupState(
+            name=name,
+            desired_count=desired,
+            min_size=0,
+            max_size=max_size,
+            availability_zones=availability_zones,
+            members=(),
+            suspended_processes=frozenset(),
+            new_instances_protected=False,
+            hooks=(),
+            scaling_policies=(),
+            tags={FLEET_TAG: name} if tags is None else dict(tags),
+            launch_template=LaunchTemplateRef(template_id="lt-0", name=name, version="$Latest"),
+            instance_type=instance_type,
+        )
+        with self._lock:
+            self._groups[name] = _Group(state)
+            self._reconcile()
+
+    def change_group(self, name: str, change: Callable[[GroupState], GroupState]) -> None:
+        """Change a group behind Everstep's back: what makes drift."""
+        with self._lock:
+            group = self._group(name)
+            group.state = change(group.state)
+
+    def advance(self, by: timedelta) -> None:
+        """Let time pass."""
+        with self._lock:
+            self.now += by
+            self._reconcile()
+
+    def end_instance(self, instance_id: NodeId, state: Ec2State = Ec2State.TERMINATED) -> None:
+        """Take an instance away as EC2 would: its group keeps it as a member, unhealthy."""
+        with self._lock:
+            self._end(instance_id, state, "Client.UserInitiatedShutdown: User initiated shutdown")
+            self._reconcile()
+
+    def forget_instance(self, instance_id: NodeId) -> None:
+        """Drop an instance from EC2's memory, as happens about an hour after its end."""
+        with self._lock:
+            self._instances.pop(instance_id, None)
+
+    def fail_next(self, error: CloudError) -> None:
+        """Make the next call raise."""
+        with self._lock:
+            self._next_error.append(error)
+
+    # CloudOperator
+
+    def describe_group(self, name: str) -> GroupState:
+        """Return the group; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            group = self._group(name)
+            return replace(group.state, members=tuple(member.state for member in group.members.values()))
+
+    def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
+        """Return the state of every instance asked for; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            return {id: self._instances.get(id) or InstanceState(instance_id=id, state=Ec2State.ABSENT) for id in instance_ids}
+
+    def set_desired(self, name: str, desired_count: int) -> None:
+        """Set desired capacity; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            group = self._group(name)
+            if not group.state.min_size <= desired_count <= group.state.max_size:
+                raise InvalidRequest(
+                    f"desired capacity {desired_count} is outside of {group.state.min_size} … {group.state.max_size}", code="ValidationError"
+                )
+            self.calls.append(("set_desired", name, desired_count))
+            group.state = replace(group.state, desired_count=desired_count)
+            self._reconcile()
+
+    def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
+        """End one member; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            group = next((group for group in self._groups.values() if instance_id in group.members), None)
+            if group is None:
+                raise NotFound(f"{instance_id} is not a member of any Auto Scaling group")
+            self._group(group.state.name)
+            if group.members[instance_id].state.is_leaving:
+                return
+            self.calls.append(("terminate_member", instance_id, decrement))
+            if decrement:
+                group.state = replace(group.state, desired_count=group.state.desired_count - 1)
+            self._begin_termination(group, instance_id)
+            self._reconcile()
+
+    def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
+        """Let an instance go that a hook holds; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            member = self._group(group).members.get(instance_id)
+            if member and member.state.awaits_termination:
+                self.calls.append(("complete_termination", group, hook, instance_id))
+                member.due_at = self.now
+                self._reconcile()
+
+    def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
+        """Return failed launches since the last success; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            return tuple(reversed(self._group(name).failures))
+
+    def protect_new_instances(self, name: str) -> None:
+        """Protect instances to come; see `CloudOperator`."""
+        self._change(name, "protect_new_instances", lambda state: replace(state, new_instances_protected=True))
+
+    def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
+        """Protect members; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            group = self._group(name)
+            unknown = sorted(set(instance_ids) - set(group.members))
+            if unknown:
+                raise InvalidRequest(f"The instance {unknown[0]} is not part of Auto Scaling group {name}.", code="ValidationError")
+            self.calls.append(("protect_members", name, tuple(sorted(instance_ids))))
+            for id in instance_ids:
+                group.members[id].state = replace(group.members[id].state, is_protected=True)
+
+    def suspend_processes(self, name: str, processes: Collection[str]) -> None:
+        """Suspend processes; see `CloudOperator`."""
+        self._change(name, "suspend_processes", lambda state: replace(state, suspended_processes=state.suspended_processes | set(processes)))
+
+    def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
+        """Create or replace a hook; see `CloudOperator`."""
+
+        def put(state: GroupState) -> GroupState:
+            return replace(state, hooks=(*(other for other in state.hooks if other.name != hook.name), hook))
+
+        self._change(name, "put_termination_hook", put)
+
+    # Inside
+
+    def _change(self, name: str, call: str, change: Callable[[GroupState], GroupState]) -> None:
+        with self._lock:
+            self._maybe_fail()
+            group = self._group(name)
+            self.calls.append((call, name))
+            group.state = change(group.state)
+
+    def _maybe_fail(self) -> None:
+        if self._next_error:
+            raise self._next_error.pop(0)
+
+    def _group(self, name: str) -> _Group:
+        if name not in self._groups:
+            raise NotFound(f"Auto Scaling group {name!r} does not exist")
+        group = self._groups[name]
+        if not group.state.is_tagged:
+            raise GroupNotOurs(f"Auto Scaling group {name!r} has no tag {FLEET_TAG!r}")
+        return group
+
+    def _reconcile(self) -> None:
+        for group in self._groups.values():
+            for id, member in list(group.members.items()):
+                self._move(group, id, member)
+            active = [member for member in group.members.values() if not member.state.is_leaving]
+            missing = group.state.desired_count - len(active)
+            if missing > 0 and "Launch" not in group.state.suspended_processes:
+                self._launch(group, missing)
+            elif missing < 0 and "Terminate" not in group.state.suspended_processes:
+                unprotected = [member.state.instance_id for member in active if not member.state.is_protected]
+                for id in unprotected[:-missing]:
+                    self._begin_termination(group, id)
+
+    def _move(self, group: _Group, id: NodeId, member: _Member) -> None:
+        has_ended = id not in self._instances or self._instances[id].state.has_ended
+        if member.state.is_leaving:
+            if has_ended or self.now >= member.due_at:
+                self._end(id, Ec2State.TERMINATED, "Client.UserInitiatedShutdown: User initiated shutdown")
+                del group.members[id]
+        elif has_ended and "HealthCheck" not in group.state.suspended_processes:
+            member.state = replace(member.state, health_status="Unhealthy")
+            if not {"ReplaceUnhealthy", "Terminate"} & group.state.suspended_processes:
+                self._begin_termination(group, id)
+                self._move(group, id, member)
+        elif member.state.lifecycle_state == "Pending" and self.now >= member.due_at:
+            member.state = replace(member.state, lifecycle_state="InService")
+            self._instances[id] = replace(self._instances[id], state=Ec2State.RUNNING)
+
+    def _launch(self, group: _Group, count: int) -> None:
+        alive = sum(not instance.state.has_ended for instance in self._instances.values())
+        possible = count if self.capacity is None else max(0, min(count, self.capacity - alive))
+        for _ in range(possible):
+            self._launched += 1
+            id = NodeId(f"i-{self._launched:017x}")
+            self._instances[id] = InstanceState(
+                instance_id=id,
+                state=Ec2State.PENDING,
+                private_ip=f"10.0.{self._launched // 250}.{self._launched % 250 + 1}",
+                instance_type=group.state.instance_type,
+                availability_zone=group.state.availability_zones[0],
+                launched_at=self.now,
+            )
+            state = MemberState(
+                instance_id=id,
+                lifecycle_state="Pending",
+                health_status="Healthy",
+                is_protected=group.state.new_instances_protected,
+                availability_zone=group.state.availability_zones[0],
+                instance_type=group.state.instance_type,
+            )
+            group.members[id] = _Member(state, self.now + self.boot_delay)
+            group.failures.clear()
+            self._move(group, id, group.members[id])
+        if possible < count:
+            zone, kind = group.state.availability_zones[0], group.state.instance_type
+            message = f"We currently do not have sufficient {kind} capacity in the Availability Zone you requested ({zone})."
+            group.failures.append(LaunchFailure(at=self.now, message=message))
+
+    def _begin_termination(self, group: _Group, id: NodeId) -> None:
+        member = group.members[id]
+        hook = next((hook for hook in group.state.hooks if hook.transition == TERMINATING_TRANSITION), None)
+        instance = self._instances.get(id)
+        if hook and instance and not instance.state.has_ended:
+            member.state = replace(member.state, lifecycle_state="Terminating:Wait")
+            member.due_at = self.now + hook.heartbeat_timeout
+        else:
+            member.state = replace(member.state, lifecycle_state="Terminating")
+            member.due_at = self.now
+
+    def _end(self, id: NodeId, state: Ec2State, reason: str) -> None:
+        if id in self._instances and self._instances[id].state is not Ec2State.TERMINATED:
+            self._instances[id] = replace(self._instances[id], state=state, state_reason=reason)
+
+
+class MemoryObjectStore:
+    """`ObjectStore` in memory; buckets exist when named at construction."""
+
+    def __init__(self, *buckets: str) -> None:
+        self._lock = threading.Lock()
+        self._objects: dict[str, dict[str, tuple[bytes, ObjectInfo]]] = {bucket: {} for bucket in buckets}
+
+    def put(self, reference: ObjectReference, body: bytes, *, if_absent: bool = False) -> ObjectInfo:
+        """Write a small object; see `ObjectStore`."""
+        with self._lock:
+            bucket = self._bucket(reference)
+            if if_absent and reference.key in bucket:
+                raise PreconditionFailed(f"s3://{reference.bucket}/{reference.key} exists already", code="PreconditionFailed")
+            etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
+            info = ObjectInfo(reference=reference, size_bytes=len(body), etag=etag, modified_at=EPOCH)
+            bucket[reference.key] = (bytes(body), info)
+            return info
+
+    def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
+        """Write a large object; see `ObjectStore`."""
+        return self.put(reference, file.read())
+
+    def get(self, reference: ObjectReference) -> bytes:
+        """Return an object whole; see `ObjectStore`."""
+        with self._lock:
+            return self._object(reference)[0]
+
+    def stream(self, reference: ObjectReference, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Yield a range of an object; see `ObjectStore`."""
+        body = self.get(reference)[start:end]
+        for offset in range(0, len(body), STREAM_CHUNK_BYTES):
+            yield body[offset : offset + STREAM_CHUNK_BYTES]
+
+    def head(self, reference: ObjectReference) -> ObjectInfo:
+        """Return an object's size and ETag; see `ObjectStore`."""
+        with self._lock:
+            return self._object(reference)[1]
+
+    def list(self, prefix: ObjectReference) -> Iterator[ObjectInfo]:
+        """Yield objects by prefix; see `ObjectStore`."""
+        with self._lock:
+            found = [info for key, (_, info) in sorted(self._bucket(prefix).items()) if key.startswith(prefix.key)]
+        yield from found
+
+    def delete_prefix(self, prefix: ObjectReference) -> int:
+        """Delete objects by prefix; see `ObjectStore`."""
+        if not prefix.key:
+            raise InvalidRequest("an empty prefix would delete the whole bucket")
+        with self._lock:
+            bucket = self._bucket(prefix)
+            keys = [key for key in bucket if key.startswith(prefix.key)]
+            for key in keys:
+                del bucket[key]
+        return len(keys)
+
+    def _bucket(self, reference: ObjectReference) -> dict[str, tuple[bytes, ObjectInfo]]:
+        if reference.bucket not in self._objects:
+            raise NotFound(f"bucket {reference.bucket!r} does not exist", code="NoSuchBucket")
+        return self._objects[reference.bucket]
+
+    def _object(self, reference: ObjectReference) -> tuple[bytes, ObjectInfo]:
+        bucket = self._bucket(reference)
+        if reference.key not in bucket:
+            raise NotFound(f"s3://{reference.bucket}/{reference.key} does not exist", code="NoSuchKey")
+        return bucket[reference.key]

@@ -1,0 +1,70 @@
+"""Objects in S3 as the control plane sees them: sources, manifests, outputs and logs.
+
+Invariant: an object is visible whole or not at all, and `put(if_absent=True)` has exactly one winner. Calls are synchronous and thread-safe and
+raise `CloudError` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import BinaryIO, Protocol
+
+from everstep.protocol.plan import ObjectReference
+
+STREAM_CHUNK_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """What S3 says about one object."""
+
+    reference: ObjectReference
+    size_bytes: int
+    etag: str
+    """Without quotes."""
+    modified_at: datetime
+
+
+class ObjectStore(Protocol):
+    """Objects by bucket and key.
+
+    Every method raises `NotFound` for a missing bucket or (where it reads) object, and the retryable kinds of `CloudError`.
+    """
+
+    def put(self, reference: ObjectReference, body: bytes, *, if_absent: bool = False) -> ObjectInfo:
+        """Write a small object.
+
+        Args:
+            reference: where.
+            body: all of it; for large bodies use `put_file`.
+            if_absent: write only if no object of that key exists, else raise `PreconditionFailed`.
+
+        Returns:
+            What was written.
+        """
+
+    def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
+        """Write an object from a seekable file, in parts where it is large; read from its current position to its end."""
+
+    def get(self, reference: ObjectReference) -> bytes:
+        """Return a small object, whole."""
+
+    def stream(self, reference: ObjectReference, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes `start` … `end - 1` of an object in chunks; errors come from the first `next` on.
+
+        Args:
+            reference: which.
+            start: first byte; at or past the end yields nothing.
+            end: one past the last byte, or None for all.
+        """
+
+    def head(self, reference: ObjectReference) -> ObjectInfo:
+        """Return what S3 knows about an object, without its bytes."""
+
+    def list(self, prefix: ObjectReference) -> Iterator[ObjectInfo]:
+        """Yield all objects whose key begins with the prefix's key, in key order."""
+
+    def delete_prefix(self, prefix: ObjectReference) -> int:
+        """Delete all objects below a key prefix, which must not be empty, and return how many there were."""

@@ -1,0 +1,118 @@
+"""The `ObjectStore` over boto3, for S3 and for the local cloud's S3 alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Final
+
+from boto3.s3.transfer import TransferConfig
+
+from control_plane.cloud.connection import Connection, translated
+from control_plane.cloud.errors import InvalidRequest, NotFound
+from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectInfo
+from everstep.protocol.plan import ObjectReference
+
+DELETIONS_PER_CALL: Final = 1000
+_TRANSFER: Final = TransferConfig(
+    multipart_threshold=16 * 1024 * 1024,
+    multipart_chunksize=16 * 1024 * 1024,
+    max_concurrency=4,
+    # The CRT client ignores endpoint_url and goes to real AWS (boto3 issue 4839).
+    preferred_transfer_client="classic",
+)
+
+
+class S3ObjectStore:
+    """`ObjectStore` over boto3. Thread-safe.
+
+    Args:
+        connection: the cloud.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._s3 = connection.client("s3")
+
+    def put(self, reference: ObjectReference, body: bytes, *, if_absent: bool = False) -> ObjectInfo:
+        """Write a small object; see `ObjectStore`."""
+        condition = {"IfNoneMatch": "*"} if if_absent else {}
+        with translated():
+            self._s3.put_object(Bucket=reference.bucket, Key=reference.key, Body=body, **condition)
+        return self.head(reference)
+
+    def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
+        """Write a large object; see `ObjectStore`."""
+        with translated():
+            self._s3.upload_fileobj(_Unclosed(file), reference.bucket, reference.key, Config=_TRANSFER)
+        return self.head(reference)
+
+    def get(self, reference: ObjectReference) -> bytes:
+        """Return an object whole; see `ObjectStore`."""
+        with translated():
+            body: bytes = self._s3.get_object(Bucket=reference.bucket, Key=reference.key)["Body"].read()
+        return body
+
+    def stream(self, reference: ObjectReference, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Yield a range of an object; see `ObjectStore`."""
+        size = self.head(reference).size_bytes
+        stop = size if end is None else min(end, size)
+        if start >= stop:
+            return  # S3 answers 416 to an empty range
+        with translated():
+            body = self._s3.get_object(Bucket=reference.bucket, Key=reference.key, Range=f"bytes={start}-{stop - 1}")["Body"]
+            try:
+                yield from body.iter_chunks(STREAM_CHUNK_BYTES)
+            finally:
+                body.close()
+
+    def head(self, reference: ObjectReference) -> ObjectInfo:
+        """Return an object's size and ETag; see `ObjectStore`."""
+        try:
+            with translated():
+                answer = self._s3.head_object(Bucket=reference.bucket, Key=reference.key)
+        except NotFound as error:  # HEAD has no body, so S3 cannot say what is missing
+            raise NotFound(f"s3://{reference.bucket}/{reference.key} does not exist", code=error.code) from error
+        return ObjectInfo(reference=reference, size_bytes=answer["ContentLength"], etag=answer["ETag"].strip('"'), modified_at=answer["LastModified"])
+
+    def list(self, prefix: ObjectReference) -> Iterator[ObjectInfo]:
+        """Yield objects by prefix; see `ObjectStore`."""
+        with translated():
+            for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key):
+                for entry in page.get("Contents", ()):
+                    yield _listed(prefix.bucket, entry)
+
+    def delete_prefix(self, prefix: ObjectReference) -> int:
+        """Delete objects by prefix; see `ObjectStore`."""
+        if not prefix.key:
+            raise InvalidRequest("an empty prefix would delete the whole bucket")
+        deleted = 0
+        with translated():
+            pages = self._s3.get_paginator("list_objects_v2").paginate(
+                Bucket=prefix.bucket, Prefix=prefix.key, PaginationConfig={"PageSize": DELETIONS_PER_CALL}
+            )
+            for page in pages:
+                keys = [{"Key": entry["Key"]} for entry in page.get("Contents", ())]
+                if keys:
+                    self._s3.delete_objects(Bucket=prefix.bucket, Delete={"Objects": keys, "Quiet": True})
+                    deleted += len(keys)
+        return deleted
+
+
+class _Unclosed:
+    """A file that s3transfer reads but may not close: who opened it closes it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        return self._file.read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def _listed(bucket: str, entry: dict[str, Any]) -> ObjectInfo:
+    reference = ObjectReference(bucket=bucket, key=entry["Key"])
+    return ObjectInfo(reference=reference, size_bytes=entry["Size"], etag=entry["ETag"].strip('"'), modified_at=entry["LastModified"])
