@@ -1,6 +1,11 @@
 """Errors of the agent.
 
     WorkerError
+    ├── NoRoom                   memory for slots is used up (with the figures)
+    ├── PeerError                a line to another agent failed
+    │   ├── PeerLost             closed, timed out, or nobody answers: retryable
+    │   └── PeerRefused          the other side does not know us, our key or our generation: retryable
+    ├── SourceRefused            the user's source archive is not what the plan says, or not safe to unpack
     ├── SupervisorError
     │   ├── ShimUnavailable      the node's shim cannot be started or reached
     │   ├── RankNotStarted       the shim refused to start a rank
@@ -23,6 +28,33 @@ class WorkerError(Exception):
     """Base of what the agent's parts raise."""
 
     retryable: bool = False
+
+
+class NoRoom(WorkerError):
+    """The node's memory for slots does not suffice."""
+
+    def __init__(self, *, needed_bytes: int, available_bytes: int) -> None:
+        super().__init__(f"slots need {needed_bytes:,} bytes of host memory and {available_bytes:,} bytes are there")
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
+class PeerError(WorkerError):
+    """A line to another agent failed."""
+
+    retryable = True
+
+
+class PeerLost(PeerError):
+    """Closed, timed out, or nobody answers."""
+
+
+class PeerRefused(PeerError):
+    """The other side does not know us, our key or our generation."""
+
+
+class SourceRefused(WorkerError):
+    """The source archive is not what the plan says, or is not safe to unpack."""
 
 
 class SupervisorError(WorkerError):

@@ -256,12 +256,12 @@ class SlotStore:
             asyncio.CancelledError: the slot was granted anew in the meantime.
         """
         task: asyncio.Task[T] = asyncio.ensure_future(work)
-        slot.readers.add(task)  # type: ignore[arg-type]
+        slot.readers.add(task)
         try:
             return await task
         finally:
             task.cancel()
-            slot.readers.discard(task)  # type: ignore[arg-type]
+            slot.readers.discard(task)
 
     async def _digest(self, slot: Slot, size: int) -> bytes:
         def work(cancelled: threading.Event) -> bytes:
