@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, CursorResult, Engine, Result, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
@@ -63,7 +63,18 @@ class Database:
 
 def record_of(row: Base, kind: type[R]) -> R:
     """Return a frozen dataclass with the row's columns of the same names."""
-    return kind(**{field.name: getattr(row, field.name) for field in fields(kind)})
+    return kind(**columns_of(row, kind))
+
+
+def columns_of(row: Base, kind: type[DataclassInstance], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the row's columns that have the names of a dataclass's fields, without those to be converted by hand."""
+    return {field.name: getattr(row, field.name) for field in fields(kind) if field.name not in leave_out}
+
+
+def changed_rows(result: Result[Any]) -> int:
+    """Return how many rows an UPDATE or DELETE found."""
+    assert isinstance(result, CursorResult)
+    return int(result.rowcount)
 
 
 def _make_sqlite_strict(engine: Engine) -> None:

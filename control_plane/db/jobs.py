@@ -1,0 +1,393 @@
+"""Jobs: what was asked for, where it stands, and its generations.
+
+Invariant: the state of a job is written under its lease alone; users add wishes (a stop), the loop makes them true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
+
+import msgspec
+from sqlalchemy import and_, or_, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from control_plane.db import leases
+from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
+from control_plane.db.leases import Lease
+from control_plane.db.models import Generation, Job
+from control_plane.db.session import changed_rows, columns_of
+from everstep.protocol.codec import decode, encode
+from everstep.protocol.plan import GenerationPlan
+
+TRANSITIONS_LIMIT = 400
+"""Transitions kept with a job; of a longer story the first and the newest are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What a job is, checked against its fleet and its source before it is stored."""
+
+    source_sha256: str
+    source_bucket: str
+    source_key: str
+    source_bytes: int
+    entry_point: str
+    node_count: int
+    ranks_per_node: int
+    copies: int
+    hyperparameters: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    checkpoint_every_steps: int = 0
+    """0: only at an agreed stop."""
+    checkpoint_uri: str
+    """`s3://bucket/prefix/`; generation and step go below it."""
+    third_slot: bool = False
+    output_uri: str
+    log_uri: str
+    max_runtime_seconds: int | None = None
+    max_pending_seconds: int | None = None
+    max_attempts: int = 3
+    """The breaker: this many times the same failure at the same step, and the job has failed."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.node_count * self.ranks_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class JobTransition:
+    """The job entered a state."""
+
+    state: str
+    reason: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRecord:
+    """One failure, as the breaker compares it."""
+
+    signature: str
+    """Exit class and code, or the fault's code."""
+    step: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A job as it is stored."""
+
+    run_id: str
+    name: str
+    fleet_name: str
+    project: str
+    priority: int
+    tags: Mapping[str, str]
+    spec: JobSpec
+    state: str
+    reason: str
+    transitions: tuple[JobTransition, ...]
+    stop_requested_at: datetime | None
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    generation: int
+    issued_generation: int
+    base_step: int
+    committed_step: int
+    proposed_step: int
+    boundary: int
+    max_boundary: int
+    committed_at: datetime | None
+    failures: tuple[FailureRecord, ...]
+    accounting: Mapping[str, float]
+    accounted_until: datetime | None
+    memo: Mapping[str, Any]
+
+
+class JobUpdate(TypedDict, total=False):
+    """What the loop may change; what is left out stays."""
+
+    reason: str
+    started_at: datetime | None
+    ended_at: datetime | None
+    generation: int
+    issued_generation: int
+    base_step: int
+    committed_step: int
+    proposed_step: int
+    boundary: int
+    max_boundary: int
+    committed_at: datetime | None
+    failures: tuple[FailureRecord, ...]
+    accounting: Mapping[str, float]
+    accounted_until: datetime | None
+    memo: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A job that is about to be stored."""
+
+    run_id: str
+    name: str
+    fleet_name: str
+    project: str
+    priority: int
+    tags: Mapping[str, str]
+    spec: JobSpec
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Which jobs to list; None means any."""
+
+    states: Collection[str] | None = None
+    name_contains: str | None = None
+    fleet_name: str | None = None
+    project: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRecord:
+    """A generation and its plan."""
+
+    number: int
+    parent: int
+    base_step: int
+    plan: GenerationPlan
+    created_at: datetime
+    started_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageEntry:
+    """One generation's place in the family, without its plan."""
+
+    number: int
+    parent: int
+    base_step: int
+    started_at: datetime | None
+
+
+def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
+    """Store a new job.
+
+    Raises:
+        AlreadyExists: the name is taken, by a running job or by one of the past.
+    """
+    row = Job(
+        run_id=job.run_id,
+        name=job.name,
+        fleet_name=job.fleet_name,
+        project=job.project,
+        priority=job.priority,
+        tags=dict(job.tags),
+        spec=msgspec.to_builtins(job.spec),
+        state=job.state,
+        reason=job.reason,
+        transitions=[_transition(job.state, job.reason, now)],
+        created_at=now,
+    )
+    session.add(row)
+    try:
+        session.flush()
+    except IntegrityError as error:
+        raise AlreadyExists("training job", job.name) from error
+    return _record(row)
+
+
+def get(session: Session, name: str) -> JobRecord:
+    """Return the job of this name.
+
+    Raises:
+        NotFound: there is none.
+    """
+    row = session.scalar(select(Job).where(Job.name == name))
+    if row is None:
+        raise NotFound("training job", name)
+    return _record(row)
+
+
+def get_run(session: Session, run_id: str) -> JobRecord:
+    """Return the job of this run.
+
+    Raises:
+        NotFound: there is none.
+    """
+    row = session.get(Job, run_id)
+    if row is None:
+        raise NotFound("run", run_id)
+    return _record(row)
+
+
+def unfinished(session: Session, fleet_name: str | None = None) -> tuple[JobRecord, ...]:
+    """Return the jobs that have not ended, highest priority and then oldest first."""
+    query = select(Job).where(Job.ended_at.is_(None)).order_by(Job.priority.desc(), Job.created_at, Job.run_id)
+    if fleet_name is not None:
+        query = query.where(Job.fleet_name == fleet_name)
+    return tuple(_record(row) for row in session.scalars(query))
+
+
+def page(session: Session, which: JobFilter, *, after: tuple[datetime, str] | None, limit: int) -> tuple[JobRecord, ...]:
+    """Return jobs, newest first.
+
+    Args:
+        session: any.
+        which: the filter.
+        after: `(created_at, run_id)` of the last job of the page before, or None for the first page.
+        limit: at most this many.
+    """
+    query = select(Job).order_by(Job.created_at.desc(), Job.run_id.desc()).limit(limit)
+    if which.states is not None:
+        query = query.where(Job.state.in_(which.states))
+    if which.name_contains is not None:
+        query = query.where(Job.name.contains(which.name_contains, autoescape=True))
+    if which.fleet_name is not None:
+        query = query.where(Job.fleet_name == which.fleet_name)
+    if which.project is not None:
+        query = query.where(Job.project == which.project)
+    if after is not None:
+        created_at, run_id = after
+        query = query.where(or_(Job.created_at < created_at, and_(Job.created_at == created_at, Job.run_id < run_id)))
+    return tuple(_record(row) for row in session.scalars(query))
+
+
+def request_stop(session: Session, name: str, now: datetime) -> JobRecord:
+    """Note that the user wants the job to stop. Asking again changes nothing.
+
+    Raises:
+        NotFound: there is no such job.
+        Conflict: it has ended.
+    """
+    changed = changed_rows(
+        session.execute(update(Job).where(Job.name == name, Job.ended_at.is_(None), Job.stop_requested_at.is_(None)).values(stop_requested_at=now))
+    )
+    job = get(session, name)
+    if not changed and job.ended_at is not None:
+        raise Conflict(f"the training job {name!r} has ended: {job.reason}")
+    return job
+
+
+def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None:
+    """Write what a pass found out, without leaving the state.
+
+    Raises:
+        StaleLease: the lease was taken over; nothing was written.
+    """
+    leases.guard(session, lease)
+    if changes:
+        session.execute(update(Job).where(Job.run_id == lease.key).values(**_columns(changes)))
+
+
+def transition(session: Session, lease: Lease, *, before: str, after: str, now: datetime, **changes: Unpack[JobUpdate]) -> None:
+    """Move the job from one state to another and append to its story.
+
+    Args:
+        session: a writing one.
+        lease: the job's.
+        before: the state that the decision was made in.
+        after: the state to enter; the core's table has checked the step.
+        now: when.
+        **changes: what else changes; `reason` is mandatory.
+
+    Raises:
+        StaleLease: the lease was taken over, or the state is not `before`; nothing was written.
+    """
+    leases.guard(session, lease)
+    story = session.scalar(select(Job.transitions).where(Job.run_id == lease.key, Job.state == before))
+    if story is None:
+        raise StaleLease(f"the job of run {lease.key} is not {before} any more")
+    longer = [*story, _transition(after, changes["reason"], now)]
+    if len(longer) > TRANSITIONS_LIMIT:
+        longer = [longer[0], *longer[1 - TRANSITIONS_LIMIT :]]
+    session.execute(update(Job).where(Job.run_id == lease.key).values(state=after, transitions=longer, **_columns(changes)))
+
+
+def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: datetime) -> None:
+    """Store a plan, once and for all, and make it the job's newest generation.
+
+    Raises:
+        StaleLease: the lease was taken over; nothing was written.
+        AlreadyExists: the generation has a plan already.
+    """
+    leases.guard(session, lease)
+    number = int(plan.generation)
+    if session.get(Generation, (lease.key, number)) is not None:
+        raise AlreadyExists("generation", f"{plan.job}/{number}")
+    session.add(
+        Generation(run_id=lease.key, number=number, parent=int(plan.parent), base_step=int(plan.base_step), plan=encode(plan), created_at=now)
+    )
+    session.flush()
+    session.execute(update(Job).where(Job.run_id == lease.key).values(generation=number, base_step=int(plan.base_step)))
+
+
+def mark_generation_started(session: Session, lease: Lease, number: int, now: datetime) -> None:
+    """Note that the ranks of a generation were told to start. The first time counts.
+
+    Raises:
+        StaleLease: the lease was taken over; nothing was written.
+    """
+    leases.guard(session, lease)
+    session.execute(
+        update(Generation).where(Generation.run_id == lease.key, Generation.number == number, Generation.started_at.is_(None)).values(started_at=now)
+    )
+
+
+def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
+    """Return one generation with its plan.
+
+    Raises:
+        NotFound: it has no plan.
+    """
+    row = session.get(Generation, (run_id, number))
+    if row is None:
+        raise NotFound("generation", f"{run_id}/{number}")
+    return GenerationRecord(
+        number=row.number,
+        parent=row.parent,
+        base_step=row.base_step,
+        plan=decode(row.plan, GenerationPlan),
+        created_at=row.created_at,
+        started_at=row.started_at,
+    )
+
+
+def lineage(session: Session, run_id: str) -> tuple[LineageEntry, ...]:
+    """Return all generations of a run that have a plan, oldest first."""
+    query = select(Generation.number, Generation.parent, Generation.base_step, Generation.started_at).where(Generation.run_id == run_id)
+    return tuple(
+        LineageEntry(number=number, parent=parent, base_step=base_step, started_at=started_at)
+        for number, parent, base_step, started_at in session.execute(query.order_by(Generation.number))
+    )
+
+
+def _record(row: Job) -> JobRecord:
+    return JobRecord(
+        **columns_of(row, JobRecord, leave_out=("spec", "transitions", "failures")),
+        spec=msgspec.convert(row.spec, JobSpec),
+        transitions=tuple(msgspec.convert(entry, JobTransition) for entry in row.transitions),
+        failures=tuple(msgspec.convert(entry, FailureRecord) for entry in row.failures),
+    )
+
+
+def _columns(changes: JobUpdate) -> dict[str, Any]:
+    columns: dict[str, Any] = dict(changes)
+    if "failures" in changes:
+        columns["failures"] = [msgspec.to_builtins(failure) for failure in changes["failures"]]
+    for name in ("accounting", "memo"):
+        if name in columns:
+            columns[name] = dict(columns[name])
+    return columns
+
+
+def _transition(state: str, reason: str, at: datetime) -> dict[str, Any]:
+    entry: dict[str, Any] = msgspec.to_builtins(JobTransition(str(state), reason, at))
+    return entry

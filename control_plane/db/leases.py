@@ -1,0 +1,126 @@
+"""Leases: which replica of the control plane works on a job or a fleet.
+
+    owner       claims before every pass, which bumps the counter
+    contender   watches owner and counter; when both stood still for `ttl_seconds` on its own monotonic clock, it takes the row over
+
+Clocks of two machines are never compared, and nothing expires by itself: what was worked out under a lease counts only if `guard` still finds
+owner and counter as they were, in the transaction that writes it.
+
+Invariant: of two writers guarded by leases of one row, at most one commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import ColumnElement, select, update
+from sqlalchemy.orm import Session
+
+from control_plane.db.errors import NotFound, StaleLease
+from control_plane.db.models import Fleet, Job
+from control_plane.db.session import changed_rows
+
+LeaseKind = Literal["job", "fleet"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write to one row, as long as nobody else has claimed it."""
+
+    kind: LeaseKind
+    key: str
+    """Run id of a job, name of a fleet."""
+    owner: str
+    counter: int
+
+
+class Leaser:
+    """Claims leases for one replica of the control plane. Used by one thread at a time.
+
+    Args:
+        owner: an id that is fresh at every start of the server.
+        ttl_seconds: how long a lease must stand still before it may be taken over.
+        monotonic: seconds of a clock that never jumps.
+    """
+
+    def __init__(self, owner: str, ttl_seconds: float, monotonic: Callable[[], float]) -> None:
+        self.owner = owner
+        self._ttl_seconds = ttl_seconds
+        self._monotonic = monotonic
+        self._watched: dict[tuple[LeaseKind, str], tuple[str, int, float]] = {}
+
+    def claim(self, session: Session, kind: LeaseKind, key: str) -> Lease | None:
+        """Take, keep or take over the lease of a row.
+
+        Args:
+            session: a writing one.
+            kind: the table.
+            key: the row.
+
+        Returns:
+            The lease, or None while another replica holds it.
+
+        Raises:
+            NotFound: there is no such row.
+        """
+        table, row = _row(kind, key)
+        found = session.execute(select(table.lease_owner, table.lease_counter).where(row)).one_or_none()
+        if found is None:
+            raise NotFound(kind, key)
+        owner, counter = found
+        if owner is not None and owner != self.owner and not self._stood_still(kind, key, owner, counter):
+            return None
+        self._watched.pop((kind, key), None)
+        return self._take(session, kind, key, owner, counter)
+
+    def renew(self, session: Session, lease: Lease) -> Lease:
+        """Show that the owner is alive in the middle of a long pass, and return the lease to go on with.
+
+        Raises:
+            StaleLease: another replica has taken over.
+        """
+        renewed = self._take(session, lease.kind, lease.key, lease.owner, lease.counter)
+        if renewed is None:
+            raise StaleLease(f"the lease of {lease.kind} {lease.key} was taken over")
+        return renewed
+
+    def release(self, session: Session, lease: Lease) -> None:
+        """Let another replica claim the row at once. A lease that is lost already is fine."""
+        table, row = _row(lease.kind, lease.key)
+        session.execute(update(table).where(row, _held(table, lease.owner, lease.counter)).values(lease_owner=None))
+
+    def _take(self, session: Session, kind: LeaseKind, key: str, owner: str | None, counter: int) -> Lease | None:
+        table, row = _row(kind, key)
+        taken = update(table).where(row, _held(table, owner, counter)).values(lease_owner=self.owner, lease_counter=counter + 1)
+        return Lease(kind, key, self.owner, counter + 1) if changed_rows(session.execute(taken)) else None
+
+    def _stood_still(self, kind: LeaseKind, key: str, owner: str, counter: int) -> bool:
+        now = self._monotonic()
+        watched = self._watched.get((kind, key))
+        if watched is None or watched[:2] != (owner, counter):
+            self._watched[kind, key] = (owner, counter, now)
+            return False
+        return now - watched[2] >= self._ttl_seconds
+
+
+def guard(session: Session, lease: Lease) -> None:
+    """Make everything that this transaction writes depend on the lease: nothing of it is committed once the lease is lost.
+
+    The row is written, not only read, so that a claim that comes at the same time waits for this transaction on any database.
+
+    Raises:
+        StaleLease: the row's owner or counter is another one, or the row is gone.
+    """
+    table, row = _row(lease.kind, lease.key)
+    if not changed_rows(session.execute(update(table).where(row, _held(table, lease.owner, lease.counter)).values(lease_counter=lease.counter))):
+        raise StaleLease(f"the lease of {lease.kind} {lease.key} was taken over")
+
+
+def _row(kind: LeaseKind, key: str) -> tuple[type[Job] | type[Fleet], ColumnElement[bool]]:
+    return (Job, Job.run_id == key) if kind == "job" else (Fleet, Fleet.name == key)
+
+
+def _held(table: type[Job] | type[Fleet], owner: str | None, counter: int) -> ColumnElement[bool]:
+    return table.lease_owner.is_not_distinct_from(owner) & (table.lease_counter == counter)
