@@ -1,0 +1,88 @@
+"""Events: what happened, in order. Append-only.
+
+Invariant: an event is never changed; its id grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from control_plane.db.models import Event
+from control_plane.db.session import record_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEvent:
+    """Something that just happened."""
+
+    at: datetime
+    type: str
+    """`JobStateChanged`, `NodeExcluded`, `FleetDrift` …"""
+    message: str
+    """A sentence for the user."""
+    project: str = ""
+    fleet_name: str | None = None
+    job_name: str | None = None
+    node_id: str | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecord:
+    """An event as it is stored."""
+
+    id: int
+    at: datetime
+    type: str
+    message: str
+    project: str
+    fleet_name: str | None
+    job_name: str | None
+    node_id: str | None
+    detail: Mapping[str, Any]
+
+
+def append(session: Session, event: NewEvent) -> EventRecord:
+    """Store an event."""
+    row = Event(
+        at=event.at,
+        type=event.type,
+        message=event.message,
+        project=event.project,
+        fleet_name=event.fleet_name,
+        job_name=event.job_name,
+        node_id=event.node_id,
+        detail=dict(event.detail),
+    )
+    session.add(row)
+    session.flush()
+    return record_of(row, EventRecord)
+
+
+def page(
+    session: Session, *, job_name: str | None, fleet_name: str | None, project: str | None, after_id: int, limit: int
+) -> tuple[EventRecord, ...]:
+    """Return events, oldest first.
+
+    Args:
+        session: any.
+        job_name: only of this job, or None.
+        fleet_name: only of this fleet, or None.
+        project: only of this project, or None.
+        after_id: only events with a higher id.
+        limit: at most this many.
+    """
+    query = select(Event).where(Event.id > after_id).order_by(Event.id).limit(limit)
+    if job_name is not None:
+        query = query.where(Event.job_name == job_name)
+    if fleet_name is not None:
+        query = query.where(Event.fleet_name == fleet_name)
+    if project is not None:
+        query = query.where(Event.project == project)
+    return tuple(record_of(row, EventRecord) for row in session.scalars(query))

@@ -1,0 +1,155 @@
+"""Fleets: which Auto Scaling groups Everstep keeps, and how many nodes are wanted of each.
+
+Invariant: users write what they want (spares, floor), the fleet loop writes what it finds, under the fleet's lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypedDict, Unpack
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from control_plane.db import leases
+from control_plane.db.errors import AlreadyExists, Conflict, NotFound
+from control_plane.db.leases import Lease
+from control_plane.db.models import Fleet, Job, Node
+from control_plane.db.session import changed_rows, record_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRecord:
+    """A fleet as it is stored."""
+
+    name: str
+    auto_scaling_group_name: str
+    project: str
+    min_node_count: int
+    spare_count: int
+    max_node_count: int
+    instance_type: str
+    availability_zone: str
+    price_usd_per_hour: float | None
+    desired_node_count: int
+    drift: tuple[str, ...]
+    reason: str
+    tags: Mapping[str, str]
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFleet:
+    """A fleet that is about to be stored; the group was looked at before."""
+
+    name: str
+    auto_scaling_group_name: str
+    project: str
+    min_node_count: int
+    spare_count: int
+    max_node_count: int
+    instance_type: str
+    availability_zone: str
+    tags: Mapping[str, str]
+    price_usd_per_hour: float | None = None
+
+
+class FleetUpdate(TypedDict, total=False):
+    """What the fleet loop may change; what is left out stays."""
+
+    max_node_count: int
+    instance_type: str
+    availability_zone: str
+    price_usd_per_hour: float | None
+    desired_node_count: int
+    drift: tuple[str, ...]
+    reason: str
+
+
+def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
+    """Store a new fleet.
+
+    Raises:
+        AlreadyExists: the name is taken, or the group belongs to another fleet.
+    """
+    other = session.scalar(select(Fleet).where(Fleet.auto_scaling_group_name == fleet.auto_scaling_group_name))
+    if other is not None and other.name != fleet.name:
+        raise AlreadyExists("fleet of the group", fleet.auto_scaling_group_name)
+    row = Fleet(
+        name=fleet.name,
+        auto_scaling_group_name=fleet.auto_scaling_group_name,
+        project=fleet.project,
+        min_node_count=fleet.min_node_count,
+        spare_count=fleet.spare_count,
+        max_node_count=fleet.max_node_count,
+        instance_type=fleet.instance_type,
+        availability_zone=fleet.availability_zone,
+        price_usd_per_hour=fleet.price_usd_per_hour,
+        tags=dict(fleet.tags),
+        created_at=now,
+    )
+    session.add(row)
+    try:
+        session.flush()
+    except IntegrityError as error:
+        raise AlreadyExists("fleet", fleet.name) from error
+    return record_of(row, FleetRecord)
+
+
+def get(session: Session, name: str) -> FleetRecord:
+    """Return the fleet of this name.
+
+    Raises:
+        NotFound: there is none.
+    """
+    row = session.get(Fleet, name)
+    if row is None:
+        raise NotFound("fleet", name)
+    return record_of(row, FleetRecord)
+
+
+def every(session: Session) -> tuple[FleetRecord, ...]:
+    """Return all fleets by name; they are few."""
+    return tuple(record_of(row, FleetRecord) for row in session.scalars(select(Fleet).order_by(Fleet.name)))
+
+
+def set_wanted(session: Session, name: str, *, min_node_count: int | None, spare_count: int | None) -> FleetRecord:
+    """Change what the user wants of a fleet; None leaves a figure as it is.
+
+    Raises:
+        NotFound: there is no such fleet.
+    """
+    wanted = {"min_node_count": min_node_count, "spare_count": spare_count}
+    changes = {column: value for column, value in wanted.items() if value is not None}
+    if changes and not changed_rows(session.execute(update(Fleet).where(Fleet.name == name).values(**changes))):
+        raise NotFound("fleet", name)
+    return get(session, name)
+
+
+def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> None:
+    """Write what a pass of the fleet loop found out.
+
+    Raises:
+        StaleLease: the lease was taken over; nothing was written.
+    """
+    leases.guard(session, lease)
+    if changes:
+        session.execute(update(Fleet).where(Fleet.name == lease.key).values(**changes))
+
+
+def remove(session: Session, name: str) -> None:
+    """Forget a fleet and its nodes. The group and its instances stay as they are.
+
+    Raises:
+        NotFound: there is no such fleet.
+        Conflict: jobs on it have not ended.
+    """
+    get(session, name)
+    unfinished = session.scalar(select(func.count()).select_from(Job).where(Job.fleet_name == name, Job.ended_at.is_(None)))
+    if unfinished:
+        raise Conflict(f"the fleet {name!r} has {unfinished} training jobs that have not ended")
+    session.execute(delete(Node).where(Node.fleet_name == name))
+    session.execute(delete(Fleet).where(Fleet.name == name))

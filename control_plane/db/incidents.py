@@ -1,0 +1,195 @@
+"""Incidents: failures and their recoveries.
+
+Invariant: an incident is written under its job's lease; once closed it is history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
+
+from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from control_plane.db import leases
+from control_plane.db.errors import NotFound
+from control_plane.db.leases import Lease
+from control_plane.db.models import Incident
+from control_plane.db.session import changed_rows, record_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentRecord:
+    """An incident as it is stored."""
+
+    id: str
+    run_id: str
+    job_name: str
+    project: str
+    phase: str
+    """Of the recovery: detect, replace, restore, rework, or closed."""
+    cause: str
+    evidence: tuple[str, ...]
+    decision: str
+    reason: str
+    restore_source: str | None
+    from_step: int | None
+    reached_step: int | None
+    lost_steps: int | None
+    generation_before: int
+    generation_after: int | None
+    instance_id: str | None
+    replacement_instance_id: str | None
+    failed_at: datetime
+    opened_at: datetime
+    replaced_at: datetime | None
+    restored_at: datetime | None
+    closed_at: datetime | None
+    detect_seconds: float | None
+    replace_seconds: float | None
+    restore_seconds: float | None
+    rework_seconds: float | None
+    cost_usd: float | None
+    detail: Mapping[str, Any]
+
+
+class IncidentUpdate(TypedDict, total=False):
+    """What changes while a recovery goes on; what is left out stays."""
+
+    phase: str
+    cause: str
+    evidence: tuple[str, ...]
+    decision: str
+    reason: str
+    restore_source: str | None
+    from_step: int | None
+    reached_step: int | None
+    lost_steps: int | None
+    generation_after: int | None
+    instance_id: str | None
+    replacement_instance_id: str | None
+    replaced_at: datetime | None
+    restored_at: datetime | None
+    closed_at: datetime | None
+    detect_seconds: float | None
+    replace_seconds: float | None
+    restore_seconds: float | None
+    rework_seconds: float | None
+    cost_usd: float | None
+    detail: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewIncident:
+    """What is known when a failure is noticed."""
+
+    job_name: str
+    project: str
+    phase: str
+    cause: str
+    evidence: tuple[str, ...]
+    decision: str
+    reason: str
+    reached_step: int | None
+    generation_before: int
+    instance_id: str | None
+    failed_at: datetime
+    opened_at: datetime
+    detect_seconds: float | None
+    detail: Mapping[str, Any]
+
+
+def open_incident(session: Session, lease: Lease, incident_id: str, incident: NewIncident) -> IncidentRecord:
+    """Store a new incident of the lease's job. Opening the same id again changes nothing.
+
+    Raises:
+        StaleLease: the lease was taken over; nothing was written.
+    """
+    leases.guard(session, lease)
+    row = session.get(Incident, incident_id)
+    if row is None:
+        row = Incident(
+            id=incident_id,
+            run_id=lease.key,
+            job_name=incident.job_name,
+            project=incident.project,
+            phase=incident.phase,
+            cause=incident.cause,
+            evidence=incident.evidence,
+            decision=incident.decision,
+            reason=incident.reason,
+            reached_step=incident.reached_step,
+            generation_before=incident.generation_before,
+            instance_id=incident.instance_id,
+            failed_at=incident.failed_at,
+            opened_at=incident.opened_at,
+            detect_seconds=incident.detect_seconds,
+            detail=dict(incident.detail),
+        )
+        session.add(row)
+        session.flush()
+    return record_of(row, IncidentRecord)
+
+
+def change(session: Session, lease: Lease, incident_id: str, **changes: Unpack[IncidentUpdate]) -> None:
+    """Write how a recovery goes on.
+
+    Raises:
+        StaleLease: the lease was taken over; nothing was written.
+        NotFound: the job has no such incident.
+    """
+    leases.guard(session, lease)
+    values: dict[str, Any] = dict(changes)
+    if "detail" in values:
+        values["detail"] = dict(values["detail"])
+    found = session.execute(update(Incident).where(Incident.id == incident_id, Incident.run_id == lease.key).values(**values))
+    if not changed_rows(found):
+        raise NotFound("incident", incident_id)
+
+
+def get(session: Session, incident_id: str) -> IncidentRecord:
+    """Return one incident.
+
+    Raises:
+        NotFound: there is none of this id.
+    """
+    row = session.get(Incident, incident_id)
+    if row is None:
+        raise NotFound("incident", incident_id)
+    return record_of(row, IncidentRecord)
+
+
+def open_of_run(session: Session, run_id: str) -> tuple[IncidentRecord, ...]:
+    """Return the incidents of a run that are not closed, oldest first."""
+    query = select(Incident).where(Incident.run_id == run_id, Incident.closed_at.is_(None)).order_by(Incident.opened_at, Incident.id)
+    return tuple(record_of(row, IncidentRecord) for row in session.scalars(query))
+
+
+def count_of_run(session: Session, run_id: str) -> int:
+    """Return how many incidents a run has had."""
+    return session.scalar(select(func.count()).select_from(Incident).where(Incident.run_id == run_id)) or 0
+
+
+def page(
+    session: Session, *, job_name: str | None, project: str | None, after: tuple[datetime, str] | None, limit: int
+) -> tuple[IncidentRecord, ...]:
+    """Return incidents in the order they were opened.
+
+    Args:
+        session: any.
+        job_name: only of this job, or None.
+        project: only of this project, or None.
+        after: `(opened_at, id)` of the last one of the page before, or None for the first page.
+        limit: at most this many.
+    """
+    query = select(Incident).order_by(Incident.opened_at, Incident.id).limit(limit)
+    if job_name is not None:
+        query = query.where(Incident.job_name == job_name)
+    if project is not None:
+        query = query.where(Incident.project == project)
+    if after is not None:
+        opened_at, incident_id = after
+        query = query.where(or_(Incident.opened_at > opened_at, and_(Incident.opened_at == opened_at, Incident.id > incident_id)))
+    return tuple(record_of(row, IncidentRecord) for row in session.scalars(query))

@@ -1,0 +1,134 @@
+"""Nodes: the table node → {job, spare, held, draining}, and what is known of each instance.
+
+Invariant: only the fleet loop changes which run a node belongs to; the agents' route only notes who said hello.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypedDict, Unpack
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
+
+from control_plane.db import leases
+from control_plane.db.errors import NotFound
+from control_plane.db.leases import Lease
+from control_plane.db.models import Node
+from control_plane.db.session import record_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """A node as it is stored."""
+
+    id: str
+    fleet_name: str
+    state: str
+    run_id: str | None
+    address: str
+    peer_port: int
+    memory_bytes: int
+    agent_id: str
+    version: str
+    instance_type: str
+    availability_zone: str
+    reason: str
+    created_at: datetime
+    connected_at: datetime | None
+    ended_at: datetime | None
+
+
+class NodeUpdate(TypedDict, total=False):
+    """What the fleet loop may change; what is left out stays."""
+
+    state: str
+    run_id: str | None
+    instance_type: str
+    availability_zone: str
+    reason: str
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentFacts:
+    """What an agent said of itself."""
+
+    node_id: str
+    fleet_name: str
+    address: str
+    peer_port: int
+    memory_bytes: int
+    agent_id: str
+    version: str
+
+
+def get(session: Session, node_id: str) -> NodeRecord:
+    """Return one node.
+
+    Raises:
+        NotFound: no such node was ever seen.
+    """
+    row = session.get(Node, node_id)
+    if row is None:
+        raise NotFound("node", node_id)
+    return record_of(row, NodeRecord)
+
+
+def of_fleet(session: Session, fleet_name: str | None = None, *, with_ended: bool = False) -> tuple[NodeRecord, ...]:
+    """Return the nodes of a fleet (or of all), oldest first; ended ones only on request."""
+    query = select(Node).order_by(Node.created_at, Node.id)
+    if fleet_name is not None:
+        query = query.where(Node.fleet_name == fleet_name)
+    if not with_ended:
+        query = query.where(Node.ended_at.is_(None))
+    return tuple(record_of(row, NodeRecord) for row in session.scalars(query))
+
+
+def of_run(session: Session, run_id: str) -> tuple[NodeRecord, ...]:
+    """Return the nodes that belong to a run, oldest first."""
+    return tuple(record_of(row, NodeRecord) for row in session.scalars(select(Node).where(Node.run_id == run_id).order_by(Node.created_at, Node.id)))
+
+
+def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: datetime) -> NodeRecord:
+    """Write what an agent said when it connected; a node that nobody knew appears in `initial_state`."""
+    row = session.get(Node, facts.node_id)
+    if row is None:
+        row = Node(id=facts.node_id, fleet_name=facts.fleet_name, state=initial_state, created_at=now)
+        session.add(row)
+    row.address = facts.address
+    row.peer_port = facts.peer_port
+    row.memory_bytes = facts.memory_bytes
+    row.agent_id = facts.agent_id
+    row.version = facts.version
+    row.connected_at = now
+    session.flush()
+    return record_of(row, NodeRecord)
+
+
+def change(session: Session, lease: Lease, node_id: str, *, initial_state: str, now: datetime, **changes: Unpack[NodeUpdate]) -> None:
+    """Write what the fleet loop decided about a node; one that is not in the table appears.
+
+    Args:
+        session: a writing one.
+        lease: of the node's fleet.
+        node_id: which.
+        initial_state: of a node that is not in the table, unless `changes` says otherwise.
+        now: when.
+        **changes: what changes.
+
+    Raises:
+        StaleLease: the lease was taken over; nothing was written.
+    """
+    leases.guard(session, lease)
+    if session.get(Node, node_id) is None:
+        session.add(Node(id=node_id, fleet_name=lease.key, state=initial_state, created_at=now))
+        session.flush()
+    if changes:
+        session.execute(update(Node).where(Node.id == node_id).values(**changes))
+
+
+def forget_ended(session: Session, before: datetime) -> None:
+    """Drop nodes that ended long ago; incidents and events keep their ids."""
+    session.execute(delete(Node).where(Node.ended_at < before))

@@ -1,0 +1,107 @@
+"""Protection: who holds which shard, as the owners' agents report it.
+
+Invariant: a replica row is written when a holder joins, leaves or changes its view, never for a step; steps live in the shard's row and in the job's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from control_plane.db import leases
+from control_plane.db.leases import Lease
+from control_plane.db.models import Replica, Shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderRecord:
+    """One holder of a shard; the first of a shard is its owner's node."""
+
+    node_id: str
+    is_in_view: bool
+    changed_at: datetime | None = None
+    """None where it is not stored yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRecord:
+    """One rank's shard."""
+
+    rank: int
+    generation: int
+    owner_node_id: str
+    committed_step: int
+    payload_bytes: int
+    reason: str
+    holders: tuple[HolderRecord, ...]
+
+
+def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: datetime) -> int:
+    """Write the shards of a job as they are now; ranks that are not named stay as they are.
+
+    Returns:
+        How many holders joined, left or changed their view: zero on most passes.
+
+    Raises:
+        StaleLease: the lease was taken over; nothing was written.
+    """
+    leases.guard(session, lease)
+    return sum(_record_shard(session, lease.key, shard, now) for shard in shards)
+
+
+def of_run(session: Session, run_id: str) -> tuple[ShardRecord, ...]:
+    """Return the shards of a run, by rank."""
+    holders: dict[int, list[HolderRecord]] = {}
+    for row in session.scalars(select(Replica).where(Replica.run_id == run_id).order_by(Replica.rank, Replica.position)):
+        holders.setdefault(row.rank, []).append(HolderRecord(node_id=row.holder_node_id, is_in_view=row.is_in_view, changed_at=row.changed_at))
+    return tuple(
+        ShardRecord(
+            rank=row.rank,
+            generation=row.generation,
+            owner_node_id=row.owner_node_id,
+            committed_step=row.committed_step,
+            payload_bytes=row.payload_bytes,
+            reason=row.reason,
+            holders=tuple(holders.get(row.rank, ())),
+        )
+        for row in session.scalars(select(Shard).where(Shard.run_id == run_id).order_by(Shard.rank))
+    )
+
+
+def _record_shard(session: Session, run_id: str, shard: ShardRecord, now: datetime) -> int:
+    row = session.get(Shard, (run_id, shard.rank))
+    if row is None:
+        row = Shard(run_id=run_id, rank=shard.rank)
+        session.add(row)
+    row.generation = shard.generation
+    row.owner_node_id = shard.owner_node_id
+    row.committed_step = shard.committed_step
+    row.payload_bytes = shard.payload_bytes
+    row.reason = shard.reason
+    row.updated_at = now
+    session.flush()
+
+    known = {
+        replica.holder_node_id: replica for replica in session.scalars(select(Replica).where(Replica.run_id == run_id, Replica.rank == shard.rank))
+    }
+    gone = known.keys() - {holder.node_id for holder in shard.holders}
+    if gone:
+        session.execute(delete(Replica).where(Replica.run_id == run_id, Replica.rank == shard.rank, Replica.holder_node_id.in_(gone)))
+    change_count = len(gone)
+    for position, holder in enumerate(shard.holders):
+        replica = known.get(holder.node_id)
+        if replica is not None and (replica.position, replica.is_in_view) == (position, holder.is_in_view):
+            continue
+        if replica is None:
+            replica = Replica(run_id=run_id, rank=shard.rank, holder_node_id=holder.node_id)
+            session.add(replica)
+        replica.position = position
+        replica.is_in_view = holder.is_in_view
+        replica.changed_at = now
+        change_count += 1
+    session.flush()
+    return change_count

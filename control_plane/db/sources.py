@@ -1,0 +1,60 @@
+"""Sources: the users' archives, checked and stored, named by their own digest.
+
+Invariant: a source in this table is complete in S3 and has passed every check.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from control_plane.db.errors import NotFound
+from control_plane.db.models import Source
+from control_plane.db.session import record_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRecord:
+    """A source archive."""
+
+    sha256: str
+    project: str
+    bucket: str
+    key: str
+    archive_bytes: int
+    unpacked_bytes: int
+    files: tuple[str, ...]
+    created_at: datetime
+
+
+def get(session: Session, sha256: str) -> SourceRecord:
+    """Return one source.
+
+    Raises:
+        NotFound: nothing was uploaded under this digest.
+    """
+    row = session.get(Source, sha256)
+    if row is None:
+        raise NotFound("source", sha256)
+    return record_of(row, SourceRecord)
+
+
+def add(session: Session, source: SourceRecord) -> SourceRecord:
+    """Store a source; one that is known stays as it is."""
+    row = session.get(Source, source.sha256)
+    if row is None:
+        row = Source(
+            sha256=source.sha256,
+            project=source.project,
+            bucket=source.bucket,
+            key=source.key,
+            archive_bytes=source.archive_bytes,
+            unpacked_bytes=source.unpacked_bytes,
+            files=source.files,
+            created_at=source.created_at,
+        )
+        session.add(row)
+        session.flush()
+    return record_of(row, SourceRecord)

@@ -1,0 +1,139 @@
+"""Bearer tokens: who may call, and as what. Only digests are stored.
+
+    user      a person or a program; a role and, unless it is an admin's, a project
+    join      an instance of a fleet that is new; redeemable once per instance
+    session   an agent that has joined; bound to its node
+
+Invariant: the token itself is returned once, by `mint`, and is nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from control_plane.db.models import Redemption, Token
+from control_plane.db.session import changed_rows, record_of
+
+TOKEN_BYTES = 32
+_PREFIX = "est_"
+"""So that a token in a log or a repository is found by those who look for tokens."""
+
+
+class TokenKind(StrEnum):
+    """What a token is for: see the module."""
+
+    USER = "user"
+    JOIN = "join"
+    SESSION = "session"
+
+
+class Role(StrEnum):
+    """What a caller may do.
+
+    ADMIN: everything, in every project. USER: everything with jobs of its project, reading elsewhere in it. READER: reading in its project. AGENT: the
+    agents' connection alone.
+    """
+
+    ADMIN = "admin"
+    USER = "user"
+    READER = "reader"
+    AGENT = "agent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """A token as it is stored."""
+
+    id: str
+    digest: str
+    kind: str
+    role: str
+    project: str
+    fleet_name: str | None
+    node_id: str | None
+    description: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewToken:
+    """A token that is about to be made."""
+
+    kind: TokenKind
+    role: Role
+    project: str = ""
+    """Empty: every project."""
+    fleet_name: str | None = None
+    node_id: str | None = None
+    description: str = ""
+    expires_at: datetime | None = None
+
+
+def mint(session: Session, new: NewToken, now: datetime) -> tuple[str, TokenRecord]:
+    """Make a token.
+
+    Returns:
+        The token, to be shown once, and its record.
+    """
+    token = _PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+    row = Token(
+        id="tok-" + secrets.token_hex(8),
+        digest=_digest(token),
+        kind=new.kind,
+        role=new.role,
+        project=new.project,
+        fleet_name=new.fleet_name,
+        node_id=new.node_id,
+        description=new.description,
+        created_at=now,
+        expires_at=new.expires_at,
+    )
+    session.add(row)
+    session.flush()
+    return token, record_of(row, TokenRecord)
+
+
+def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
+    """Return the record of a token that is good now, or None.
+
+    The row is found by digest, which says nothing about the token; the comparison that counts takes the same time wherever it fails.
+    """
+    digest = _digest(token)
+    row = session.scalar(select(Token).where(Token.digest == digest))
+    if row is None or not hmac.compare_digest(row.digest, digest):
+        return None
+    is_over = row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now)
+    return None if is_over else record_of(row, TokenRecord)
+
+
+def redeem(session: Session, token_id: str, node_id: str, now: datetime) -> bool:
+    """Use a join token for an instance, and say whether this was the first time it did."""
+    if session.get(Redemption, (token_id, node_id)) is not None:
+        return False
+    session.add(Redemption(token_id=token_id, node_id=node_id, redeemed_at=now))
+    session.flush()
+    return True
+
+
+def revoke(session: Session, token_id: str, now: datetime) -> bool:
+    """End a token, and say whether it was good until now."""
+    return bool(changed_rows(session.execute(update(Token).where(Token.id == token_id, Token.revoked_at.is_(None)).values(revoked_at=now))))
+
+
+def revoke_sessions(session: Session, node_id: str, now: datetime) -> None:
+    """End all session tokens of a node."""
+    session.execute(update(Token).where(Token.node_id == node_id, Token.kind == TokenKind.SESSION, Token.revoked_at.is_(None)).values(revoked_at=now))
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
