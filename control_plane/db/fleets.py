@@ -28,6 +28,8 @@ class FleetRecord:
     name: str
     auto_scaling_group_name: str
     project: str
+    state: str
+    delete_requested_at: datetime | None
     min_node_count: int
     spare_count: int
     max_node_count: int
@@ -48,6 +50,7 @@ class NewFleet:
     name: str
     auto_scaling_group_name: str
     project: str
+    state: str
     min_node_count: int
     spare_count: int
     max_node_count: int
@@ -60,6 +63,7 @@ class NewFleet:
 class FleetUpdate(TypedDict, total=False):
     """What the fleet loop may change; what is left out stays."""
 
+    state: str
     max_node_count: int
     instance_type: str
     availability_zone: str
@@ -82,6 +86,7 @@ def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
         name=fleet.name,
         auto_scaling_group_name=fleet.auto_scaling_group_name,
         project=fleet.project,
+        state=fleet.state,
         min_node_count=fleet.min_node_count,
         spare_count=fleet.spare_count,
         max_node_count=fleet.max_node_count,
@@ -140,16 +145,33 @@ def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> No
         session.execute(update(Fleet).where(Fleet.name == lease.key).values(**changes))
 
 
-def remove(session: Session, name: str) -> None:
-    """Forget a fleet and its nodes. The group and its instances stay as they are.
+def request_delete(session: Session, name: str, now: datetime) -> FleetRecord:
+    """Note that the user wants the fleet gone: the loop ends its nodes, then removes it. Asking again changes nothing.
 
     Raises:
         NotFound: there is no such fleet.
         Conflict: jobs on it have not ended.
     """
     get(session, name)
+    _require_idle(session, name)
+    session.execute(update(Fleet).where(Fleet.name == name, Fleet.delete_requested_at.is_(None)).values(delete_requested_at=now))
+    return get(session, name)
+
+
+def remove(session: Session, lease: Lease) -> None:
+    """Forget a fleet and its nodes.
+
+    Raises:
+        StaleLease: the lease was taken over; nothing was written.
+        Conflict: jobs on it have not ended.
+    """
+    leases.guard(session, lease)
+    _require_idle(session, lease.key)
+    session.execute(delete(Node).where(Node.fleet_name == lease.key))
+    session.execute(delete(Fleet).where(Fleet.name == lease.key))
+
+
+def _require_idle(session: Session, name: str) -> None:
     unfinished = session.scalar(select(func.count()).select_from(Job).where(Job.fleet_name == name, Job.ended_at.is_(None)))
     if unfinished:
-        raise Conflict(f"the fleet {name!r} has {unfinished} training jobs that have not ended")
-    session.execute(delete(Node).where(Node.fleet_name == name))
-    session.execute(delete(Fleet).where(Fleet.name == name))
+        raise Conflict(f"the fleet {name!r} has training jobs that have not ended: {unfinished}")

@@ -108,6 +108,8 @@ class Fleet(Base):
     name: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     auto_scaling_group_name: Mapped[str] = mapped_column(unique=True)
     project: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    state: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    delete_requested_at: Mapped[datetime | None]
     min_node_count: Mapped[int]
     spare_count: Mapped[int]
     max_node_count: Mapped[int]

@@ -38,8 +38,8 @@ class TokenKind(StrEnum):
 class Role(StrEnum):
     """What a caller may do.
 
-    ADMIN: everything, in every project. USER: everything with jobs of its project, reading elsewhere in it. READER: reading in its project. AGENT: the
-    agents' connection alone.
+    ADMIN: everything, in every project. USER: everything with jobs of its project, reading elsewhere in it. READER: reading in its project.
+    AGENT: the agents' connection alone.
     """
 
     ADMIN = "admin"

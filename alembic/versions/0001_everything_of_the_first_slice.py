@@ -1,0 +1,302 @@
+"""Everything of the first slice."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Go one step newer."""
+    op.create_table(
+        "event",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("type", sa.String(length=64), nullable=False),
+        sa.Column("message", sa.Text(), nullable=False),
+        sa.Column("project", sa.String(length=64), nullable=False),
+        sa.Column("fleet_name", sa.String(length=64), nullable=True),
+        sa.Column("job_name", sa.String(length=64), nullable=True),
+        sa.Column("node_id", sa.String(length=64), nullable=True),
+        sa.Column("detail", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_event")),
+    )
+    with op.batch_alter_table("event", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_event_fleet_name"), ["fleet_name"], unique=False)
+        batch_op.create_index(batch_op.f("ix_event_job_name"), ["job_name"], unique=False)
+
+    op.create_table(
+        "fleet",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("auto_scaling_group_name", sa.String(length=255), nullable=False),
+        sa.Column("project", sa.String(length=64), nullable=False),
+        sa.Column("state", sa.String(length=64), nullable=False),
+        sa.Column("delete_requested_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("min_node_count", sa.BigInteger(), nullable=False),
+        sa.Column("spare_count", sa.BigInteger(), nullable=False),
+        sa.Column("max_node_count", sa.BigInteger(), nullable=False),
+        sa.Column("instance_type", sa.String(length=255), nullable=False),
+        sa.Column("availability_zone", sa.String(length=255), nullable=False),
+        sa.Column("price_usd_per_hour", sa.Float(), nullable=True),
+        sa.Column("desired_node_count", sa.BigInteger(), nullable=False),
+        sa.Column("drift", sa.JSON(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("tags", sa.JSON(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("lease_owner", sa.String(length=255), nullable=True),
+        sa.Column("lease_counter", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_fleet")),
+        sa.UniqueConstraint("auto_scaling_group_name", name=op.f("uq_fleet_auto_scaling_group_name")),
+    )
+    op.create_table(
+        "intent",
+        sa.Column("key", sa.String(length=255), nullable=False),
+        sa.Column("subject", sa.String(length=255), nullable=False),
+        sa.Column("lease_owner", sa.String(length=255), nullable=False),
+        sa.Column("lease_counter", sa.BigInteger(), nullable=False),
+        sa.Column("action", sa.String(length=64), nullable=False),
+        sa.Column("detail", sa.JSON(), nullable=False),
+        sa.Column("state", sa.String(length=64), nullable=False),
+        sa.Column("outcome", sa.Text(), nullable=False),
+        sa.Column("attempt_count", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
+        sa.PrimaryKeyConstraint("key", name=op.f("pk_intent")),
+    )
+    with op.batch_alter_table("intent", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_intent_subject"), ["subject"], unique=False)
+
+    op.create_table(
+        "job",
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("fleet_name", sa.String(length=64), nullable=False),
+        sa.Column("project", sa.String(length=64), nullable=False),
+        sa.Column("priority", sa.BigInteger(), nullable=False),
+        sa.Column("tags", sa.JSON(), nullable=False),
+        sa.Column("spec", sa.JSON(), nullable=False),
+        sa.Column("state", sa.String(length=64), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("transitions", sa.JSON(), nullable=False),
+        sa.Column("stop_requested_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("generation", sa.BigInteger(), nullable=False),
+        sa.Column("issued_generation", sa.BigInteger(), nullable=False),
+        sa.Column("base_step", sa.BigInteger(), nullable=False),
+        sa.Column("committed_step", sa.BigInteger(), nullable=False),
+        sa.Column("proposed_step", sa.BigInteger(), nullable=False),
+        sa.Column("boundary", sa.BigInteger(), nullable=False),
+        sa.Column("max_boundary", sa.BigInteger(), nullable=False),
+        sa.Column("committed_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("failures", sa.JSON(), nullable=False),
+        sa.Column("accounting", sa.JSON(), nullable=False),
+        sa.Column("accounted_until", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("memo", sa.JSON(), nullable=False),
+        sa.Column("lease_owner", sa.String(length=255), nullable=True),
+        sa.Column("lease_counter", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("run_id", name=op.f("pk_job")),
+        sa.UniqueConstraint("name", name=op.f("uq_job_name")),
+    )
+    with op.batch_alter_table("job", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_job_fleet_name"), ["fleet_name"], unique=False)
+        batch_op.create_index(batch_op.f("ix_job_fleet_name_state"), ["fleet_name", "state"], unique=False)
+        batch_op.create_index(batch_op.f("ix_job_state"), ["state"], unique=False)
+
+    op.create_table(
+        "node",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("fleet_name", sa.String(length=64), nullable=False),
+        sa.Column("state", sa.String(length=64), nullable=False),
+        sa.Column("run_id", sa.String(length=64), nullable=True),
+        sa.Column("address", sa.String(length=255), nullable=False),
+        sa.Column("peer_port", sa.BigInteger(), nullable=False),
+        sa.Column("memory_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("agent_id", sa.String(length=255), nullable=False),
+        sa.Column("version", sa.String(length=255), nullable=False),
+        sa.Column("instance_type", sa.String(length=255), nullable=False),
+        sa.Column("availability_zone", sa.String(length=255), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("connected_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_node")),
+    )
+    with op.batch_alter_table("node", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_node_fleet_name"), ["fleet_name"], unique=False)
+        batch_op.create_index(batch_op.f("ix_node_run_id"), ["run_id"], unique=False)
+
+    op.create_table(
+        "source",
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.Column("project", sa.String(length=64), nullable=False),
+        sa.Column("bucket", sa.String(length=255), nullable=False),
+        sa.Column("key", sa.String(length=1024), nullable=False),
+        sa.Column("archive_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("unpacked_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("files", sa.JSON(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("sha256", name=op.f("pk_source")),
+    )
+    op.create_table(
+        "token",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("digest", sa.String(length=64), nullable=False),
+        sa.Column("kind", sa.String(length=64), nullable=False),
+        sa.Column("role", sa.String(length=64), nullable=False),
+        sa.Column("project", sa.String(length=64), nullable=False),
+        sa.Column("fleet_name", sa.String(length=64), nullable=True),
+        sa.Column("node_id", sa.String(length=64), nullable=True),
+        sa.Column("description", sa.String(length=255), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_token")),
+        sa.UniqueConstraint("digest", name=op.f("uq_token_digest")),
+    )
+    with op.batch_alter_table("token", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_token_node_id"), ["node_id"], unique=False)
+
+    op.create_table(
+        "checkpoint",
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("generation", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("step", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("state", sa.String(length=64), nullable=False),
+        sa.Column("bucket", sa.String(length=255), nullable=False),
+        sa.Column("manifest_key", sa.String(length=1024), nullable=False),
+        sa.Column("manifest", sa.LargeBinary(), nullable=True),
+        sa.Column("object_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("completed_at", sa.DateTime(timezone=True), nullable=True),
+        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_checkpoint_run_id_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("run_id", "generation", "step", name=op.f("pk_checkpoint")),
+    )
+    op.create_table(
+        "generation",
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("parent", sa.BigInteger(), nullable=False),
+        sa.Column("base_step", sa.BigInteger(), nullable=False),
+        sa.Column("plan", sa.LargeBinary(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
+        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_generation_run_id_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("run_id", "number", name=op.f("pk_generation")),
+    )
+    op.create_table(
+        "incident",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("job_name", sa.String(length=64), nullable=False),
+        sa.Column("project", sa.String(length=64), nullable=False),
+        sa.Column("phase", sa.String(length=64), nullable=False),
+        sa.Column("cause", sa.String(length=64), nullable=False),
+        sa.Column("evidence", sa.JSON(), nullable=False),
+        sa.Column("decision", sa.Text(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("restore_source", sa.String(length=64), nullable=True),
+        sa.Column("from_step", sa.BigInteger(), nullable=True),
+        sa.Column("reached_step", sa.BigInteger(), nullable=True),
+        sa.Column("lost_steps", sa.BigInteger(), nullable=True),
+        sa.Column("generation_before", sa.BigInteger(), nullable=False),
+        sa.Column("generation_after", sa.BigInteger(), nullable=True),
+        sa.Column("instance_id", sa.String(length=64), nullable=True),
+        sa.Column("replacement_instance_id", sa.String(length=64), nullable=True),
+        sa.Column("failed_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("opened_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("replaced_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("restored_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("closed_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("detect_seconds", sa.Float(), nullable=True),
+        sa.Column("replace_seconds", sa.Float(), nullable=True),
+        sa.Column("restore_seconds", sa.Float(), nullable=True),
+        sa.Column("rework_seconds", sa.Float(), nullable=True),
+        sa.Column("cost_usd", sa.Float(), nullable=True),
+        sa.Column("detail", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_incident_run_id_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_incident")),
+    )
+    with op.batch_alter_table("incident", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_incident_job_name"), ["job_name"], unique=False)
+        batch_op.create_index(batch_op.f("ix_incident_run_id"), ["run_id"], unique=False)
+
+    op.create_table(
+        "redemption",
+        sa.Column("token_id", sa.String(length=64), nullable=False),
+        sa.Column("node_id", sa.String(length=64), nullable=False),
+        sa.Column("redeemed_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["token_id"], ["token.id"], name=op.f("fk_redemption_token_id_token"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("token_id", "node_id", name=op.f("pk_redemption")),
+    )
+    op.create_table(
+        "shard",
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("rank", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("generation", sa.BigInteger(), nullable=False),
+        sa.Column("owner_node_id", sa.String(length=64), nullable=False),
+        sa.Column("committed_step", sa.BigInteger(), nullable=False),
+        sa.Column("payload_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_shard_run_id_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("run_id", "rank", name=op.f("pk_shard")),
+    )
+    op.create_table(
+        "replica",
+        sa.Column("run_id", sa.String(length=255), nullable=False),
+        sa.Column("rank", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("holder_node_id", sa.String(length=64), nullable=False),
+        sa.Column("position", sa.BigInteger(), nullable=False),
+        sa.Column("is_in_view", sa.Boolean(), nullable=False),
+        sa.Column("changed_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["run_id", "rank"], ["shard.run_id", "shard.rank"], name=op.f("fk_replica_run_id_rank_shard"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("run_id", "rank", "holder_node_id", name=op.f("pk_replica")),
+    )
+
+
+def downgrade() -> None:
+    """Go one step older."""
+    op.drop_table("replica")
+    op.drop_table("shard")
+    op.drop_table("redemption")
+    with op.batch_alter_table("incident", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_incident_run_id"))
+        batch_op.drop_index(batch_op.f("ix_incident_job_name"))
+
+    op.drop_table("incident")
+    op.drop_table("generation")
+    op.drop_table("checkpoint")
+    with op.batch_alter_table("token", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_token_node_id"))
+
+    op.drop_table("token")
+    op.drop_table("source")
+    with op.batch_alter_table("node", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_node_run_id"))
+        batch_op.drop_index(batch_op.f("ix_node_fleet_name"))
+
+    op.drop_table("node")
+    with op.batch_alter_table("job", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_job_state"))
+        batch_op.drop_index(batch_op.f("ix_job_fleet_name_state"))
+        batch_op.drop_index(batch_op.f("ix_job_fleet_name"))
+
+    op.drop_table("job")
+    with op.batch_alter_table("intent", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_intent_subject"))
+
+    op.drop_table("intent")
+    op.drop_table("fleet")
+    with op.batch_alter_table("event", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_event_job_name"))
+        batch_op.drop_index(batch_op.f("ix_event_fleet_name"))
+
+    op.drop_table("event")
