@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 
+from alembic import command
 from control_plane.db.errors import SchemaMismatch
 from control_plane.db.session import Database
 

@@ -1,0 +1,502 @@
+"""The contract: every request and response of the API. The botocore service model, OpenAPI and TypeScript types are generated from here.
+
+Names on the wire are PascalCase, as AWS's are; SageMaker's words where it has one. Times are ISO 8601 in UTC, durations whole seconds unless they
+are measurements.
+
+Invariant: a request that validates is well formed by itself; what depends on a fleet or a source is checked in `api/admission.py`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_pascal
+
+from everstep.protocol.ids import NAME_PATTERN
+
+MAX_NODE_COUNT = 4096
+MAX_RANKS_PER_NODE = 64
+MAX_RUNTIME_SECONDS = 2_419_200
+"""28 days, as in SageMaker."""
+MAX_PRIORITY = 1_000
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+"""1-63 letters, digits and single hyphens (SageMaker's rule for TrainingJobName)."""
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f]{0,900})?$")]
+ShortText = Annotated[str, StringConstraints(max_length=256)]
+Value = Annotated[str, StringConstraints(max_length=4096)]
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
+HyperParameterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}$")]
+Tags = Annotated[dict[ShortText, ShortText], Field(max_length=50)]
+
+
+class Shape(BaseModel):
+    """Base of every request and response: PascalCase outside, unknown fields refused."""
+
+    model_config = ConfigDict(alias_generator=to_pascal, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+# Errors ----------------------------------------------------------------------------------------------------------------------------------
+
+
+class FieldError(Shape):
+    """What is wrong with one field of a request."""
+
+    field: str
+    """Path of the field, as `CheckpointConfig.EverySteps`."""
+    message: str
+    """A sentence with the figures."""
+
+
+class ErrorResponse(Shape):
+    """What every refused request answers."""
+
+    code: str
+    """The error's type; also in the header `x-amzn-errortype`."""
+    message: str
+    request_id: str
+    """Also in the header `x-amzn-requestid`; the server's log has it."""
+    hint: str
+    """What to do about it; empty when there is nothing to say."""
+    fields: list[FieldError] = Field(default_factory=list)
+
+
+# Training jobs ---------------------------------------------------------------------------------------------------------------------------
+
+
+class SourceConfig(Shape):
+    """The user's code."""
+
+    source_id: Sha256
+    """As PutSource returned it: the SHA-256 of the archive."""
+
+
+class ProtectionConfig(Shape):
+    """How many nodes keep every shard in memory."""
+
+    copies: int = Field(default=2, ge=1, le=8)
+    """The owner's node included; 1 protects against lost processes alone."""
+
+
+class CheckpointConfig(Shape):
+    """The durable tier."""
+
+    every_steps: int = Field(default=0, ge=0, le=1_000_000_000)
+    """A checkpoint in S3 every so many steps; 0: only when the job stops."""
+    s3_uri: S3Uri | None = None
+    """Prefix for checkpoints; the service's bucket by default."""
+    third_slot: bool = False
+    """Keep a third slot per shard, so that an upload never makes snapshots wait."""
+
+
+class OutputDataConfig(Shape):
+    """Where outputs go."""
+
+    s3_output_path: S3Uri | None = None
+    """Prefix for outputs; the service's bucket by default."""
+
+
+class StoppingCondition(Shape):
+    """Limits of a job."""
+
+    max_runtime_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
+    max_pending_time_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
+    max_cost_usd: float | None = Field(default=None, gt=0)
+    """Not available yet."""
+
+
+class RetryStrategy(Shape):
+    """When to stop trying."""
+
+    max_attempts: int = Field(default=3, ge=1, le=30)
+    """The same failure at the same step this many times, and the job has failed."""
+
+
+class CreateTrainingJobRequest(Shape):
+    """A job to run."""
+
+    training_job_name: Name
+    fleet_name: Name | None = None
+    """May be left out where there is exactly one fleet."""
+    source: SourceConfig
+    entry_point: Annotated[str, StringConstraints(min_length=1, max_length=512)]
+    """Path of a Python file in the source."""
+    hyper_parameters: Annotated[dict[HyperParameterName, Value], Field(max_length=100)] = Field(default_factory=dict)
+    """Given to the script as EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value`."""
+    environment: Annotated[dict[VariableName, Value], Field(max_length=100)] = Field(default_factory=dict)
+    secrets: dict[str, str] | None = None
+    """Not available yet."""
+    role_arn: str | None = None
+    """Not available yet."""
+    node_count: int = Field(ge=1, le=MAX_NODE_COUNT)
+    ranks_per_node: int = Field(default=1, ge=1, le=MAX_RANKS_PER_NODE)
+    protection: ProtectionConfig | None = None
+    """Two copies where there are two nodes, one where there is one, unless said."""
+    checkpoint_config: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    input_data_config: list[dict[str, Any]] | None = None
+    """Not available yet."""
+    output_data_config: OutputDataConfig = Field(default_factory=OutputDataConfig)
+    stopping_condition: StoppingCondition = Field(default_factory=StoppingCondition)
+    retry_strategy: RetryStrategy = Field(default_factory=RetryStrategy)
+    priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    """Higher first; of equal ones the oldest."""
+    project: Name | None = None
+    """The token's project, unless the token may name another."""
+    tags: Tags = Field(default_factory=dict)
+
+
+class CreateTrainingJobResponse(Shape):
+    training_job_name: str
+    run_id: str
+    training_job_status: str
+
+
+class TrainingJobSummary(Shape):
+    """One line of a list of jobs."""
+
+    training_job_name: str
+    run_id: str
+    fleet_name: str
+    project: str
+    training_job_status: str
+    secondary_status: str
+    reason: str
+    priority: int
+    node_count: int
+    generation: int
+    committed_step: int
+    boundary: int
+    creation_time: datetime
+    training_start_time: datetime | None
+    training_end_time: datetime | None
+
+
+class ListTrainingJobsResponse(Shape):
+    training_job_summaries: list[TrainingJobSummary]
+    next_token: str | None = None
+
+
+class SecondaryStatusTransition(Shape):
+    """The job was in a state for a while."""
+
+    status: str
+    """The derived status, SageMaker's words."""
+    state: str
+    """Everstep's own, finer state."""
+    start_time: datetime
+    end_time: datetime | None
+    status_message: str
+
+
+class TrainingJob(Shape):
+    """Everything about a job."""
+
+    training_job_name: str
+    run_id: str
+    fleet_name: str
+    project: str
+    training_job_status: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
+    secondary_status: str
+    secondary_status_transitions: list[SecondaryStatusTransition]
+    reason: str
+    """Why it is where it is: what it waits for, or how it ended."""
+    failure_reason: str | None
+    """Set once the job has failed."""
+    source: SourceConfig
+    entry_point: str
+    hyper_parameters: dict[str, str]
+    environment: dict[str, str]
+    node_count: int
+    ranks_per_node: int
+    protection: ProtectionConfig
+    checkpoint_config: CheckpointConfig
+    output_data_config: OutputDataConfig
+    stopping_condition: StoppingCondition
+    retry_strategy: RetryStrategy
+    priority: int
+    tags: dict[str, str]
+    creation_time: datetime
+    training_start_time: datetime | None
+    training_end_time: datetime | None
+    stop_requested_time: datetime | None
+    generation: int
+    """The launch of all ranks that runs now; 0 before the first."""
+    base_step: int
+    """What that launch resumed from."""
+    committed_step: int
+    """Held, verified, by all holders in view; -1 before the first."""
+    boundary: int
+    """Steps that the ranks have finished; -1 before they start."""
+    max_boundary: int
+    """The highest that any generation reached."""
+    node_ids: list[str]
+    """By GROUP_RANK."""
+    coordinator_node_id: str | None
+    incident_count: int
+    accounting_seconds: dict[str, float]
+    """Every second of the job by bucket."""
+    ettr_ratio: float | None
+    """Seconds of training ÷ seconds since the first start; queueing is not counted."""
+
+
+# Protection, checkpoints, logs, outputs, metrics -----------------------------------------------------------------------------------------
+
+
+class Holder(Shape):
+    node_id: str
+    in_view: bool
+    """It counts in the current rounds."""
+
+
+class ShardProtection(Shape):
+    """Who holds one rank's shard."""
+
+    rank: int
+    owner_node_id: str
+    committed_step: int
+    bytes: int
+    holders: list[Holder]
+    """The owner's node first."""
+    reason: str
+    """Why a holder is out of view or snapshots are refused; empty when all is well."""
+
+
+class LastCheckpoint(Shape):
+    step: int
+    generation: int
+    completed_at: datetime
+    bytes: int
+
+
+class DescribeProtectionResponse(Shape):
+    """How well the job's state is kept right now."""
+
+    training_job_name: str
+    generation: int
+    committed_step: int
+    proposed_step: int
+    boundary: int
+    committed_at: datetime | None
+    copies: int
+    protection_state: Literal["Protected", "Degraded", "Unprotected"]
+    reason: str
+    shards: list[ShardProtection]
+    last_checkpoint: LastCheckpoint | None
+
+
+class Checkpoint(Shape):
+    step: int
+    generation: int
+    status: str
+    s3_uri: str
+    bytes: int
+    creation_time: datetime
+    completion_time: datetime | None
+
+
+class ListCheckpointsResponse(Shape):
+    checkpoints: list[Checkpoint]
+
+
+class LogEntry(Shape):
+    """One stream of one rank in one generation, or the fact that it is missing."""
+
+    generation: int
+    rank: int
+    stream: Literal["stdout", "stderr"] | None
+    """None for what is missing altogether."""
+    key: str | None
+    bytes: int | None
+    missing_reason: str | None
+
+
+class ListLogsResponse(Shape):
+    logs: list[LogEntry]
+
+
+class OutputEntry(Shape):
+    generation: int
+    path: str
+    """Below the generation: `rank=0/model.safetensors`."""
+    key: str
+    bytes: int
+
+
+class ListOutputsResponse(Shape):
+    outputs: list[OutputEntry]
+
+
+class Metric(Shape):
+    """What rank 0 logged for one step."""
+
+    generation: int
+    step: int
+    values: dict[str, float]
+
+
+class ListMetricsResponse(Shape):
+    metrics: list[Metric]
+    """The newest in memory; a restarted control plane begins anew."""
+
+
+# Incidents and events --------------------------------------------------------------------------------------------------------------------
+
+
+class Incident(Shape):
+    """A failure and its recovery."""
+
+    incident_id: str
+    training_job_name: str
+    run_id: str
+    cause: str
+    phase: str
+    evidence: list[str]
+    decision: str
+    reason: str
+    restore_source: Literal["local", "peer", "s3"] | None
+    """The farthest source that any rank used."""
+    from_step: int | None
+    reached_step: int | None
+    lost_steps: int | None
+    """Steps done again: reached_step − from_step."""
+    generation_before: int
+    generation_after: int | None
+    instance_id: str | None
+    replacement_instance_id: str | None
+    failed_at: datetime
+    opened_at: datetime
+    closed_at: datetime | None
+    detect_seconds: float | None
+    replace_seconds: float | None
+    restore_seconds: float | None
+    rework_seconds: float | None
+    cost_usd: float | None
+
+
+class ListIncidentsResponse(Shape):
+    incidents: list[Incident]
+    """In the order they were opened."""
+    next_token: str | None = None
+
+
+class Event(Shape):
+    event_id: int
+    time: datetime
+    type: str
+    message: str
+    fleet_name: str | None
+    training_job_name: str | None
+    node_id: str | None
+    detail: dict[str, Any]
+
+
+class ListEventsResponse(Shape):
+    events: list[Event]
+    """Oldest first."""
+    next_token: str | None = None
+
+
+# Fleets and nodes ------------------------------------------------------------------------------------------------------------------------
+
+
+class CreateFleetRequest(Shape):
+    """An Auto Scaling group to be kept as a fleet."""
+
+    fleet_name: Name
+    auto_scaling_group_name: Annotated[str, StringConstraints(min_length=1, max_length=255)]
+    """It must carry the tag `everstep:fleet`, one Availability Zone and one launch template."""
+    spare_count: int = Field(default=1, ge=0, le=MAX_NODE_COUNT)
+    min_node_count: int = Field(default=0, ge=0, le=MAX_NODE_COUNT)
+    """Nodes kept even when no job runs, spares not included."""
+    project: Name | None = None
+    tags: Tags = Field(default_factory=dict)
+
+
+class UpdateFleetRequest(Shape):
+    """Figures to change; what is left out stays."""
+
+    spare_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
+    min_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
+
+
+class Fleet(Shape):
+    fleet_name: str
+    auto_scaling_group_name: str
+    project: str
+    fleet_status: str
+    """active, frozen, deleting."""
+    reason: str
+    spare_count: int
+    min_node_count: int
+    max_node_count: int
+    """The group's MaxSize."""
+    desired_node_count: int
+    node_count: int
+    connected_node_count: int
+    instance_type: str
+    availability_zone: str
+    price_usd_per_hour: float | None
+    drift: list[str]
+    """How the group differs from what Everstep needs; freezes destructive actions."""
+    tags: dict[str, str]
+    creation_time: datetime
+
+
+class ListFleetsResponse(Shape):
+    fleets: list[Fleet]
+
+
+class Node(Shape):
+    node_id: str
+    """The EC2 instance id."""
+    fleet_name: str
+    node_status: str
+    """joining, spare, assigned, held, draining, gone."""
+    connected: bool
+    training_job_name: str | None
+    address: str
+    memory_bytes: int
+    instance_type: str
+    availability_zone: str
+    agent_version: str
+    reason: str
+    creation_time: datetime
+    connection_time: datetime | None
+    end_time: datetime | None
+
+
+class ListNodesResponse(Shape):
+    nodes: list[Node]
+
+
+# Tokens, sources, health -----------------------------------------------------------------------------------------------------------------
+
+
+class CreateJoinTokenRequest(Shape):
+    """A token that each new instance of a fleet's group may use once."""
+
+    fleet_name: Name
+    """The fleet may be created later."""
+    expires_in_seconds: int | None = Field(default=None, ge=60, le=366 * 86_400)
+
+
+class CreateJoinTokenResponse(Shape):
+    join_token: str
+    """Shown once; the service keeps its digest alone."""
+    token_id: str
+    fleet_name: str
+    expiration_time: datetime | None
+
+
+class PutSourceResponse(Shape):
+    source_id: Sha256
+    bytes: int
+    file_count: int
+
+
+class HealthResponse(Shape):
+    status: Literal["ok"]
+    version: str
