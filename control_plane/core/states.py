@@ -16,10 +16,10 @@ class JobState(StrEnum):
     """Where a job stands.
 
     QUEUED: waits for its turn in the fleet; left when admitted, stopped or pending for too long. ALLOCATING: admitted, its gang of nodes is not
-    complete; left when the gang is assigned. PREPARING: a generation is numbered and promised by the nodes (survivors and newcomers); left when all
-    have promised and a plan stands. LOADING: the plan is stored and shards are fetched; left when every node has verified. STARTING: ranks are being
-    started; left when all run. RUNNING: training. STOPPING: an agreed stop was asked for; left when all ranks have exited. COMPLETED, FAILED, STOPPED:
-    ended; nobody leaves. A fault in any state from PREPARING to STOPPING goes back to PREPARING with an open incident.
+    complete; left when the gang is assigned. PREPARING: a generation is numbered and promised by the nodes (survivors and newcomers); left when
+    all have promised and a plan stands. LOADING: the plan is stored and shards are fetched; left when every node has verified. STARTING: ranks are
+    being started; left when all run. RUNNING: training. STOPPING: an agreed stop was asked for; left when all ranks have exited. COMPLETED, FAILED,
+    STOPPED: ended; nobody leaves. A fault in any state from PREPARING to RUNNING goes back to PREPARING with an open incident.
     """
 
     QUEUED = "queued"
@@ -175,7 +175,6 @@ JOB_TRANSITIONS: Mapping[tuple[JobState, JobEvent], JobState] = {
     (JobState.RUNNING, JobEvent.GAVE_UP): JobState.FAILED,
     (JobState.STOPPING, JobEvent.HALTED): JobState.STOPPED,
     (JobState.STOPPING, JobEvent.FINISHED): JobState.COMPLETED,
-    (JobState.STOPPING, JobEvent.FAULTED): JobState.PREPARING,
     (JobState.STOPPING, JobEvent.GAVE_UP): JobState.FAILED,
 }
 

@@ -1,0 +1,156 @@
+"""What a decision asks for.
+
+A decision has two halves. The stored half (`record`, `plan`, `incidents`, `events` …) is written in one transaction under the lease. The actions
+reach outside; each is idempotent and follows from what is stored already, so a control plane that dies between the two halves loses nothing:
+a state is stored in one pass and acted upon in the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from control_plane.core.observed import IncidentRecord, JobRecord, NodeRecord
+from control_plane.core.states import JobState
+from everstep.protocol.ids import Generation, NodeId, RunId
+from everstep.protocol.manifest import CheckpointManifest
+from everstep.protocol.plan import GenerationPlan, ObjectReference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendPrepare:
+    """Ask a node to promise a generation."""
+
+    node_id: NodeId
+    generation: Generation
+    parent: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendLoad:
+    """Give a node the plan; its key is added by the executor."""
+
+    node_id: NodeId
+    plan: GenerationPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendStart:
+    """Let a node start its ranks."""
+
+    node_id: NodeId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendStop:
+    """Ask the coordinator for an agreed stop."""
+
+    node_id: NodeId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendHalt:
+    """Let a node stop its ranks at once: the generation is over."""
+
+    node_id: NodeId
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendRelease:
+    """Let a node forget a run."""
+
+    node_id: NodeId
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutManifest:
+    """Make a set of uploaded shards a checkpoint."""
+
+    at: ObjectReference
+    manifest: CheckpointManifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetDesired:
+    """Raise a group's desired capacity."""
+
+    group: str
+    desired_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminateMember:
+    """End one named instance, or remove one that has ended already."""
+
+    group: str
+    node_id: NodeId
+    decrement: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteTermination:
+    """Let an instance go that a terminating hook holds."""
+
+    group: str
+    hook: str
+    node_id: NodeId
+
+
+JobAction = SendPrepare | SendLoad | SendStart | SendStop | SendHalt | PutManifest
+FleetAction = SetDesired | TerminateMember | CompleteTermination | SendRelease
+Action = JobAction | FleetAction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventDraft:
+    """Something worth a line in the history."""
+
+    type: str
+    message: str
+    node_id: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What one pass over a job decided."""
+
+    record: JobRecord
+    """The job as it is to be stored; equal to the observed one when nothing changes."""
+    actions: tuple[JobAction, ...] = ()
+    plan: GenerationPlan | None = None
+    """A new generation's plan, to be stored with the record."""
+    incidents: tuple[IncidentRecord, ...] = ()
+    """Opened, changed or closed."""
+    events: tuple[EventDraft, ...] = ()
+    requeue_after_seconds: float = 1.0
+
+    @property
+    def next_state(self) -> JobState:
+        """The state after this pass."""
+        return self.record.state
+
+    @property
+    def reason(self) -> str:
+        """Why the job is in that state."""
+        return self.record.reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetDecision:
+    """What one pass over a fleet decided."""
+
+    records: tuple[NodeRecord, ...] = ()
+    """Rows of the node table that change."""
+    actions: tuple[FleetAction, ...] = ()
+    desired_count: int = 0
+    """What the fleet needs."""
+    is_frozen: bool = False
+    reason: str = ""
+    events: tuple[EventDraft, ...] = ()
+    forgotten: tuple[NodeId, ...] = ()
+    """Nodes that will not come back: their agents' views are dropped."""

@@ -1,0 +1,310 @@
+"""What the loop saw: the whole input of a decision, frozen.
+
+Times are Unix seconds. What agents and plans say is kept in the wire's own immutable types. Nothing here knows where it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from control_plane.core.states import IncidentState, JobState, NodeState
+from everstep.protocol.agent_messages import ExitClass, MemberReport
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.manifest import ManifestShard
+from everstep.protocol.plan import GenerationPlan, ObjectReference, ScriptPlan, Timeouts
+
+NO_STEP = Step(-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What holds for every job of this control plane."""
+
+    timeouts: Timeouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What the user asked for, checked."""
+
+    job: JobName
+    run: RunId
+    fleet: FleetName
+    node_count: int
+    ranks_per_node: int
+    copies: int
+    script: ScriptPlan
+    checkpoint_prefix: ObjectReference
+    checkpoint_every_steps: int = 0
+    third_slot: bool = False
+    max_attempts: int = 3
+    """The same failure at the same step this many times ends the job."""
+    max_runtime_seconds: float | None = None
+    max_pending_seconds: float | None = None
+    priority: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.node_count * self.ranks_per_node
+
+
+class InstanceCondition(StrEnum):
+    """What AWS says about an instance. PRESENT: pending or running. ENDED: going or gone, or its group is ending it. UNKNOWN: not asked, no answer."""
+
+    PRESENT = "present"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeObserved:
+    """One node as AWS and its agent show it."""
+
+    node_id: NodeId
+    instance: InstanceCondition = InstanceCondition.UNKNOWN
+    instance_words: str = ""
+    """AWS's own words: `terminated, Client.UserInitiatedShutdown`."""
+    is_connected: bool = False
+    silent_seconds: float = 0.0
+    """How long its control link has been silent. Silence before the end of this control plane's own grace after its start does not count."""
+    heard_at: float | None = None
+    """Its last message; None when this control plane has heard none."""
+    address: str = ""
+    peer_port: int = 0
+    member: MemberReport | None = None
+    """What it last reported to do, whatever the run."""
+    domain: str | None = None
+    """Failure domain, where AWS tells it."""
+
+
+class Cause(StrEnum):
+    """Why an incident was opened, from the mildest to the gravest: a graver one found later replaces a milder."""
+
+    RANK_EXIT = "rank_exit"
+    LOAD_FAILED = "load_failed"
+    AGENT_LOST = "agent_lost"
+    NODE_UNREACHABLE = "node_unreachable"
+    NODE_FAULT = "node_fault"
+    INSTANCE_TERMINATED = "instance_terminated"
+    GROUP_LOST = "group_lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentRecord:
+    """A failure and its recovery, as it is stored."""
+
+    id: str
+    state: IncidentState
+    cause: Cause
+    evidence: tuple[str, ...]
+    decision: str
+    reason: str
+    generation_before: Generation
+    failed_at: float
+    opened_at: float
+    reached_step: Step
+    """The highest boundary before the failure."""
+    generation_after: Generation | None = None
+    from_step: Step | None = None
+    """The base that training went on from."""
+    restore_source: str | None = None
+    """local, peer or s3: the farthest that any rank needed."""
+    instance_ids: tuple[NodeId, ...] = ()
+    replacement_instance_ids: tuple[NodeId, ...] = ()
+    replaced_at: float | None = None
+    restored_at: float | None = None
+    closed_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRecord:
+    """A failure of the job's own making; what the breaker remembers."""
+
+    step: Step
+    exit_class: ExitClass | None
+    """None: not a rank's exit, but a load that failed."""
+    code: int
+    at: float
+    max_boundary: Step
+    """The highest boundary that any generation had reached: has there been progress since?"""
+    last_lines: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusion:
+    """A node that the job will not use again. The fleet loop acts on it."""
+
+    node_id: NodeId
+    evidence: str
+    may_terminate: bool
+    """AWS's word or the live agent's own fault; a node that is only unreachable is held, never ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """A node whose control link is silent, and how far training was when the silence last began to count."""
+
+    node_id: NodeId
+    since: float
+    boundary: Step
+    committed: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedSource:
+    """A shard of a step that no source could give verified; a later plan does not ask for it again."""
+
+    rank: Rank
+    origin_generation: Generation
+    step: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """What is stored of a job. `decide` returns the next one."""
+
+    state: JobState
+    reason: str
+    created_at: float
+    state_since: float
+    stop_requested_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    generation: Generation = Generation(0)
+    """The newest with a plan; 0 before the first."""
+    issued_generation: Generation = Generation(0)
+    """The highest number that any agent can have seen."""
+    base_step: Step = Step(0)
+    committed: Step = NO_STEP
+    proposed: Step = NO_STEP
+    boundary: Step = NO_STEP
+    """The highest in the newest generation."""
+    max_boundary: Step = NO_STEP
+    """The highest in any generation."""
+    committed_at: float | None = None
+    progress_at: float = 0.0
+    prepare_began_at: float = 0.0
+    failures: tuple[FailureRecord, ...] = ()
+    exclusions: tuple[Exclusion, ...] = ()
+    silences: tuple[Silence, ...] = ()
+    refused: tuple[RefusedSource, ...] = ()
+    stop_reason: str = ""
+    """Why the job is stopped, when it is not a user who asked."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """By bucket of `accounting.Bucket`, up to `accounted_until`."""
+    accounted_until: float | None = None
+    incident: IncidentRecord | None = None
+    """The open one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRecord:
+    """One link of a job's lineage."""
+
+    generation: Generation
+    parent: Generation
+    base_step: Step
+    was_started: bool
+    """Its Start may have been sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """A complete checkpoint."""
+
+    generation: Generation
+    step: Step
+    bucket: str
+    shards: tuple[ManifestShard, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobObserved:
+    """Everything that a job's decision may look at."""
+
+    record: JobRecord
+    plan: GenerationPlan | None
+    """Of `record.generation`."""
+    lineage: tuple[GenerationRecord, ...]
+    checkpoints: tuple[CheckpointRecord, ...]
+    assigned: tuple[NodeId, ...]
+    """Nodes that the fleet loop has given to this job, in the order given."""
+    nodes: Mapping[NodeId, NodeObserved]
+    """At least the assigned ones and those of the plan."""
+    is_admitted: bool = False
+    is_fleet_blind: bool = False
+    """Most of the fleet is silent while AWS says that it runs: silence proves nothing."""
+    waiting_words: str = ""
+    """What AWS says about launches that fail; empty when none does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSpec:
+    """A registered fleet."""
+
+    name: FleetName
+    group: str
+    min_node_count: int
+    spare_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
+    """An instance as its group lists it."""
+
+    node_id: NodeId
+    is_leaving: bool
+    awaits_termination: bool
+    lifecycle_state: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupObserved:
+    """The Auto Scaling group behind a fleet."""
+
+    desired_count: int
+    min_size: int
+    max_size: int
+    members: tuple[GroupMember, ...]
+    termination_hooks: tuple[str, ...]
+    drift: tuple[str, ...]
+    launch_failures: tuple[str, ...] = ()
+    """In AWS's words, newest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """A row of the fleet's node table."""
+
+    node_id: NodeId
+    state: NodeState
+    run: RunId | None
+    reason: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetJob:
+    """A live job as its fleet sees it."""
+
+    job: JobName
+    run: RunId
+    state: JobState
+    node_count: int
+    priority: int
+    created_at: float
+    exclusions: tuple[Exclusion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetObserved:
+    """Everything that a fleet's decision may look at."""
+
+    group: GroupObserved
+    records: tuple[NodeRecord, ...]
+    nodes: Mapping[NodeId, NodeObserved]
+    jobs: tuple[FleetJob, ...]
+    """All that have not ended."""

@@ -1,0 +1,165 @@
+"""Which step to go on from, and where each rank's shard of it comes from.
+
+    generation 1:  0 ─ 1 ─ 2 ─ 3 ─ 4 ─ 5✗          a slot (origin g, step s) is on the path of a generation iff s is not beyond the last
+                               │                    step of g that the path still goes through: here (1, 3) is, (1, 4) is not
+    generation 2:              3 ─ 4 ─ 5 ─ 6
+
+Invariant: a base and all its sources lie on the path of the newest started generation; a slot is named by origin, step and digest, never by step alone.
+Source: design §3, `A new generation` and `Plan and promise`; the same rules as the protocol model's `lineage`, `on_path` and `common`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from control_plane.core.observed import CheckpointRecord, GenerationRecord, RefusedSource
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.plan import ObjectReference, ShardSource, SlotRecord, SlotReference
+
+FARTHEST = ("local", "peer", "s3")
+"""Kinds of sources, nearest first."""
+UNBOUNDED = Step(2**62)
+
+Path = Mapping[Generation, Step]
+"""By origin generation: the last step of it that is still on the path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What is left to restore from."""
+
+    owners: Sequence[NodeId]
+    """The node of each rank in the new generation, by rank."""
+    inventories: Mapping[NodeId, tuple[SlotRecord, ...]]
+    """Frozen inventories of the nodes that promised."""
+    path: Path
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+    refused: Collection[RefusedSource] = ()
+    floor: Step = Step(0)
+    """The newest step known to be committed, or the base that the last generation began with."""
+    slot_count: int = 2
+    """Slots per shard on a holder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """The base of a new generation."""
+
+    base_step: Step
+    sources: tuple[tuple[ShardSource, ...], ...]
+    """By rank, best first; all empty when the base is 0."""
+    keep: Mapping[NodeId, tuple[SlotReference, ...]]
+    """By node: what must not be overwritten before the base is committed."""
+
+    @property
+    def farthest(self) -> str | None:
+        """The farthest kind of source that a rank has to use, or None when nothing is restored."""
+        kinds = [sources[0].kind for sources in self.sources if sources]
+        return max(kinds, key=FARTHEST.index) if kinds else None
+
+
+def path_of(lineage: Iterable[GenerationRecord], generation: Generation) -> Path:
+    """Return the path of a generation: its own steps without bound, its ancestors' up to where it branched off.
+
+    Args:
+        lineage: all generations that have a plan.
+        generation: whose path; 0 gives an empty one (nothing ever ran).
+    """
+    known = {record.generation: record for record in lineage}
+    path: dict[Generation, Step] = {}
+    last = UNBOUNDED
+    while generation in known:
+        path[generation] = last
+        last = min(last, known[generation].base_step)
+        generation = known[generation].parent
+    return path
+
+
+def newest_started(lineage: Iterable[GenerationRecord]) -> Generation:
+    """Return the newest generation whose ranks may have run, or 0: the parent of the next one."""
+    return max((record.generation for record in lineage if record.was_started), default=Generation(0))
+
+
+def is_on_path(path: Path, origin: Generation, step: Step) -> bool:
+    """Say whether the state of `step` that generation `origin` made belongs to the path's history."""
+    return step <= path.get(origin, Step(-1))
+
+
+def choose(survey: Survey) -> Restore:
+    """Return the newest step that every rank can get from somewhere, with its sources; step 0, which needs none, if there is nothing else.
+
+    Called by the job's decide once all members have promised, and before that to ask whether a member is needed at all.
+
+    Args:
+        survey: what is left.
+
+    Returns:
+        The base, its sources and what every node has to keep.
+    """
+    ranks = [Rank(rank) for rank in range(len(survey.owners))]
+    found = [_sources_by_step(survey, rank) for rank in ranks]
+    common = set.intersection(*(set(steps) for steps in found)) if found else set()
+    base = max(common, default=Step(0))
+    sources = tuple(found[rank][base] for rank in ranks) if base > 0 else ((),) * len(ranks)
+    return Restore(base_step=base, sources=sources, keep={node: _keep(survey, node, base) for node in survey.inventories})
+
+
+def _sources_by_step(survey: Survey, rank: Rank) -> dict[Step, tuple[ShardSource, ...]]:
+    """List where a rank's shard of each step on the path can come from: the owner's own node, peers, S3."""
+    refused = {(item.origin_generation, item.step) for item in survey.refused if item.rank == rank}
+    owner = survey.owners[rank]
+    found: dict[Step, list[ShardSource]] = {}
+
+    def usable(origin: Generation, step: Step) -> bool:
+        return step > 0 and is_on_path(survey.path, origin, step) and (origin, step) not in refused
+
+    for node in sorted(survey.inventories, key=lambda node: (node != owner, node)):
+        for slot in survey.inventories[node]:
+            if slot.owner_rank == rank and usable(slot.origin_generation, slot.step):
+                found.setdefault(slot.step, []).append(
+                    ShardSource(
+                        kind="local" if node == owner else "peer",
+                        origin_generation=slot.origin_generation,
+                        step=slot.step,
+                        digest=slot.digest,
+                        payload_bytes=slot.payload_bytes,
+                        node_id=node,
+                    )
+                )
+    for checkpoint in survey.checkpoints:
+        if rank >= len(checkpoint.shards) or len(checkpoint.shards) != len(survey.owners):
+            continue
+        shard = checkpoint.shards[rank]
+        if usable(shard.origin_generation, checkpoint.step):
+            found.setdefault(checkpoint.step, []).append(
+                ShardSource(
+                    kind="s3",
+                    origin_generation=shard.origin_generation,
+                    step=checkpoint.step,
+                    digest=bytes.fromhex(shard.payload_digest),
+                    payload_bytes=shard.payload_bytes,
+                    object=ObjectReference(bucket=checkpoint.bucket, key=shard.key),
+                )
+            )
+    return {step: tuple(sources) for step, sources in found.items()}
+
+
+def _keep(survey: Survey, node: NodeId, base: Step) -> tuple[SlotReference, ...]:
+    """Name the slots of a node that stay until the base is committed: all on the path up to it.
+
+    A shard of which the node lacks the base needs one slot to receive it into: that is any but the one with the newest committed step.
+    """
+    kept: dict[Rank, list[SlotRecord]] = {}
+    for slot in survey.inventories[node]:
+        if slot.step <= base and is_on_path(survey.path, slot.origin_generation, slot.step):
+            kept.setdefault(slot.owner_rank, []).append(slot)
+    for slots in kept.values():
+        slots.sort(key=lambda slot: (slot.step == survey.floor, slot.step), reverse=True)
+        if base > 0 and all(slot.step != base for slot in slots):
+            del slots[survey.slot_count - 1 :]
+    return tuple(
+        SlotReference(owner_rank=slot.owner_rank, origin_generation=slot.origin_generation, step=slot.step, digest=slot.digest)
+        for rank in sorted(kept)
+        for slot in sorted(kept[rank], key=lambda slot: slot.step)
+    )
