@@ -97,19 +97,19 @@ class Shard:
         owner has sealed can be sent.
         """
         held = self.held.get(peer, frozenset())
-        for step in (self._foundation, self.proposed):
+        for step in (self.foundation, self.proposed):
             if step != NONE and step in self.sealed and step not in held:
                 return step
         return NONE
 
     def _confirmed(self, peer: NodeId) -> Shard:
         """A dropped holder returns once it has C, in a round that this owner has not voted on yet."""
-        if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self._foundation == NONE:
+        if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self.foundation == NONE:
             return self
-        return replace(self, view=self.view | {peer}) if self._foundation in self.held.get(peer, frozenset()) else self
+        return replace(self, view=self.view | {peer}) if self.foundation in self.held.get(peer, frozenset()) else self
 
     @property
-    def _foundation(self) -> Step:
+    def foundation(self) -> Step:
         """What the generation stands on: C, or the base before the first commit."""
         return self.committed if self.committed != NONE else (self.base or NONE)
 

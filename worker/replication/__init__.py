@@ -1,1 +1,1 @@
-"""To be described."""
+"""Between agents: authenticated sessions, shards in chunks, rounds over the tree."""

@@ -22,12 +22,13 @@ from typing import TypeVar
 import xxhash
 
 from everstep.protocol.errors import ProtocolError
-from everstep.protocol.ids import JobName, Rank, RunId
+from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.plan import SlotRecord
 from everstep.protocol.slot import SlotHeader, SlotState
 from worker.core.slots import Content, SlotView, find_sealed, writable
 from worker.errors import NoRoom
 from worker.shm.slot_file import SlotFile
+from worker.tasks import end
 
 log = logging.getLogger(__name__)
 DIGEST_PIECE_BYTES = 32 * 1024 * 1024
@@ -199,11 +200,48 @@ class SlotStore:
         slot = slots[index]
         await self._join(slot)
         if slot.file.header.capacity_bytes < capacity_bytes:
-            slot.file.close(unlink=True)
-            slot.file = self._create(rank, index, header, replacing=slot.file.header.capacity_bytes)
+            self._enlarge(slot, rank, index, header)
         else:
             slot.file.write_header(replace(header, capacity_bytes=slot.file.header.capacity_bytes))
         return index
+
+    async def reserve(self, rank: Rank, *, capacity_bytes: int, layout_hash: bytes, slot_count: int) -> tuple[str, ...]:
+        """Make this shard's slots before they are needed, pages allocated; those that hold something stay as they are until they are granted.
+
+        Returns:
+            The slots' paths, in order.
+
+        Raises:
+            NoRoom: the node's memory for slots is used up; says the figures.
+        """
+        slots = self.shards.setdefault(rank, [])
+        empty = SlotHeader(
+            job=self.job,
+            run=self.run or RunId(""),
+            owner_rank=rank,
+            origin_generation=Generation(0),
+            step=Step(0),
+            state=SlotState.EMPTY,
+            capacity_bytes=capacity_bytes,
+            layout_hash=layout_hash,
+        )
+        for index, slot in enumerate(slots):
+            if slot.view.state is SlotState.EMPTY and not slot.is_busy and slot.file.header.capacity_bytes < capacity_bytes:
+                await self._join(slot)
+                self._enlarge(slot, rank, index, empty)
+        while len(slots) < slot_count:
+            slots.append(Slot(self._create(rank, len(slots), empty)))
+        return tuple(str(slot.file.path) for slot in slots)
+
+    def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
+        """Make the file anew with more room; where there is none, the slot is left behind with no room at all."""
+        old = slot.file.header.capacity_bytes
+        slot.file.close(unlink=True)
+        try:
+            slot.file = self._create(rank, index, header, replacing=old)
+        except NoRoom:
+            slot.file = SlotFile.create(slot.file.path, replace(header, state=SlotState.EMPTY, capacity_bytes=0))
+            raise
 
     def _reusable(self, slots: list[Slot]) -> int | None:
         """While there may be more slots, only what holds nothing is reused."""
@@ -230,11 +268,13 @@ class SlotStore:
             expected: the owner's digest, for a replica or a restored shard; anything else is not sealed.
 
         Returns:
-            The digest, or None when it is not the expected one: the slot is empty then.
+            The digest, or None when it is not the expected one (the slot is empty then) or the slot was granted anew meanwhile.
         """
         slot = self.shards[rank][index]
         slot.file.header = replace(header, state=SlotState.WRITING, capacity_bytes=slot.file.header.capacity_bytes)
         found = await self.reading(slot, self._digest(slot, header.payload_bytes))
+        if found is None:
+            return None
         if expected is not None and found != expected:
             slot.file.empty()
             return None
@@ -244,24 +284,25 @@ class SlotStore:
     async def verify(self, slot: Slot) -> bool:
         """Digest a sealed slot again; one that no longer hashes to its own digest becomes empty."""
         header = slot.file.header
-        if await self.reading(slot, self._digest(slot, header.payload_bytes)) == header.payload_digest:
-            return True
-        slot.file.empty()
-        return False
+        found = await self.reading(slot, self._digest(slot, header.payload_bytes))
+        if found is not None and found != header.payload_digest:
+            slot.file.empty()
+        return found == header.payload_digest
 
-    async def reading(self, slot: Slot, work: Coroutine[object, object, T]) -> T:
+    async def reading(self, slot: Slot, work: Coroutine[object, object, T]) -> T | None:
         """Run `work` on the slot's content as a task that `grant` can cancel.
 
-        Raises:
-            asyncio.CancelledError: the slot was granted anew in the meantime.
+        Returns:
+            What `work` returned (never None), or None when the slot was granted anew in the meantime.
         """
         task: asyncio.Task[T] = asyncio.ensure_future(work)
         slot.readers.add(task)
         try:
-            return await task
+            await asyncio.wait([task])
         finally:
-            task.cancel()
+            await end(task)
             slot.readers.discard(task)
+        return None if task.cancelled() else task.result()
 
     async def _digest(self, slot: Slot, size: int) -> bytes:
         def work(cancelled: threading.Event) -> bytes:

@@ -1,0 +1,119 @@
+"""A shard that this node owns: the pure `Shard`, the slots that hold it, and the rank's page, kept in step with each other.
+
+Invariant: the page says (C, w, vote) before anybody else is told; whoever waits on `changed` sees the state that woke it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.rank_messages import StopState
+from everstep.protocol.rounds import RankRound
+from worker.core.rounds import NONE, Shard
+from worker.core.slots import Content
+from worker.shm.rank_page import RankPage
+from worker.shm.store import Slot, SlotStore
+from worker.tasks import Signal
+
+FINISHED = -2
+"""Stands for w on a rank's page: every rank stands and nothing more will be committed; leave."""
+
+
+class OwnedShard:
+    """One rank's shard on its owner's node. One owner: the node's `Member`."""
+
+    def __init__(
+        self,
+        *,
+        rank: Rank,
+        generation: Generation,
+        core: Shard,
+        base: Content | None,
+        store: SlotStore,
+        page: RankPage,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.rank = rank
+        self.generation = generation
+        self.core = core
+        self.base = base
+        self.page = page
+        self.changed = Signal()
+        self.pinned: Step = NONE
+        self.granted_slot = -1
+        self.refusal = ""
+        """Why no snapshot can be taken of this rank at the moment; empty when all is well."""
+        self._store = store
+        self._on_change = on_change
+
+    def content(self, step: Step) -> Content:
+        """Name the state of `step` in this generation: the base keeps the generation that captured it."""
+        return self.base if self.base is not None and step == self.base.step else Content(self.generation, step)
+
+    def slot(self, step: Step) -> Slot | None:
+        """Return the own slot that holds `step` sealed, or None."""
+        return self._store.sealed(self.rank, self.content(step))
+
+    def apply(self, core: Shard) -> None:
+        """Take the core's new state: page first, then whoever waits, then the node's report."""
+        if core == self.core:
+            return
+        if core.proposed != self.core.proposed:
+            self.granted_slot = -1
+        self.core = core
+        self.publish()
+        self.changed.notify()
+        self._on_change()
+
+    def publish(self, *, finished: bool | None = None, stop: Step | None = None, stop_state: StopState | None = None) -> bool:
+        """Write the agent's half of the page; what is not given stays. Returns whether it changed."""
+        half = self.page.agent
+        is_finished = half.proposed == FINISHED if finished is None else finished
+        return self.page.write(
+            replace(
+                half,
+                committed=self.core.committed,
+                proposed=FINISHED if is_finished else self.core.proposed,
+                slot=self.granted_slot,
+                vote_step=self.core.proposed,
+                vote=self.core.vote,
+                stop=half.stop if stop is None else stop,
+                stop_state=half.stop_state if stop_state is None else stop_state,
+            )
+        )
+
+    def acknowledge(self, peer: NodeId, content: Content) -> None:
+        """`peer` has sealed `content`."""
+        if content == self.content(content.step):
+            self.apply(self.core.acknowledge(peer, content.step))
+
+    def inventory(self, peer: NodeId, sealed: tuple[tuple[Generation, Step, bytes], ...]) -> None:
+        """`peer` holds exactly these; only what equals our own content and digest counts."""
+        steps = set()
+        for origin, step, digest in sealed:
+            slot = self._store.sealed(self.rank, Content(origin, step))
+            if self.content(step) == Content(origin, step) and slot is not None and slot.file.header.payload_digest == digest:
+                steps.add(step)
+        self.apply(self.core.inventory(peer, frozenset(steps)))
+
+    def round(self) -> RankRound:
+        """This rank's part of the node's report."""
+        half = self.page.rank()
+        confirmed = self.page.agent.stop_state is StopState.CONFIRMED
+        return RankRound(
+            rank=self.rank,
+            boundary=Step(half.boundary),
+            committed=self.core.committed,
+            proposed=self.core.proposed,
+            vote=self.core.vote,
+            standing=half.standing,
+            echo_step=Step(half.echo_step),
+            echo=half.echo,
+            confirmed_stop=Step(self.page.agent.stop) if confirmed else NONE,
+            pinned_step=self.pinned,
+            out_of_view=tuple(sorted(set(self.core.peers) - self.core.view)),
+            is_late=self.core.is_late,
+            reason=self.core.reason,
+        )

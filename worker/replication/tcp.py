@@ -1,0 +1,306 @@
+"""Sessions over TCP (`everstep.protocol.peer_messages` draws the handshake).
+
+Shard bytes go straight between a slot's memory and the socket: no buffer in between. Invariant: nothing is read past the handshake from a
+peer that has not proved the generation's key, and every frame's length is checked before its body is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+
+from everstep.protocol.codec import LENGTH, Message, decode, frame
+from everstep.protocol.errors import MalformedMessage, OversizedMessage, ProtocolError
+from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.peer_messages import (
+    CHUNK_BIT,
+    CHUNK_PREFIX,
+    MAX_CHUNK_BYTES,
+    MAX_PEER_MESSAGE_BYTES,
+    NONCE_BYTES,
+    Accepted,
+    Answer,
+    Challenge,
+    Open,
+    PeerMessage,
+    Refused,
+    SessionKind,
+    session_mac,
+)
+from worker.errors import PeerLost, PeerRefused
+from worker.replication.transport import Chunk, Credentials
+
+log = logging.getLogger(__name__)
+HANDSHAKE_SECONDS = 5.0
+MAX_SESSIONS = 4096
+"""Connections that a listener holds at once; more are closed unread."""
+CANCELLED_CHUNK_SECONDS = 0.05
+"""How long a cancelled chunk may take to leave before the line is cut instead."""
+
+
+class TcpSession:
+    """A `Session` on a connected socket."""
+
+    def __init__(self, line: socket.socket, opened: Open, peer: NodeId) -> None:
+        self._line = line
+        self._loop = asyncio.get_running_loop()
+        self._sending = asyncio.Lock()
+        self._is_closed = False
+        self.opened = opened
+        self.peer = peer
+
+    async def send(self, message: Message) -> None:
+        """Send one message (see `Session`)."""
+        await self._send(frame(message))
+
+    async def send_chunk(self, offset: int, data: memoryview) -> None:
+        """Send a piece of a payload (see `Session`)."""
+        await self._send(CHUNK_PREFIX.pack(CHUNK_BIT | data.nbytes, offset), data)
+
+    async def _send(self, *parts: bytes | memoryview) -> None:
+        """Send whole frames only: a cancelled caller waits until its frame has left, or until the line is cut."""
+        async with self._sending:
+            work = asyncio.ensure_future(self._send_all(parts))
+            try:
+                await asyncio.shield(work)
+            except asyncio.CancelledError:
+                _, pending = await asyncio.wait([work], timeout=CANCELLED_CHUNK_SECONDS)
+                if pending:
+                    self.close()
+                    work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+                raise
+
+    async def _send_all(self, parts: tuple[bytes | memoryview, ...]) -> None:
+        if self._is_closed:
+            raise PeerLost(f"the line to {self.peer} is closed")
+        try:
+            for part in parts:
+                await self._loop.sock_sendall(self._line, part)
+        except OSError as error:
+            self.close()
+            raise PeerLost(f"the line to {self.peer} is lost: {error}") from error
+
+    async def receive(self) -> Message | Chunk:
+        """Return the next message or chunk (see `Session`)."""
+        try:
+            return await self._receive()
+        except ProtocolError:
+            self.close()
+            raise
+
+    async def _receive(self) -> Message | Chunk:
+        prefix = bytearray(LENGTH.size)
+        await self.receive_into(memoryview(prefix))
+        (length,) = LENGTH.unpack(prefix)
+        if length & CHUNK_BIT:
+            size = length & ~CHUNK_BIT
+            if size > MAX_CHUNK_BYTES:
+                raise OversizedMessage(f"a chunk of {size} bytes announced; the limit is {MAX_CHUNK_BYTES}")
+            offset = bytearray(8)
+            await self.receive_into(memoryview(offset))
+            return Chunk(int.from_bytes(offset, "big"), size)
+        if length > MAX_PEER_MESSAGE_BYTES:
+            raise OversizedMessage(f"a frame of {length} bytes announced; the limit is {MAX_PEER_MESSAGE_BYTES}")
+        body = bytearray(length)
+        await self.receive_into(memoryview(body))
+        message: Message = decode(body, PeerMessage)  # type: ignore[arg-type]
+        return message
+
+    async def receive_into(self, view: memoryview) -> None:
+        """Fill `view` from the stream (see `Session`)."""
+        filled = 0
+        try:
+            while filled < view.nbytes:
+                with view[filled:] as rest:
+                    count = await self._loop.sock_recv_into(self._line, rest)
+                if count == 0:
+                    raise PeerLost(f"{self.peer} closed the line")
+                filled += count
+        except OSError as error:
+            self.close()
+            raise PeerLost(f"the line to {self.peer} is lost: {error}") from error
+
+    def close(self) -> None:
+        """End the line at once."""
+        if not self._is_closed:
+            self._is_closed = True
+            for watched in (self._loop.remove_reader, self._loop.remove_writer):
+                watched(self._line.fileno())
+            self._line.close()
+
+
+async def dial(
+    credentials: Credentials, *, peer: NodeId, address: str, port: int, kind: SessionKind, owner_rank: Rank, source_address: str
+) -> TcpSession:
+    """Open an authenticated session to another agent.
+
+    Args:
+        credentials: ours, of the generation that both are members of.
+        peer: who must answer.
+        address: the peer's.
+        port: the peer's.
+        kind: what the session is for.
+        owner_rank: the shard of a replica session, else -1.
+        source_address: this node's own address, bound before connecting.
+
+    Raises:
+        PeerLost: nobody answers within `HANDSHAKE_SECONDS`, or the line broke.
+        PeerRefused: the other side does not know us, or could not prove that it is the peer.
+    """
+    line = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    opened = Open(
+        run=credentials.run,
+        generation=credentials.generation,
+        kind=kind,
+        node_id=credentials.node_id,
+        owner_rank=owner_rank,
+        nonce=secrets.token_bytes(NONCE_BYTES),
+    )
+    session = TcpSession(line, opened, peer)
+    try:
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            line.bind((source_address, 0))
+            await asyncio.get_running_loop().sock_connect(line, (address, port))
+            await _prove(session, credentials, peer)
+    except (OSError, TimeoutError) as error:
+        session.close()
+        raise PeerLost(f"{peer} at {address}:{port} does not answer: {error or 'timed out'}") from error
+    except ProtocolError as error:
+        session.close()
+        raise PeerRefused(f"{peer} at {address}:{port} does not speak our protocol: {error}") from error
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+async def _prove(session: TcpSession, credentials: Credentials, peer: NodeId) -> None:
+    opened = session.opened
+    await session.send(opened)
+    challenge = await session.receive()
+    if isinstance(challenge, Refused):
+        raise PeerRefused(f"{peer} refuses: {challenge.reason}")
+    if not isinstance(challenge, Challenge):
+        raise MalformedMessage("no challenge")
+    expected = session_mac(credentials.key, "listener", opened, challenge.nonce, challenge.node_id, credentials.job)
+    if challenge.node_id != peer or not hmac.compare_digest(challenge.mac, expected):
+        raise PeerRefused(f"who answers as {peer} does not hold the key of generation {credentials.generation}")
+    await session.send(Answer(mac=session_mac(credentials.key, "dialler", opened, challenge.nonce, peer, credentials.job)))
+    verdict = await session.receive()
+    if isinstance(verdict, Refused):
+        raise PeerRefused(f"{peer} refuses: {verdict.reason}")
+    if not isinstance(verdict, Accepted):
+        raise MalformedMessage("no verdict")
+
+
+Serve = Callable[[TcpSession], Awaitable[None]]
+
+
+class PeerListener:
+    """Accepts sessions of the generation that this node is a member of; refuses and counts everything else.
+
+    One owner: the agent, which calls `admit` when a Load names a generation and `revoke` when a higher one is promised.
+    """
+
+    def __init__(self, node_id: NodeId) -> None:
+        self.node_id = node_id
+        self.port = 0
+        self.refused_count = 0
+        self._socket: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._credentials: Credentials | None = None
+        self._serve: Serve | None = None
+        self._sessions: dict[asyncio.Task[None], bool] = {}
+
+    def start(self, address: str, port: int = 0) -> None:
+        """Listen on `address`; the kernel chooses the port unless one is given."""
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(128)
+        self._socket, self.port = listener, listener.getsockname()[1]
+        self._accepting = asyncio.create_task(self._accept(listener), name="peer listener")
+
+    def admit(self, credentials: Credentials, serve: Serve) -> None:
+        """Accept sessions of this generation from now on, each served by `serve`."""
+        self._credentials, self._serve = credentials, serve
+
+    async def revoke(self) -> None:
+        """Close every session and accept none until `admit` is called again."""
+        self._credentials = self._serve = None
+        tasks = list(self._sessions)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Stop listening and close every session."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
+        await self.revoke()
+        if self._socket is not None:
+            self._socket.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            line, origin = await loop.sock_accept(listener)
+            if len(self._sessions) >= MAX_SESSIONS:
+                self.refused_count += 1
+                line.close()
+                continue
+            line.setblocking(False)
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            task = asyncio.create_task(self._session(line, f"{origin[0]}:{origin[1]}"), name=f"peer session {origin[0]}:{origin[1]}")
+            self._sessions[task] = True
+            task.add_done_callback(lambda done: self._sessions.pop(done, None))
+
+    async def _session(self, line: socket.socket, origin: str) -> None:
+        nobody = Open(run="", generation=0, kind="round", node_id=NodeId(origin), owner_rank=-1, nonce=b"")  # type: ignore[arg-type]
+        session = TcpSession(line, nobody, NodeId(origin))
+        try:
+            try:
+                async with asyncio.timeout(HANDSHAKE_SECONDS):
+                    serve = await self._check(session)
+            except (TimeoutError, PeerRefused, ProtocolError) as error:
+                self.refused_count += 1
+                log.warning("session from %s refused: %s", origin, error or "no handshake in time")
+                return
+            await serve(session)
+        except PeerLost:
+            log.debug("session from %s ended", origin)
+        except ProtocolError as error:
+            self.refused_count += 1
+            log.warning("session from %s closed: %s", origin, error)
+        finally:
+            session.close()
+
+    async def _check(self, session: TcpSession) -> Serve:
+        opened = await session.receive()
+        if not isinstance(opened, Open):
+            raise MalformedMessage(f"a session that begins with {type(opened).__name__}")
+        credentials, serve = self._credentials, self._serve
+        if credentials is None or serve is None or (opened.run, opened.generation) != (credentials.run, credentials.generation):
+            reason = f"not a member of generation {opened.generation} of run {opened.run}"
+            await session.send(Refused(reason=reason))
+            raise PeerRefused(reason)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        mac = session_mac(credentials.key, "listener", opened, nonce, self.node_id, credentials.job)
+        await session.send(Challenge(node_id=self.node_id, nonce=nonce, mac=mac))
+        answer = await session.receive()
+        expected = session_mac(credentials.key, "dialler", opened, nonce, self.node_id, credentials.job)
+        if not isinstance(answer, Answer) or not hmac.compare_digest(answer.mac, expected):
+            await session.send(Refused(reason="the key does not match"))
+            raise PeerRefused(f"{opened.node_id} does not hold the key of generation {opened.generation}")
+        if credentials is not self._credentials:  # a higher generation was promised in the meantime
+            raise PeerRefused("the generation is over")
+        await session.send(Accepted())
+        session.opened, session.peer = opened, opened.node_id
+        return serve

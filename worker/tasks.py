@@ -1,0 +1,52 @@
+"""Structured waiting: tasks that begin and end together, and something that wakes whoever waits for a change.
+
+Invariant: nobody returns from here while a task that was begun here still runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+
+class Signal:
+    """Wakes everybody who waits for something to change; a change between two waits is not missed."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.version = 0
+
+    def notify(self) -> None:
+        """Wake all who wait."""
+        self.version += 1
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, seen: int, timeout_seconds: float | None = None) -> int:
+        """Return the version as soon as it is not `seen`, or as it is when the time is up."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while self.version == seen:
+                    await self._event.wait()
+        except TimeoutError:
+            return self.version
+        return self.version
+
+
+async def first_of(*work: Coroutine[object, object, object]) -> None:
+    """Run all of `work` until the first ends; end the others, then raise what the first raised."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await end(*tasks)
+    for task in done:
+        task.result()
+
+
+async def end(*tasks: asyncio.Future[object] | asyncio.Task[None] | None) -> None:
+    """Cancel tasks and wait until they have ended; what they raise is dropped."""
+    begun = [task for task in tasks if task is not None]
+    for task in begun:
+        task.cancel()
+    await asyncio.gather(*begun, return_exceptions=True)
