@@ -16,6 +16,9 @@ from everstep.protocol.manifest import ManifestShard
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ScriptPlan, Timeouts
 
 NO_STEP = Step(-1)
+NO_GENERATION = Generation(0)
+FIRST_STEP = Step(0)
+"""The state that the script itself builds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,10 @@ class JobSpec:
 
 
 class InstanceCondition(StrEnum):
-    """What AWS says about an instance. PRESENT: pending or running. ENDED: going or gone, or its group is ending it. UNKNOWN: not asked, no answer."""
+    """What AWS says about an instance.
+
+    PRESENT: pending or running. ENDED: going or gone, or its group is ending it. UNKNOWN: not asked, or no answer.
+    """
 
     PRESENT = "present"
     ENDED = "ended"
@@ -173,11 +179,11 @@ class JobRecord:
     stop_requested_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
-    generation: Generation = Generation(0)
+    generation: Generation = NO_GENERATION
     """The newest with a plan; 0 before the first."""
-    issued_generation: Generation = Generation(0)
+    issued_generation: Generation = NO_GENERATION
     """The highest number that any agent can have seen."""
-    base_step: Step = Step(0)
+    base_step: Step = FIRST_STEP
     committed: Step = NO_STEP
     proposed: Step = NO_STEP
     boundary: Step = NO_STEP

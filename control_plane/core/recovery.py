@@ -4,7 +4,8 @@
                                │                    step of g that the path still goes through: here (1, 3) is, (1, 4) is not
     generation 2:              3 ─ 4 ─ 5 ─ 6
 
-Invariant: a base and all its sources lie on the path of the newest started generation; a slot is named by origin, step and digest, never by step alone.
+Invariant: a base and all its sources lie on the path of the newest started generation; a slot is named by origin, step and digest, never by
+step alone.
 Source: design §3, `A new generation` and `Plan and promise`; the same rules as the protocol model's `lineage`, `on_path` and `common`.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from control_plane.core.observed import CheckpointRecord, GenerationRecord, RefusedSource
+from control_plane.core.observed import FIRST_STEP, NO_GENERATION, NO_STEP, CheckpointRecord, GenerationRecord, RefusedSource
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import ObjectReference, ShardSource, SlotRecord, SlotReference
 
@@ -36,7 +37,7 @@ class Survey:
     path: Path
     checkpoints: tuple[CheckpointRecord, ...] = ()
     refused: Collection[RefusedSource] = ()
-    floor: Step = Step(0)
+    floor: Step = FIRST_STEP
     """The newest step known to be committed, or the base that the last generation began with."""
     slot_count: int = 2
     """Slots per shard on a holder."""
@@ -78,12 +79,12 @@ def path_of(lineage: Iterable[GenerationRecord], generation: Generation) -> Path
 
 def newest_started(lineage: Iterable[GenerationRecord]) -> Generation:
     """Return the newest generation whose ranks may have run, or 0: the parent of the next one."""
-    return max((record.generation for record in lineage if record.was_started), default=Generation(0))
+    return max((record.generation for record in lineage if record.was_started), default=NO_GENERATION)
 
 
 def is_on_path(path: Path, origin: Generation, step: Step) -> bool:
     """Say whether the state of `step` that generation `origin` made belongs to the path's history."""
-    return step <= path.get(origin, Step(-1))
+    return step <= path.get(origin, NO_STEP)
 
 
 def choose(survey: Survey) -> Restore:
@@ -100,7 +101,7 @@ def choose(survey: Survey) -> Restore:
     ranks = [Rank(rank) for rank in range(len(survey.owners))]
     found = [_sources_by_step(survey, rank) for rank in ranks]
     common = set.intersection(*(set(steps) for steps in found)) if found else set()
-    base = max(common, default=Step(0))
+    base = max(common, default=FIRST_STEP)
     sources = tuple(found[rank][base] for rank in ranks) if base > 0 else ((),) * len(ranks)
     return Restore(base_step=base, sources=sources, keep={node: _keep(survey, node, base) for node in survey.inventories})
 

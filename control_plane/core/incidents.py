@@ -1,0 +1,110 @@
+"""The life of an incident: opened, made worse, replaced, restored, reworked, closed.
+
+    failed_at ── detect ── opened_at ── replace ── replaced_at ── restore ── restored_at ── rework ── closed_at
+
+Invariant: the four phases are the intervals between five moments in order, so they always add up to the interruption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from control_plane.core.observed import Cause, IncidentRecord
+from control_plane.core.states import INCIDENT_TRANSITIONS, IncidentEvent, IncidentState, advance
+from everstep.protocol.ids import Generation, NodeId, RunId, Step
+
+_GRAVITY = tuple(Cause)
+PHASES = ("detect", "replace", "restore", "rework")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that ends a generation."""
+
+    cause: Cause
+    evidence: str
+    at: float
+    """Unix seconds: when it happened, as well as anybody knows."""
+    node_id: NodeId | None = None
+    """The node that is lost; None when no node is."""
+
+
+def incident_id(run: RunId, generation: Generation) -> str:
+    """Return the id of the incident that ended a generation: the same for everybody who finds it."""
+    return f"inc-{run[:12]}-{generation}"
+
+
+def opened(run: RunId, generation: Generation, faults: tuple[Fault, ...], *, decision: str, reason: str, reached: Step, now: float) -> IncidentRecord:
+    """Return a new incident.
+
+    Args:
+        run: of the job.
+        generation: that failed.
+        faults: what ended it; not empty.
+        decision: what is done about it, a sentence.
+        reason: why that, a sentence.
+        reached: the highest boundary known.
+        now: Unix seconds.
+    """
+    first = min(fault.at for fault in faults)
+    incident = IncidentRecord(
+        id=incident_id(run, generation),
+        state=IncidentState.REPLACING,
+        cause=faults[0].cause,
+        evidence=(),
+        decision=decision,
+        reason=reason,
+        generation_before=generation,
+        failed_at=min(first, now),
+        opened_at=now,
+        reached_step=reached,
+    )
+    return with_faults(incident, faults)
+
+
+def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> IncidentRecord:
+    """Add evidence found later; the gravest cause names the incident, each fact is told once, lost nodes are listed in the order found."""
+    for fault in faults:
+        incident = replace(
+            incident,
+            cause=max(incident.cause, fault.cause, key=_GRAVITY.index),
+            evidence=incident.evidence if fault.evidence in incident.evidence else (*incident.evidence, fault.evidence),
+            instance_ids=(
+                incident.instance_ids if fault.node_id is None or fault.node_id in incident.instance_ids else (*incident.instance_ids, fault.node_id)
+            ),
+            failed_at=min(incident.failed_at, fault.at),
+        )
+    return incident
+
+
+def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> IncidentRecord:
+    """Return the incident after `event`, its moment noted.
+
+    Raises:
+        InvalidTransition: the incident is not in a state that the event can leave.
+    """
+    state = advance(INCIDENT_TRANSITIONS, f"incident {incident.id}", incident.state, event, incident.evidence)
+    match event:
+        case IncidentEvent.NODES_THERE:
+            return replace(incident, state=state, replaced_at=now)
+        case IncidentEvent.TRAINING_AGAIN:
+            return replace(incident, state=state, restored_at=now)
+        case IncidentEvent.FAILED_AGAIN:
+            return replace(incident, state=state, replaced_at=None, restored_at=None)
+        case IncidentEvent.CAUGHT_UP | IncidentEvent.JOB_ENDED:
+            return replace(incident, state=state, closed_at=now)
+
+
+def lost_steps(incident: IncidentRecord) -> int | None:
+    """Return how many steps are made twice: the highest boundary before the failure minus the base; None before the base is known."""
+    return None if incident.from_step is None else max(0, incident.reached_step - incident.from_step)
+
+
+def phase_seconds(incident: IncidentRecord, now: float) -> Mapping[str, float]:
+    """Return the length of each phase by `<phase>_seconds`; of one that has not begun, 0. They add up to the interruption so far."""
+    moments = [incident.failed_at]
+    end = incident.closed_at if incident.closed_at is not None else now
+    for moment in (incident.opened_at, incident.replaced_at, incident.restored_at, incident.closed_at):
+        moments.append(max(moments[-1], min(end, end if moment is None else moment)))
+    return {f"{phase}_seconds": later - earlier for phase, earlier, later in zip(PHASES, moments, moments[1:], strict=False)}
