@@ -79,13 +79,24 @@ class NewToken:
     expires_at: datetime | None = None
 
 
-def mint(session: Session, new: NewToken, now: datetime) -> tuple[str, TokenRecord]:
+def new_secret() -> str:
+    """Return a token that nobody has ever seen."""
+    return _PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def mint(session: Session, new: NewToken, now: datetime, *, secret: str | None = None) -> tuple[str, TokenRecord]:
     """Make a token.
+
+    Args:
+        session: a writing one.
+        new: what it is for.
+        now: when.
+        secret: from `new_secret`, where it had to be kept safe before it could be stored.
 
     Returns:
         The token, to be shown once, and its record.
     """
-    token = _PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+    token = secret or new_secret()
     row = Token(
         id="tok-" + secrets.token_hex(8),
         digest=_digest(token),
@@ -103,6 +114,14 @@ def mint(session: Session, new: NewToken, now: datetime) -> tuple[str, TokenReco
     return token, record_of(row, TokenRecord)
 
 
+def has_admin(session: Session) -> bool:
+    """Say whether anybody can administer this service."""
+    return (
+        session.scalar(select(Token.id).where(Token.kind == TokenKind.USER, Token.role == Role.ADMIN, Token.revoked_at.is_(None)).limit(1))
+        is not None
+    )
+
+
 def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
     """Return the record of a token that is good now, or None.
 
@@ -116,9 +135,14 @@ def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
     return None if is_over else record_of(row, TokenRecord)
 
 
+def is_redeemed(session: Session, token_id: str, node_id: str) -> bool:
+    """Say whether an instance has joined with this token already."""
+    return session.get(Redemption, (token_id, node_id)) is not None
+
+
 def redeem(session: Session, token_id: str, node_id: str, now: datetime) -> bool:
-    """Use a join token for an instance, and say whether this was the first time it did."""
-    if session.get(Redemption, (token_id, node_id)) is not None:
+    """Use a join token up for an instance, and say whether this was the first time."""
+    if is_redeemed(session, token_id, node_id):
         return False
     session.add(Redemption(token_id=token_id, node_id=node_id, redeemed_at=now))
     session.flush()
@@ -130,9 +154,12 @@ def revoke(session: Session, token_id: str, now: datetime) -> bool:
     return bool(changed_rows(session.execute(update(Token).where(Token.id == token_id, Token.revoked_at.is_(None)).values(revoked_at=now))))
 
 
-def revoke_sessions(session: Session, node_id: str, now: datetime) -> None:
-    """End all session tokens of a node."""
-    session.execute(update(Token).where(Token.node_id == node_id, Token.kind == TokenKind.SESSION, Token.revoked_at.is_(None)).values(revoked_at=now))
+def revoke_sessions(session: Session, node_id: str, now: datetime, *, but: str | None = None) -> None:
+    """End all session tokens of a node, but for one by its id."""
+    query = update(Token).where(Token.node_id == node_id, Token.kind == TokenKind.SESSION, Token.revoked_at.is_(None))
+    if but is not None:
+        query = query.where(Token.id != but)
+    session.execute(query.values(revoked_at=now))
 
 
 def _digest(token: str) -> str:

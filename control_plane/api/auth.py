@@ -1,0 +1,106 @@
+"""Who is calling, and what they may do.
+
+    role      jobs, sources            fleets, nodes, incidents, events      join tokens
+    admin     all projects             all                                   yes
+    user      its project: all         its project: reading                  no
+    reader    its project: reading     its project: reading                  no
+    agent     nothing over HTTP; the agents' websocket alone
+
+Invariant: something of another project does not exist for a caller: it is answered like something that never was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from control_plane.api.deps import Services, ServicesDep
+from control_plane.api.errors import Forbidden, NotFound, Unauthenticated
+from control_plane.db import tokens
+from control_plane.db.tokens import Role, TokenKind, TokenRecord
+
+DEFAULT_PROJECT = "default"
+MAX_TOKEN_LENGTH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is calling."""
+
+    role: Role
+    project: str
+    """Empty: every project."""
+
+    @property
+    def project_filter(self) -> str | None:
+        """The project that lists are narrowed to, or None."""
+        return self.project or None
+
+    def choose_project(self, wanted: str | None) -> str:
+        """Return the project that something new belongs to.
+
+        Raises:
+            Forbidden: the caller may not create in the project it named.
+        """
+        if self.project and wanted and wanted != self.project:
+            raise Forbidden(f"This token belongs to the project {self.project!r} and cannot create anything in {wanted!r}.")
+        return wanted or self.project or DEFAULT_PROJECT
+
+    def require_sight(self, noun: str, name: str, project: str) -> None:
+        """Check that something that was found may be seen.
+
+        Raises:
+            NotFound: it belongs to another project.
+        """
+        if self.project and self.project != project:
+            raise NotFound(f"There is no {noun} named {name!r}.")
+
+
+def bearer(authorization: str | None) -> str:
+    """Return the token in an Authorization header.
+
+    Raises:
+        Unauthenticated: there is none.
+    """
+    scheme, _, token = (authorization or "").partition(" ")
+    token = token.strip()
+    if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN_LENGTH:
+        raise Unauthenticated("The request carries no bearer token.", hint="Set EVERSTEP_TOKEN, or send `Authorization: Bearer <token>`.")
+    return token
+
+
+def find_token(services: Services, token: str) -> TokenRecord | None:
+    """Return the record of a token that is good now, or None. Blocks on the database."""
+    with services.database.read() as session:
+        return tokens.find(session, token, services.now())
+
+
+def reader(request: Request, services: ServicesDep) -> Caller:
+    """Let anybody with a user's token pass; the other two build on it."""
+    record = find_token(services, bearer(request.headers.get("authorization")))
+    if record is None:
+        raise Unauthenticated("The token is unknown, expired or revoked.", hint="Ask an administrator for a new one.")
+    if record.kind != TokenKind.USER:
+        raise Forbidden("This token is an agent's; it opens the agents' connection alone.")
+    return Caller(Role(record.role), record.project)
+
+
+def user(caller: Annotated[Caller, Depends(reader)]) -> Caller:
+    """Let those pass who may run jobs."""
+    if caller.role not in (Role.USER, Role.ADMIN):
+        raise Forbidden(f"The role {caller.role} may read, not change.", hint="Ask an administrator for a token with the role user.")
+    return caller
+
+
+def admin(caller: Annotated[Caller, Depends(reader)]) -> Caller:
+    """Let administrators pass."""
+    if caller.role is not Role.ADMIN:
+        raise Forbidden(f"This needs the role admin; the token has the role {caller.role}.")
+    return caller
+
+
+Reader = Annotated[Caller, Depends(reader)]
+User = Annotated[Caller, Depends(user)]
+Admin = Annotated[Caller, Depends(admin)]

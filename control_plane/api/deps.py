@@ -1,0 +1,92 @@
+"""What routes are given: the services behind them and who is calling.
+
+Invariant: a route that takes a `Caller` is never reached without a good token.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, Query, Request
+
+from control_plane.api.errors import InvalidRequest
+from control_plane.api.schemas import FieldError
+from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.operator import CloudOperator
+from control_plane.db.session import Database
+from control_plane.loop.agents import AgentRegistry
+from everstep.protocol.plan import Timeouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLimits:
+    """What a source archive may be."""
+
+    archive_bytes: int = 256 * 1024 * 1024
+    unpacked_bytes: int = 2 * 1024 * 1024 * 1024
+    file_count: int = 20_000
+    ratio: int = 200
+    """Unpacked ÷ packed; above it (and above 1 MiB) an archive is a bomb, not code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Everything that the routes stand on; made once by the composition root."""
+
+    database: Database
+    operator: CloudOperator
+    objects: ObjectStore
+    registry: AgentRegistry
+    timeouts: Timeouts
+    bucket: str
+    """For sources, logs, and everything that a job does not send elsewhere."""
+    spool_directory: Path
+    """For bodies that are too large for memory."""
+    source_limits: SourceLimits
+    now: Callable[[], datetime]
+    wake: Callable[[], None]
+    """Makes the loops look again; from any thread."""
+
+
+def services(request: Request) -> Services:
+    """Return the services of the application that the request came to."""
+    found: Services = request.app.state.services
+    return found
+
+
+ServicesDep = Annotated[Services, Depends(services)]
+MaxResults = Annotated[int, Query(alias="MaxResults", ge=1, le=1000)]
+NextToken = Annotated[str | None, Query(alias="NextToken", max_length=1024)]
+
+
+def page_token(*position: Any) -> str:
+    """Return an opaque token for the position after which the next page begins."""
+    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode()
+
+
+def page_position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Return the position in a token that `page_token` made.
+
+    Args:
+        token: what the caller gave back.
+        kinds: what turns each JSON value into the position's part.
+
+    Returns:
+        As many values as kinds.
+
+    Raises:
+        InvalidRequest: it is not such a token.
+    """
+    try:
+        values = json.loads(base64.urlsafe_b64decode(token.encode()))
+        return tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
+    except (ValueError, TypeError, binascii.Error) as error:
+        message = "is not a token that this operation returned"
+        raise InvalidRequest(f"NextToken {message}.", fields=[FieldError(field="NextToken", message=message)]) from error

@@ -1,0 +1,85 @@
+"""What surrounds every HTTP request: an id, a bound on its body, and an answer even when we fail.
+
+Invariant: no request reads more than `max_body_bytes` into memory; routes that stream to disk bound themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from control_plane.api.errors import InternalError, TooLarge, response
+
+log = logging.getLogger(__name__)
+
+STREAMED_PREFIX = "/v1/sources/"
+
+
+class Envelope:
+    """ASGI middleware around all routes.
+
+    Args:
+        app: what is inside.
+        max_body_bytes: of a request that is not streamed.
+    """
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; called by the server."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = str(uuid.uuid4())
+        scope.setdefault("state", {})["request_id"] = request_id
+        has_begun = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                MutableHeaders(scope=message)["x-amzn-requestid"] = request_id
+            await send(message)
+
+        if not scope["path"].startswith(STREAMED_PREFIX):
+            if _announced(scope) > self._max_body_bytes:
+                await response(TooLarge(self._limit()), request_id)(scope, receive, send_with_id)
+                return
+            receive = self._bounded(receive)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            log.exception("request %s (%s %s) failed", request_id, scope["method"], scope["path"])
+            if has_begun:
+                raise
+            error = InternalError(
+                "The request failed inside the service.", hint="Give the RequestId to whoever runs the service: its log has the cause."
+            )
+            await response(error, request_id)(scope, receive, send_with_id)
+
+    def _bounded(self, receive: Receive) -> Receive:
+        received = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_body_bytes:
+                raise HTTPException(413, self._limit())
+            return message
+
+        return receive_bounded
+
+    def _limit(self) -> str:
+        return f"the body is longer than {self._max_body_bytes} bytes"
+
+
+def _announced(scope: Scope) -> int:
+    length = Headers(scope=scope).get("content-length", "0")
+    return int(length) if length.isdigit() else 0
