@@ -365,7 +365,10 @@ class Incident(Shape):
     generation_before: int
     generation_after: int | None
     instance_id: str | None
+    """The first of those that were lost, if any."""
     replacement_instance_id: str | None
+    instance_ids: list[str]
+    replacement_instance_ids: list[str]
     failed_at: datetime
     opened_at: datetime
     closed_at: datetime | None

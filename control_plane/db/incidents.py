@@ -40,8 +40,8 @@ class IncidentRecord:
     lost_steps: int | None
     generation_before: int
     generation_after: int | None
-    instance_id: str | None
-    replacement_instance_id: str | None
+    instance_ids: tuple[str, ...]
+    replacement_instance_ids: tuple[str, ...]
     failed_at: datetime
     opened_at: datetime
     replaced_at: datetime | None
@@ -68,8 +68,8 @@ class IncidentUpdate(TypedDict, total=False):
     reached_step: int | None
     lost_steps: int | None
     generation_after: int | None
-    instance_id: str | None
-    replacement_instance_id: str | None
+    instance_ids: tuple[str, ...]
+    replacement_instance_ids: tuple[str, ...]
     replaced_at: datetime | None
     restored_at: datetime | None
     closed_at: datetime | None
@@ -94,7 +94,7 @@ class NewIncident:
     reason: str
     reached_step: int | None
     generation_before: int
-    instance_id: str | None
+    instance_ids: tuple[str, ...]
     failed_at: datetime
     opened_at: datetime
     detect_seconds: float | None
@@ -122,7 +122,7 @@ def open_incident(session: Session, lease: Lease, incident_id: str, incident: Ne
             reason=incident.reason,
             reached_step=incident.reached_step,
             generation_before=incident.generation_before,
-            instance_id=incident.instance_id,
+            instance_ids=incident.instance_ids,
             failed_at=incident.failed_at,
             opened_at=incident.opened_at,
             detect_seconds=incident.detect_seconds,

@@ -68,16 +68,6 @@ class JobTransition:
     at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class FailureRecord:
-    """One failure, as the breaker compares it."""
-
-    signature: str
-    """Exit class and code, or the fault's code."""
-    step: int
-    at: datetime
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """A job as it is stored."""
@@ -104,10 +94,13 @@ class JobRecord:
     boundary: int
     max_boundary: int
     committed_at: datetime | None
-    failures: tuple[FailureRecord, ...]
+    failures: tuple[Mapping[str, Any], ...]
+    """The breaker's memory, in the core's words; JSON values only."""
     accounting: Mapping[str, float]
+    """Seconds by bucket, up to `accounted_until`."""
     accounted_until: datetime | None
     memo: Mapping[str, Any]
+    """What only the loop reads; JSON values only."""
 
 
 class JobUpdate(TypedDict, total=False):
@@ -124,7 +117,7 @@ class JobUpdate(TypedDict, total=False):
     boundary: int
     max_boundary: int
     committed_at: datetime | None
-    failures: tuple[FailureRecord, ...]
+    failures: tuple[Mapping[str, Any], ...]
     accounting: Mapping[str, float]
     accounted_until: datetime | None
     memo: Mapping[str, Any]
@@ -374,14 +367,14 @@ def _record(row: Job) -> JobRecord:
         **columns_of(row, JobRecord, leave_out=("spec", "transitions", "failures")),
         spec=msgspec.convert(row.spec, JobSpec),
         transitions=tuple(msgspec.convert(entry, JobTransition) for entry in row.transitions),
-        failures=tuple(msgspec.convert(entry, FailureRecord) for entry in row.failures),
+        failures=tuple(row.failures),
     )
 
 
 def _columns(changes: JobUpdate) -> dict[str, Any]:
     columns: dict[str, Any] = dict(changes)
     if "failures" in changes:
-        columns["failures"] = [msgspec.to_builtins(failure) for failure in changes["failures"]]
+        columns["failures"] = [dict(failure) for failure in changes["failures"]]
     for name in ("accounting", "memo"):
         if name in columns:
             columns[name] = dict(columns[name])

@@ -182,7 +182,7 @@ class Job(Base):
     """The highest boundary that any generation reached."""
     committed_at: Mapped[datetime | None]
     failures: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
-    """The breaker's memory: `jobs.FailureRecord`."""
+    """The breaker's memory, in the core's words."""
     accounting: Mapped[dict[str, float]] = mapped_column(default=dict)
     """Seconds by bucket up to `accounted_until`."""
     accounted_until: Mapped[datetime | None]
@@ -279,8 +279,8 @@ class Incident(Base):
     lost_steps: Mapped[int | None]
     generation_before: Mapped[int]
     generation_after: Mapped[int | None]
-    instance_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
-    replacement_instance_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
+    instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
+    replacement_instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
     failed_at: Mapped[datetime]
     opened_at: Mapped[datetime]
     replaced_at: Mapped[datetime | None]
