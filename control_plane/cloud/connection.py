@@ -113,6 +113,9 @@ class Connection:
     def identify(self) -> CloudIdentity:
         """Ask whose cloud this is, and log it.
 
+        Returns:
+            Account, region and endpoint.
+
         Raises:
             CloudError: no answer, or no credentials.
         """

@@ -58,6 +58,12 @@ class ObjectStore(Protocol):
             reference: which.
             start: first byte; at or past the end yields nothing.
             end: one past the last byte, or None for all.
+
+        Yields:
+            At most `STREAM_CHUNK_BYTES` each.
+
+        Returns:
+            An iterator that reads as it is asked.
         """
 
     def head(self, reference: ObjectReference) -> ObjectInfo:

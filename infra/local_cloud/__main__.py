@@ -1,0 +1,174 @@
+"""The command line of the local cloud: `python -P -m infra.local_cloud`, which `everstep local` runs.
+
+Exit codes: 0 done, 1 it could not be done (one line says why), 3 `status` of a cloud that is not wholly up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from infra.local_cloud.environment import POISONOUS, aws_variables, process_environment
+from infra.local_cloud.errors import LocalCloudError
+from infra.local_cloud.faults import Conditions
+from infra.local_cloud.parts import write_private
+
+app = typer.Typer(name="everstep local", help="A whole Everstep on this machine: no AWS account, no GPU.", no_args_is_help=True, add_completion=False)
+console = Console(stderr=True, highlight=False)
+
+StateDir = Annotated[Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="Where everything of this local cloud is kept.")]
+DEFAULT_STATE_DIR = Path(".everstep")
+
+
+@app.command()
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=48, help="Nodes that jobs can use.")] = 4,
+    spares: Annotated[int, typer.Option(min=0, max=16, help="Nodes that wait for another one to fail.")] = 1,
+    boot_delay: Annotated[float, typer.Option(min=0, max=600, help="Seconds from an instance's launch until it runs.")] = 0.5,
+    node_memory_mib: Annotated[int | None, typer.Option(min=1, help="Memory for snapshots on each node [default: a share of what is there].")] = None,
+    detection_seconds: Annotated[float | None, typer.Option(min=0.2, help="How fast silence is noticed; all timeouts derive from it.")] = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Start a local AWS, a control plane and a fleet, and wait until its nodes have connected."""
+    from infra.local_cloud.up import ClusterOptions, LocalCluster
+
+    began = time.monotonic()
+    cluster = LocalCluster(state_dir, progress=_Printed())
+    cluster.up(
+        ClusterOptions(
+            nodes=nodes,
+            spares=spares,
+            conditions=Conditions(boot_delay_seconds=boot_delay),
+            node_memory_bytes=node_memory_mib and node_memory_mib * 1024**2,
+            detection_seconds=detection_seconds,
+        )
+    )
+    console.print(f"[bold]up[/bold] in {time.monotonic() - began:.1f} s: control plane {cluster.endpoint_url}, AWS {cluster.aws_url}")
+    console.print('point this shell at it:  [bold]eval "$(everstep local env)"[/bold]')
+
+
+@app.command()
+def down(state_dir: StateDir = DEFAULT_STATE_DIR) -> None:
+    """End everything of the local cloud; logs stay. Safe to repeat, also after a crash."""
+    from infra.local_cloud.up import LocalCluster
+
+    LocalCluster(state_dir).down()
+    console.print("down")
+
+
+@app.command()
+def status(
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    output: Annotated[str, typer.Option(help="table or json.")] = "table",
+) -> None:
+    """Show what runs."""
+    from infra.local_cloud.up import LocalCluster
+
+    cluster = LocalCluster(state_dir)
+    parts = cluster.status()
+    is_up = len(parts) == 2 and all(part.is_alive for part in parts)
+    instances = cluster.instances() if any(part.is_alive and part.name == "aws" for part in parts) else {}
+    if output == "json":
+        rows = [{"Name": part.name, "Pid": part.pid, "Alive": part.is_alive, "Url": part.url, "Log": part.log} for part in parts]
+        print(json.dumps({"Up": is_up, "Parts": rows, "Instances": instances}, indent=1))
+    elif not parts:
+        console.print(f"nothing is up in {cluster.state_dir}")
+    else:
+        table = Table("what", "pid", "state", "where", box=None)
+        for part in parts:
+            table.add_row(part.name, str(part.pid), "runs" if part.is_alive else "[red]dead[/red]", f"{part.url}  {part.log}")
+        for instance_id, pid in instances.items():
+            table.add_row(instance_id, str(pid), "runs", str(cluster.nodes_directory / instance_id / "console.log"))
+        Console(highlight=False).print(table)
+    if not is_up:
+        raise typer.Exit(3)
+
+
+@app.command()
+def env(
+    unset: Annotated[bool, typer.Option("--unset", help="Print the lines that undo it.")] = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Print shell lines that point the command line, the SDK and any AWS tool at the local cloud: eval "$(everstep local env)"."""
+    from infra.local_cloud.up import LocalCluster
+
+    if unset:
+        print(f"unset EVERSTEP_ENDPOINT_URL EVERSTEP_TOKEN {' '.join(aws_variables('http://127.0.0.1'))}")
+        return
+    variables = LocalCluster(state_dir).environment()
+    print(f"unset {' '.join(POISONOUS)}")
+    for name, value in variables.items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+@app.command(hidden=True)
+def serve(
+    nodes_directory: Annotated[Path, typer.Option()],
+    ready_file: Annotated[Path, typer.Option()],
+    port: Annotated[int, typer.Option()] = 0,
+    conditions: Annotated[str, typer.Option()] = "{}",
+    instance_environment: Annotated[str, typer.Option()] = "{}",
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Serve the local AWS until SIGTERM; `up` starts this."""
+    from infra.local_cloud.aws import AwsOptions, LocalAws
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    marker = os.environ.get("EVERSTEP_LOCAL_CLUSTER", str(nodes_directory))
+    cloud = LocalAws(
+        AwsOptions(
+            nodes_directory=nodes_directory,
+            environment={
+                **process_environment(marker),
+                **aws_variables("http://127.0.0.1"),
+                **msgspec.json.decode(instance_environment, type=dict[str, str]),
+            },
+            conditions=msgspec.json.decode(conditions, type=Conditions),
+            port=port,
+            seed=seed,
+        )
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: cloud.stop())
+    cloud.start()
+    write_private(ready_file, json.dumps({"url": cloud.url, "pid": str(os.getpid())}).encode())
+    cloud.run()
+
+
+class _Printed:
+    """Progress for a person: a spinner while a step runs, a line when it is done."""
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        """Show one step."""
+        began = time.monotonic()
+        with console.status(f"{title} …"):
+            yield
+        console.print(f"[green]✓[/green] {title} [dim]({time.monotonic() - began:.1f} s)[/dim]")
+
+
+def main() -> None:
+    """Run the command line; operating errors are one line on stderr."""
+    try:
+        app(prog_name="everstep local")
+    except LocalCloudError as error:
+        console.print(f"[red]error:[/red] {error}", markup=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

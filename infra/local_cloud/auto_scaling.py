@@ -1,0 +1,355 @@
+"""EC2 Auto Scaling as AWS runs it, over moto's groups: what moto does at once or never, this does in its own time.
+
+    Pending ──boot──▶ InService ──unhealthy, scale-in, by request──▶ Terminating[:Wait] ──▶ gone
+
+One pass looks at each group and takes each member one step further. Suspended processes, scale-in protection, hooks and capacity are honoured as
+AWS documents them; activities are written in AWS's words. Works under the server's lock.
+
+Source: Amazon EC2 Auto Scaling User Guide (lifecycle, suspended processes, instance scale-in protection, lifecycle hooks).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
+from moto.autoscaling.models import Activity, AutoScalingBackend, FakeAutoScalingGroup, InstanceState, LifecycleHook, autoscaling_backends
+
+from infra.local_cloud.ec2 import Ec2
+from infra.local_cloud.faults import Faults
+
+LAUNCHING: Final = "autoscaling:EC2_INSTANCE_LAUNCHING"
+TERMINATING: Final = "autoscaling:EC2_INSTANCE_TERMINATING"
+PROCESSES: Final = frozenset(
+    {
+        "Launch",
+        "Terminate",
+        "AddToLoadBalancer",
+        "AlarmNotification",
+        "AZRebalance",
+        "HealthCheck",
+        "InstanceRefresh",
+        "ReplaceUnhealthy",
+        "ScheduledActions",
+    }
+)
+ACTIVITIES_KEPT: Final = 500
+INSUFFICIENT_CAPACITY: Final = (
+    "We currently do not have sufficient {type} capacity in the Availability Zone you requested ({zone}). Our system will be working on "
+    "provisioning additional capacity. Launching EC2 instance failed."
+)
+ALL_PROTECTED: Final = "Could not scale to desired capacity because all remaining instances are protected from scale-in."
+
+
+@dataclass(slots=True)
+class _Wait:
+    """A member held by a lifecycle hook."""
+
+    hook: LifecycleHook
+    deadline: float
+    token: str
+    result: str | None = None
+
+
+@dataclass(slots=True)
+class _Member:
+    """What moto's member has no field for."""
+
+    launch: Activity | None = None
+    termination: Activity | None = None
+    wait: _Wait | None = None
+    launch_hook_done: bool = False
+
+
+@dataclass(slots=True)
+class _Record:
+    """What moto's group has no field for."""
+
+    activities: list[Activity] = field(default_factory=list)
+    """Newest first."""
+    no_launch_before: float = 0.0
+    protected_at_desired: int | None = None
+    """The desired capacity for which it has been said that protection stands in the way."""
+
+
+class AutoScaling:
+    """All groups of all accounts and regions.
+
+    Args:
+        ec2: the instances.
+        faults: capacity, and how soon a failed launch is tried again.
+        monotonic: seconds.
+    """
+
+    def __init__(self, ec2: Ec2, faults: Faults, monotonic: Callable[[], float]) -> None:
+        self._ec2 = ec2
+        self._faults = faults
+        self._monotonic = monotonic
+        self._records: dict[str, _Record] = {}
+        self._members: dict[str, _Member] = {}
+
+    # What the API asks for
+
+    def create(self, group: FakeAutoScalingGroup) -> None:
+        """Take over a group that moto has just made."""
+        _require_bounds(group.min_size, group.max_size, group.desired_capacity)
+        self._records[group.arn] = _Record()
+
+    def set_desired(self, group: FakeAutoScalingGroup, desired: int) -> None:
+        """Set desired capacity within the group's bounds; a launch that failed is tried again at once."""
+        if desired > group.max_size:
+            raise ValidationError(f"New SetDesiredCapacity value {desired} is above max value {group.max_size} for the AutoScalingGroup.")
+        if desired < group.min_size:
+            raise ValidationError(f"New SetDesiredCapacity value {desired} is below min value {group.min_size} for the AutoScalingGroup.")
+        group.desired_capacity = desired
+        self._record(group).no_launch_before = 0.0
+
+    def update(self, group: FakeAutoScalingGroup, min_size: int | None, max_size: int | None, desired: int | None) -> None:
+        """Check new bounds before moto stores them."""
+        lowest = group.min_size if min_size is None else min_size
+        highest = group.max_size if max_size is None else max_size
+        # Without a desired capacity of its own, an update moves it into the new bounds.
+        _require_bounds(lowest, highest, min(max(group.desired_capacity, lowest), highest) if desired is None else desired)
+
+    def terminate(self, group: FakeAutoScalingGroup, member: InstanceState, *, decrement: bool) -> Activity:
+        """TerminateInstanceInAutoScalingGroup: end this one; without a decrement another takes its place."""
+        before = group.desired_capacity
+        if decrement:
+            if before - 1 < group.min_size:
+                raise ValidationError(
+                    f"Currently, desiredSize equals minSize ({group.min_size}). Terminating instance without replacement will violate "
+                    f"group's min size constraint. Either set shouldDecrementDesiredCapacity flag to false or lower group's min size."
+                )
+            group.desired_capacity = before - 1
+        change = f", shrinking the capacity from {before} to {group.desired_capacity}." if decrement else "."
+        cause = f"At {_stamp()} instance {member.instance.id} was taken out of service in response to a user request{change}"
+        self._begin_termination(group, member, cause)
+        activity = self._member(member).termination
+        assert activity is not None
+        return activity
+
+    def delete(self, group: FakeAutoScalingGroup, *, force: bool) -> None:
+        """DeleteAutoScalingGroup: with force, every instance goes, protected or held or not."""
+        if group.instance_states and not force:
+            raise AutoscalingClientError(
+                "ResourceInUse",
+                "You cannot delete an AutoScalingGroup while there are instances or pending Spot instance request(s) still in the group.",
+            )
+        backend = group.autoscaling_backend
+        for member in group.instance_states:
+            if member.instance.state != "terminated":
+                group.ec2_backend.terminate_instances([member.instance.id])
+            self._members.pop(member.instance.id, None)
+        group.instance_states = []
+        backend.autoscaling_groups.pop(group.name, None)
+        backend.lifecycle_hooks = {key: hook for key, hook in backend.lifecycle_hooks.items() if hook.auto_scaling_group_name != group.name}
+        backend.policies = {key: policy for key, policy in backend.policies.items() if policy.auto_scaling_group_name != group.name}
+        self._records.pop(group.arn, None)
+
+    def complete_lifecycle_action(self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None, result: str) -> None:
+        """CompleteLifecycleAction: let a held member go on (CONTINUE) or end it (ABANDON)."""
+        if result not in ("CONTINUE", "ABANDON"):
+            raise ValidationError(f"Invalid lifecycle action result {result}: CONTINUE or ABANDON")
+        self._held(group, hook, instance_id, token).result = result
+
+    def record_heartbeat(self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None) -> None:
+        """RecordLifecycleActionHeartbeat: hold the member for another timeout."""
+        wait = self._held(group, hook, instance_id, token)
+        wait.deadline = self._monotonic() + wait.hook.heartbeat_timeout
+
+    def activities(self, group: FakeAutoScalingGroup) -> list[Activity]:
+        """Return the group's scaling activities, newest first."""
+        return self._record(group).activities
+
+    # What time does
+
+    def reconcile(self) -> None:
+        """Take every member of every group one step further; called on every pass."""
+        for group in self._groups():
+            for member in list(group.instance_states):
+                self._check_health(group, member)
+                self._move(group, member)
+            self._scale(group)
+
+    def _groups(self) -> Iterator[FakeAutoScalingGroup]:
+        for account in list(autoscaling_backends.values()):
+            for backend in list(account.values()):
+                yield from list(backend.autoscaling_groups.values())
+
+    def _check_health(self, group: FakeAutoScalingGroup, member: InstanceState) -> None:
+        if member.lifecycle_state not in ("InService", "Pending", "Pending:Wait"):
+            return
+        suspended = set(group._suspended_processes)
+        if member.instance.state not in ("pending", "running") and "HealthCheck" not in suspended:
+            member.health_status = "Unhealthy"
+        if member.health_status == "Unhealthy" and not {"ReplaceUnhealthy", "Terminate"} & suspended:
+            cause = (
+                f"At {_stamp()} an instance was taken out of service in response to an EC2 health check indicating it has been terminated or stopped."
+            )
+            self._begin_termination(group, member, cause)
+
+    def _move(self, group: FakeAutoScalingGroup, member: InstanceState) -> None:
+        own = self._member(member)
+        if own.wait:
+            result = own.wait.result or (own.wait.hook.default_result if self._monotonic() >= own.wait.deadline else None)
+            if result is None:
+                return
+            own.wait = None
+            if member.lifecycle_state == "Pending:Wait" and result == "ABANDON":
+                self._begin_termination(group, member, f"At {_stamp()} the lifecycle action of the launch was abandoned.")
+            else:
+                member.lifecycle_state = member.lifecycle_state.removesuffix(":Wait")
+        if member.lifecycle_state == "Pending" and member.instance.state == "running":
+            if not own.launch_hook_done and self._hold(group, member, LAUNCHING):
+                own.launch_hook_done = True
+                return
+            member.lifecycle_state = "InService"
+            if own.launch:
+                _finish(own.launch)
+        elif member.lifecycle_state == "Terminating":
+            self._finish_termination(group, member)
+
+    def _scale(self, group: FakeAutoScalingGroup) -> None:
+        suspended = set(group._suspended_processes)
+        active = [member for member in group.instance_states if member.lifecycle_state.split(":")[0] in ("Pending", "InService")]
+        missing = (group.desired_capacity or 0) - len(active)
+        record = self._record(group)
+        if missing > 0 and "Launch" not in suspended and self._monotonic() >= record.no_launch_before:
+            self._launch(group, missing)
+        elif missing < 0 and "Terminate" not in suspended:
+            for member in [member for member in active if not member.protected_from_scale_in][:-missing]:
+                self._begin_termination(group, member, f"At {_stamp()} an instance was selected for termination: desired capacity is lower.")
+                missing += 1
+            if missing < 0 and record.protected_at_desired != group.desired_capacity:
+                record.protected_at_desired = group.desired_capacity
+                self._note(group, ALL_PROTECTED, status="Cancelled", message=ALL_PROTECTED)
+        if missing >= 0:
+            record.protected_at_desired = None
+
+    def _launch(self, group: FakeAutoScalingGroup, count: int) -> None:
+        instance_type, zone = group.instance_type, group.availability_zones[0]
+        limit = self._faults.conditions.capacity.get(instance_type)
+        possible = count if limit is None else max(0, min(count, limit - self._ec2.alive_count(instance_type)))
+        if possible:
+            # Not moto's own launch: that takes the template's default version, whichever the group asks for.
+            reservation = group.ec2_backend.run_instances(
+                group.image_id,
+                possible,
+                group.user_data,
+                group.security_groups,
+                instance_type=instance_type,
+                is_instance_type_default=False,
+                tags={"instance": {**group.get_propagated_tags(), **group.instance_tags, "aws:autoscaling:groupName": group.name}},
+                placement=zone,
+                launch_config=group.launch_config,
+                launch_template=_template_of(group),
+                subnet_id=group.vpc_zone_identifier.split(",")[0] if group.vpc_zone_identifier else None,
+            )
+            for instance in reservation.instances:
+                instance.autoscaling_group = group
+                member = InstanceState(instance, lifecycle_state="Pending", protected_from_scale_in=group.new_instances_protected_from_scale_in)
+                group.instance_states.append(member)
+                cause = f"At {_stamp()} an instance was started in response to a difference between desired and actual capacity."
+                self._member(member).launch = self._note(group, f"Launching a new EC2 instance: {instance.id}", status="InProgress", cause=cause)
+        if possible < count:
+            self._record(group).no_launch_before = self._monotonic() + self._faults.conditions.launch_retry_seconds
+            message = INSUFFICIENT_CAPACITY.format(type=instance_type, zone=zone)
+            self._note(group, f"Launching a new EC2 instance.  Status Reason: {message}", status="Failed", message=message)
+
+    def _begin_termination(self, group: FakeAutoScalingGroup, member: InstanceState, cause: str) -> None:
+        if member.lifecycle_state.startswith("Terminating"):
+            return
+        own = self._member(member)
+        own.wait = None
+        own.termination = self._note(group, f"Terminating EC2 instance: {member.instance.id}", status="InProgress", cause=cause)
+        member.lifecycle_state = "Terminating"
+        if member.instance.state != "terminated":
+            self._hold(group, member, TERMINATING)
+
+    def _finish_termination(self, group: FakeAutoScalingGroup, member: InstanceState) -> None:
+        if member.instance.state != "terminated":
+            group.ec2_backend.terminate_instances([member.instance.id])
+        group.instance_states.remove(member)
+        own = self._members.pop(member.instance.id, None)
+        if own and own.termination:
+            _finish(own.termination)
+
+    def _hold(self, group: FakeAutoScalingGroup, member: InstanceState, transition: str) -> bool:
+        hooks = [
+            hook
+            for hook in group.autoscaling_backend.lifecycle_hooks.values()
+            if hook.auto_scaling_group_name == group.name and hook.lifecycle_transition == transition
+        ]
+        if not hooks:
+            return False
+        self._member(member).wait = _Wait(hooks[0], self._monotonic() + hooks[0].heartbeat_timeout, str(uuid.uuid4()))
+        member.lifecycle_state += ":Wait"
+        return True
+
+    def _held(self, group: FakeAutoScalingGroup, hook: str, instance_id: str | None, token: str | None) -> _Wait:
+        for member in group.instance_states:
+            wait = self._member(member).wait
+            if wait and wait.hook.name == hook and (member.instance.id == instance_id or (token is not None and wait.token == token)):
+                return wait
+        raise ValidationError(f"No active Lifecycle Action found with instance ID {instance_id}")
+
+    def _record(self, group: FakeAutoScalingGroup) -> _Record:
+        return self._records.setdefault(group.arn, _Record())
+
+    def _member(self, member: InstanceState) -> _Member:
+        return self._members.setdefault(member.instance.id, _Member())
+
+    def _note(self, group: FakeAutoScalingGroup, description: str, *, status: str, cause: str = "", message: str | None = None) -> Activity:
+        activity = Activity(description, cause or description, group, status_code=status)
+        activity.status_message = message
+        activity.details = f'{{"Availability Zone":"{group.availability_zones[0]}"}}'
+        if status == "InProgress":
+            activity.end_time = None
+        else:
+            activity.progress = 100
+        activities = self._record(group).activities
+        activities.insert(0, activity)
+        del activities[ACTIVITIES_KEPT:]
+        return activity
+
+
+def find_group(backend: AutoScalingBackend, name: str | None) -> FakeAutoScalingGroup:
+    """Return a group, or answer as AWS does."""
+    if name not in backend.autoscaling_groups:
+        raise ValidationError(f"AutoScalingGroup name not found - AutoScalingGroup '{name}' not found")
+    return backend.autoscaling_groups[name]
+
+
+def find_member(backend: AutoScalingBackend, instance_id: str | None) -> tuple[FakeAutoScalingGroup, InstanceState]:
+    """Return a member of any group, or answer as AWS does."""
+    for group in backend.autoscaling_groups.values():
+        for member in group.instance_states:
+            if member.instance.id == instance_id:
+                return group, member
+    raise ValidationError(f"Instance Id not found - No managed instance found for instance ID: {instance_id}")
+
+
+def _require_bounds(min_size: int, max_size: int, desired: int | None) -> None:
+    if min_size > max_size:
+        raise ValidationError(f"Max bound, {max_size}, must be greater than or equal to min bound, {min_size}")
+    if desired is not None and not min_size <= desired <= max_size:
+        raise ValidationError(f"Desired capacity:{desired} must be between the specified min size:{min_size} and max size:{max_size}")
+
+
+def _template_of(group: FakeAutoScalingGroup) -> dict[str, str] | None:
+    if group.ec2_launch_template is None:
+        return None
+    version = group.ec2_launch_template.get_version(group.launch_template_version)
+    return {"LaunchTemplateId": group.ec2_launch_template.id, "Version": str(version.number)}
+
+
+def _finish(activity: Activity) -> None:
+    activity.status_code, activity.progress, activity.end_time = "Successful", 100, datetime.now(UTC)
+
+
+def _stamp() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

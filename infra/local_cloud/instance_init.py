@@ -1,0 +1,61 @@
+"""Process 1 of an instance: runs the user data, and ends everything that ever came from it.
+
+    python -P -m infra.local_cloud.instance_init PARENT_PID INSTANCE_ID SCRIPT
+
+It is a subreaper, so that daemons of other sessions stay below it; it gets SIGTERM when the local cloud dies; on SIGTERM it kills all below it,
+removes the instance's directory on tmpfs (an instance's memory goes with it) and exits. It lives on when the user data has ended: a machine does.
+Standard library only; one thread, no handlers: it waits for its signals.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from infra.local_cloud.processes import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, kill_descendants
+
+AWAITED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+
+
+def memory_directory(instance_id: str) -> Path:
+    """Return where an instance of this user keeps its slots on tmpfs."""
+    return Path(f"/dev/shm/everstep-{os.getuid()}-{instance_id}")
+
+
+def main(arguments: list[str]) -> int:
+    """Run until SIGTERM; `arguments` are those of the command line."""
+    parent_pid, instance_id, script = int(arguments[0]), arguments[1], arguments[2]
+    signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    libc = ctypes.CDLL(None, use_errno=True)
+    for option, value in ((PR_SET_CHILD_SUBREAPER, 1), (PR_SET_PDEATHSIG, signal.SIGTERM)):
+        if libc.prctl(option, int(value), 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), f"prctl({option})")
+    if os.getppid() != parent_pid:
+        return 1  # the local cloud died before it could be followed
+    user_data_pid = os.posix_spawn(script, [script], os.environ, setsigmask=[], setsigdef=AWAITED)
+    while signal.sigwait(AWAITED) == signal.SIGCHLD:
+        _reap(user_data_pid)
+    kill_descendants(os.getpid())
+    _reap(user_data_pid)
+    shutil.rmtree(memory_directory(instance_id), ignore_errors=True)
+    return 0
+
+
+def _reap(user_data_pid: int) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if pid == user_data_pid:
+            print(f"user data ended with code {os.waitstatus_to_exitcode(status)}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,238 @@
+"""The seam to moto 5.2.5: the only file that replaces something of moto's, one entry per replaced name.
+
+moto answers what the engine has no opinion on; these answer the rest. Private names are used, so the version is pinned exactly and the contract
+suite runs against the served result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
+from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup, InstanceState
+from moto.autoscaling.responses import AutoScalingResponse
+from moto.core.responses import ActionResult, EmptyResult
+from moto.ec2.models import EC2Backend
+from moto.ec2.responses.launch_templates import LaunchTemplates
+from moto.ec2.utils import parse_user_data
+
+from infra.local_cloud.auto_scaling import PROCESSES, AutoScaling, find_group, find_member
+from infra.local_cloud.ec2 import Ec2
+
+MAX_ACTIVITIES_PER_PAGE = 100
+NAMED_GROUP_ACTIONS = (
+    "attach_instances",
+    "delete_lifecycle_hook",
+    "describe_lifecycle_hooks",
+    "describe_warm_pool",
+    "detach_instances",
+    "enable_metrics_collection",
+    "enter_standby",
+    "exit_standby",
+    "put_lifecycle_hook",
+    "put_scaling_policy",
+    "put_warm_pool",
+    "resume_processes",
+)
+"""Actions that fail inside moto when the group does not exist."""
+
+
+def install(ec2: Ec2, auto_scaling: AutoScaling) -> None:
+    """Put the engine in place of moto's own behaviour, for this process and for good; called once, before the first request."""
+    _install_instances(ec2)
+    _install_launch_templates()
+    _install_groups(auto_scaling)
+    _install_members(auto_scaling)
+
+
+def _install_instances(ec2: Ec2) -> None:
+    run, start, reboot = EC2Backend.run_instances, EC2Backend.start_instances, EC2Backend.reboot_instances
+
+    def run_instances(self: EC2Backend, *args: Any, **kwargs: Any) -> Any:
+        reservation = run(self, *args, **kwargs)
+        for instance in reservation.instances:
+            ec2.launched(instance)
+        return reservation
+
+    def start_instances(self: EC2Backend, instance_ids: list[str]) -> Any:
+        stopped = [instance for instance in self.get_multi_instances_by_id(instance_ids) if instance.state == "stopped"]
+        answer = start(self, instance_ids)
+        for instance in stopped:
+            ec2.boot(instance)
+        return answer
+
+    def reboot_instances(self: EC2Backend, instance_ids: list[str]) -> Any:
+        answer = reboot(self, instance_ids)
+        for instance in answer:
+            ec2.boot(instance)
+        return answer
+
+    EC2Backend.run_instances = run_instances
+    EC2Backend.start_instances = start_instances
+    EC2Backend.reboot_instances = reboot_instances
+
+
+def _install_launch_templates() -> None:
+    def create_launch_template_version(self: LaunchTemplates) -> ActionResult:
+        name, template_id = self._get_param("LaunchTemplateName"), self._get_param("LaunchTemplateId")
+        backend = self.ec2_backend
+        template = backend.get_launch_template_by_name(name) if name else backend.get_launch_template(template_id)
+        data = dict(self._get_param("LaunchTemplateData", {}))
+        user_data = self._get_param("LaunchTemplateData.UserData")
+        if user_data:  # moto keeps a plain string here, and its next launch fails on that
+            data["UserData"] = parse_user_data(user_data)
+        source = self._get_param("SourceVersion")
+        if source:
+            data = {**template.get_version(source).data, **data}
+        self.error_on_dryrun()
+        version = template.create_version(data, self._get_param("VersionDescription"))
+        return ActionResult(
+            {
+                "LaunchTemplateVersion": {
+                    "CreateTime": version.create_time,
+                    "CreatedBy": f"arn:{self.partition}:iam::{self.current_account}:root",
+                    "DefaultVersion": template.is_default(version),
+                    "LaunchTemplateData": version.data,
+                    "LaunchTemplateId": template.id,
+                    "LaunchTemplateName": template.name,
+                    "VersionDescription": version.description,
+                    "VersionNumber": version.number,
+                }
+            }
+        )
+
+    def launch_template_of(member: InstanceState) -> dict[str, str] | None:
+        tags = {tag["key"]: tag["value"] for tag in member.instance.get_tags()}
+        template = member.auto_scaling_group.ec2_launch_template
+        if template is None:
+            return None
+        version = tags.get("aws:ec2launchtemplate:version", str(template.default_version_number))
+        return {"LaunchTemplateId": template.id, "LaunchTemplateName": template.name, "Version": version}
+
+    LaunchTemplates.create_launch_template_version = create_launch_template_version
+    InstanceState.launch_template = property(launch_template_of)
+
+
+def _install_groups(engine: AutoScaling) -> None:
+    create, update = AutoScalingBackend.create_auto_scaling_group, AutoScalingBackend.update_auto_scaling_group
+
+    def store_desired(self: FakeAutoScalingGroup, desired: int | None) -> None:
+        self.desired_capacity = self.min_size if desired is None else desired
+
+    def create_auto_scaling_group(self: AutoScalingBackend, **arguments: Any) -> FakeAutoScalingGroup:
+        name = arguments["name"]
+        if name in self.autoscaling_groups:
+            raise AutoscalingClientError(
+                "AlreadyExists", f"AutoScalingGroup by this name already exists - A group with the name {name} already exists"
+            )
+        group = create(self, **arguments)
+        try:
+            engine.create(group)
+        except ValidationError:
+            del self.autoscaling_groups[name]
+            raise
+        return group
+
+    def update_auto_scaling_group(self: AutoScalingBackend, **arguments: Any) -> FakeAutoScalingGroup:
+        group = find_group(self, arguments["name"])
+        engine.update(group, arguments["min_size"], arguments["max_size"], arguments["desired_capacity"])
+        updated = update(self, **arguments)
+        updated.desired_capacity = min(max(updated.desired_capacity, updated.min_size), updated.max_size)
+        return updated
+
+    def set_desired_capacity(self: AutoScalingBackend, group_name: str, desired: int | None) -> None:
+        group = find_group(self, group_name)
+        if desired is not None:
+            engine.set_desired(group, desired)
+
+    def delete_auto_scaling_group(self: AutoScalingResponse) -> EmptyResult:
+        group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
+        engine.delete(group, force=self._get_bool_param("ForceDelete", False))
+        return EmptyResult()
+
+    def suspend_processes(self: AutoScalingResponse) -> EmptyResult:
+        backend, processes = self.autoscaling_backend, self._get_param("ScalingProcesses", [])
+        group = find_group(backend, self._get_param("AutoScalingGroupName"))
+        unknown = sorted(set(processes) - PROCESSES)
+        if unknown:
+            raise ValidationError(f"Process type {unknown[0]} is not a valid scaling process")
+        backend.suspend_processes(group.name, processes)
+        return EmptyResult()
+
+    def describe_scaling_activities(self: AutoScalingResponse) -> ActionResult:
+        name = self._get_param("AutoScalingGroupName")
+        groups = [find_group(self.autoscaling_backend, name)] if name else list(self.autoscaling_backend.autoscaling_groups.values())
+        activities = [activity for group in groups for activity in engine.activities(group)]
+        first = int(self._get_param("NextToken") or 0)
+        size = min(self._get_int_param("MaxRecords") or MAX_ACTIVITIES_PER_PAGE, MAX_ACTIVITIES_PER_PAGE)
+        following = str(first + size) if len(activities) > first + size else None
+        return ActionResult({"Activities": activities[first : first + size], "NextToken": following})
+
+    FakeAutoScalingGroup.set_desired_capacity = store_desired
+    AutoScalingBackend.create_auto_scaling_group = create_auto_scaling_group
+    AutoScalingBackend.update_auto_scaling_group = update_auto_scaling_group
+    AutoScalingBackend.set_desired_capacity = set_desired_capacity
+    AutoScalingResponse.delete_auto_scaling_group = delete_auto_scaling_group
+    AutoScalingResponse.suspend_processes = suspend_processes
+    AutoScalingResponse.describe_scaling_activities = describe_scaling_activities
+    for action in NAMED_GROUP_ACTIONS:
+        setattr(AutoScalingResponse, action, _with_group(getattr(AutoScalingResponse, action)))
+
+
+def _install_members(engine: AutoScaling) -> None:
+    def notify_terminate_instances(self: AutoScalingBackend, instance_ids: list[str]) -> None:
+        """An instance ended from outside stays a member until a health check, or somebody, removes it."""
+
+    def terminate_instance(self: AutoScalingBackend, instance_id: str, should_decrement: bool) -> Any:
+        group, member = find_member(self, instance_id)
+        return engine.terminate(group, member, decrement=should_decrement)
+
+    def set_instance_health(self: AutoScalingBackend, instance_id: str, health_status: str) -> None:
+        find_member(self, instance_id)[1].health_status = health_status
+
+    def set_instance_protection(self: AutoScalingResponse) -> EmptyResult:
+        group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
+        members = {member.instance.id: member for member in group.instance_states}
+        for instance_id in (ids := self._get_param("InstanceIds", [])):
+            if instance_id not in members:
+                raise ValidationError(f"The instance {instance_id} is not part of Auto Scaling group {group.name}.")
+        for instance_id in ids:
+            members[instance_id].protected_from_scale_in = self._get_bool_param("ProtectedFromScaleIn")
+        return EmptyResult()
+
+    def complete_lifecycle_action(self: AutoScalingResponse) -> EmptyResult:
+        engine.complete_lifecycle_action(
+            find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName")),
+            self._get_param("LifecycleHookName"),
+            instance_id=self._get_param("InstanceId"),
+            token=self._get_param("LifecycleActionToken"),
+            result=self._get_param("LifecycleActionResult"),
+        )
+        return EmptyResult()
+
+    def record_lifecycle_action_heartbeat(self: AutoScalingResponse) -> EmptyResult:
+        engine.record_heartbeat(
+            find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName")),
+            self._get_param("LifecycleHookName"),
+            instance_id=self._get_param("InstanceId"),
+            token=self._get_param("LifecycleActionToken"),
+        )
+        return EmptyResult()
+
+    AutoScalingBackend.notify_terminate_instances = notify_terminate_instances
+    AutoScalingBackend.terminate_instance = terminate_instance
+    AutoScalingBackend.set_instance_health = set_instance_health
+    AutoScalingResponse.set_instance_protection = set_instance_protection
+    AutoScalingResponse.complete_lifecycle_action = complete_lifecycle_action
+    AutoScalingResponse.record_lifecycle_action_heartbeat = record_lifecycle_action_heartbeat
+
+
+def _with_group(action: Callable[[AutoScalingResponse], Any]) -> Callable[[AutoScalingResponse], Any]:
+    @wraps(action)
+    def checked(self: AutoScalingResponse) -> Any:
+        find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
+        return action(self)
+
+    return checked

@@ -1,0 +1,80 @@
+"""Whether this machine can run a local cloud, said in one line before anything is started."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from pathlib import Path
+from typing import Final
+
+from infra.local_cloud.errors import PreflightFailed
+
+TMPFS: Final = Path("/dev/shm")
+TMPFS_BYTES_PER_NODE: Final = 64 * 1024**2
+MEMORY_BYTES_PER_NODE: Final = 512 * 1024**2
+"""An agent, its warm parent with torch imported (pages shared between nodes in part), and one small rank."""
+MEMORY_BYTES_AT_ALL: Final = 1024**3
+"""moto, the control plane, and room for the user."""
+SHARE_FOR_SLOTS: Final = 0.5
+NEEDED: Final = {"control_plane": "server", "worker": "worker", "moto": "local"}
+
+
+def check(node_count: int) -> None:
+    """Refuse what cannot work.
+
+    Args:
+        node_count: nodes and spares together.
+
+    Raises:
+        PreflightFailed: with the one thing to change.
+    """
+    if platform.system() != "Linux":
+        raise PreflightFailed(f"the local cloud needs Linux (tmpfs, pidfd); this is {platform.system()}: use a Linux container")
+    for module, extra in NEEDED.items():
+        if importlib.util.find_spec(module) is None:
+            raise PreflightFailed(f"{module} is not installed: pip install 'everstep[local]' (extra {extra})")
+    if not _is_tmpfs(TMPFS):
+        raise PreflightFailed(f"{TMPFS} is not a tmpfs; snapshots live there (in a container: --tmpfs {TMPFS} or --shm-size)")
+    needed, free = node_count * TMPFS_BYTES_PER_NODE, _free_bytes(TMPFS)
+    if free < needed:
+        raise PreflightFailed(
+            f"{TMPFS} has {_mib(free)} MiB left; {node_count} nodes need at least {_mib(needed)} MiB (in a container: a larger --shm-size)"
+        )
+    needed, available = MEMORY_BYTES_AT_ALL + node_count * MEMORY_BYTES_PER_NODE, available_memory_bytes()
+    if available < needed:
+        raise PreflightFailed(f"{_mib(available)} MiB of memory are available; {node_count} nodes need about {_mib(needed)} MiB: use fewer nodes")
+
+
+def memory_bytes_per_node(node_count: int) -> int:
+    """Return what slots of one node may take when nothing else is asked for: an equal share of half of what is there."""
+    return int(SHARE_FOR_SLOTS * min(_free_bytes(TMPFS), available_memory_bytes()) / node_count)
+
+
+def available_memory_bytes() -> int:
+    """Return the memory that new processes may take: the machine's, or this container's if that is less."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
+        except (OSError, ValueError):  # no such cgroup version here, or "max"
+            continue
+    return available
+
+
+def _is_tmpfs(path: Path) -> bool:
+    mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
+    return any(fields[1] == str(path) and fields[2] == "tmpfs" for fields in mounts)
+
+
+def _free_bytes(path: Path) -> int:
+    stat = os.statvfs(path)
+    return stat.f_bavail * stat.f_frsize
+
+
+def _mib(count: int) -> int:
+    return count // 1024**2

@@ -1,0 +1,164 @@
+"""Processes by identity, trees of them, and how they end. Linux, standard library only: an instance's init runs on it.
+
+A pid alone names nothing: it is used again. A process here is its pid and its start time, and a signal goes through a pidfd that was checked
+against both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that cannot be confused with a later one of the same pid."""
+
+    pid: int
+    start_ticks: int
+    """Field 22 of /proc/<pid>/stat: clock ticks from the machine's boot to the process's start."""
+
+    @property
+    def is_alive(self) -> bool:
+        """It exists and is no zombie."""
+        stat = _stat(self.pid)
+        return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in "ZX"
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal, and say whether the process was there to get it."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if not self.is_alive:
+                return False
+            signal.pidfd_send_signal(pidfd, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(pidfd)
+        return True
+
+
+def identify(pid: int) -> Process | None:
+    """Return the process that has this pid now."""
+    stat = _stat(pid)
+    return Process(pid, stat.start_ticks) if stat else None
+
+
+def descendants(root_pid: int) -> list[Process]:
+    """Return every living process below `root_pid`, parents before children; zombies are left out."""
+    children: dict[int, list[tuple[int, _Stat]]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (stat := _stat(int(entry))):
+            children.setdefault(stat.parent_pid, []).append((int(entry), stat))
+    found: list[Process] = []
+    parents = [root_pid]
+    while parents:
+        for pid, stat in children.get(parents.pop(), ()):
+            parents.append(pid)
+            if stat.state not in "ZX":
+                found.append(Process(pid, stat.start_ticks))
+    return found
+
+
+def kill_descendants(root_pid: int) -> int:
+    """Kill everything below `root_pid`, not itself, and return how many there were.
+
+    Freezes before it kills, so that nothing forks away between the look and the blow. It finds also what has become a daemon, as long as the root
+    is a subreaper. Idempotent.
+    """
+    killed: set[Process] = set()
+    while True:
+        frozen: set[Process] = set()
+        while fresh := [process for process in descendants(root_pid) if process not in frozen]:
+            for process in fresh:
+                process.send(signal.SIGSTOP)
+                frozen.add(process)
+        if not frozen:
+            return len(killed)
+        for process in frozen:
+            process.send(signal.SIGKILL)
+        killed |= frozen
+        wait_gone(frozen, timeout_seconds=5.0)
+
+
+def wait_gone(processes: Iterable[Process], *, timeout_seconds: float) -> bool:
+    """Wait until all of them have ended (a zombie has), and say whether they have."""
+    poller = select.poll()
+    waiting: set[int] = set()
+    try:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(process.pid)
+                if process.is_alive:
+                    waiting.add(pidfd)
+                    poller.register(pidfd, select.POLLIN)
+                else:
+                    os.close(pidfd)
+        deadline = time.monotonic() + timeout_seconds
+        while waiting:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            for pidfd, _ in poller.poll(left * 1000):
+                poller.unregister(pidfd)
+                os.close(pidfd)
+                waiting.discard(pidfd)
+        return True
+    finally:
+        for pidfd in waiting:
+            os.close(pidfd)
+
+
+def end(process: Process, *, grace_seconds: float) -> None:
+    """Ask a process to end, and after `grace_seconds` kill it together with all below it. Idempotent."""
+    if not process.send(signal.SIGTERM):
+        return
+    if wait_gone([process], timeout_seconds=grace_seconds):
+        return
+    kill_descendants(process.pid)
+    process.send(signal.SIGKILL)
+    wait_gone([process], timeout_seconds=5.0)
+
+
+def marked_with(variable: str, value: str) -> list[Process]:
+    """Return this user's living processes that were started with `variable=value` in their environment, this one excepted."""
+    wanted = f"{variable}={value}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            variables = Path("/proc", entry, "environ").read_bytes().split(b"\0")
+        except OSError:  # gone, a kernel thread, or somebody else's
+            continue
+        if wanted in variables and (process := identify(int(entry))) and process.is_alive:
+            found.append(process)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    state: str
+    parent_pid: int
+    start_ticks: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = Path("/proc", str(pid), "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and parentheses
+    return _Stat(state=fields[0], parent_pid=int(fields[1]), start_ticks=int(fields[19]))

@@ -1,0 +1,431 @@
+"""A whole Everstep on one machine: the local AWS, a control plane, and a fleet whose nodes have connected.
+
+`LocalCluster` is what `everstep local up`, the demo and the tests use. Clusters are apart: each has its state directory, ports from the kernel and
+loopback addresses of its own, so several may run at once. Everything that runs can be found again from the state directory alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+import httpx
+import msgspec
+from everstep.client import EverstepClient
+from everstep.client import client as everstep_client
+from everstep.errors import EverstepError
+
+from infra.local_cloud import preflight
+from infra.local_cloud.environment import REGION, aws_variables, local_client, process_environment
+from infra.local_cloud.errors import NotUp, PreflightFailed, StartFailed
+from infra.local_cloud.faults import Conditions
+from infra.local_cloud.instance_init import memory_directory
+from infra.local_cloud.parts import Parts, write_private
+from infra.local_cloud.processes import end, kill_descendants, marked_with, wait_gone
+
+AWS, CONTROL_PLANE = "aws", "control-plane"
+BUCKET: Final = "everstep-local"
+FLEET: Final = "local"
+FLEET_TAG: Final = "everstep:fleet"
+AVAILABILITY_ZONE: Final = "us-east-1a"
+INSTANCE_TYPE: Final = "c7i.2xlarge"
+"""A name only: nodes are processes of this machine and have no GPU."""
+MAX_NODES: Final = 64
+START_SECONDS: Final = 30.0
+NODES_POLL_SECONDS: Final = 0.1
+
+
+class Progress(Protocol):
+    """Who is told what `up` is doing."""
+
+    def step(self, title: str) -> AbstractContextManager[None]:
+        """Return what is entered while one step runs."""
+
+
+class Silent:
+    """Tells nobody."""
+
+    def step(self, title: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Do nothing."""
+        return contextlib.nullcontext()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """What to start."""
+
+    nodes: int = 4
+    spares: int = 1
+    conditions: Conditions = field(default_factory=Conditions)
+    node_memory_bytes: int | None = None
+    """What slots of one node may take; None: an equal share of half of what this machine has."""
+    detection_seconds: float | None = None
+    connect_seconds: float = 120.0
+    """How long the nodes may take to connect."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """More variables for the instances' user data."""
+
+
+class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written down about a cluster that is up."""
+
+    fleet: str
+    nodes: int
+    spares: int
+    node_memory_bytes: int
+    detection_seconds: float | None
+    group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStatus:
+    """One process of a cluster."""
+
+    name: str
+    pid: int
+    is_alive: bool
+    url: str
+    log: str
+
+
+class LocalCluster:
+    """One local cloud with its control plane. A context manager that ends everything.
+
+    Args:
+        state_dir: where it keeps all its files; made private to the user.
+        progress: who is told what it is doing.
+    """
+
+    def __init__(self, state_dir: Path, *, progress: Progress | None = None) -> None:
+        self.state_dir = state_dir.resolve()
+        self.logs = self.state_dir / "logs"
+        self.nodes_directory = self.state_dir / "nodes"
+        self._local = self.state_dir / "local"
+        self._parts = Parts(self._local, self.logs)
+        self._progress = progress or Silent()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.down()
+
+    def up(self, options: ClusterOptions | None = None) -> None:
+        """Start everything and wait until all nodes have connected.
+
+        Args:
+            options: what to start.
+
+        Raises:
+            PreflightFailed: this machine cannot run it, or it is up already; nothing was started.
+            StartFailed: something did not come up; what was started has been ended, its logs are kept.
+        """
+        options = options or ClusterOptions()
+        with self._progress.step("checking this machine"):
+            preflight.check(options.nodes + options.spares)
+            self._prepare_directory()
+        with self._locked():
+            if self._parts.is_alive(AWS) or self._parts.is_alive(CONTROL_PLANE):
+                raise PreflightFailed(f"a local cloud is up already in {self.state_dir}: use it, or `everstep local down` first")
+            self._end_all()  # what a crash may have left
+            try:
+                self._start(options)
+            except BaseException:
+                self._end_all()
+                raise
+
+    def down(self) -> None:
+        """End everything that belongs to this cluster, also what a crash has left; logs and databases stay. Idempotent."""
+        if not self.state_dir.exists():
+            return
+        with self._locked():
+            self._end_all()
+
+    def status(self) -> tuple[PartStatus, ...]:
+        """Return the processes on record."""
+        records = [record for name in (AWS, CONTROL_PLANE) if (record := self._parts.record(name))]
+        return tuple(
+            PartStatus(
+                name=record.name,
+                pid=record.pid,
+                is_alive=record.process.is_alive,
+                url=(self._parts.ready(record.name) or {}).get("url", ""),
+                log=record.log,
+            )
+            for record in records
+        )
+
+    def instances(self) -> dict[str, int]:
+        """Return the pid of every running instance's init, by instance id.
+
+        Raises:
+            NotUp: the local AWS does not run.
+        """
+        answer = self._admin("GET", "instances")
+        pids: dict[str, int] = answer.json()
+        return pids
+
+    def conditions(self) -> Conditions:
+        """Return the local AWS's conditions.
+
+        Raises:
+            NotUp: the local AWS does not run.
+        """
+        return msgspec.json.decode(self._admin("GET", "config").content, type=Conditions)
+
+    def set_conditions(self, conditions: Conditions) -> None:
+        """Change the local AWS's conditions at run time.
+
+        Raises:
+            NotUp: the local AWS does not run.
+        """
+        self._admin("PUT", "config", content=msgspec.json.encode(conditions)).raise_for_status()
+
+    @property
+    def aws_url(self) -> str:
+        """The local AWS's endpoint.
+
+        Raises:
+            NotUp: it was not started.
+        """
+        return self._url(AWS)
+
+    @property
+    def endpoint_url(self) -> str:
+        """The control plane's address.
+
+        Raises:
+            NotUp: it was not started.
+        """
+        return self._url(CONTROL_PLANE)
+
+    @property
+    def group(self) -> str:
+        """The fleet's Auto Scaling group."""
+        return self._description().group
+
+    @property
+    def token(self) -> str:
+        """The control plane's admin token.
+
+        Raises:
+            NotUp: it was not started.
+        """
+        ready = self._parts.ready(CONTROL_PLANE)
+        if ready is None:
+            raise NotUp(f"no control plane runs in {self.state_dir}: everstep local up")
+        return Path(ready["admin_token_path"]).read_text().strip()
+
+    def client(self) -> EverstepClient:
+        """Return a client of this cluster's control plane, with its admin token."""
+        return everstep_client(endpoint_url=self.endpoint_url, token=self.token)
+
+    def aws(self, service: str) -> Any:
+        """Return a boto3 client of this cluster's AWS."""
+        return local_client(service, self.aws_url)
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that point the command line, the SDK and any AWS tool at this cluster."""
+        return {"EVERSTEP_ENDPOINT_URL": self.endpoint_url, "EVERSTEP_TOKEN": self.token, **aws_variables(self.aws_url)}
+
+    def kill_control_plane(self) -> None:
+        """SIGKILL the control plane, as a crash would."""
+        record = self._parts.record(CONTROL_PLANE)
+        if record:
+            record.process.send(signal.SIGKILL)
+            wait_gone([record.process], timeout_seconds=10)
+
+    def restart_control_plane(self) -> None:
+        """Start the control plane again at the same address, after ending it if it runs.
+
+        Raises:
+            StartFailed: it did not come up again.
+            NotUp: it was never started.
+        """
+        port = httpx.URL(self.endpoint_url).port
+        self._parts.end(CONTROL_PLANE)
+        self._start_control_plane(self._description(), port=port or 0)
+
+    def wait_for_nodes(self, count: int, *, timeout_seconds: float) -> None:
+        """Wait until `count` nodes of the fleet are connected.
+
+        Raises:
+            StartFailed: fewer are after `timeout_seconds`; the message says where the logs are.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        connected = 0
+        with contextlib.closing(self.client()) as client:
+            while time.monotonic() < deadline:
+                try:
+                    nodes = client.list_nodes(FleetName=FLEET)["Nodes"]
+                except EverstepError:
+                    if not self._parts.is_alive(CONTROL_PLANE):
+                        break
+                    nodes = []
+                connected = sum(bool(node["Connected"]) for node in nodes)
+                if connected >= count:
+                    return
+                _pause(NODES_POLL_SECONDS)
+        raise StartFailed(
+            f"{connected} of {count} nodes connected in {timeout_seconds:.0f} s; see {self.nodes_directory}/*/console.log and {self.logs}/*.log"
+        )
+
+    # Starting
+
+    def _start(self, options: ClusterOptions) -> None:
+        total = options.nodes + options.spares
+        description = ClusterFile(
+            fleet=FLEET,
+            group=f"everstep-{FLEET}",
+            nodes=options.nodes,
+            spares=options.spares,
+            node_memory_bytes=options.node_memory_bytes or preflight.memory_bytes_per_node(total),
+            detection_seconds=options.detection_seconds,
+        )
+        write_private(self._local / "cluster.json", msgspec.json.encode(description))
+        for stale in (self.nodes_directory, self.state_dir / CONTROL_PLANE):
+            shutil.rmtree(stale, ignore_errors=True)  # a new AWS has none of the instances that these speak of
+        with self._progress.step("starting the local AWS"):
+            self._start_aws(description, options)
+            self.aws("s3").create_bucket(Bucket=BUCKET)
+        with self._progress.step("starting the control plane"):
+            self._start_control_plane(description, port=0)
+        with self._progress.step(f"creating a fleet of {options.nodes} nodes and {options.spares} spares"):
+            self._create_fleet(description)
+        with self._progress.step(f"waiting for {total} nodes to connect"):
+            self.wait_for_nodes(total, timeout_seconds=options.connect_seconds)
+
+    def _start_aws(self, description: ClusterFile, options: ClusterOptions) -> None:
+        instance_environment = {**options.environment, "EVERSTEP_NODE_MEMORY_BYTES": str(description.node_memory_bytes)}
+        arguments = {
+            "--nodes-directory": str(self.nodes_directory),
+            "--ready-file": str(self._parts.ready_file(AWS)),
+            "--conditions": msgspec.json.encode(options.conditions).decode(),
+            "--instance-environment": msgspec.json.encode(instance_environment).decode(),
+        }
+        flat = [word for pair in arguments.items() for word in pair]
+        record = self._parts.start(AWS, "infra.local_cloud", ["serve", *flat], process_environment(str(self.state_dir)))
+        self._parts.wait_ready(record, timeout_seconds=START_SECONDS)
+
+    def _start_control_plane(self, description: ClusterFile, *, port: int) -> None:
+        arguments = {
+            "--state-dir": str(self.state_dir / CONTROL_PLANE),
+            "--host": "127.0.0.1",
+            "--port": str(port),
+            "--mode": "local",
+            "--aws-endpoint-url": self.aws_url,
+            "--region": REGION,
+            "--bucket": BUCKET,
+            "--ready-file": str(self._parts.ready_file(CONTROL_PLANE)),
+        }
+        if description.detection_seconds is not None:
+            arguments["--detection-seconds"] = str(description.detection_seconds)
+        flat = [word for pair in arguments.items() for word in pair]
+        environment = {**process_environment(str(self.state_dir)), **aws_variables(self.aws_url)}
+        record = self._parts.start(CONTROL_PLANE, "control_plane", ["--migrate", *flat], environment)
+        self._parts.wait_ready(record, timeout_seconds=START_SECONDS)
+
+    def _create_fleet(self, description: ClusterFile) -> None:
+        with contextlib.closing(self.client()) as client:
+            join_token = client.create_join_token(FleetName=description.fleet)["JoinToken"]
+            self._create_group(description.group, join_token)
+            try:
+                client.create_fleet(
+                    FleetName=description.fleet,
+                    AutoScalingGroupName=description.group,
+                    MinNodeCount=description.nodes,
+                    SpareCount=description.spares,
+                )
+            except EverstepError as error:
+                raise StartFailed(f"the control plane did not accept the fleet: {error}; see {self.logs}/{CONTROL_PLANE}.log") from error
+
+    def _create_group(self, group: str, join_token: str) -> None:
+        ec2, auto_scaling = self.aws("ec2"), self.aws("autoscaling")
+        user_data = f"#!/bin/sh\nexec everstep agent --control-plane-url {self.endpoint_url} --join-token {join_token}\n"
+        (subnet,) = ec2.describe_subnets(Filters=[{"Name": "availability-zone", "Values": [AVAILABILITY_ZONE]}])["Subnets"]
+        image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+        template = ec2.create_launch_template(
+            LaunchTemplateName=group,
+            LaunchTemplateData={
+                "ImageId": image,
+                "InstanceType": INSTANCE_TYPE,
+                "UserData": base64.b64encode(user_data.encode()).decode(),
+            },
+        )["LaunchTemplate"]["LaunchTemplateId"]
+        auto_scaling.create_auto_scaling_group(
+            AutoScalingGroupName=group,
+            LaunchTemplate={"LaunchTemplateId": template, "Version": "$Latest"},
+            MinSize=0,
+            MaxSize=MAX_NODES,
+            DesiredCapacity=0,
+            VPCZoneIdentifier=subnet["SubnetId"],
+            NewInstancesProtectedFromScaleIn=True,
+            Tags=[{"Key": FLEET_TAG, "Value": FLEET, "PropagateAtLaunch": True}],
+        )
+
+    # Ending
+
+    def _end_all(self) -> None:
+        """End by record, then by marker; the control plane first, so that it does not see its fleet die."""
+        self._parts.end(CONTROL_PLANE)
+        self._parts.end(AWS)
+        # An instance follows the local AWS into death by itself, also after a crash; this waits for it, and ends what could not.
+        left = marked_with("EVERSTEP_LOCAL_CLUSTER", str(self.state_dir))
+        for process in left:
+            end(process, grace_seconds=2.0)
+            kill_descendants(process.pid)
+        for directory in self.nodes_directory.glob("*/"):
+            shutil.rmtree(memory_directory(directory.name), ignore_errors=True)
+        (self._local / "cluster.json").unlink(missing_ok=True)
+
+    # Files
+
+    def _prepare_directory(self) -> None:
+        for directory in (self.state_dir, self.logs, self.nodes_directory, self._local):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.state_dir.chmod(0o700)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._local.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(self._local / "lock", os.O_RDWR | os.O_CREAT, 0o600), "rb+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise PreflightFailed(f"another `everstep local up` or `down` is at work in {self.state_dir}") from error
+            yield
+
+    def _description(self) -> ClusterFile:
+        try:
+            return msgspec.json.decode((self._local / "cluster.json").read_bytes(), type=ClusterFile)
+        except FileNotFoundError:
+            raise NotUp(f"no local cloud is up in {self.state_dir}: everstep local up") from None
+
+    def _url(self, part: str) -> str:
+        ready = self._parts.ready(part)
+        if ready is None:
+            raise NotUp(f"no local cloud is up in {self.state_dir}: everstep local up")
+        return ready["url"]
+
+    def _admin(self, method: str, path: str, *, content: bytes = b"") -> httpx.Response:
+        try:
+            return httpx.request(method, f"{self.aws_url}/everstep-local/{path}", content=content, timeout=10, trust_env=False)
+        except httpx.TransportError as error:
+            raise NotUp(f"the local AWS of {self.state_dir} does not answer: {error}") from error
+
+
+def _pause(seconds: float) -> None:
+    """Let time pass between two looks at something that cannot be waited for."""
+    threading.Event().wait(seconds)
