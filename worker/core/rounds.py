@@ -10,10 +10,9 @@ Invariant: C never falls within a generation, and no step is ever proposed twice
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.ids import NodeId, Step
 from everstep.protocol.rank_messages import Standing, StopState, Vote
 from everstep.protocol.rounds import RankRound
 
@@ -40,13 +39,21 @@ class Shard:
     is_late: bool = False
     sealed: frozenset[Step] = frozenset()
     """Steps of this generation (and the base) that are sealed in the owner's own slots."""
-    held: Mapping[NodeId, frozenset[Step]] = field(default_factory=dict)
-    """Steps that each peer has acknowledged and not revoked."""
+    held: frozenset[tuple[NodeId, Step]] = frozenset()
+    """Steps that peers have acknowledged and not revoked."""
 
     @classmethod
     def begin(cls, base: Step, peers: tuple[NodeId, ...]) -> Shard:
         """Return the shard at the start of a generation: every planned holder in view, the base sealed by Load."""
         return cls(base=base, peers=peers, view=frozenset(peers), sealed=frozenset({base} if base else ()))
+
+    @classmethod
+    def adopt(cls, base: Step, peers: tuple[NodeId, ...], *, committed: Step, proposed: Step, vote: Vote, sealed: frozenset[Step]) -> Shard:
+        """Return the shard as a restarted agent finds it: (C, w, vote) from the rank's page, what is sealed from the slots.
+
+        Holders are counted in view again until they have failed to answer; what they hold they say when they are connected.
+        """
+        return cls(base=base, peers=peers, view=frozenset(peers), committed=committed, proposed=proposed, vote=vote, sealed=sealed)
 
     # -- what happens ------------------------------------------------------------------------------------------------------------------
 
@@ -54,7 +61,7 @@ class Shard:
         """Take the coordinator's newest (C, w). A lower C is refused: the announcement is late."""
         if committed < self.committed:
             return self
-        held = {peer: frozenset(step for step in steps if step >= committed) for peer, steps in self.held.items()}
+        held = frozenset((peer, step) for peer, step in self.held if step >= committed)
         if proposed == self.proposed:
             return replace(self, committed=committed, held=held)
         return replace(self, committed=committed, held=held, proposed=proposed, vote=Vote.NONE, reason="", is_late=False)._settled()
@@ -75,14 +82,14 @@ class Shard:
 
     def acknowledge(self, peer: NodeId, step: Step) -> Shard:
         """`peer` has verified and sealed `step`."""
-        held = {**self.held, peer: self.held.get(peer, frozenset()) | {step}}
-        return replace(self, held=held)._confirmed(peer)._settled()
+        return replace(self, held=self.held | {(peer, step)})._confirmed(peer)._settled()
 
     def inventory(self, peer: NodeId, steps: frozenset[Step]) -> Shard:
         """`peer` (re)connected and holds exactly these steps: acknowledgements that it does not list are revoked."""
         lost = self.committed != NONE and peer in self.view and self.committed not in steps
         view = self.view - {peer} if lost else self.view
-        return replace(self, held={**self.held, peer: steps}, view=view)._confirmed(peer)._settled()
+        held = frozenset(each for each in self.held if each[0] != peer) | {(peer, step) for step in steps}
+        return replace(self, held=held, view=view)._confirmed(peer)._settled()
 
     def drop(self, peer: NodeId) -> Shard:
         """`peer` has not answered for the holder deadline: commits go on without it, loudly degraded."""
@@ -96,9 +103,8 @@ class Shard:
         A holder first gets what the generation stands on (C, or the base before the first commit), then what is being proposed. Only what the
         owner has sealed can be sent.
         """
-        held = self.held.get(peer, frozenset())
         for step in (self.foundation, self.proposed):
-            if step != NONE and step in self.sealed and step not in held:
+            if step != NONE and step in self.sealed and (peer, step) not in self.held:
                 return step
         return NONE
 
@@ -106,7 +112,7 @@ class Shard:
         """A dropped holder returns once it has C, in a round that this owner has not voted on yet."""
         if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self.foundation == NONE:
             return self
-        return replace(self, view=self.view | {peer}) if self.foundation in self.held.get(peer, frozenset()) else self
+        return replace(self, view=self.view | {peer}) if (peer, self.foundation) in self.held else self
 
     @property
     def foundation(self) -> Step:
@@ -115,7 +121,7 @@ class Shard:
 
     def _settled(self) -> Shard:
         waiting = self.vote is Vote.NONE and self.proposed != NONE and self.proposed in self.sealed
-        if waiting and all(self.proposed in self.held.get(peer, frozenset()) for peer in self.view):
+        if waiting and all((peer, self.proposed) in self.held for peer in self.view):
             return replace(self, vote=Vote.ACKED)
         return self
 
@@ -133,7 +139,8 @@ class Coordinator:
     proposed: Step = NONE
     newest: Step = NONE
     """The highest step ever proposed or reported as proposed: the next is above it."""
-    ranks: Mapping[Rank, RankRound] = field(default_factory=dict)
+    ranks: tuple[RankRound, ...] = ()
+    """The newest report of every rank that has reported, by rank."""
     lead: int = 1
     clean_rounds: int = 0
     persist: Step = NONE
@@ -161,7 +168,8 @@ class Coordinator:
 
     def report(self, *rounds: RankRound) -> Coordinator:
         """Take the newest state of some ranks and everything that follows from it."""
-        return replace(self, ranks={**self.ranks, **{each.rank: each for each in rounds}}).advance()
+        newest = {each.rank: each for each in (*self.ranks, *rounds)}
+        return replace(self, ranks=tuple(newest[rank] for rank in sorted(newest))).advance()
 
     def request_stop(self) -> Coordinator:
         """Ask for an agreed stop; asking again changes nothing."""
@@ -176,7 +184,7 @@ class Coordinator:
     @property
     def highest_boundary(self) -> Step:
         """The highest boundary that any rank has reported; the base before any has."""
-        return max((each.boundary for each in self.ranks.values()), default=self.base)
+        return max((each.boundary for each in self.ranks), default=self.base)
 
     @property
     def is_complete(self) -> bool:
@@ -193,11 +201,11 @@ class Coordinator:
     def _recovered(self) -> Coordinator:
         if not self.is_recovering or not self.is_complete:
             return self
-        newest = max(each.proposed for each in self.ranks.values())
-        heard = max(each.committed for each in self.ranks.values())
-        acked = newest > heard and all(each.proposed == newest and each.vote is Vote.ACKED for each in self.ranks.values())
+        newest = max(each.proposed for each in self.ranks)
+        heard = max(each.committed for each in self.ranks)
+        acked = newest > heard and all(each.proposed == newest and each.vote is Vote.ACKED for each in self.ranks)
         committed = newest if acked else heard
-        stop = max(each.confirmed_stop for each in self.ranks.values())
+        stop = max(each.confirmed_stop for each in self.ranks)
         known = replace(self, is_recovering=False, stop=stop, stop_state=StopState.CONFIRMED if stop != NONE else StopState.NONE)
         if committed == NONE and self.base:  # the base's own round had not ended: it goes on
             return replace(known, proposed=self.base, newest=max(newest, self.base))
@@ -207,7 +215,7 @@ class Coordinator:
         """Every rank has voted on w: commit or drop it."""
         if self.is_recovering or self.proposed == NONE or not self.is_complete:
             return self
-        votes = [each for each in self.ranks.values() if each.proposed == self.proposed]
+        votes = [each for each in self.ranks if each.proposed == self.proposed]
         late = any(each.vote is Vote.ABANDON and each.is_late for each in votes)
         if any(each.vote is Vote.ABANDON for each in votes):
             if self.proposed == self.final and not late:  # it cannot be captured, now or later
@@ -235,18 +243,18 @@ class Coordinator:
 
     @property
     def _is_uploading(self) -> bool:
-        return any(each.pinned_step != NONE for each in self.ranks.values())
+        return any(each.pinned_step != NONE for each in self.ranks)
 
     def _stopping(self) -> Coordinator:
         """Agree on a step after which all ranks stop: announce, collect answers, confirm or withdraw (design §3, Agreed stop)."""
         if self.is_recovering or not self.is_complete or self.stop_state is StopState.CONFIRMED:
             return self
         if self.stop_state is StopState.NONE:
-            closing = any(each.standing >= Standing.CLOSING for each in self.ranks.values())
-            if not self.stop_requested or closing or any(each.boundary == NONE for each in self.ranks.values()):
+            closing = any(each.standing >= Standing.CLOSING for each in self.ranks)
+            if not self.stop_requested or closing or any(each.boundary == NONE for each in self.ranks):
                 return self
             return replace(self, stop=Step(max(self.highest_boundary, self.stop) + self.lead), stop_state=StopState.ANNOUNCED)
-        echoes = [each.echo for each in self.ranks.values() if each.echo_step == self.stop]
+        echoes = [each.echo for each in self.ranks if each.echo_step == self.stop]
         if any(echo == 2 for echo in echoes):
             return replace(self, stop_state=StopState.NONE)
         if len(echoes) == self.world_size and all(echo == 1 for echo in echoes):
@@ -257,7 +265,7 @@ class Coordinator:
         """All ranks stand still: commit the boundary that they stand at, then let them leave."""
         if self.is_recovering or self.is_finished or not self.is_complete:
             return self
-        standing = [each for each in self.ranks.values() if each.standing is not Standing.MOVING]
+        standing = [each for each in self.ranks if each.standing is not Standing.MOVING]
         if len(standing) < self.world_size:
             return self
         boundaries = {each.boundary for each in standing}
@@ -275,10 +283,10 @@ class Coordinator:
             return self
         if self.committed == NONE and self.base:
             return replace(self, proposed=self.base, newest=max(self.newest, self.base))
-        if self.slot_count < 3 and any(each.pinned_step not in (NONE, self.committed) for each in self.ranks.values()):
+        if self.slot_count < 3 and any(each.pinned_step not in (NONE, self.committed) for each in self.ranks):
             return self  # the other slot holds C: nothing may be captured before the upload is done
         if self.final != NONE:
-            if self.final > self.newest or all(each.proposed != self.final for each in self.ranks.values()):
+            if self.final > self.newest or all(each.proposed != self.final for each in self.ranks):
                 return replace(self, proposed=self.final, newest=max(self.newest, self.final))
             return self
         step = max(self.highest_boundary + self.lead, self.newest + 1)

@@ -79,7 +79,7 @@ class SlotStore:
             return
         self.close()
         self.job, self.run = job, run
-        for other in self.root.iterdir():
+        for other in self._runs():
             if other.name != run:
                 shutil.rmtree(other)
         folder = self.root / run
@@ -114,8 +114,11 @@ class SlotStore:
             for slot in slots:
                 await self._join(slot)
         self.close()
-        for folder in self.root.iterdir():
+        for folder in self._runs():
             shutil.rmtree(folder)
+
+    def _runs(self) -> list[Path]:
+        return [path for path in self.root.iterdir() if path.is_dir()]
 
     def close(self) -> None:
         """Unmap everything and leave the files: a later agent adopts them."""

@@ -1,0 +1,126 @@
+"""The agent's line to the control plane: one websocket that it opens and opens again, without end.
+
+Invariant: the newest report is the only one that waits to be sent; a report is sent on every change and at least every third of the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import websockets
+from websockets.asyncio.client import ClientConnection, connect
+
+from everstep.protocol.agent_messages import AgentReport, AgentWelcome, ControlToAgent, Hello
+from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode
+from everstep.protocol.errors import ProtocolError
+from worker.tasks import Signal, first_of
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+OPEN_SECONDS = 5.0
+
+
+class ControlClient:
+    """One owner: the agent, which runs `run` for as long as it lives."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        join_token: str,
+        token_path: Path,
+        hello: Callable[[], Hello],
+        report: Callable[[], AgentReport],
+        command: Callable[[Message], None],
+    ) -> None:
+        """Prepare the line; nothing is opened yet.
+
+        Args:
+            url: of the control plane, http or https.
+            join_token: from user data; used until a session token has been given.
+            token_path: where the session token is kept for the next agent on this node, mode 0600.
+            hello: returns the first message of a connection.
+            report: returns the newest state; called right before it is sent.
+            command: takes what the control plane sends; must not block.
+        """
+        self.changed = Signal()
+        self.is_connected = False
+        self._url = url.rstrip("/").replace("http", "ws", 1) + "/v1/agents/connect"
+        self._join_token = join_token
+        self._token_path = token_path
+        self._hello = hello
+        self._report = report
+        self._command = command
+        self._interval_seconds = 1.0
+
+    async def run(self) -> None:
+        """Keep the line open until cancelled."""
+        failures = 0
+        while True:
+            try:
+                async with connect(
+                    self._url,
+                    additional_headers={"Authorization": f"Bearer {self._token()}"},
+                    max_size=MAX_MESSAGE_BYTES,
+                    open_timeout=OPEN_SECONDS,
+                    ping_interval=None,
+                    compression=None,
+                    proxy=None,
+                    close_timeout=1,
+                ) as line:
+                    await self._speak(line)
+                failures = 0
+            except (OSError, TimeoutError, websockets.exceptions.WebSocketException, ProtocolError) as error:
+                if failures == 0 or self.is_connected:
+                    log.warning("line to the control plane: %s", error)
+                if _is_unauthorized(error):
+                    self._token_path.unlink(missing_ok=True)  # the session is not known there: the join token may still be
+                failures = 0 if self.is_connected else failures + 1
+            finally:
+                self.is_connected = False
+            await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+
+    def _token(self) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return self._token_path.read_text().strip()
+        return self._join_token
+
+    async def _speak(self, line: ClientConnection) -> None:
+        await line.send(encode(self._hello()))
+        async with asyncio.timeout(OPEN_SECONDS):
+            welcome = self._decode(await line.recv())
+        if not isinstance(welcome, AgentWelcome):
+            raise ProtocolError(f"the control plane begins with {type(welcome).__name__}")
+        scratch = self._token_path.with_suffix(".new")
+        scratch.touch(mode=0o600)
+        scratch.write_text(welcome.session_token)
+        scratch.replace(self._token_path)
+        self._interval_seconds = welcome.timeouts.lease_seconds / 3
+        self.is_connected = True
+        log.info("connected to the control plane as a node of fleet %s", welcome.fleet)
+        await first_of(self._send(line), self._listen(line))
+
+    async def _send(self, line: ClientConnection) -> None:
+        while True:
+            seen = self.changed.version
+            await line.send(encode(self._report()))
+            await self.changed.wait(seen, self._interval_seconds)
+
+    async def _listen(self, line: ClientConnection) -> None:
+        async for data in line:
+            self._command(self._decode(data))
+
+    @staticmethod
+    def _decode(data: str | bytes) -> Message:
+        if isinstance(data, str):
+            raise ProtocolError("a text frame from the control plane")
+        message: Message = decode(data, ControlToAgent)  # type: ignore[arg-type]
+        return message
+
+
+def _is_unauthorized(error: Exception) -> bool:
+    return isinstance(error, websockets.exceptions.InvalidStatus) and error.response.status_code in (401, 403)

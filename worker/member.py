@@ -1,0 +1,428 @@
+"""This node's part in one generation: load what the plan names, start the ranks, take part in the rounds, and end all of it together.
+
+    Prepare ─▶ (agent: promise) ─▶ Member.load ─▶ Member.start ─▶ rounds, replicas, uploads ─▶ Member.close
+
+Invariant: everything that a generation begins on this node (sessions, senders, uploads, rank lines) is owned here and has ended when `close`
+returns; slots alone outlive it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from everstep.protocol.agent_messages import RankStatus, RoundStatus, ShardProtection, UploadedShard
+from everstep.protocol.errors import MalformedMessage, ProtocolError
+from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.peer_messages import BeginShard, FetchShard, ShardRefused
+from everstep.protocol.plan import GenerationPlan, RankPlan, ShardSource
+from everstep.protocol.rank_messages import StopState
+from everstep.protocol.rounds import Announcement, RankRound
+from everstep.protocol.slot import SlotState
+from worker.core.rounds import NONE, Coordinator, Shard
+from worker.core.slots import Content
+from worker.errors import NoRoom, PeerError, SourceRefused, StorageError
+from worker.owned_shard import OwnedShard
+from worker.rank_lines import RankLines
+from worker.replication.coordinator import RoundMember, RoundServer
+from worker.replication.receiver import ReplicaReceiver
+from worker.replication.sender import ReplicaSender
+from worker.replication.shard_stream import ShardRejected, receive_shard
+from worker.replication.tcp import PeerListener, TcpSession, dial
+from worker.replication.transport import Credentials
+from worker.shm.rank_page import RankPage
+from worker.shm.store import SlotStore
+from worker.source import unpack
+from worker.storage.checkpoints import download_shard, upload_shard
+from worker.storage.object_store import ObjectStore
+from worker.tasks import end
+
+log = logging.getLogger(__name__)
+FETCH_RETRY_SECONDS = 0.1
+NO_RANK = Rank(-1)
+
+
+class LoadFailed(Exception):
+    """What the plan names is not to be had here."""
+
+    def __init__(self, code: str, message: str, *, is_permanent: bool) -> None:
+        super().__init__(message)
+        self.code = code
+        self.is_permanent = is_permanent
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What a member needs of its node; all of it outlives the member."""
+
+    node_id: NodeId
+    address: str
+    state: Path
+    store: SlotStore
+    listener: PeerListener
+    objects: ObjectStore
+    now: Callable[[], float]
+    """Unix time, for what is shown to people."""
+
+
+class Member:
+    """One owner: the agent. `load` first, or `adopt` after the agent's own restart."""
+
+    def __init__(self, node: Node, plan: GenerationPlan, key: bytes, *, on_change: Callable[[], None]) -> None:
+        self.plan = plan
+        self.here = plan.node(node.node_id)
+        self.uploads: list[UploadedShard] = []
+        self._node = node
+        self._on_change = on_change
+        self._slot_count = 3 if plan.checkpoint.third_slot else 2
+        self._credentials = Credentials(plan.job, plan.run, plan.generation, node.node_id, key)
+        self._keep_list: dict[Rank, set[Content]] = {}
+        for kept in self.here.keep:
+            self._keep_list.setdefault(kept.owner_rank, set()).add(Content(kept.origin_generation, kept.step))
+        self.shards: dict[Rank, OwnedShard] = {}
+        self._committed = NONE
+        self._persisted = NONE
+        held = [rank.rank for rank in plan.ranks if node.node_id in rank.holders[1:]]
+        self._receiver = ReplicaReceiver(node.store, held_ranks=held, keep=self._keep, slot_count=self._slot_count)
+        self._rounds = RoundMember(plan.generation, node.node_id, self._round_state, self._hear)
+        self.server: RoundServer | None = None
+        self.lines = RankLines(
+            plan,
+            self.shards,
+            node.store,
+            keep=lambda rank: self._keep(rank, NONE),
+            on_change=on_change,
+            on_round_change=self._rounds.changed.notify,
+            slot_count=self._slot_count,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._upload_tasks: set[asyncio.Task[None]] = set()
+
+    # -- what must survive ------------------------------------------------------------------------------------------------------------------
+
+    def _base(self, rank: Rank) -> Content | None:
+        sources = self.plan.ranks[rank].sources
+        return Content(sources[0].origin_generation, sources[0].step) if sources else None
+
+    def _content(self, rank: Rank, step: Step) -> Content:
+        base = self._base(rank)
+        return base if base is not None and base.step == step else Content(self.plan.generation, step)
+
+    def _keep(self, rank: Rank, told: Step) -> set[Content]:
+        """What may not be overwritten of a shard: C, or what the plan says until the base is committed."""
+        committed = max(self._committed, told)
+        if committed != NONE:
+            return {self._content(rank, committed)}
+        base = self._base(rank)
+        return self._keep_list.get(rank, set()) | ({base} if base is not None else set())
+
+    # -- load -------------------------------------------------------------------------------------------------------------------------------
+
+    async def load(self) -> Path:
+        """Fetch and verify the base of every local rank and the source tree.
+
+        Returns:
+            The entry point on disk.
+
+        Raises:
+            LoadFailed: with a code and a sentence for the user.
+        """
+        store = self._node.store
+        await store.empty_all_but({rank.rank: self._keep(rank.rank, NONE) for rank in self.plan.ranks})
+        self._node.listener.admit(self._credentials, self._serve)
+        for rank in self.here.ranks:
+            await self._load_rank(self.plan.ranks[rank])
+        entry = await self._load_source()
+        self._open_shards()
+        return entry
+
+    def adopt(self) -> None:
+        """Take the running generation over from an earlier agent on this node: slots, pages and all."""
+        self._node.listener.admit(self._credentials, self._serve)
+        self._open_shards()
+        for shard in self.shards.values():
+            half = shard.page.agent
+            sealed = frozenset(
+                record.step
+                for record in self._node.store.inventory()
+                if record.owner_rank == shard.rank and Content(record.origin_generation, record.step) == shard.content(record.step)
+            )
+            core = Shard.adopt(
+                self.plan.base_step,
+                shard.core.peers,
+                committed=Step(half.committed),
+                proposed=Step(max(half.proposed, NONE)),
+                vote=half.vote,
+                sealed=sealed,
+            )
+            shard.core = core
+            shard.granted_slot = half.slot
+            self._committed = max(self._committed, core.committed)
+
+    def _open_shards(self) -> None:
+        for rank in self.here.ranks:
+            plan = self.plan.ranks[rank]
+            self.shards[rank] = OwnedShard(
+                rank=rank,
+                generation=self.plan.generation,
+                core=Shard.begin(self.plan.base_step, plan.holders[1:]),
+                base=self._base(rank),
+                store=self._node.store,
+                page=RankPage(self._node.store.page_path(rank), generation=self.plan.generation),
+                on_change=self._shard_changed,
+            )
+
+    async def _load_rank(self, rank: RankPlan) -> None:
+        """Put the base of one rank into an own slot, verified: own node, then peers, then S3."""
+        refusals = []
+        for source in rank.sources:
+            try:
+                match source.kind:
+                    case "local":
+                        await self._load_local(rank.rank, source)
+                    case "peer":
+                        await self._load_peer(rank.rank, source)
+                    case "s3":
+                        await self._load_s3(rank.rank, source)
+            except (PeerError, StorageError, NoRoom, ProtocolError, TimeoutError) as error:
+                refusals.append(f"{source.kind}{f' {source.node_id}' if source.node_id else ''}: {error}")
+                log.warning("rank %d step %d is not to be had from %s", rank.rank, source.step, refusals[-1])
+                continue
+            log.info("rank %d: step %d restored from %s", rank.rank, source.step, source.kind)
+            return
+        if rank.sources:
+            raise LoadFailed("source_mismatch", f"step {self.plan.base_step} of rank {rank.rank}: " + "; ".join(refusals), is_permanent=False)
+
+    async def _load_local(self, rank: Rank, source: ShardSource) -> None:
+        slot = self._node.store.sealed(rank, Content(source.origin_generation, source.step))
+        if slot is None or slot.file.header.payload_digest != source.digest:
+            raise ShardRejected("no slot here holds it")
+        if not await self._node.store.verify(slot):
+            raise ShardRejected("the slot no longer hashes to its digest")
+
+    async def _load_peer(self, rank: Rank, source: ShardSource) -> None:
+        """Fetch from a holder, which may not have heard of this generation yet: ask again until the coordinator's deadline."""
+        peer = self.plan.node(source.node_id or NodeId(""))
+        async with asyncio.timeout(self.plan.timeouts.coordinator_deadline_seconds):
+            while True:
+                try:
+                    session = await self._dial(peer.node_id, "fetch", NO_RANK)
+                    break
+                except PeerError as error:
+                    log.debug("fetch of rank %d from %s: %s", rank, peer.node_id, error)
+                    await asyncio.sleep(FETCH_RETRY_SECONDS)
+        try:
+            await session.send(FetchShard(owner_rank=rank, origin_generation=source.origin_generation, step=source.step, digest=source.digest))
+            begin = await session.receive()
+            if isinstance(begin, ShardRefused):
+                raise ShardRejected(begin.reason)
+            if not isinstance(begin, BeginShard) or (begin.owner_rank, begin.origin_generation, begin.step) != (
+                rank,
+                source.origin_generation,
+                source.step,
+            ):
+                raise MalformedMessage("another shard than the one asked for")
+            keep = self._keep(rank, NONE) - {Content(source.origin_generation, source.step)}
+            await receive_shard(session, begin, self._node.store, keep=keep, slot_count=self._slot_count, expected=source.digest)
+        finally:
+            session.close()
+
+    async def _load_s3(self, rank: Rank, source: ShardSource) -> None:
+        content = Content(source.origin_generation, source.step)
+        keep = self._keep(rank, NONE) - {content}
+        await download_shard(self._node.objects, source, self._node.store, rank=rank, content=content, keep=keep, slot_count=self._slot_count)
+
+    async def _load_source(self) -> Path:
+        folder = self._node.state / "sources" / self.plan.run
+        script = self.plan.script
+        archive = folder.with_name(f"{self.plan.run}.tar.gz")
+
+        def fetch() -> Path:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            if not archive.exists():
+                scratch = archive.with_suffix(".new")
+                scratch.write_bytes(self._node.objects.get_bytes(script.source.object))
+                scratch.replace(archive)
+            try:
+                return unpack(archive, script, folder)
+            except SourceRefused:
+                archive.unlink()
+                raise
+
+        try:
+            return await asyncio.to_thread(fetch)
+        except StorageError as error:
+            raise LoadFailed("source_unavailable", f"the source archive cannot be fetched: {error}", is_permanent=not error.retryable) from error
+        except SourceRefused as error:
+            raise LoadFailed("source_refused", str(error), is_permanent=True) from error
+
+    # -- rounds -----------------------------------------------------------------------------------------------------------------------------
+
+    def begin_rounds(self, *, is_restarted: bool) -> None:
+        """Take part from now on; on the coordinator's node coordinate, too.
+
+        Args:
+            is_restarted: the agent took a running generation over: a coordinator asks everybody before it proposes anything.
+        """
+        plan = self.plan
+        if plan.coordinator == self._node.node_id:
+            begin = Coordinator.recover if is_restarted else Coordinator.begin
+            core = begin(world_size=plan.world_size, base=plan.base_step, every_steps=plan.checkpoint.every_steps, slot_count=self._slot_count)
+            ranks_of = {node.node_id: frozenset(node.ranks) for node in plan.nodes}
+            self.server = RoundServer(
+                plan.generation, core, ranks_of=ranks_of, final_round_seconds=plan.timeouts.final_round_seconds, now=self._node.now
+            )
+            self._begin(self._rounds.run_local(self.server), "rounds")
+        else:
+            self._begin(self._rounds.run(partial(self._dial, plan.coordinator, "round", NO_RANK)), "rounds")
+        for shard in self.shards.values():
+            for peer in shard.core.peers:
+                sender = ReplicaSender(
+                    shard,
+                    peer,
+                    partial(self._dial, peer, "replica", shard.rank),
+                    self._node.store,
+                    holder_deadline_seconds=plan.timeouts.holder_deadline_seconds,
+                )
+                self._begin(sender.run(), f"replicas of rank {shard.rank} to {peer}")
+
+    async def _dial(self, peer: NodeId, kind: str, owner_rank: Rank) -> TcpSession:
+        node = self.plan.node(peer)
+        return await dial(
+            self._credentials,
+            peer=peer,
+            address=node.address,
+            port=node.peer_port,
+            kind=kind,  # type: ignore[arg-type]
+            owner_rank=owner_rank,
+            source_address=self._node.address,
+        )
+
+    async def _serve(self, session: TcpSession) -> None:
+        match session.opened.kind:
+            case "replica":
+                await self._receiver.replica(session)
+            case "fetch":
+                await self._receiver.fetch(session)
+            case "round" if self.server is not None:
+                await self.server.serve(session)
+            case _:
+                raise MalformedMessage("rounds are not coordinated here")
+
+    def _round_state(self) -> tuple[RankRound, ...]:
+        return tuple(shard.round() for shard in self.shards.values())
+
+    def _hear(self, announcement: Announcement) -> None:
+        self._committed = max(self._committed, announcement.committed)
+        if announcement.persist_step > self._persisted and announcement.persist_step == announcement.committed:
+            self._persisted = announcement.persist_step
+            for shard in self.shards.values():
+                self._upload(shard, announcement.persist_step)
+        self.lines.hear(announcement)
+        self._on_change()
+
+    def _shard_changed(self) -> None:
+        self._rounds.changed.notify()
+        self._on_change()
+
+    # -- the durable tier ---------------------------------------------------------------------------------------------------------------------
+
+    def _upload(self, shard: OwnedShard, step: Step) -> None:
+        """Pin the committed slot now, before anything can be granted, and upload it in the background."""
+        slot = shard.slot(step)
+        if slot is None or shard.pinned != NONE:
+            return
+        shard.pinned = step
+        slot.pins += 1
+
+        async def work() -> None:
+            try:
+                uploaded = await upload_shard(self._node.objects, slot.file, self.plan, rank=shard.rank)
+                self.uploads = [*self.uploads[-2 * len(self.shards) + 1 :], uploaded]
+            except StorageError as error:
+                self.lines.fault("upload_failed", f"step {step} of rank {shard.rank} is not in S3: {error}", is_permanent=False)
+            finally:
+                slot.pins -= 1
+                shard.pinned = NONE
+                self._shard_changed()
+
+        task = asyncio.create_task(work(), name=f"upload rank {shard.rank} step {step}")
+        self._upload_tasks.add(task)
+        task.add_done_callback(self._upload_tasks.discard)
+
+    async def uploads_done(self) -> None:
+        """Wait until no upload is under way."""
+        while self._upload_tasks:
+            await asyncio.wait(list(self._upload_tasks))
+
+    # -- for the control plane ----------------------------------------------------------------------------------------------------------------
+
+    def rank_statuses(self) -> tuple[RankStatus, ...]:
+        """Return each local rank's boundary."""
+        return tuple(RankStatus(rank=shard.rank, boundary=Step(shard.page.rank().boundary)) for shard in self.shards.values())
+
+    def protection(self) -> tuple[ShardProtection, ...]:
+        """Return who holds this node's shards."""
+        return tuple(self._protection(shard) for shard in self.shards.values())
+
+    def _protection(self, shard: OwnedShard) -> ShardProtection:
+        holders = self.plan.ranks[shard.rank].holders
+        out = [peer for peer in shard.core.peers if peer not in shard.core.view]
+        slot = shard.slot(shard.core.committed) if shard.core.committed != NONE else None
+        reason = shard.refusal if shard.core.committed == NONE or shard.refusal.startswith("Protection") else ""
+        return ShardProtection(
+            rank=shard.rank,
+            holders=holders,
+            in_view=(holders[0], *(peer for peer in holders[1:] if peer in shard.core.view)),
+            committed=shard.core.committed,
+            payload_bytes=slot.file.header.payload_bytes if slot is not None else 0,
+            reason=f"{', '.join(out)} did not answer in time" if out else reason,
+        )
+
+    def round_status(self) -> RoundStatus | None:
+        """Return what the coordinator knows; None on every other node."""
+        if self.server is None:
+            return None
+        core = self.server.core
+        return RoundStatus(
+            committed=core.committed,
+            proposed=core.proposed,
+            boundary=core.highest_boundary,
+            committed_at_seconds=self.server.committed_at_seconds,
+            stopped=core.stop_state is StopState.CONFIRMED,
+            finished=core.is_finished,
+        )
+
+    # -- the end ------------------------------------------------------------------------------------------------------------------------------
+
+    def _begin(self, work: Awaitable[None], name: str) -> None:
+        async def run() -> None:
+            await work
+
+        task = asyncio.create_task(run(), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s ended: %r", task.get_name(), error, exc_info=error)
+
+    async def close(self) -> None:
+        """End every session, sender, upload and rank line of this generation; slots stay."""
+        await self._node.listener.revoke()
+        await end(*self._tasks, *self._upload_tasks)
+        if self.server is not None:
+            self.server.close()
+        await self.lines.close()
+        for shard in self.shards.values():
+            shard.page.close()
+        for slots in self._node.store.shards.values():
+            for slot in slots:
+                if slot.file.header.state is SlotState.WRITING:  # its rank is gone, or its stream is
+                    slot.is_busy = False
+                    slot.file.empty()

@@ -1,0 +1,285 @@
+"""What ranks and their shards say to each other through the agent, in one generation on one node.
+
+A rank asks for slots, says what it captured or gave up; the coordinator's announcements come down to its page. Invariant: a rank is granted a
+slot for the proposed step only, and nothing that it reports of any other step has an effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+from everstep.protocol.agent_messages import MetricPoint, NodeFault
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import Generation, Rank, RunId, Step
+from everstep.protocol.plan import GenerationPlan
+from everstep.protocol.rank_messages import (
+    Abandoned,
+    Boundary,
+    Captured,
+    Logged,
+    RankFault,
+    RankHello,
+    SlotsGranted,
+    SlotsRefused,
+    SlotsRequest,
+    Standing,
+    Welcome,
+    WordChanged,
+)
+from everstep.protocol.rounds import Announcement
+from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState
+from worker.core.rounds import NONE
+from worker.core.slots import Content, slot_bytes_per_node
+from worker.errors import NoRoom
+from worker.owned_shard import OwnedShard
+from worker.rank_server import RankLine
+from worker.shm.store import SlotStore
+from worker.tasks import end
+
+log = logging.getLogger(__name__)
+MAX_METRICS = 1000
+"""Logged values that wait for the control plane; the oldest are dropped beyond it."""
+
+
+class RankLines:
+    """`RankEvents` of one generation. One owner: the node's `Member`."""
+
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        shards: Mapping[Rank, OwnedShard],
+        store: SlotStore,
+        *,
+        keep: Callable[[Rank], set[Content]],
+        on_change: Callable[[], None],
+        on_round_change: Callable[[], None],
+        slot_count: int,
+    ) -> None:
+        """Begin.
+
+        Args:
+            plan: the generation's.
+            shards: of this node's ranks.
+            store: this node's slots.
+            keep: what must survive of a shard now.
+            on_change: something that the control plane should hear has changed.
+            on_round_change: something that the coordinator should hear has changed.
+            slot_count: slots per shard.
+        """
+        self.faults: dict[str, NodeFault] = {}
+        self.metrics: list[MetricPoint] = []
+        self._plan = plan
+        self._shards = shards
+        self._store = store
+        self._keep = keep
+        self._on_change = on_change
+        self._on_round_change = on_round_change
+        self._slot_count = slot_count
+        self._lines: dict[Rank, RankLine] = {}
+        self._layouts: dict[Rank, tuple[bytes, int]] = {}
+        """Layout hash and capacity that each rank asked for."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._granting: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @property
+    def run(self) -> RunId:
+        """The run whose ranks these are."""
+        return self._plan.run
+
+    @property
+    def generation(self) -> Generation:
+        """The generation whose ranks these are."""
+        return self._plan.generation
+
+    async def close(self) -> None:
+        """End everything that was begun for a rank."""
+        await end(*self._tasks)
+        for line in self._lines.values():
+            line.close()
+
+    # -- from the ranks -------------------------------------------------------------------------------------------------------------------
+
+    def hello(self, hello: RankHello, line: RankLine) -> bool:
+        """Welcome a rank of this generation (see `RankEvents`)."""
+        shard = self._shards.get(hello.rank)
+        if shard is None or (hello.run, hello.generation) != (self.run, self.generation):
+            return False
+        self._lines[hello.rank] = line
+        base = shard.slot(self._plan.base_step) if self._plan.base_step else None
+        line.send(
+            Welcome(
+                generation=self.generation,
+                word_path=str(shard.page.path),
+                base_step=self._plan.base_step,
+                base_slot_path=str(base.file.path) if base is not None else None,
+            )
+        )
+        if shard.page.rank().copying == NONE:
+            self._store.settle_copiers(hello.rank)
+            if shard.core.proposed != NONE and not self._can_capture(shard, shard.core.proposed):
+                shard.apply(shard.core.abandon(shard.core.proposed, "the agent was away when it was captured"))
+        return True
+
+    def lost(self, rank: Rank, line: RankLine) -> None:
+        """A rank's line has ended (see `RankEvents`)."""
+        if self._lines.get(rank) is line:
+            del self._lines[rank]
+
+    def message(self, rank: Rank, message: Message) -> None:
+        """Take what a rank says (see `RankEvents`)."""
+        shard = self._shards[rank]
+        if getattr(message, "generation", self.generation) != self.generation:
+            return
+        match message:
+            case SlotsRequest():
+                self._begin(self._reserve(shard, message))
+            case Captured():
+                self._begin(self._seal(shard, message))
+            case Abandoned():
+                self._store.settle_copiers(rank)
+                late = message.reason == "late" and not shard.refusal
+                shard.apply(shard.core.abandon(message.step, shard.refusal or message.reason, late=late))
+            case Boundary():
+                self._on_round_change()
+            case Logged():
+                points = [MetricPoint(generation=self.generation, step=each.step, values=each.values) for each in message.records]
+                self.metrics = (self.metrics + points)[-MAX_METRICS:] if rank == 0 else self.metrics
+            case RankFault():
+                self.fault(message.code, f"rank {rank}: {message.message}", is_permanent=message.code == "cannot_resume")
+            case _:
+                log.warning("rank %d sends %s", rank, type(message).__name__)
+
+    def fault(self, code: str, message: str, *, is_permanent: bool) -> None:
+        """Tell the control plane of a typed fault."""
+        self.faults[f"{code} {message}"] = NodeFault(code=code, message=message, is_permanent=is_permanent)
+        self._on_change()
+
+    def _begin(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            raise task.exception()  # type: ignore[misc]  # a bug: the loop's exception hook reports it
+
+    # -- slots ----------------------------------------------------------------------------------------------------------------------------
+
+    async def _reserve(self, shard: OwnedShard, request: SlotsRequest) -> None:
+        node = next(node for node in self._plan.nodes if shard.rank in node.ranks)
+        copies = len(self._plan.ranks[shard.rank].holders)
+        needed = slot_bytes_per_node(
+            copies=copies, ranks_per_node=len(node.ranks), shard_bytes=request.capacity_bytes + HEADER_BYTES, slot_count=self._slot_count
+        )
+        try:
+            if needed > self._store.memory_bytes:
+                raise NoRoom(needed_bytes=needed, available_bytes=self._store.memory_bytes)
+            async with self._granting[shard.rank]:
+                paths = await self._store.reserve(
+                    shard.rank, capacity_bytes=request.capacity_bytes, layout_hash=request.layout_hash, slot_count=self._slot_count
+                )
+        except NoRoom as error:
+            figures = (
+                f"Protection.Copies: {self._slot_count} slots · {copies} copies · {len(node.ranks)} ranks per node · "
+                f"{request.capacity_bytes:,} bytes a shard need {needed:,} bytes of host memory per node; {error.available_bytes:,} are there. "
+                "Use fewer copies, more nodes, or an instance type with more memory."
+            )
+            shard.refusal = figures
+            self._send(shard, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
+            self.fault("protection_does_not_fit", figures, is_permanent=True)
+            return
+        shard.refusal = ""
+        self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
+        self._send(shard, SlotsGranted(layout_hash=request.layout_hash, capacity_bytes=request.capacity_bytes, paths=paths))
+        if shard.granted_slot < 0:
+            await self._grant(shard)
+
+    async def _grant(self, shard: OwnedShard) -> None:
+        """Make a slot ready for the proposed step, unless the rank has passed it or its layout is not known yet."""
+        async with self._granting[shard.rank]:
+            step = shard.core.proposed
+            layout = self._layouts.get(shard.rank)
+            if layout is None:
+                shard.refusal = "the rank has not asked for slots yet"
+                return
+            if step == NONE or step in shard.core.sealed or shard.granted_slot >= 0 or not self._can_capture(shard, step):
+                return
+            before = self._paths(shard)
+            try:
+                index = await self._store.grant(
+                    shard.rank,
+                    shard.content(step),
+                    keep=self._keep(shard.rank),
+                    capacity_bytes=layout[1],
+                    layout_hash=layout[0],
+                    slot_count=self._slot_count,
+                )
+                shard.refusal = "" if index is not None else "no slot is free: one is being uploaded, the other holds the committed step"
+            except NoRoom as error:
+                index, shard.refusal = None, str(error)
+            for lost in [sealed for sealed in shard.core.sealed if shard.slot(sealed) is None]:
+                shard.apply(shard.core.forget(lost))
+            if index is None or shard.core.proposed != step:
+                return
+            if self._paths(shard) != before:
+                self._send(shard, SlotsGranted(layout_hash=layout[0], capacity_bytes=layout[1], paths=self._paths(shard)))
+            shard.granted_slot = index
+            shard.publish()
+            self._send(shard, WordChanged())
+
+    def _paths(self, shard: OwnedShard) -> tuple[str, ...]:
+        return tuple(str(slot.file.path) for slot in self._store.shards.get(shard.rank, []))
+
+    @staticmethod
+    def _can_capture(shard: OwnedShard, step: Step) -> bool:
+        half = shard.page.rank()
+        return half.boundary < step or (half.boundary == step and half.standing is not Standing.MOVING)
+
+    async def _seal(self, shard: OwnedShard, captured: Captured) -> None:
+        slots = self._store.shards.get(shard.rank, [])
+        if captured.step != shard.core.proposed or captured.slot != shard.granted_slot:
+            self._store.settle_copiers(shard.rank)
+            return
+        file = slots[captured.slot].file
+        bounds = captured.payload_bytes <= file.header.capacity_bytes and captured.index_offset + captured.index_bytes <= captured.payload_bytes
+        if not bounds:
+            shard.apply(shard.core.abandon(captured.step, f"a payload of {captured.payload_bytes} bytes in {file.header.capacity_bytes}"))
+            return
+        slots[captured.slot].is_busy = False
+        content = shard.content(captured.step)
+        header = SlotHeader(
+            job=self._store.job,
+            run=self.run,
+            owner_rank=shard.rank,
+            origin_generation=content.origin,
+            step=content.step,
+            state=SlotState.WRITING,
+            capacity_bytes=file.header.capacity_bytes,
+            payload_bytes=captured.payload_bytes,
+            index_offset=captured.index_offset,
+            index_bytes=captured.index_bytes,
+            layout_hash=captured.layout_hash,
+        )
+        if await self._store.seal(shard.rank, captured.slot, header) is not None:
+            shard.apply(shard.core.seal(captured.step))
+
+    # -- from the coordinator ---------------------------------------------------------------------------------------------------------------
+
+    def hear(self, announcement: Announcement) -> None:
+        """Bring an announcement down to the shards and their ranks."""
+        for shard in self._shards.values():
+            shard.apply(shard.core.hear(announcement.committed, announcement.proposed))
+            shard.publish(finished=announcement.finished, stop=announcement.stop_step, stop_state=announcement.stop_state)
+            self._send(shard, WordChanged())
+            if shard.core.proposed not in (NONE, self._plan.base_step) and shard.granted_slot < 0:
+                self._begin(self._grant(shard))
+        self._on_round_change()
+
+    def _send(self, shard: OwnedShard, message: Message) -> None:
+        line = self._lines.get(shard.rank)
+        if line is not None:
+            line.send(message)
