@@ -1,10 +1,12 @@
 """Who is calling, and what they may do.
 
-    role      jobs, sources            fleets, nodes, incidents, events      join tokens
-    admin     all projects             all                                   yes
-    user      its project: all         its project: reading                  no
-    reader    its project: reading     its project: reading                  no
+    role      training jobs, sources, incidents, events    fleets, nodes             join tokens
+    admin     of all projects                              all                       yes
+    user      of its project                               reading                   no
+    reader    of its project: reading                      reading                   no
     agent     nothing over HTTP; the agents' websocket alone
+
+Fleets and nodes are shared by all projects, so everybody may see them; whose job runs there, only those who may see the job.
 
 Invariant: something of another project does not exist for a caller: it is answered like something that never was.
 """

@@ -327,6 +327,7 @@ class OutputEntry(Shape):
 
 class ListOutputsResponse(Shape):
     outputs: list[OutputEntry]
+    next_token: str | None = None
 
 
 class Metric(Shape):

@@ -1,1 +1,1 @@
-"""To be described."""
+"""One module per noun; each has a `router`."""

@@ -1,0 +1,160 @@
+"""`python -P -m control_plane`: one server process. `everstep server` runs this."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from sqlalchemy.exc import ArgumentError, OperationalError
+
+from control_plane.app import create_app
+from control_plane.cloud.connection import LOCAL_REGION, CloudMode, CloudSettings, Connection
+from control_plane.cloud.errors import CloudError
+from control_plane.core.timeouts import ladder, rungs
+from control_plane.db import schema
+from control_plane.db.errors import SchemaMismatch
+from control_plane.db.session import Database
+from control_plane.errors import InvalidTimeouts
+from control_plane.secrets import admin_token_path, write_private
+from control_plane.settings import InvalidSettings, Settings
+from everstep.protocol.codec import MAX_MESSAGE_BYTES
+
+log = logging.getLogger("control_plane")
+
+EXIT_REFUSED = 2
+"""It was started in a way that cannot work; the message says what to change."""
+EXIT_FAILED = 1
+GRACE_SECONDS = 5
+"""What open requests get to finish when the server stops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How to start, besides what the server is."""
+
+    is_migrating: bool
+    ready_file: Path | None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a server until it is told to stop.
+
+    Args:
+        arguments: of the command line.
+
+    Returns:
+        The exit code: 0 after a graceful stop, 2 when it cannot be started like this, 1 when it failed.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("botocore").setLevel(logging.WARNING)
+    try:
+        settings, start = _parse(arguments)
+        os.umask(0o077)
+        settings.state_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _announce(settings)
+        if start.is_migrating:
+            _migrate(settings)
+        return _serve(settings, start.ready_file)
+    except (InvalidSettings, InvalidTimeouts, SchemaMismatch, CloudError, ArgumentError) as error:
+        log.error("not started: %s", error)
+        return EXIT_REFUSED
+    except (OSError, OperationalError) as error:
+        log.error("not started: %s", error)
+        return EXIT_FAILED
+
+
+def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
+    parser = argparse.ArgumentParser(
+        prog="everstep server", description="The control plane of Everstep: REST API, agents' connections, job and fleet loops."
+    )
+    env = os.environ.get
+    parser.add_argument(
+        "--state-dir", type=Path, default=Path(env("EVERSTEP_STATE_DIR", ".everstep/server")), help="secrets and the embedded database"
+    )
+    parser.add_argument("--migrate", action="store_true", help="bring the database to this version's schema before serving")
+    parser.add_argument("--database-url", default=env("EVERSTEP_DATABASE_URL", ""), help="SQLAlchemy URL; default: SQLite in the state directory")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument("--port", type=int, default=8443, help="port to listen on; 0: the kernel chooses (default %(default)s)")
+    parser.add_argument("--allow-non-loopback", action="store_true", help="listen on an address that other machines reach, without TLS")
+    parser.add_argument("--mode", choices=[mode.value for mode in CloudMode], default=env("EVERSTEP_MODE", "aws"), help="aws, or the local cloud")
+    parser.add_argument("--region", default=env("EVERSTEP_AWS_REGION", env("AWS_REGION", LOCAL_REGION)), help="AWS region (default %(default)s)")
+    parser.add_argument("--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="where the local cloud listens")
+    parser.add_argument("--bucket", default=env("EVERSTEP_BUCKET", ""), help="S3 bucket for sources, logs, outputs and checkpoints")
+    parser.add_argument(
+        "--detection-seconds", type=float, default=3.0, help="how soon a failure is noticed; all timeouts derive from it (default %(default)s)"
+    )
+    parser.add_argument("--max-source-bytes", type=int, default=256 * 1024 * 1024, help="limit for source archives (default %(default)s)")
+    parser.add_argument("--ready-file", type=Path, help="written, as JSON with url, pid and admin_token_path, as soon as the server answers")
+    given = parser.parse_args(arguments)
+    settings = Settings(
+        state_directory=given.state_dir.resolve(),
+        bucket=given.bucket,
+        mode=CloudMode(given.mode),
+        region=given.region,
+        aws_endpoint_url=given.aws_endpoint_url,
+        database_url=given.database_url,
+        host=given.host,
+        port=given.port,
+        is_other_host_allowed=given.allow_non_loopback,
+        detection_seconds=given.detection_seconds,
+        max_source_bytes=given.max_source_bytes,
+    )
+    return settings, Start(is_migrating=given.migrate, ready_file=given.ready_file)
+
+
+def _announce(settings: Settings) -> None:
+    """Say whose cloud this is and what the timeouts are, before anything is touched."""
+    for rung in rungs(ladder(settings.detection_seconds)):
+        log.info("timeout %s", rung)
+    Connection(CloudSettings(mode=settings.mode, region=settings.region, endpoint_url=settings.aws_endpoint_url)).identify()
+
+
+def _migrate(settings: Settings) -> None:
+    database = Database(settings.database)
+    try:
+        before = schema.migrate(database)
+        log.info("database %s: schema %s → %s", database.url.render_as_string(hide_password=True), before or "none", schema.newest())
+    finally:
+        database.close()
+
+
+def _serve(settings: Settings, ready_file: Path | None) -> int:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.create_server((settings.host, settings.port), family=family, backlog=1024) as listener:
+        url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{listener.getsockname()[1]}"
+        # The socket listens already, so nobody who reads the ready file is turned away.
+        app = create_app(settings, when_ready=lambda: _tell(url, settings, ready_file))
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            ws="websockets-sansio",
+            ws_max_size=MAX_MESSAGE_BYTES,
+            ws_ping_interval=settings.detection_seconds,
+            ws_ping_timeout=4 * settings.detection_seconds,
+        )
+        asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
+    log.info("stopped")
+    return 0
+
+
+def _tell(url: str, settings: Settings, ready_file: Path | None) -> None:
+    token_path = admin_token_path(settings.state_directory)
+    log.info("listening on %s; administrator's token in %s", url, token_path)
+    if ready_file is not None:
+        write_private(ready_file, json.dumps({"url": url, "pid": os.getpid(), "admin_token_path": str(token_path)}) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

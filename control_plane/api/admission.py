@@ -1,0 +1,113 @@
+"""Whether a job can run at all: the request against its fleet and its source. Pure; all that is wrong is said at once.
+
+Invariant: a `JobSpec` that comes from here needs no further check, and nothing has been stored when there is something wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from control_plane.api.errors import InvalidRequest
+from control_plane.api.schemas import CreateTrainingJobRequest, FieldError
+from control_plane.db.fleets import FleetRecord
+from control_plane.db.jobs import JobSpec
+from control_plane.db.sources import SourceRecord
+
+RESERVED_VARIABLES = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"}
+)
+RESERVED_PREFIX = "EVERSTEP_"
+_NOT_YET = (("secrets", "Secrets"), ("role_arn", "RoleArn"), ("input_data_config", "InputDataConfig"))
+"""Fields of the contract that nothing acts on yet: refused, because a job that runs without its secrets is worse than none."""
+
+
+def admit(request: CreateTrainingJobRequest, *, run_id: str, fleet: FleetRecord, max_node_count: int, source: SourceRecord, bucket: str) -> JobSpec:
+    """Return what the job is, with every default filled in.
+
+    Args:
+        request: well formed.
+        run_id: of the job to be.
+        fleet: that it is to run on.
+        max_node_count: nodes that the fleet's group may have, as AWS says now.
+        source: that it names.
+        bucket: the service's own, for what the request sends nowhere.
+
+    Returns:
+        The job's specification.
+
+    Raises:
+        InvalidRequest: with a field error for everything that is wrong.
+    """
+    copies = copies_of(request)
+    wrong = [
+        *_not_yet(request),
+        *_reserved(request),
+        *_does_not_fit(request, copies, fleet, max_node_count),
+        *_entry_point(request, source),
+    ]
+    if wrong:
+        raise InvalidRequest("The job cannot run as asked: " + "; ".join(f"{error.field}: {error.message}" for error in wrong), fields=wrong)
+    own = f"s3://{bucket}/jobs/{request.training_job_name}/run={run_id}"
+    return JobSpec(
+        source_sha256=source.sha256,
+        source_bucket=source.bucket,
+        source_key=source.key,
+        source_bytes=source.archive_bytes,
+        entry_point=request.entry_point,
+        node_count=request.node_count,
+        ranks_per_node=request.ranks_per_node,
+        copies=copies,
+        hyperparameters=dict(request.hyper_parameters),
+        environment=dict(request.environment),
+        checkpoint_every_steps=request.checkpoint_config.every_steps,
+        checkpoint_uri=_below(request.checkpoint_config.s3_uri, request.training_job_name) or f"{own}/checkpoints/",
+        third_slot=request.checkpoint_config.third_slot,
+        output_uri=_below(request.output_data_config.s3_output_path, request.training_job_name) or f"{own}/output/",
+        log_uri=f"{own}/logs/",
+        max_runtime_seconds=request.stopping_condition.max_runtime_in_seconds,
+        max_pending_seconds=request.stopping_condition.max_pending_time_in_seconds,
+        max_attempts=request.retry_strategy.max_attempts,
+    )
+
+
+def copies_of(request: CreateTrainingJobRequest) -> int:
+    """Return how many nodes keep every shard: as asked, or two where there are two."""
+    return request.protection.copies if request.protection is not None else min(2, request.node_count)
+
+
+def _not_yet(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
+    for attribute, field in _NOT_YET:
+        if getattr(request, attribute) is not None:
+            yield FieldError(field=field, message="is not available in this version; leave it out")
+    if request.stopping_condition.max_cost_usd is not None:
+        yield FieldError(field="StoppingCondition.MaxCostUsd", message="is not available in this version; leave it out")
+
+
+def _reserved(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
+    for name in request.environment:
+        if name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX):
+            yield FieldError(field=f"Environment.{name}", message="is set by Everstep for every rank and cannot be changed")
+
+
+def _does_not_fit(request: CreateTrainingJobRequest, copies: int, fleet: FleetRecord, max_node_count: int) -> Iterator[FieldError]:
+    if copies > request.node_count:
+        message = f"{copies} copies need {copies} nodes; NodeCount is {request.node_count}"
+        yield FieldError(field="Protection.Copies", message=message)
+    if request.node_count > max_node_count:
+        message = f"{request.node_count} nodes; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} has MaxSize {max_node_count}"
+        yield FieldError(field="NodeCount", message=message)
+
+
+def _entry_point(request: CreateTrainingJobRequest, source: SourceRecord) -> Iterator[FieldError]:
+    path = request.entry_point
+    if path in source.files:
+        if not path.endswith(".py"):
+            yield FieldError(field="EntryPoint", message=f"{path!r} is not a Python file (.py)")
+        return
+    scripts = [name for name in source.files if name.endswith(".py") and "/" not in name]
+    has = f"it has {', '.join(scripts[:5])}{' …' if len(scripts) > 5 else ''} at its top" if scripts else "it has no Python file at its top"
+    yield FieldError(field="EntryPoint", message=f"{path!r} is not among the {len(source.files)} files of the source; {has}")
+
+
+def _below(uri: str | None, name: str) -> str | None:
+    return None if uri is None else f"{uri.rstrip('/')}/{name}/"

@@ -1,0 +1,262 @@
+"""The agents' connection: one websocket per node, binary frames of `everstep.protocol.codec`.
+
+    agent                                          control plane
+    GET /v1/agents/connect, Authorization: Bearer <join token, or session token>
+                                     ◀──           403 instead of an upgrade: the token is unknown, used up or not an agent's
+    Hello                            ──▶
+                                     ◀──           AgentWelcome with the session token to use from now on
+    AgentReport …                    ◀─▶           commands …
+
+A join token is bound to a fleet. It is good for an instance that EC2 reports as a pending or running member of the fleet's group, once; it counts as
+used with the first report after the welcome, so that an agent that never got its session token can try again. A session token is bound to its node.
+
+    close code   why                                         what the agent does
+    1013         the cloud or the fleet is not ready         tries again later
+    4400         a message that is not one                   it is a bug, or another version; tries again later
+    4401         the token is not this node's                gives up
+    4403         EC2 does not list the node in the group     tries again later: lists lag behind
+    4408         nothing was heard for too long              connects again
+    4409         a newer connection of the node exists       ends
+
+Invariant: nothing of a connection reaches the registry before its token and its node were checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fastapi import APIRouter, WebSocket
+from starlette.websockets import WebSocketDisconnect, WebSocketState
+
+from control_plane.api.auth import bearer, find_token
+from control_plane.api.deps import Services
+from control_plane.api.errors import Unauthenticated
+from control_plane.cloud.errors import CloudError
+from control_plane.core.states import NodeState
+from control_plane.db import events, fleets, nodes, tokens
+from control_plane.db.errors import DatabaseError, NotFound
+from control_plane.db.events import NewEvent
+from control_plane.db.nodes import AgentFacts
+from control_plane.db.tokens import NewToken, Role, TokenKind, TokenRecord
+from control_plane.loop.agents import AgentConnection
+from everstep.protocol.agent_messages import AgentReport, AgentWelcome, Hello
+from everstep.protocol.codec import decode, encode
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.ids import FleetName, NodeId
+
+log = logging.getLogger(__name__)
+
+router = APIRouter()
+
+T = TypeVar("T", Hello, AgentReport)
+
+HELLO_SECONDS = 10.0
+SEND_SECONDS = 10.0
+SILENT_LEASES = 4.0
+"""An agent reports three times per lease; one that is silent for this many leases is let go, so that it dials in anew."""
+
+TRY_AGAIN = 1013
+MALFORMED = 4400
+NOT_YOURS = 4401
+NOT_A_MEMBER = 4403
+SILENT = 4408
+SUPERSEDED = 4409
+
+
+class _Refusal(Exception):
+    """The connection is closed with this code and reason."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Admission:
+    """Who connected, as what, with which token from now on."""
+
+    fleet: FleetName
+    secret: str
+    session_id: str
+    join_id: str | None
+    """The join token that is used up by the first report."""
+
+
+@router.websocket("/v1/agents/connect")
+async def connect(websocket: WebSocket) -> None:
+    """Serve one agent until either side goes."""
+    services: Services = websocket.app.state.services
+    try:
+        secret = bearer(websocket.headers.get("authorization"))
+        token = await asyncio.to_thread(find_token, services, secret)
+    except Unauthenticated:
+        token = None
+    if token is None or token.kind == TokenKind.USER:
+        await websocket.close()  # before it is accepted: the client sees HTTP 403
+        return
+    await websocket.accept()
+    node_id = "?"
+    try:
+        hello = await _hello(websocket)
+        node_id = hello.node_id
+        admission = await asyncio.to_thread(_admit, services, token, secret, hello)
+        await asyncio.to_thread(_note, services, hello, admission)
+        await _serve(websocket, services, hello, admission)
+    except _Refusal as refusal:
+        log.warning("agent of node %s: closed with %d: %s", node_id, refusal.code, refusal.reason)
+        await _close(websocket, refusal)
+    except WebSocketDisconnect as gone:
+        log.info("agent of node %s: disconnected (%d)", node_id, gone.code)
+
+
+async def _hello(websocket: WebSocket) -> Hello:
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            return _decoded(await _receive(websocket), Hello)
+    except TimeoutError as error:
+        raise _Refusal(SILENT, f"no Hello within {HELLO_SECONDS:.0f} s") from error
+
+
+async def _serve(websocket: WebSocket, services: Services, hello: Hello, admission: _Admission) -> None:
+    """Pass reports in and commands out; the first side to end ends the other."""
+    connection = services.registry.accept(hello, admission.fleet)
+    log.info("agent of node %s (fleet %s, %s) is connected", hello.node_id, admission.fleet, hello.version)
+    try:
+        welcome = AgentWelcome(session_token=admission.secret, fleet=admission.fleet, timeouts=services.timeouts)
+        await _send(websocket, encode(welcome))
+        reading = asyncio.create_task(_read(websocket, services, connection, hello.node_id, admission))
+        writing = asyncio.create_task(_write(websocket, connection))
+        try:
+            done, _ = await asyncio.wait((reading, writing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (reading, writing):
+                task.cancel()
+            await asyncio.gather(reading, writing, return_exceptions=True)
+        for task in done:
+            task.result()
+    finally:
+        connection.close()
+
+
+async def _read(websocket: WebSocket, services: Services, connection: AgentConnection, node_id: NodeId, admission: _Admission) -> None:
+    is_first = True
+    patience = services.timeouts.lease_seconds * SILENT_LEASES
+    while True:
+        try:
+            async with asyncio.timeout(patience):
+                data = await _receive(websocket)
+        except TimeoutError as error:
+            raise _Refusal(SILENT, f"nothing was heard for {patience:.0f} s") from error
+        report = _decoded(data, AgentReport)
+        if report.node_id != node_id:
+            raise _Refusal(MALFORMED, f"a report of node {report.node_id} on the connection of {node_id}")
+        if is_first and admission.join_id is not None:
+            await asyncio.to_thread(_use_up, services, admission.join_id, node_id, admission.session_id)
+        is_first = False
+        connection.report(report)
+
+
+async def _write(websocket: WebSocket, connection: AgentConnection) -> None:
+    while (message := await connection.next_message()) is not None:
+        await _send(websocket, encode(message))
+    raise _Refusal(SUPERSEDED, "the node has a newer connection")
+
+
+async def _receive(websocket: WebSocket) -> bytes:
+    message = await websocket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code", 1006))
+    data = message.get("bytes")
+    if data is None:
+        raise _Refusal(MALFORMED, "a text frame; messages are binary")
+    return bytes(data)
+
+
+async def _send(websocket: WebSocket, data: bytes) -> None:
+    try:
+        async with asyncio.timeout(SEND_SECONDS):
+            await websocket.send_bytes(data)
+    except TimeoutError as error:
+        raise _Refusal(SILENT, f"the agent took nothing for {SEND_SECONDS:.0f} s") from error
+
+
+async def _close(websocket: WebSocket, refusal: _Refusal) -> None:
+    if websocket.application_state is WebSocketState.CONNECTED and websocket.client_state is WebSocketState.CONNECTED:
+        await websocket.close(refusal.code, refusal.reason[:120])
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
+    try:
+        return decode(data, kind)
+    except ProtocolError as error:
+        raise _Refusal(MALFORMED, f"{type(error).__name__}: {error}") from error
+
+
+def _admit(services: Services, token: TokenRecord, secret: str, hello: Hello) -> _Admission:
+    """Check that the token is this node's and return what it is admitted as. Blocks on the database and on the cloud.
+
+    Raises:
+        _Refusal: it is not.
+    """
+    assert token.fleet_name is not None
+    fleet_name = FleetName(token.fleet_name)
+    if token.kind == TokenKind.SESSION:
+        if token.node_id != hello.node_id:
+            raise _Refusal(NOT_YOURS, f"the session token belongs to another node than {hello.node_id}")
+        return _Admission(fleet_name, secret, token.id, join_id=None)
+    try:
+        with services.database.read() as session:
+            fleet = fleets.get(session, fleet_name)
+            if tokens.is_redeemed(session, token.id, hello.node_id):
+                raise _Refusal(NOT_YOURS, f"node {hello.node_id} has used this join token already; its session token is in its state directory")
+        _require_member(services, fleet.auto_scaling_group_name, hello.node_id)
+    except NotFound as error:
+        raise _Refusal(TRY_AGAIN, f"the fleet {fleet_name} is not registered yet") from error
+    except CloudError as error:
+        raise _Refusal(TRY_AGAIN, f"the cloud did not say whether {hello.node_id} is a member: {error.message}") from error
+    with services.database.write() as session:
+        new = NewToken(kind=TokenKind.SESSION, role=Role.AGENT, fleet_name=fleet_name, node_id=hello.node_id, description=f"agent of {hello.node_id}")
+        session_secret, record = tokens.mint(session, new, services.now())
+    return _Admission(fleet_name, session_secret, record.id, join_id=token.id)
+
+
+def _require_member(services: Services, group_name: str, node_id: NodeId) -> None:
+    group = services.operator.describe_group(group_name)
+    if not any(member.instance_id == node_id and not member.is_leaving for member in group.members):
+        raise _Refusal(NOT_A_MEMBER, f"{node_id} is not a member of the group {group_name}")
+    instance = services.operator.describe_instances([node_id])[node_id]
+    if instance.state.has_ended:
+        raise _Refusal(NOT_A_MEMBER, f"EC2 says that {node_id} is {instance.state}")
+
+
+def _note(services: Services, hello: Hello, admission: _Admission) -> None:
+    now = services.now()
+    facts = AgentFacts(
+        node_id=hello.node_id,
+        fleet_name=admission.fleet,
+        address=hello.address,
+        peer_port=hello.peer_port,
+        memory_bytes=hello.memory_bytes,
+        agent_id=hello.agent_id,
+        version=hello.version,
+    )
+    try:
+        with services.database.write() as session:
+            nodes.note_hello(session, facts, initial_state=NodeState.JOINING, now=now)
+            if admission.join_id is not None:
+                message = f"Node {hello.node_id} joined the fleet {admission.fleet}."
+                events.append(session, NewEvent(at=now, type="NodeJoined", message=message, fleet_name=admission.fleet, node_id=hello.node_id))
+    except DatabaseError as error:
+        raise _Refusal(TRY_AGAIN, "the database did not take it") from error
+
+
+def _use_up(services: Services, join_id: str, node_id: NodeId, session_id: str) -> None:
+    """The agent has its session token: the join token is spent for this node, and so is every session token it had before."""
+    now = services.now()
+    with services.database.write() as session:
+        tokens.redeem(session, join_id, node_id, now)
+        tokens.revoke_sessions(session, node_id, now, but=session_id)

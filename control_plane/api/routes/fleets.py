@@ -1,0 +1,130 @@
+"""Fleets: register an Auto Scaling group, change its figures, let it go."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from control_plane.api import schemas, views
+from control_plane.api.auth import Admin, Reader
+from control_plane.api.deps import Services, ServicesDep
+from control_plane.api.errors import InvalidRequest
+from control_plane.api.schemas import FieldError
+from control_plane.cloud import contract
+from control_plane.cloud.errors import ContractViolation, GroupNotOurs
+from control_plane.cloud.errors import NotFound as CloudNotFound
+from control_plane.cloud.operator import FLEET_TAG, GroupState
+from control_plane.core.states import FleetState
+from control_plane.db import events, fleets, nodes
+from control_plane.db.errors import AlreadyExists, NotFound
+from control_plane.db.events import NewEvent
+from control_plane.db.fleets import FleetRecord, NewFleet
+
+router = APIRouter(prefix="/v1/fleets", tags=["Fleets"])
+
+
+@router.post("", operation_id="CreateFleet", status_code=201)
+def create_fleet(request: schemas.CreateFleetRequest, caller: Admin, services: ServicesDep) -> schemas.Fleet:
+    """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances."""
+    with services.database.read() as session:
+        try:
+            fleets.get(session, request.fleet_name)
+        except NotFound:
+            pass
+        else:
+            raise AlreadyExists("fleet", request.fleet_name)
+    group = _prepared_group(services, request)
+    now = services.now()
+    with services.database.write() as session:
+        fleet = fleets.create(
+            session,
+            NewFleet(
+                name=request.fleet_name,
+                auto_scaling_group_name=group.name,
+                project=caller.choose_project(request.project),
+                state=FleetState.ACTIVE,
+                min_node_count=request.min_node_count,
+                spare_count=request.spare_count,
+                max_node_count=group.max_size,
+                instance_type=group.instance_type,
+                availability_zone=next(iter(group.availability_zones), ""),
+                tags=request.tags,
+            ),
+            now,
+        )
+        message = (
+            f"The Auto Scaling group {group.name} became the fleet {fleet.name}: {fleet.min_node_count} nodes at least, {fleet.spare_count} spares."
+        )
+        events.append(session, NewEvent(at=now, type="FleetCreated", message=message, project=fleet.project, fleet_name=fleet.name))
+    services.wake()
+    return _shown(services, fleet)
+
+
+@router.get("", operation_id="ListFleets")
+def list_fleets(_caller: Reader, services: ServicesDep) -> schemas.ListFleetsResponse:
+    """List all fleets."""
+    with services.database.read() as session:
+        every = fleets.every(session)
+    return schemas.ListFleetsResponse(fleets=[_shown(services, fleet) for fleet in every])
+
+
+@router.get("/{fleet_name}", operation_id="DescribeFleet")
+def describe_fleet(fleet_name: str, _caller: Reader, services: ServicesDep) -> schemas.Fleet:
+    """Describe one fleet."""
+    with services.database.read() as session:
+        fleet = fleets.get(session, fleet_name)
+    return _shown(services, fleet)
+
+
+@router.post("/{fleet_name}", operation_id="UpdateFleet")
+def update_fleet(fleet_name: str, request: schemas.UpdateFleetRequest, _caller: Admin, services: ServicesDep) -> schemas.Fleet:
+    """Change how many nodes and spares are kept."""
+    with services.database.write() as session:
+        before = fleets.get(session, fleet_name)
+        fleet = fleets.set_wanted(session, fleet_name, min_node_count=request.min_node_count, spare_count=request.spare_count)
+        if fleet != before:
+            message = f"The fleet {fleet.name} now keeps {fleet.min_node_count} nodes at least and {fleet.spare_count} spares."
+            events.append(session, NewEvent(at=services.now(), type="FleetUpdated", message=message, project=fleet.project, fleet_name=fleet.name))
+    services.wake()
+    return _shown(services, fleet)
+
+
+@router.delete("/{fleet_name}", operation_id="DeleteFleet", status_code=202)
+def delete_fleet(fleet_name: str, _caller: Admin, services: ServicesDep) -> schemas.Fleet:
+    """End a fleet's nodes and forget it. Refused while jobs on it have not ended. Asking again changes nothing."""
+    now = services.now()
+    with services.database.write() as session:
+        before = fleets.get(session, fleet_name)
+        fleet = fleets.request_delete(session, fleet_name, now)
+        if before.delete_requested_at is None:
+            message = f"The fleet {fleet.name} is being deleted: its nodes are ended one by one."
+            events.append(session, NewEvent(at=now, type="FleetDeleteRequested", message=message, project=fleet.project, fleet_name=fleet.name))
+    services.wake()
+    return _shown(services, fleet)
+
+
+def _prepared_group(services: Services, request: schemas.CreateFleetRequest) -> GroupState:
+    """Return the group, brought to the contract; it is checked against the figures before anything is changed."""
+    name = request.auto_scaling_group_name
+    try:
+        group = services.operator.describe_group(name)
+        wanted = request.min_node_count + request.spare_count
+        if wanted > group.max_size:
+            message = f"{request.min_node_count} nodes and {request.spare_count} spares are {wanted}; the group {name} has MaxSize {group.max_size}"
+            raise _wrong("MinNodeCount", message)
+        return contract.ensure(services.operator, name)
+    except CloudNotFound as error:
+        raise _wrong("AutoScalingGroupName", f"there is no Auto Scaling group named {name!r} in this account and region") from error
+    except GroupNotOurs as error:
+        raise _wrong("AutoScalingGroupName", f"the group {name!r} does not carry the tag {FLEET_TAG}; tag it to let Everstep use it") from error
+    except ContractViolation as error:
+        raise _wrong("AutoScalingGroupName", error.message) from error
+
+
+def _shown(services: Services, fleet: FleetRecord) -> schemas.Fleet:
+    with services.database.read() as session:
+        members = nodes.of_fleet(session, fleet.name)
+    return views.fleet(fleet, members, tuple(services.registry.views().values()))
+
+
+def _wrong(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"The fleet cannot be created: {field}: {message}", fields=[FieldError(field=field, message=message)])

@@ -1,0 +1,49 @@
+"""Incidents: failures and their recoveries, read-only."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from control_plane.api import schemas, views
+from control_plane.api.auth import Reader
+from control_plane.api.deps import MaxResults, NextToken, ServicesDep, page_position, page_token
+from control_plane.api.routes.jobs import find_job
+from control_plane.db import incidents
+
+router = APIRouter(prefix="/v1/incidents", tags=["Incidents"])
+
+
+@router.get("", operation_id="ListIncidents")
+def list_incidents(
+    caller: Reader,
+    services: ServicesDep,
+    training_job_name: Annotated[str | None, Query(alias="TrainingJobName", max_length=63)] = None,
+    max_results: MaxResults = 100,
+    next_token: NextToken = None,
+) -> schemas.ListIncidentsResponse:
+    """List incidents in the order they were opened, of all jobs or of one."""
+    after = None
+    if next_token is not None:
+        opened_at, incident_id = page_position(next_token, datetime.fromisoformat, str)
+        after = (opened_at, incident_id)
+    with services.database.read() as session:
+        if training_job_name is not None:
+            find_job(session, training_job_name, caller)
+        page = incidents.page(session, job_name=training_job_name, project=caller.project_filter, after=after, limit=max_results + 1)
+    last = page[max_results - 1] if len(page) > max_results else None
+    return schemas.ListIncidentsResponse(
+        incidents=[views.incident(record) for record in page[:max_results]],
+        next_token=None if last is None else page_token(last.opened_at.isoformat(), last.id),
+    )
+
+
+@router.get("/{incident_id}", operation_id="DescribeIncident")
+def describe_incident(incident_id: str, caller: Reader, services: ServicesDep) -> schemas.Incident:
+    """Describe one incident: its evidence, what was decided and why, and what it cost."""
+    with services.database.read() as session:
+        record = incidents.get(session, incident_id)
+    caller.require_sight("incident", incident_id, record.project)
+    return views.incident(record)

@@ -1,0 +1,222 @@
+"""Training jobs: create, look at, stop."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from sqlalchemy.orm import Session
+
+from control_plane.api import schemas, views
+from control_plane.api.admission import admit
+from control_plane.api.auth import Caller, Reader, User
+from control_plane.api.deps import MaxResults, NextToken, Services, ServicesDep, page_position, page_token
+from control_plane.api.errors import InvalidRequest
+from control_plane.api.schemas import FieldError
+from control_plane.cloud.errors import CloudError
+from control_plane.core.states import JobState, TrainingJobStatus, training_job_status
+from control_plane.db import checkpoints, events, fleets, incidents, jobs, protection, sources
+from control_plane.db.errors import AlreadyExists, NotFound
+from control_plane.db.events import NewEvent
+from control_plane.db.fleets import FleetRecord
+from control_plane.db.jobs import JobFilter, JobRecord, NewJob
+from everstep.protocol.ids import RunId
+
+router = APIRouter(prefix="/v1/training-jobs", tags=["TrainingJobs"])
+
+
+@router.post("", operation_id="CreateTrainingJob", status_code=201)
+def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User, services: ServicesDep) -> schemas.CreateTrainingJobResponse:
+    """Start a training job: it waits for its nodes, runs, and survives what happens to them."""
+    project = caller.choose_project(request.project)
+    with services.database.read() as session:
+        _require_free(session, request.training_job_name)
+        fleet = _fleet(session, request.fleet_name)
+        source = _source(session, request)
+    run_id = uuid.uuid4().hex
+    spec = admit(request, run_id=run_id, fleet=fleet, max_node_count=_max_node_count(services, fleet), source=source, bucket=services.bucket)
+    now = services.now()
+    with services.database.write() as session:
+        job = jobs.create(
+            session,
+            NewJob(
+                run_id=run_id,
+                name=request.training_job_name,
+                fleet_name=fleet.name,
+                project=project,
+                priority=request.priority,
+                tags=request.tags,
+                spec=spec,
+                state=JobState.QUEUED,
+                reason=f"Waiting for its turn in the fleet {fleet.name}.",
+            ),
+            now,
+        )
+        message = f"{job.name} was created: {spec.node_count} nodes × {spec.ranks_per_node} ranks, {spec.copies} copies."
+        events.append(
+            session,
+            NewEvent(at=now, type="TrainingJobCreated", message=message, project=project, fleet_name=fleet.name, job_name=job.name),
+        )
+    services.wake()
+    return schemas.CreateTrainingJobResponse(training_job_name=job.name, run_id=job.run_id, training_job_status=views.status_of(job))
+
+
+@router.get("", operation_id="ListTrainingJobs")
+def list_training_jobs(
+    caller: Reader,
+    services: ServicesDep,
+    max_results: MaxResults = 100,
+    next_token: NextToken = None,
+    status_equals: Annotated[TrainingJobStatus | None, Query(alias="StatusEquals")] = None,
+    name_contains: Annotated[str | None, Query(alias="NameContains", max_length=63)] = None,
+    fleet_name: Annotated[str | None, Query(alias="FleetName", max_length=63)] = None,
+) -> schemas.ListTrainingJobsResponse:
+    """List training jobs, newest first."""
+    after = None
+    if next_token is not None:
+        run_id = page_position(next_token, str)[0]
+        with services.database.read() as session:
+            last = _by_run(session, run_id)
+        after = (last.created_at, last.run_id)
+    which = JobFilter(states=_states_of(status_equals), name_contains=name_contains, fleet_name=fleet_name, project=caller.project_filter)
+    with services.database.read() as session:
+        page = jobs.page(session, which, after=after, limit=max_results + 1)
+    shown = [job for job in page[:max_results] if status_equals is None or views.status_of(job) == status_equals]
+    more = page_token(page[max_results - 1].run_id) if len(page) > max_results else None
+    return schemas.ListTrainingJobsResponse(training_job_summaries=[views.job_summary(job) for job in shown], next_token=more)
+
+
+@router.get("/{training_job_name}", operation_id="DescribeTrainingJob")
+def describe_training_job(training_job_name: str, caller: Reader, services: ServicesDep) -> schemas.TrainingJob:
+    """Describe one training job: what it is, where it stands, and why."""
+    with services.database.read() as session:
+        job = find_job(session, training_job_name, caller)
+        plan = jobs.generation(session, job.run_id, job.generation).plan if job.generation else None
+        incident_count = incidents.count_of_run(session, job.run_id)
+    return views.job(job, plan=plan, incident_count=incident_count, now=services.now())
+
+
+@router.post("/{training_job_name}/stop", operation_id="StopTrainingJob")
+def stop_training_job(training_job_name: str, caller: User, services: ServicesDep) -> schemas.TrainingJobSummary:
+    """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
+    now = services.now()
+    with services.database.write() as session:
+        before = find_job(session, training_job_name, caller)
+        job = jobs.request_stop(session, training_job_name, now)
+        if before.stop_requested_at is None:
+            message = f"{job.name} was asked to stop."
+            event = NewEvent(at=now, type="StopRequested", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name)
+            events.append(session, event)
+    services.wake()
+    return views.job_summary(job)
+
+
+@router.get("/{training_job_name}/protection", operation_id="DescribeProtection")
+def describe_protection(training_job_name: str, caller: Reader, services: ServicesDep) -> schemas.DescribeProtectionResponse:
+    """Describe who holds which shard of a job right now."""
+    with services.database.read() as session:
+        job = find_job(session, training_job_name, caller)
+        shards = protection.of_run(session, job.run_id)
+        checkpoint = checkpoints.newest_complete(session, job.run_id)
+    return views.protection(job, shards, checkpoint)
+
+
+@router.get("/{training_job_name}/checkpoints", operation_id="ListCheckpoints")
+def list_checkpoints(training_job_name: str, caller: Reader, services: ServicesDep) -> schemas.ListCheckpointsResponse:
+    """List a job's checkpoints in S3, newest step first."""
+    with services.database.read() as session:
+        job = find_job(session, training_job_name, caller)
+        found = checkpoints.of_run(session, job.run_id)
+    return schemas.ListCheckpointsResponse(checkpoints=[views.checkpoint(record) for record in found])
+
+
+@router.get("/{training_job_name}/metrics", operation_id="ListMetrics")
+def list_metrics(
+    training_job_name: str,
+    caller: Reader,
+    services: ServicesDep,
+    after_step: Annotated[int, Query(alias="AfterStep", ge=-1)] = -1,
+    max_results: MaxResults = 1000,
+) -> schemas.ListMetricsResponse:
+    """List what a job's rank 0 has logged, by step; of a step that was done again, the newest values."""
+    with services.database.read() as session:
+        job = find_job(session, training_job_name, caller)
+    points = [point for point in services.registry.metrics(RunId(job.run_id)) if point.step > after_step][:max_results]
+    return schemas.ListMetricsResponse(
+        metrics=[schemas.Metric(generation=point.generation, step=point.step, values=point.values) for point in points]
+    )
+
+
+def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
+    """Return a job that the caller may see.
+
+    Raises:
+        NotFound: there is none, or it is of another project.
+    """
+    job = jobs.get(session, name)
+    caller.require_sight("training job", name, job.project)
+    return job
+
+
+def _require_free(session: Session, name: str) -> None:
+    try:
+        jobs.get(session, name)
+    except NotFound:
+        return
+    raise AlreadyExists("training job", name)
+
+
+def _fleet(session: Session, name: str | None) -> FleetRecord:
+    if name is not None:
+        try:
+            fleet = fleets.get(session, name)
+        except NotFound as error:
+            known = ", ".join(fleet.name for fleet in fleets.every(session)) or "none"
+            raise _wrong("FleetName", f"there is no fleet named {name!r}; registered: {known}") from error
+    else:
+        every = fleets.every(session)
+        if len(every) != 1:
+            known = ", ".join(fleet.name for fleet in every) or "none"
+            raise _wrong("FleetName", f"is needed unless there is exactly one fleet; registered: {known}")
+        fleet = every[0]
+    if fleet.delete_requested_at is not None:
+        raise _wrong("FleetName", f"the fleet {fleet.name!r} is being deleted")
+    return fleet
+
+
+def _source(session: Session, request: schemas.CreateTrainingJobRequest) -> sources.SourceRecord:
+    try:
+        return sources.get(session, request.source.source_id)
+    except NotFound as error:
+        raise _wrong("Source.SourceId", f"no source {request.source.source_id} was uploaded (PutSource)") from error
+
+
+def _max_node_count(services: Services, fleet: FleetRecord) -> int:
+    """Return the group's MaxSize as AWS says it now, or as it was last seen when AWS does not answer."""
+    try:
+        return services.operator.describe_group(fleet.auto_scaling_group_name).max_size
+    except CloudError as error:
+        if not error.retryable:
+            raise
+        return fleet.max_node_count
+
+
+def _by_run(session: Session, run_id: str) -> JobRecord:
+    try:
+        return jobs.get_run(session, run_id)
+    except NotFound as error:
+        raise _wrong("NextToken", "is not a token that this operation returned") from error
+
+
+def _states_of(status: TrainingJobStatus | None) -> tuple[str, ...] | None:
+    """Return the stored states that may look like a status; a requested stop makes any unfinished one look like Stopping."""
+    if status is None:
+        return None
+    if status is TrainingJobStatus.STOPPING:
+        return tuple(state for state in JobState if training_job_status(state) in (TrainingJobStatus.IN_PROGRESS, TrainingJobStatus.STOPPING))
+    return tuple(state for state in JobState if training_job_status(state) is status)
+
+
+def _wrong(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"The request is not valid: {field}: {message}", fields=[FieldError(field=field, message=message)])

@@ -1,0 +1,128 @@
+"""What a job leaves in S3: logs and outputs, listed and streamed.
+
+Invariant: only keys below the job's own prefixes are ever read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi.responses import StreamingResponse
+
+from control_plane.api import schemas
+from control_plane.api.auth import Caller, Reader
+from control_plane.api.deps import MaxResults, NextToken, Services, ServicesDep, page_position, page_token
+from control_plane.api.errors import NotFound
+from control_plane.api.routes.jobs import find_job
+from control_plane.cloud.objects import ObjectInfo
+from control_plane.core.states import ENDED_JOBS
+from control_plane.db import jobs, nodes
+from control_plane.db.jobs import GenerationRecord, JobRecord
+from everstep.protocol.plan import ObjectReference
+
+router = APIRouter(prefix="/v1/training-jobs/{training_job_name}", tags=["Results"])
+
+_LOG = re.compile(r"gen=(\d+)/rank=(\d+)\.(stdout|stderr)")
+_OUTPUT = re.compile(r"gen=(\d+)/(.+)", re.DOTALL)
+Key = Annotated[str, Query(alias="Key", min_length=1, max_length=2048)]
+
+
+@router.get("/logs", operation_id="ListLogs")
+def list_logs(training_job_name: str, caller: Reader, services: ServicesDep) -> schemas.ListLogsResponse:
+    """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
+    with services.database.read() as session:
+        job = find_job(session, training_job_name, caller)
+        lineage = jobs.lineage(session, job.run_id)
+        launched = [jobs.generation(session, job.run_id, entry.number) for entry in lineage if entry.started_at is not None]
+        alive = {node.id for node in nodes.of_fleet(session, job.fleet_name)}
+    prefix = _reference(job.spec.log_uri)
+    entries = [entry for info in services.objects.list(prefix) if (entry := _log_entry(prefix, info)) is not None]
+    entries += _missing(job, launched, {(entry.generation, entry.rank) for entry in entries}, alive)
+    return schemas.ListLogsResponse(logs=sorted(entries, key=lambda entry: (entry.generation, entry.rank, entry.stream or "")))
+
+
+@router.get("/logs/content", operation_id="GetLog", response_class=StreamingResponse)
+def get_log(training_job_name: str, key: Key, caller: Reader, services: ServicesDep) -> StreamingResponse:
+    """Stream one log, by the key that ListLogs gave."""
+    return _content(services, _reference(_find(services, training_job_name, caller).spec.log_uri), key, "text/plain; charset=utf-8")
+
+
+@router.get("/outputs", operation_id="ListOutputs")
+def list_outputs(
+    training_job_name: str, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
+) -> schemas.ListOutputsResponse:
+    """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
+    prefix = _reference(_find(services, training_job_name, caller).spec.output_uri)
+    after = "" if next_token is None else page_position(next_token, str)[0]
+    found = (info for info in services.objects.list(prefix) if info.reference.key > after and not info.reference.key.endswith("/"))
+    page = list(islice(found, max_results + 1))
+    more = page_token(page[max_results - 1].reference.key) if len(page) > max_results else None
+    entries = [entry for info in page[:max_results] if (entry := _output_entry(prefix, info)) is not None]
+    return schemas.ListOutputsResponse(outputs=entries, next_token=more)
+
+
+@router.get("/outputs/content", operation_id="GetOutput", response_class=StreamingResponse)
+def get_output(training_job_name: str, key: Key, caller: Reader, services: ServicesDep) -> StreamingResponse:
+    """Stream one output file, by the key that ListOutputs gave."""
+    return _content(services, _reference(_find(services, training_job_name, caller).spec.output_uri), key, "application/octet-stream")
+
+
+def _find(services: Services, name: str, caller: Caller) -> JobRecord:
+    with services.database.read() as session:
+        return find_job(session, name, caller)
+
+
+def _reference(uri: str) -> ObjectReference:
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return ObjectReference(bucket=bucket, key=key)
+
+
+def _log_entry(prefix: ObjectReference, info: ObjectInfo) -> schemas.LogEntry | None:
+    match = _LOG.fullmatch(info.reference.key[len(prefix.key) :])
+    if match is None:
+        return None
+    generation, rank, stream = match.groups()
+    return schemas.LogEntry(
+        generation=int(generation),
+        rank=int(rank),
+        stream=stream,  # type: ignore[arg-type]  # the pattern allows two
+        key=info.reference.key,
+        bytes=info.size_bytes,
+        missing_reason=None,
+    )
+
+
+def _missing(job: JobRecord, launched: list[GenerationRecord], present: set[tuple[int, int]], alive: set[str]) -> Iterator[schemas.LogEntry]:
+    """Yield an entry for every rank that was started and of which nothing was uploaded."""
+    for generation in launched:
+        for node in generation.plan.nodes:
+            for rank in node.ranks:
+                if (generation.number, rank) in present:
+                    continue
+                if generation.number == job.generation and job.state not in ENDED_JOBS:
+                    reason = "nothing has been uploaded yet"
+                elif node.node_id not in alive:
+                    reason = f"node {node.node_id} was lost before it had uploaded anything"
+                else:
+                    reason = f"node {node.node_id} has uploaded nothing"
+                yield schemas.LogEntry(generation=generation.number, rank=rank, stream=None, key=None, bytes=None, missing_reason=reason)
+
+
+def _output_entry(prefix: ObjectReference, info: ObjectInfo) -> schemas.OutputEntry | None:
+    match = _OUTPUT.fullmatch(info.reference.key[len(prefix.key) :])
+    if match is None:
+        return None
+    return schemas.OutputEntry(generation=int(match[1]), path=match[2], key=info.reference.key, bytes=info.size_bytes)
+
+
+def _content(services: Services, prefix: ObjectReference, key: str, media_type: str) -> StreamingResponse:
+    if not key.startswith(prefix.key):
+        raise NotFound(f"The job has nothing under the key {key!r}.", hint="Use a key that the list of the same job gave.")
+    info = services.objects.head(ObjectReference(bucket=prefix.bucket, key=key))
+    # A log may grow while it is read: what was announced is what is sent.
+    body = services.objects.stream(info.reference, end=info.size_bytes)
+    return StreamingResponse(body, media_type=media_type, headers={"content-length": str(info.size_bytes), "x-content-type-options": "nosniff"})

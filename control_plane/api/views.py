@@ -1,0 +1,303 @@
+"""What callers see of what is stored: records in, shapes of the contract out. Pure.
+
+Invariant: a status is derived here from the stored state, through `core.states`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from control_plane.api import schemas
+from control_plane.core import accounting, states
+from control_plane.core.states import JobState
+from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.events import EventRecord
+from control_plane.db.fleets import FleetRecord
+from control_plane.db.incidents import IncidentRecord
+from control_plane.db.jobs import JobRecord
+from control_plane.db.nodes import NodeRecord
+from control_plane.db.protection import ShardRecord
+from control_plane.loop.agents import AgentView
+from everstep.protocol.plan import GenerationPlan
+
+
+def status_of(job: JobRecord) -> str:
+    """Return the job's `TrainingJobStatus`."""
+    return states.training_job_status(JobState(job.state), is_stop_requested=job.stop_requested_at is not None)
+
+
+def secondary_status_of(job: JobRecord) -> str:
+    """Return the job's `SecondaryStatus`."""
+    return states.secondary_status(JobState(job.state), has_incident=job.started_at is not None, is_stop_requested=job.stop_requested_at is not None)
+
+
+def job_summary(job: JobRecord) -> schemas.TrainingJobSummary:
+    """Return one line of a list of jobs."""
+    return schemas.TrainingJobSummary(
+        training_job_name=job.name,
+        run_id=job.run_id,
+        fleet_name=job.fleet_name,
+        project=job.project,
+        training_job_status=status_of(job),
+        secondary_status=secondary_status_of(job),
+        reason=job.reason,
+        priority=job.priority,
+        node_count=job.spec.node_count,
+        generation=job.generation,
+        committed_step=job.committed_step,
+        boundary=job.boundary,
+        creation_time=job.created_at,
+        training_start_time=job.started_at,
+        training_end_time=job.ended_at,
+    )
+
+
+def job(job: JobRecord, *, plan: GenerationPlan | None, incident_count: int, now: datetime) -> schemas.TrainingJob:
+    """Return everything about a job.
+
+    Args:
+        job: as stored.
+        plan: of its newest generation, if it has one.
+        incident_count: how many incidents it has had.
+        now: for the ratio of a job that goes on.
+    """
+    spec = job.spec
+    return schemas.TrainingJob(
+        training_job_name=job.name,
+        run_id=job.run_id,
+        fleet_name=job.fleet_name,
+        project=job.project,
+        training_job_status=status_of(job),  # type: ignore[arg-type]  # the enum's values are the literal's
+        secondary_status=secondary_status_of(job),
+        secondary_status_transitions=_transitions(job),
+        reason=job.reason,
+        failure_reason=job.reason if job.state == JobState.FAILED else None,
+        source=schemas.SourceConfig(source_id=spec.source_sha256),
+        entry_point=spec.entry_point,
+        hyper_parameters=spec.hyperparameters,
+        environment=spec.environment,
+        node_count=spec.node_count,
+        ranks_per_node=spec.ranks_per_node,
+        protection=schemas.ProtectionConfig(copies=spec.copies),
+        checkpoint_config=schemas.CheckpointConfig(every_steps=spec.checkpoint_every_steps, s3_uri=spec.checkpoint_uri, third_slot=spec.third_slot),
+        output_data_config=schemas.OutputDataConfig(s3_output_path=spec.output_uri),
+        stopping_condition=schemas.StoppingCondition(
+            max_runtime_in_seconds=spec.max_runtime_seconds, max_pending_time_in_seconds=spec.max_pending_seconds
+        ),
+        retry_strategy=schemas.RetryStrategy(max_attempts=spec.max_attempts),
+        priority=job.priority,
+        tags=dict(job.tags),
+        creation_time=job.created_at,
+        training_start_time=job.started_at,
+        training_end_time=job.ended_at,
+        stop_requested_time=job.stop_requested_at,
+        generation=job.generation,
+        base_step=job.base_step,
+        committed_step=job.committed_step,
+        boundary=job.boundary,
+        max_boundary=job.max_boundary,
+        node_ids=[] if plan is None else [node.node_id for node in plan.nodes],
+        coordinator_node_id=None if plan is None else plan.coordinator,
+        incident_count=incident_count,
+        accounting_seconds=dict(job.accounting),
+        ettr_ratio=_ettr(job, now),
+    )
+
+
+def protection(job: JobRecord, shards: Sequence[ShardRecord], checkpoint: CheckpointRecord | None) -> schemas.DescribeProtectionResponse:
+    """Return how well the job's state is kept.
+
+    Args:
+        job: as stored.
+        shards: of its newest generation; ranks that have reported nothing are missing.
+        checkpoint: the newest complete one, if any.
+    """
+    current = [shard for shard in shards if shard.generation == job.generation]
+    state, reason = _protection_state(job, current)
+    return schemas.DescribeProtectionResponse(
+        training_job_name=job.name,
+        generation=job.generation,
+        committed_step=job.committed_step,
+        proposed_step=job.proposed_step,
+        boundary=job.boundary,
+        committed_at=job.committed_at,
+        copies=job.spec.copies,
+        protection_state=state,  # type: ignore[arg-type]  # one of the literal's
+        reason=reason,
+        shards=[
+            schemas.ShardProtection(
+                rank=shard.rank,
+                owner_node_id=shard.owner_node_id,
+                committed_step=shard.committed_step,
+                bytes=shard.payload_bytes,
+                holders=[schemas.Holder(node_id=holder.node_id, in_view=holder.is_in_view) for holder in shard.holders],
+                reason=shard.reason,
+            )
+            for shard in current
+        ],
+        last_checkpoint=None if checkpoint is None else _last_checkpoint(checkpoint),
+    )
+
+
+def checkpoint(record: CheckpointRecord) -> schemas.Checkpoint:
+    """Return one checkpoint."""
+    return schemas.Checkpoint(
+        step=record.step,
+        generation=record.generation,
+        status=record.state.capitalize(),
+        s3_uri=f"s3://{record.bucket}/{record.manifest_key}",
+        bytes=record.object_bytes,
+        creation_time=record.created_at,
+        completion_time=record.completed_at,
+    )
+
+
+def incident(record: IncidentRecord) -> schemas.Incident:
+    """Return one incident."""
+    return schemas.Incident(
+        incident_id=record.id,
+        training_job_name=record.job_name,
+        run_id=record.run_id,
+        cause=record.cause,
+        phase=record.phase,
+        evidence=list(record.evidence),
+        decision=record.decision,
+        reason=record.reason,
+        restore_source=record.restore_source,  # type: ignore[arg-type]  # one of the literal's
+        from_step=record.from_step,
+        reached_step=record.reached_step,
+        lost_steps=record.lost_steps,
+        generation_before=record.generation_before,
+        generation_after=record.generation_after,
+        instance_id=next(iter(record.instance_ids), None),
+        replacement_instance_id=next(iter(record.replacement_instance_ids), None),
+        instance_ids=list(record.instance_ids),
+        replacement_instance_ids=list(record.replacement_instance_ids),
+        failed_at=record.failed_at,
+        opened_at=record.opened_at,
+        closed_at=record.closed_at,
+        detect_seconds=record.detect_seconds,
+        replace_seconds=record.replace_seconds,
+        restore_seconds=record.restore_seconds,
+        rework_seconds=record.rework_seconds,
+        cost_usd=record.cost_usd,
+    )
+
+
+def event(record: EventRecord) -> schemas.Event:
+    """Return one event."""
+    return schemas.Event(
+        event_id=record.id,
+        time=record.at,
+        type=record.type,
+        message=record.message,
+        fleet_name=record.fleet_name,
+        training_job_name=record.job_name,
+        node_id=record.node_id,
+        detail=dict(record.detail),
+    )
+
+
+def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[AgentView]) -> schemas.Fleet:
+    """Return one fleet.
+
+    Args:
+        record: as stored.
+        nodes: of the fleet, without ended ones.
+        agents: that are connected now, of any fleet.
+    """
+    connected = {view.node_id for view in agents if view.is_connected}
+    return schemas.Fleet(
+        fleet_name=record.name,
+        auto_scaling_group_name=record.auto_scaling_group_name,
+        project=record.project,
+        fleet_status="deleting" if record.delete_requested_at is not None else record.state,
+        reason=record.reason,
+        spare_count=record.spare_count,
+        min_node_count=record.min_node_count,
+        max_node_count=record.max_node_count,
+        desired_node_count=record.desired_node_count,
+        node_count=len(nodes),
+        connected_node_count=sum(node.id in connected for node in nodes),
+        instance_type=record.instance_type,
+        availability_zone=record.availability_zone,
+        price_usd_per_hour=record.price_usd_per_hour,
+        drift=list(record.drift),
+        tags=dict(record.tags),
+        creation_time=record.created_at,
+    )
+
+
+def node(record: NodeRecord, *, is_connected: bool, job_name: str | None) -> schemas.Node:
+    """Return one node.
+
+    Args:
+        record: as stored.
+        is_connected: its agent is connected to this server.
+        job_name: of the run that it belongs to, if any.
+    """
+    return schemas.Node(
+        node_id=record.id,
+        fleet_name=record.fleet_name,
+        node_status=record.state,
+        connected=is_connected,
+        training_job_name=job_name,
+        address=record.address,
+        memory_bytes=record.memory_bytes,
+        instance_type=record.instance_type,
+        availability_zone=record.availability_zone,
+        agent_version=record.version,
+        reason=record.reason,
+        creation_time=record.created_at,
+        connection_time=record.connected_at,
+        end_time=record.ended_at,
+    )
+
+
+def _transitions(job: JobRecord) -> list[schemas.SecondaryStatusTransition]:
+    ends = [transition.at for transition in job.transitions[1:]] + [job.ended_at]
+    shown = []
+    has_run = False
+    for transition, end in zip(job.transitions, ends, strict=True):
+        state = JobState(transition.state)
+        shown.append(
+            schemas.SecondaryStatusTransition(
+                status=states.secondary_status(state, has_incident=has_run),
+                state=state,
+                start_time=transition.at,
+                end_time=end,
+                status_message=transition.reason,
+            )
+        )
+        has_run = has_run or state is JobState.RUNNING
+    return shown
+
+
+def _ettr(job: JobRecord, now: datetime) -> float | None:
+    until = job.accounted_until or job.ended_at or now
+    return accounting.ettr_ratio(job.accounting, until.timestamp(), None if job.started_at is None else job.started_at.timestamp())
+
+
+def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[str, str]:
+    """Return the state and, where it is not `Protected`, the reason in a sentence."""
+    if job.state in states.ENDED_JOBS:
+        return "Unprotected", "The job has ended; its memory was released."
+    if job.committed_step < 0 or not shards:
+        return "Unprotected", f"No step has been committed yet: {job.reason}"
+    missing = job.spec.world_size - len(shards)
+    if missing:
+        return "Degraded", f"{missing} of {job.spec.world_size} ranks have not reported their shard in this generation."
+    thin = [shard for shard in shards if sum(holder.is_in_view for holder in shard.holders) < job.spec.copies]
+    if thin:
+        first = thin[0]
+        in_view = sum(holder.is_in_view for holder in first.holders)
+        detail = f": {first.reason}" if first.reason else ""
+        return "Degraded", f"{len(thin)} shards have fewer than {job.spec.copies} copies in view; rank {first.rank} has {in_view}{detail}."
+    refused = next((shard for shard in shards if shard.reason), None)
+    return ("Degraded", f"Rank {refused.rank}: {refused.reason}") if refused else ("Protected", "")
+
+
+def _last_checkpoint(record: CheckpointRecord) -> schemas.LastCheckpoint:
+    assert record.completed_at is not None
+    return schemas.LastCheckpoint(step=record.step, generation=record.generation, completed_at=record.completed_at, bytes=record.object_bytes)

@@ -1,0 +1,159 @@
+"""The composition root: the one place that knows every part and how they are put together.
+
+    settings → database, cloud, registry of agents → loops (background tasks of the server) and routes
+
+Invariant: nothing else makes an engine, a cloud client or a loop; whatever is made here is closed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+from fastapi import FastAPI
+
+from control_plane.api import errors
+from control_plane.api.deps import Services, SourceLimits
+from control_plane.api.envelope import Envelope
+from control_plane.api.routes import agents, events, fleets, health, incidents, jobs, nodes, results, sources, tokens
+from control_plane.cloud.aws import AwsOperator
+from control_plane.cloud.connection import CloudSettings, Connection
+from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.operator import CloudOperator
+from control_plane.cloud.s3 import S3ObjectStore
+from control_plane.core.timeouts import ladder
+from control_plane.db import schema
+from control_plane.db.session import Database
+from control_plane.loop.agents import AgentRegistry
+from control_plane.secrets import ensure_admin, server_secret
+from control_plane.settings import Settings
+
+log = logging.getLogger(__name__)
+
+DESCRIPTION = "Trains large models on EC2 Auto Scaling groups and keeps every optimizer step in cluster memory."
+STOP_SECONDS = 10.0
+"""What the loops get to finish a pass when the server stops."""
+
+
+class Loop(Protocol):
+    """Something that runs as long as the server does."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set; then let go of every lease and return."""
+
+
+def create_app(
+    settings: Settings,
+    *,
+    operator: CloudOperator | None = None,
+    objects: ObjectStore | None = None,
+    loops: Callable[[Services, bytes], Sequence[Loop]] | None = None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    when_ready: Callable[[], None] = lambda: None,
+) -> FastAPI:
+    """Return the application, ready to be served by one process. The database must have the current schema.
+
+    Args:
+        settings: what to start with.
+        operator: another cloud than the settings', for tests.
+        objects: another object store, for tests.
+        loops: what runs beside the routes, given the services and the server's secret; the real ones by default.
+        now: the time in UTC.
+        when_ready: called once the application has started; may block.
+
+    Returns:
+        The application.
+
+    Raises:
+        SchemaMismatch: the database has another schema than this version needs.
+        EndpointRefused: local mode, and an endpoint that is not on this machine.
+    """
+    settings.state_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    spool_directory = settings.state_directory / "spool"
+    spool_directory.mkdir(mode=0o700, exist_ok=True)
+    if operator is None or objects is None:
+        connection = Connection(CloudSettings(mode=settings.mode, region=settings.region, endpoint_url=settings.aws_endpoint_url))
+        operator = operator or AwsOperator(connection)
+        objects = objects or S3ObjectStore(connection)
+    database = Database(settings.database)
+    try:
+        schema.require_current(database)
+        ensure_admin(database, settings.state_directory, now())
+        secret = server_secret(settings.state_directory)
+    except BaseException:
+        database.close()
+        raise
+    registry = AgentRegistry()
+    services = Services(
+        database=database,
+        operator=operator,
+        objects=objects,
+        registry=registry,
+        timeouts=ladder(settings.detection_seconds),
+        bucket=settings.bucket,
+        spool_directory=spool_directory,
+        source_limits=SourceLimits(archive_bytes=settings.max_source_bytes),
+        now=now,
+        wake=lambda: None,
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        running = asyncio.get_running_loop()
+
+        def wake() -> None:
+            running.call_soon_threadsafe(registry.hint)
+
+        app.state.services = replace(services, wake=wake)
+        stop = asyncio.Event()
+        tasks = [asyncio.create_task(loop.run(stop)) for loop in (loops or _no_loops)(app.state.services, secret)]
+        for task in tasks:
+            task.add_done_callback(_tell_of_a_crash)
+        try:
+            await asyncio.to_thread(when_ready)
+            yield
+        finally:
+            stop.set()
+            await _finish(tasks)
+            await asyncio.to_thread(database.close)
+
+    app = FastAPI(
+        title="Everstep",
+        description=DESCRIPTION,
+        version="2026-01-01",
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    app.state.services = services
+    app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
+    errors.install(app)
+    for room in (jobs, results, incidents, events, fleets, nodes, tokens, sources, health, agents):
+        app.include_router(room.router)
+    return app
+
+
+def _no_loops(_services: Services, _secret: bytes) -> Sequence[Loop]:
+    return ()
+
+
+def _tell_of_a_crash(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("a loop of the control plane has crashed", exc_info=error)
+
+
+async def _finish(tasks: Sequence[asyncio.Task[None]]) -> None:
+    if not tasks:
+        return
+    _, late = await asyncio.wait(tasks, timeout=STOP_SECONDS)
+    for task in late:
+        log.warning("a loop did not stop within %.0f s; its leases run out by themselves", STOP_SECONDS)
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,64 @@
+"""What a server is started with.
+
+Invariant: settings that exist are consistent; what is wrong with them is said in one sentence before anything is opened.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from control_plane.cloud.connection import LOCAL_REGION, CloudMode, is_loopback
+
+
+class InvalidSettings(Exception):
+    """The server cannot be started like this; the message says why and what to change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where a server listens, what it remembers and which cloud it looks after."""
+
+    state_directory: Path
+    bucket: str
+    mode: CloudMode = CloudMode.AWS
+    region: str = LOCAL_REGION
+    aws_endpoint_url: str | None = None
+    database_url: str = ""
+    """Empty: SQLite in the state directory."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: the kernel chooses."""
+    is_other_host_allowed: bool = False
+    detection_seconds: float = 3.0
+    """All timeouts derive from it."""
+    max_source_bytes: int = 256 * 1024 * 1024
+    max_body_bytes: int = 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if not self.bucket:
+            raise InvalidSettings("a bucket is needed for sources, logs, outputs and checkpoints: --bucket NAME")
+        if self.mode is CloudMode.LOCAL and not (self.aws_endpoint_url and is_loopback(self.aws_endpoint_url)):
+            raise InvalidSettings(f"local mode needs --aws-endpoint-url on this machine (127.0.0.0/8 or ::1), not {self.aws_endpoint_url!r}")
+        if not self.is_other_host_allowed and not _is_this_machine(self.host):
+            raise InvalidSettings(
+                f"--host {self.host} can be reached from other machines, and bearer tokens would cross the network unencrypted. Put a TLS proxy "
+                "in front of 127.0.0.1, or say --allow-non-loopback if the network is yours"
+            )
+        if not 0 <= self.port <= 65_535:
+            raise InvalidSettings(f"--port {self.port} is not a port")
+
+    @property
+    def database(self) -> str:
+        """The URL of the database."""
+        return self.database_url or f"sqlite:///{self.state_directory / 'everstep.db'}"
+
+
+def _is_this_machine(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
