@@ -17,7 +17,8 @@ class Bucket(StrEnum):
     """What a second was spent on.
 
     QUEUE: waiting for its turn. PROVISION: waiting for its first nodes. START: the first launch. TRAIN: steps that count. STALL: running, but no
-    boundary for a long time. DETECT, REPLACE, RESTORE, REWORK: the phases of incidents. STOPPING: an agreed stop. UNACCOUNTED: no control plane looked.
+    boundary for a long time. DETECT, REPLACE, RESTORE, REWORK: the phases of incidents. STOPPING: an agreed stop. UNACCOUNTED: no control plane
+    looked.
     """
 
     QUEUE = "queue"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from control_plane.core.observed import IncidentRecord, JobRecord, NodeRecord
 from control_plane.core.states import JobState
-from everstep.protocol.ids import Generation, NodeId, RunId
+from everstep.protocol.ids import Generation, JobName, NodeId, RunId
 from everstep.protocol.manifest import CheckpointManifest
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 
@@ -21,6 +21,8 @@ class SendPrepare:
     """Ask a node to promise a generation."""
 
     node_id: NodeId
+    job: JobName
+    run: RunId
     generation: Generation
     parent: Generation
 
@@ -38,6 +40,8 @@ class SendStart:
     """Let a node start its ranks."""
 
     node_id: NodeId
+    job: JobName
+    run: RunId
     generation: Generation
 
 
@@ -46,6 +50,8 @@ class SendStop:
     """Ask the coordinator for an agreed stop."""
 
     node_id: NodeId
+    job: JobName
+    run: RunId
     generation: Generation
 
 
@@ -54,6 +60,8 @@ class SendHalt:
     """Let a node stop its ranks at once: the generation is over."""
 
     node_id: NodeId
+    job: JobName
+    run: RunId
     generation: Generation
     reason: str
 
@@ -102,7 +110,7 @@ class CompleteTermination:
 
 
 JobAction = SendPrepare | SendLoad | SendStart | SendStop | SendHalt | PutManifest
-FleetAction = SetDesired | TerminateMember | CompleteTermination | SendRelease
+FleetAction = SetDesired | TerminateMember | CompleteTermination | SendHalt | SendRelease
 Action = JobAction | FleetAction
 
 
@@ -154,3 +162,5 @@ class FleetDecision:
     events: tuple[EventDraft, ...] = ()
     forgotten: tuple[NodeId, ...] = ()
     """Nodes that will not come back: their agents' views are dropped."""
+    is_empty: bool = False
+    """It is being deleted and its last node is gone: the fleet itself can be forgotten."""

@@ -47,6 +47,8 @@ class Verdict:
     evidence: str = ""
     cause: Cause = Cause.NODE_UNREACHABLE
     """What a GONE node means for its job."""
+    is_final: bool = False
+    """Nothing that is still to be heard can make it a member again."""
     may_terminate: bool = False
     """AWS's word, or a typed fault that the live agent reported itself."""
 
@@ -72,11 +74,13 @@ def judge(node: NodeObserved, *, silence: Silence | None, out_of_view: bool, is_
     """
     if node.instance is InstanceCondition.ENDED:
         words = f"EC2 reports {node.node_id} as {node.instance_words or 'ended'}"
-        return Verdict(node_id=node.node_id, standing=Standing.GONE, evidence=words, cause=Cause.INSTANCE_TERMINATED, may_terminate=True)
+        return Verdict(
+            node_id=node.node_id, standing=Standing.GONE, evidence=words, cause=Cause.INSTANCE_TERMINATED, is_final=True, may_terminate=True
+        )
     fault = next((fault for fault in node.member.faults if fault.code in NODE_FAULTS), None) if node.member is not None else None
     if fault is not None:
         words = f"the agent of {node.node_id} reports {fault.code}: {fault.message}"
-        return Verdict(node_id=node.node_id, standing=Standing.GONE, evidence=words, cause=Cause.NODE_FAULT, may_terminate=True)
+        return Verdict(node_id=node.node_id, standing=Standing.GONE, evidence=words, cause=Cause.NODE_FAULT, is_final=True, may_terminate=True)
     if silence is None:
         return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
     lasted = now - silence.since

@@ -80,8 +80,10 @@ class NodeObserved:
     """Its last message; None when this control plane has heard none."""
     address: str = ""
     peer_port: int = 0
+    has_reported: bool = False
+    """This control plane has had a report from the agent that is there now."""
     member: MemberReport | None = None
-    """What it last reported to do, whatever the run."""
+    """What it last reported to do, whatever the run; None: nothing, or it has not reported."""
     domain: str | None = None
     """Failure domain, where AWS tells it."""
 
@@ -129,6 +131,7 @@ class IncidentRecord:
 class FailureRecord:
     """A failure of the job's own making; what the breaker remembers."""
 
+    generation: Generation
     step: Step
     exit_class: ExitClass | None
     """None: not a rank's exit, but a load that failed."""
@@ -161,11 +164,13 @@ class Silence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedSource:
-    """A shard of a step that no source could give verified; a later plan does not ask for it again."""
+    """A shard of a step that could not be had verified; a later plan does not ask for it again."""
 
     rank: Rank
     origin_generation: Generation
     step: Step
+    is_object: bool = False
+    """The object in S3; else the slots in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +197,8 @@ class JobRecord:
     """The highest in any generation."""
     committed_at: float | None = None
     progress_at: float = 0.0
-    prepare_began_at: float = 0.0
+    asked: tuple[tuple[NodeId, float], ...] = ()
+    """When each member was first asked to promise the issued generation."""
     failures: tuple[FailureRecord, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
     silences: tuple[Silence, ...] = ()
@@ -255,6 +261,8 @@ class FleetSpec:
     group: str
     min_node_count: int
     spare_count: int
+    is_deleting: bool = False
+    """A user asked for its end: all nodes are ended, then the fleet is forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,16 +108,16 @@ def choose(survey: Survey) -> Restore:
 
 def _sources_by_step(survey: Survey, rank: Rank) -> dict[Step, tuple[ShardSource, ...]]:
     """List where a rank's shard of each step on the path can come from: the owner's own node, peers, S3."""
-    refused = {(item.origin_generation, item.step) for item in survey.refused if item.rank == rank}
+    refused = {(item.is_object, item.origin_generation, item.step) for item in survey.refused if item.rank == rank}
     owner = survey.owners[rank]
     found: dict[Step, list[ShardSource]] = {}
 
-    def usable(origin: Generation, step: Step) -> bool:
-        return step > 0 and is_on_path(survey.path, origin, step) and (origin, step) not in refused
+    def usable(origin: Generation, step: Step, *, is_object: bool) -> bool:
+        return step > 0 and is_on_path(survey.path, origin, step) and (is_object, origin, step) not in refused
 
     for node in sorted(survey.inventories, key=lambda node: (node != owner, node)):
         for slot in survey.inventories[node]:
-            if slot.owner_rank == rank and usable(slot.origin_generation, slot.step):
+            if slot.owner_rank == rank and usable(slot.origin_generation, slot.step, is_object=False):
                 found.setdefault(slot.step, []).append(
                     ShardSource(
                         kind="local" if node == owner else "peer",
@@ -132,7 +132,7 @@ def _sources_by_step(survey: Survey, rank: Rank) -> dict[Step, tuple[ShardSource
         if rank >= len(checkpoint.shards) or len(checkpoint.shards) != len(survey.owners):
             continue
         shard = checkpoint.shards[rank]
-        if usable(shard.origin_generation, checkpoint.step):
+        if usable(shard.origin_generation, checkpoint.step, is_object=True):
             found.setdefault(checkpoint.step, []).append(
                 ShardSource(
                     kind="s3",
@@ -164,3 +164,9 @@ def _keep(survey: Survey, node: NodeId, base: Step) -> tuple[SlotReference, ...]
         for rank in sorted(kept)
         for slot in sorted(kept[rank], key=lambda slot: slot.step)
     )
+
+
+def farther(one: str | None, other: str | None) -> str | None:
+    """Return the farther of two kinds of sources."""
+    known = [kind for kind in (one, other) if kind is not None]
+    return max(known, key=FARTHEST.index) if known else None

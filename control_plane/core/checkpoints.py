@@ -1,0 +1,92 @@
+"""When a set of uploaded shards becomes a checkpoint.
+
+Invariant: a manifest is put only for a step of which every rank's shard is complete in S3, was reported in the newest generation, and lies on its
+path. It is put last, and named by (generation, step), so the same set never makes two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from control_plane.core import recovery
+from control_plane.core.actions import PutManifest
+from control_plane.core.observed import NO_STEP, CheckpointRecord, GenerationRecord
+from everstep.protocol.agent_messages import MemberReport, UploadedShard
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.manifest import CheckpointManifest, ManifestShard
+from everstep.protocol.plan import GenerationPlan, ObjectReference
+
+
+def due(
+    plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], lineage: Iterable[GenerationRecord], known: Iterable[CheckpointRecord]
+) -> tuple[PutManifest, ...]:
+    """Return the manifests to put now, oldest step first.
+
+    Args:
+        plan: of the newest generation.
+        reports: of its members, of that generation.
+        lineage: all generations with a plan.
+        known: the complete checkpoints.
+    """
+    lineage = tuple(lineage)
+    path = recovery.path_of(lineage, plan.generation)
+    done = {(checkpoint.generation, checkpoint.step) for checkpoint in known}
+    manifests = []
+    for step, shards in sorted(_by_step(reports).items()):
+        complete = all(Rank(rank) in shards for rank in range(plan.world_size))
+        if not complete or (plan.generation, step) in done:
+            continue
+        if all(recovery.is_on_path(path, shard.origin_generation, step) for shard in shards.values()):
+            manifests.append(PutManifest(at=_key(plan, step), manifest=_manifest(plan, step, shards, lineage)))
+    return tuple(manifests)
+
+
+def newest_step(known: Iterable[CheckpointRecord]) -> Step:
+    """Return the newest step that is durable, or -1."""
+    return max((checkpoint.step for checkpoint in known), default=NO_STEP)
+
+
+def _by_step(reports: Mapping[NodeId, MemberReport]) -> dict[Step, dict[Rank, UploadedShard]]:
+    by_step: dict[Step, dict[Rank, UploadedShard]] = {}
+    for report in reports.values():
+        for upload in report.uploads:
+            by_step.setdefault(upload.step, {})[upload.rank] = upload
+    return by_step
+
+
+def _key(plan: GenerationPlan, step: Step) -> ObjectReference:
+    prefix = plan.checkpoint.prefix
+    return ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={plan.run}/gen={plan.generation}/step={step}/manifest.json")
+
+
+def _manifest(plan: GenerationPlan, step: Step, shards: Mapping[Rank, UploadedShard], lineage: tuple[GenerationRecord, ...]) -> CheckpointManifest:
+    return CheckpointManifest(
+        version=1,
+        job=plan.job,
+        run=plan.run,
+        generation=plan.generation,
+        parent_chain=_chain(lineage, plan.generation),
+        step=step,
+        shards=tuple(
+            ManifestShard(
+                rank=rank,
+                key=shards[rank].object.key,
+                object_bytes=shards[rank].object_bytes,
+                etag=shards[rank].etag,
+                payload_bytes=shards[rank].payload_bytes,
+                payload_digest=shards[rank].payload_digest.hex(),
+                layout_hash=shards[rank].layout_hash.hex(),
+                origin_generation=shards[rank].origin_generation,
+            )
+            for rank in sorted(shards)
+        ),
+    )
+
+
+def _chain(lineage: tuple[GenerationRecord, ...], generation: Generation) -> tuple[tuple[Generation, Step], ...]:
+    known = {record.generation: record for record in lineage}
+    chain = []
+    while generation in known:
+        chain.append((generation, known[generation].base_step))
+        generation = known[generation].parent
+    return tuple(chain)

@@ -1,0 +1,260 @@
+"""What ends a generation: failing ranks, lost nodes, agents that forgot, loads that did not verify.
+
+Invariant: nothing here acts; a fault carries its cause, its moment and one sentence of evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from control_plane.core.evidence import NODE_FAULTS, Standing, Verdict, is_silent
+from control_plane.core.incidents import Fault
+from control_plane.core.observed import NO_STEP, Cause, FailureRecord, JobSpec, NodeObserved, RefusedSource, Silence
+from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankStatus
+from everstep.protocol.ids import Generation, NodeId, RunId, Step
+from everstep.protocol.plan import GenerationPlan, Timeouts
+
+MISMATCH_FAULTS = frozenset({"source_mismatch"})
+"""What an agent reports when an object of a checkpoint does not hold what the plan says."""
+NO_PROGRESS_TIMES = 3
+"""This many times `max_attempts` failures without a new highest step, whatever they look like, are a loop too."""
+
+
+def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId, RankStatus], ...]:
+    """Return the ranks that ended in any way but success, the first one first; halted ones last: they were told to."""
+    failing = [
+        (node, rank) for node, report in reports.items() for rank in report.ranks if rank.exit and rank.exit.exit_class is not ExitClass.SUCCESS
+    ]
+
+    def moment(item: tuple[NodeId, RankStatus]) -> tuple[bool, float, int]:
+        rank_exit = item[1].exit
+        assert rank_exit is not None  # narrowed for the type checker; selected above
+        return rank_exit.exit_class is ExitClass.HALTED, rank_exit.at_seconds, item[1].rank
+
+    return tuple(sorted(failing, key=moment))
+
+
+def of_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[Fault, ...]:
+    """Return the fault of the first rank that failed; those after it are its consequence as a rule."""
+    for node, rank in failing_ranks(reports):
+        if rank.exit is not None:
+            how = f"{rank.exit.exit_class.value}, {'signal' if rank.exit.code < 0 else 'code'} {abs(rank.exit.code)}"
+            return (Fault(cause=Cause.RANK_EXIT, evidence=f"rank {rank.rank} on {node} ended: {how}", at=rank.exit.at_seconds),)
+    return ()
+
+
+def failure_of_ranks(reports: Mapping[NodeId, MemberReport], generation: Generation, max_boundary: Step) -> FailureRecord | None:
+    """Return what the breaker is to remember of the first rank that failed; None if none did by itself."""
+    for _, rank in failing_ranks(reports):
+        if rank.exit is not None and rank.exit.exit_class is not ExitClass.HALTED:
+            return FailureRecord(
+                generation=generation,
+                step=rank.exit.boundary,
+                exit_class=rank.exit.exit_class,
+                code=rank.exit.code,
+                at=rank.exit.at_seconds,
+                max_boundary=max_boundary,
+                last_lines=rank.exit.last_lines,
+            )
+    return None
+
+
+def of_nodes(plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Mapping[NodeId, NodeObserved], now: float) -> tuple[Fault, ...]:
+    """Return a fault for each member that is gone, and one more if a whole shard went with them.
+
+    Args:
+        plan: of the generation.
+        verdicts: on its members.
+        nodes: as observed; a lost node failed at its last sign of life, as far as anybody knows.
+        now: Unix seconds.
+    """
+    lost = [verdicts[node.node_id] for node in plan.nodes if verdicts[node.node_id].standing is Standing.GONE]
+    faults = [
+        Fault(
+            cause=verdict.cause,
+            evidence=verdict.evidence,
+            at=_last_sign(nodes, verdict.node_id, now),
+            node_id=verdict.node_id if verdict.is_final else None,  # one that is only silent may still promise the next generation
+        )
+        for verdict in lost
+    ]
+    final = [verdict.node_id for verdict in lost if verdict.is_final]
+    return (*faults, *group_loss(plan, final, min((fault.at for fault in faults), default=now)))
+
+
+def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple[Fault, ...]:
+    """Return the fault of shards whose every holder is lost, if there are any."""
+    taken = [rank for rank in plan.ranks if all(holder in lost for holder in rank.holders)]
+    if not taken:
+        return ()
+    ranks = ", ".join(str(rank.rank) for rank in taken)
+    return (Fault(cause=Cause.GROUP_LOST, evidence=f"every node that held the shard of rank {ranks} is lost", at=at),)
+
+
+def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObserved], now: float) -> tuple[Fault, ...]:
+    """Return a fault for each connected agent that no longer speaks of this generation: it lost its state, or promised another one."""
+    faults = []
+    for member in plan.nodes:
+        node = nodes.get(member.node_id)
+        if node is None or not node.is_connected or not node.has_reported:
+            continue
+        report = node.member
+        if report is None or report.run != run:
+            words = f"the agent of {member.node_id} is back and knows nothing of this job"
+        elif report.generation != plan.generation:
+            words = f"the agent of {member.node_id} speaks of generation {report.generation}, not of {plan.generation}"
+        else:
+            continue
+        faults.append(Fault(cause=Cause.AGENT_LOST, evidence=words, at=_last_sign(nodes, member.node_id, now)))
+    return tuple(faults)
+
+
+def of_coordinator(plan: GenerationPlan, silence: Silence | None, committed_by_others: Step, now: float, timeouts: Timeouts) -> tuple[Fault, ...]:
+    """Return a fault if the coordinator's agent is silent for too long and nothing was committed meanwhile.
+
+    Training goes on without a coordinator, protection does not: this is the one fault that may interrupt advancing steps.
+    """
+    if silence is None or now - silence.since <= timeouts.coordinator_deadline_seconds or committed_by_others > silence.committed:
+        return ()
+    words = f"the coordinator {plan.coordinator} has been silent for {now - silence.since:.1f} s and no step was committed meanwhile"
+    return (Fault(cause=Cause.AGENT_LOST, evidence=words, at=silence.since),)
+
+
+def of_silence(plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: float, timeouts: Timeouts) -> tuple[Fault, ...]:
+    """Return a fault for each member silent beyond the coordinator's deadline while a generation is launched: no step is at stake, so begin again."""
+    return tuple(
+        Fault(
+            cause=Cause.NODE_UNREACHABLE,
+            evidence=f"the agent of {member.node_id} has been silent for {nodes[member.node_id].silent_seconds:.1f} s during the launch",
+            at=now - nodes[member.node_id].silent_seconds,
+        )
+        for member in plan.nodes
+        if member.node_id in nodes
+        and is_silent(nodes[member.node_id], timeouts)
+        and nodes[member.node_id].silent_seconds > timeouts.coordinator_deadline_seconds
+    )
+
+
+def of_loads(reports: Mapping[NodeId, MemberReport], now: float) -> tuple[Fault, ...]:
+    """Return a fault for each node whose shards did not verify."""
+    return tuple(
+        Fault(cause=Cause.LOAD_FAILED, evidence=f"{node} could not load its shards: {_words(report)}", at=now)
+        for node, report in sorted(reports.items())
+        if report.phase is MemberPhase.LOAD_FAILED
+    )
+
+
+def refused_sources(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], nodes: Mapping[NodeId, NodeObserved]) -> tuple[RefusedSource, ...]:
+    """Return the sources that a later plan must not ask again.
+
+    Slots in memory: when every node that should have served them was there. Objects in S3: only when the agent says that they are not what the
+    manifest says; an outage of S3 must not cost a job its checkpoint.
+
+    Args:
+        plan: of the generation.
+        reports: of its members.
+        nodes: as observed.
+    """
+    refused = []
+    for member in plan.nodes:
+        report = reports.get(member.node_id)
+        if report is None or report.phase is not MemberPhase.LOAD_FAILED:
+            continue
+        is_mismatch = any(fault.code in MISMATCH_FAULTS for fault in report.faults)
+        for source in (source for rank in member.ranks for source in plan.ranks[rank].sources):
+            is_object = source.kind == "s3"
+            if is_mismatch if is_object else _is_there(nodes, source.node_id):
+                refused.append((member, source, is_object))
+    return tuple(
+        dict.fromkeys(
+            RefusedSource(rank=rank, origin_generation=source.origin_generation, step=source.step, is_object=is_object)
+            for member, source, is_object in refused
+            for rank in member.ranks
+        )
+    )
+
+
+def failure_of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step, now: float) -> FailureRecord | None:
+    """Return what the breaker is to remember of a load that failed; None if none did."""
+    for _, report in sorted(reports.items()):
+        if report.phase is MemberPhase.LOAD_FAILED:
+            return FailureRecord(
+                generation=plan.generation, step=plan.base_step, exit_class=None, code=0, at=now, max_boundary=max_boundary, last_lines=_words(report)
+            )
+    return None
+
+
+def permanent(reports: Mapping[NodeId, MemberReport]) -> NodeFault | None:
+    """Return a fault that no new generation can help, if an agent reports one about the job."""
+    found = [
+        (node, fault) for node, report in sorted(reports.items()) for fault in report.faults if fault.is_permanent and fault.code not in NODE_FAULTS
+    ]
+    return found[0][1] if found else None
+
+
+def breaker(failures: Sequence[FailureRecord], spec: JobSpec) -> str | None:
+    """Return why the job must not be tried again, or None.
+
+    Args:
+        failures: oldest first.
+        spec: with `max_attempts`.
+    """
+    attempts = max(1, spec.max_attempts)
+    if len(failures) < attempts:
+        return None
+    last = failures[-1]
+    same = [
+        failure for failure in failures[-attempts:] if (failure.step, failure.exit_class, failure.code) == (last.step, last.exit_class, last.code)
+    ]
+    if len(same) == attempts:
+        where = "before its first step" if last.step <= 0 else f"after step {last.step}"
+        return f"the same failure {attempts} times {where}: {_how(last)}"
+    limit = attempts * NO_PROGRESS_TIMES
+    if len(failures) >= limit and all(failure.max_boundary == last.max_boundary for failure in failures[-limit:]):
+        return f"{limit} failures without a step beyond {last.max_boundary}, the last: {_how(last)}"
+    return None
+
+
+def remembered(failures: Sequence[FailureRecord], failure: FailureRecord | None, spec: JobSpec) -> tuple[FailureRecord, ...]:
+    """Return the breaker's memory with one more failure, as long as it can matter."""
+    longer = [*failures, failure] if failure is not None else list(failures)
+    return tuple(longer[-max(1, spec.max_attempts) * NO_PROGRESS_TIMES :])
+
+
+def forgiven(failures: Sequence[FailureRecord], generation: Generation) -> tuple[FailureRecord, ...]:
+    """Return the breaker's memory without the failures of a generation that turned out to be the consequence of a lost node."""
+    return tuple(failure for failure in failures if failure.generation != generation)
+
+
+def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
+    """Return the highest boundary in the reports, of ranks that live and of ranks that ended."""
+    steps = [rank.boundary for report in reports.values() for rank in report.ranks]
+    steps += [rank.exit.boundary for report in reports.values() for rank in report.ranks if rank.exit is not None]
+    steps += [report.round.boundary for report in reports.values() if report.round is not None]
+    return max(steps, default=NO_STEP)
+
+
+def gone(verdict: Verdict, why: str) -> Verdict:
+    """Return the verdict on a member that the fleet no longer counts as the job's, whatever its own signals say."""
+    if verdict.standing is Standing.GONE:
+        return replace(verdict, is_final=True)
+    return replace(verdict, standing=Standing.GONE, evidence=why, cause=Cause.INSTANCE_TERMINATED, is_final=True)
+
+
+def _last_sign(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId, now: float) -> float:
+    node = nodes.get(node_id)
+    return now if node is None or node.heard_at is None else min(now, node.heard_at)
+
+
+def _is_there(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId | None) -> bool:
+    return node_id is not None and node_id in nodes and nodes[node_id].is_connected
+
+
+def _words(report: MemberReport) -> str:
+    return "; ".join(fault.message for fault in report.faults) or "a source did not verify"
+
+
+def _how(failure: FailureRecord) -> str:
+    how = "its shards could not be loaded" if failure.exit_class is None else f"{failure.exit_class.value} ({failure.code})"
+    return f"{how}\n{failure.last_lines}".rstrip() if failure.last_lines else how

@@ -1,0 +1,292 @@
+"""What to do about a fleet: the `decide` of the fleet loop, the only writer of desired capacity and of who works for whom.
+
+    desired capacity = max(floor, nodes of all admitted jobs) + spares + held nodes, within the group's own limits
+    up      SetDesired
+    down    end named idle nodes, one by one, capacity with them
+    ended   a member that AWS reports ended is removed by name: that is what brings its replacement
+
+Invariant: a node works for one job at most, a gang starts whole or not at all, recovering jobs come before queued ones, and nothing is ended while
+the group is not as the contract says or most of the fleet is silent, except what AWS says is ending anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from control_plane.core.actions import (
+    CompleteTermination,
+    EventDraft,
+    FleetAction,
+    FleetDecision,
+    SendHalt,
+    SendRelease,
+    SetDesired,
+    TerminateMember,
+)
+from control_plane.core.evidence import is_fleet_blind, is_silent
+from control_plane.core.observed import (
+    Exclusion,
+    FleetJob,
+    FleetObserved,
+    FleetSpec,
+    GroupObserved,
+    InstanceCondition,
+    NodeObserved,
+    NodeRecord,
+    Policy,
+)
+from control_plane.core.spares import spare_count
+from control_plane.core.states import HOLDING_JOBS, LAUNCHED_JOBS, NODE_TRANSITIONS, JobState, NodeEvent, NodeState, advance
+from everstep.protocol.agent_messages import MemberPhase
+from everstep.protocol.ids import NodeId, RunId
+
+NODE_COUNTS_AS_MEMBER = frozenset({NodeState.JOINING, NodeState.SPARE, NodeState.ASSIGNED, NodeState.HELD, NodeState.DRAINING})
+
+
+def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy) -> FleetDecision:
+    """Return what is to be done about a fleet.
+
+    Called by the fleet loop, once per pass.
+
+    Args:
+        now: Unix seconds.
+        spec: what the user wants of the fleet.
+        observed: its group, its node table, its agents and its jobs.
+        policy: the timeouts.
+
+    Returns:
+        Rows of the node table to write and actions to take; both empty when all is as it should be.
+
+    Raises:
+        InvalidTransition: the node table and the observation contradict each other.
+    """
+    table = _Table(now, observed)
+    table.follow_aws()
+    table.follow_jobs(policy)
+    table.assign(policy)
+    is_blind = is_fleet_blind([table.node(row.node_id) for row in table.in_state(NodeState.SPARE, NodeState.ASSIGNED)], policy.timeouts)
+    is_frozen = bool(observed.group.drift) or is_blind
+    desired = 0 if spec.is_deleting else _desired(spec, observed, table.rows.values())
+    actions = [
+        *_ended_members(spec, observed, table, desired),
+        *_held_back(spec, observed.group, table),
+        *_releases(observed, table, policy),
+    ]
+    if observed.group.desired_count < desired:
+        actions.append(SetDesired(group=spec.group, desired_count=desired))
+    if not is_frozen:
+        actions += _drained(spec, observed.group, table)
+        actions += _surplus(spec, observed, table, desired)
+    return FleetDecision(
+        records=table.changed(),
+        actions=tuple(actions),
+        desired_count=desired,
+        is_frozen=is_frozen,
+        reason=_reason(observed, desired, is_blind=is_blind),
+        events=tuple(table.events),
+        forgotten=tuple(row.node_id for row in table.changed() if row.state is NodeState.GONE),
+        is_empty=spec.is_deleting and not observed.group.members and all(row.state is NodeState.GONE for row in table.rows.values()),
+    )
+
+
+def admitted(jobs: Iterable[FleetJob], max_size: int) -> frozenset[RunId]:
+    """Return the runs that may hold nodes: those that do, then the queue in order as far as the group can grow.
+
+    The queue is strictly in order (priority, then age): a job that does not fit holds back those behind it, or large jobs would starve.
+
+    Args:
+        jobs: of one fleet, those that have not ended.
+        max_size: of its group.
+    """
+    jobs = tuple(jobs)
+    runs = {job.run for job in jobs if job.state in HOLDING_JOBS}
+    room = max_size - sum(job.node_count for job in jobs if job.run in runs)
+    for job in in_order(job for job in jobs if job.state is JobState.QUEUED):
+        if job.node_count > room:
+            break
+        room -= job.node_count
+        runs.add(job.run)
+    return frozenset(runs)
+
+
+def in_order(jobs: Iterable[FleetJob]) -> list[FleetJob]:
+    """Return jobs as they are served: recovering ones, then by priority, then by age."""
+    return sorted(jobs, key=lambda job: (job.state not in LAUNCHED_JOBS, -job.priority, job.created_at, job.run))
+
+
+class _Table:
+    """The node table during one pass."""
+
+    def __init__(self, now: float, observed: FleetObserved) -> None:
+        self.now = now
+        self.seen = observed
+        self.before = {row.node_id: row for row in observed.records}
+        self.rows = dict(self.before)
+        self.events: list[EventDraft] = []
+        self.jobs: Mapping[RunId, FleetJob] = {job.run: job for job in observed.jobs}
+
+    def node(self, node_id: NodeId) -> NodeObserved:
+        return self.seen.nodes.get(node_id, NodeObserved(node_id=node_id))
+
+    def changed(self) -> tuple[NodeRecord, ...]:
+        return tuple(row for node_id, row in sorted(self.rows.items()) if self.before.get(node_id) != row)
+
+    def move(self, row: NodeRecord, event: NodeEvent, reason: str, *, run: RunId | None = None) -> None:
+        state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (row.reason,))
+        self.rows[row.node_id] = replace(row, state=state, run=run, reason=reason)
+        self.events.append(EventDraft(type="NodeStateChanged", message=f"{row.state} → {state}: {reason}", node_id=row.node_id))
+
+    def in_state(self, *states: NodeState) -> list[NodeRecord]:
+        return sorted((row for row in self.rows.values() if row.state in states), key=lambda row: (row.created_at, row.node_id))
+
+    def follow_aws(self) -> None:
+        """Take in new members, connections, and what AWS has ended."""
+        for member in self.seen.group.members:
+            if member.node_id not in self.rows and not member.is_leaving:
+                row = NodeRecord(node_id=member.node_id, state=NodeState.JOINING, run=None, reason="its instance is starting", created_at=self.now)
+                self.rows[member.node_id] = row
+        for row in self.in_state(*NODE_COUNTS_AS_MEMBER):
+            node = self.node(row.node_id)
+            if node.instance is InstanceCondition.ENDED:
+                self.move(row, NodeEvent.ENDED, f"EC2: {node.instance_words or 'ended'}")
+            elif row.state is NodeState.JOINING and node.is_connected:
+                self.move(row, NodeEvent.CONNECTED, "its agent is connected")
+
+    def follow_jobs(self, policy: Policy) -> None:
+        """Take nodes back from jobs that ended or excluded them; take held ones back once they are heard again."""
+        for row in self.in_state(NodeState.ASSIGNED):
+            job = self.jobs.get(row.run) if row.run is not None else None
+            if job is None:
+                self.move(row, NodeEvent.RELEASED, "its job has ended")
+                continue
+            exclusion = next((exclusion for exclusion in job.exclusions if exclusion.node_id == row.node_id), None)
+            if exclusion is not None:
+                self.move(row, NodeEvent.EXCLUDED if exclusion.may_terminate else NodeEvent.HELD, _excluded(job, exclusion))
+        for row in self.in_state(NodeState.HELD):
+            node = self.node(row.node_id)
+            if row.reason.startswith(_UNREACHABLE) and node.is_connected and not is_silent(node, policy.timeouts):
+                self.move(row, NodeEvent.RELEASED, "its agent is heard again")
+
+    def assign(self, policy: Policy) -> None:
+        """Give idle nodes to jobs: to recovering ones as many as they lack, to waiting ones whole gangs only."""
+        idle = [row for row in self.in_state(NodeState.SPARE) if self._is_idle(row.node_id, policy)]
+        for job in in_order(job for job in self.jobs.values() if job.state in HOLDING_JOBS):
+            lacks = job.node_count - sum(row.run == job.run for row in self.in_state(NodeState.ASSIGNED))
+            if lacks <= 0:
+                continue
+            if job.state is JobState.ALLOCATING and lacks > len(idle):
+                break
+            given, idle = idle[:lacks], idle[lacks:]
+            for row in given:
+                self.move(row, NodeEvent.ASSIGNED, f"works for {job.job}", run=job.run)
+
+    def _is_idle(self, node_id: NodeId, policy: Policy) -> bool:
+        node = self.node(node_id)
+        is_there = node.is_connected and node.has_reported and not is_silent(node, policy.timeouts)
+        return is_there and node.member is None and node.instance is InstanceCondition.PRESENT
+
+
+_UNREACHABLE = "unreachable"
+
+
+def _excluded(job: FleetJob, exclusion: Exclusion) -> str:
+    kind = "excluded" if exclusion.may_terminate else _UNREACHABLE
+    return f"{kind} by {job.job}: {exclusion.evidence}"
+
+
+def _desired(spec: FleetSpec, seen: FleetObserved, rows: Iterable[NodeRecord]) -> int:
+    runs = admitted(seen.jobs, seen.group.max_size)
+    wanted = sum(job.node_count for job in seen.jobs if job.run in runs)
+    held = sum(row.state is NodeState.HELD for row in rows)
+    target = max(spec.min_node_count, wanted) + spare_count(spec) + held
+    return max(seen.group.min_size, min(seen.group.max_size, target))
+
+
+def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:
+    """Remove members that AWS reports ended; each brings a replacement as far as the fleet still needs one."""
+    actions: list[FleetAction] = []
+    extra = seen.group.desired_count - desired
+    for member in seen.group.members:
+        if member.is_leaving or table.node(member.node_id).instance is not InstanceCondition.ENDED:
+            continue
+        decrement = extra > 0 and seen.group.desired_count > seen.group.min_size
+        extra -= decrement
+        reason = f"EC2: {table.node(member.node_id).instance_words or 'ended'}"
+        actions.append(TerminateMember(group=spec.group, node_id=member.node_id, decrement=decrement, reason=reason))
+    return actions
+
+
+def _held_back(spec: FleetSpec, group: GroupObserved, table: _Table) -> list[FleetAction]:
+    """Let instances go that a terminating hook holds, once no job uses them."""
+    return [
+        CompleteTermination(group=spec.group, hook=hook, node_id=member.node_id)
+        for member in group.members
+        if member.awaits_termination and (member.node_id not in table.rows or table.rows[member.node_id].state is not NodeState.ASSIGNED)
+        for hook in group.termination_hooks
+    ]
+
+
+def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetAction]:
+    """Let agents end and then forget runs that their nodes no longer work for; ranks are halted first so that their output is kept."""
+    actions: list[FleetAction] = []
+    for node_id, node in sorted(seen.nodes.items()):
+        row = table.rows.get(node_id)
+        if node.member is None or not node.is_connected or is_silent(node, policy.timeouts) or row is None or row.run == node.member.run:
+            continue
+        if node.member.phase is MemberPhase.RUNNING:
+            actions.append(
+                SendHalt(
+                    node_id=node_id,
+                    job=node.member.job,
+                    run=node.member.run,
+                    generation=node.member.generation,
+                    reason="the node works for this job no longer",
+                )
+            )
+        else:
+            actions.append(SendRelease(node_id=node_id, run=node.member.run))
+    return actions
+
+
+def _drained(spec: FleetSpec, group: GroupObserved, table: _Table) -> list[FleetAction]:
+    """End excluded nodes; each brings its replacement."""
+    leaving = {member.node_id for member in group.members if member.is_leaving}
+    members = {member.node_id for member in group.members}
+    return [
+        TerminateMember(group=spec.group, node_id=row.node_id, decrement=False, reason=row.reason)
+        for row in table.in_state(NodeState.DRAINING)
+        if row.node_id in members and row.node_id not in leaving and not row.reason.startswith(_SURPLUS)
+    ]
+
+
+_SURPLUS = "surplus"
+
+
+def _surplus(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:
+    """End idle nodes beyond what the fleet needs, the newest first, by name."""
+    actions: list[FleetAction] = []
+    members = {member.node_id for member in seen.group.members if not member.is_leaving}
+    pending = [row for row in table.in_state(NodeState.DRAINING) if row.reason.startswith(_SURPLUS) and row.node_id in members]
+    extra = seen.group.desired_count - desired - len(pending)
+    idle = [row for row in table.in_state(NodeState.SPARE) if row.node_id in members]
+    if spec.is_deleting:
+        idle = [*idle, *(row for row in table.in_state(NodeState.JOINING, NodeState.HELD) if row.node_id in members)]
+    for row in sorted(idle, key=lambda row: (row.created_at, row.node_id), reverse=True)[: max(0, extra)]:
+        table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
+        pending.append(table.rows[row.node_id])
+    for row in pending:
+        actions.append(TerminateMember(group=spec.group, node_id=row.node_id, decrement=True, reason=row.reason))
+    return actions
+
+
+def _reason(seen: FleetObserved, desired: int, *, is_blind: bool) -> str:
+    parts: list[str] = []
+    if seen.group.drift:
+        parts.append(f"frozen: {' '.join(seen.group.drift)}")
+    if is_blind:
+        parts.append("frozen: most of the fleet is silent while EC2 says that it runs")
+    there = sum(not member.is_leaving for member in seen.group.members)
+    if there < desired and seen.group.launch_failures:
+        parts.append(f"waits for {desired - there} instances: {seen.group.launch_failures[0]}")
+    return "; ".join(parts) or f"keeps {desired} nodes"

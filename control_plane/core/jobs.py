@@ -1,0 +1,635 @@
+"""What to do about a job, given what is seen of it: the `decide` of the job loop.
+
+    QUEUED ─▶ ALLOCATING ─▶ PREPARING ─▶ LOADING ─▶ STARTING ─▶ RUNNING ─▶ COMPLETED
+                               ▲  a fault in any of the last four: │  STOPPING ─▶ STOPPED
+                               └── a new generation, one incident ─┘  anything that no new generation can help ─▶ FAILED
+
+Invariant: pure, and level-triggered: the same input gives the same decision, a world that is as it should be gives no action, and every action
+follows from what is stored. A generation is numbered in one pass and prepared in the next; a plan is stored in one pass and sent in the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from control_plane.core import accounting, checkpoints, faults, incidents, launch, recovery
+from control_plane.core.actions import Decision, EventDraft, JobAction, SendHalt, SendLoad, SendPrepare, SendStart, SendStop
+from control_plane.core.evidence import (
+    Standing,
+    Verdict,
+    current_reports,
+    is_silent,
+    judge,
+    nodes_out_of_view,
+    progress_without,
+    track_silences,
+)
+from control_plane.core.incidents import Fault
+from control_plane.core.observed import (
+    Cause,
+    Exclusion,
+    FailureRecord,
+    IncidentRecord,
+    JobObserved,
+    JobRecord,
+    JobSpec,
+    NodeObserved,
+    Policy,
+)
+from control_plane.core.states import (
+    ENDED_JOBS,
+    JOB_TRANSITIONS,
+    IncidentEvent,
+    IncidentState,
+    JobEvent,
+    JobState,
+    advance,
+)
+from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport
+from everstep.protocol.ids import Generation, NodeId
+from everstep.protocol.plan import GenerationPlan
+
+PROGRESS_SECONDS = 1.0
+"""How often progress alone is stored."""
+WATCH_SECONDS = 1.0
+LAUNCH_SECONDS = 0.5
+"""How soon a pass comes again if nobody wakes it: a running job, and one on its way there."""
+
+
+def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> Decision:
+    """Return what is to be done about a job, and the record to store.
+
+    Called by the job loop, one job per pass, woken by reports and at least every `requeue_after_seconds`.
+
+    Args:
+        now: Unix seconds.
+        spec: what the user asked for.
+        observed: what is stored and what was seen.
+        policy: the timeouts.
+
+    Returns:
+        The decision; its record equals the observed one when nothing is to be stored.
+
+    Raises:
+        InvalidTransition: the stored state and the observation contradict each other.
+    """
+    if observed.record.state in ENDED_JOBS:
+        return Decision(record=observed.record)
+    charged = accounting.charge(observed.record, now, gap_seconds=4 * policy.timeouts.lease_seconds)
+    view = _look(now, spec, observed, policy, charged)
+    match view.record.state:
+        case JobState.QUEUED | JobState.ALLOCATING:
+            decision = _wait_for_nodes(view)
+        case JobState.PREPARING:
+            decision = _prepare(view)
+        case JobState.LOADING | JobState.STARTING:
+            decision = _launch(view)
+        case _:
+            decision = _watch(view)
+    return _settled(observed.record, decision, now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """One pass: the input, and what follows from it at once."""
+
+    now: float
+    spec: JobSpec
+    seen: JobObserved
+    policy: Policy
+    record: JobRecord
+    nodes: Mapping[NodeId, NodeObserved]
+    reports: Mapping[NodeId, MemberReport]
+    """Of the members of the newest plan, of its generation."""
+    verdicts: Mapping[NodeId, Verdict]
+    """On the members of the newest plan and on all nodes assigned."""
+
+    @property
+    def plan(self) -> GenerationPlan:
+        """The newest plan; only where the state says that there is one."""
+        assert self.seen.plan is not None  # states from LOADING on are entered with a plan, in one transaction
+        return self.seen.plan
+
+    @property
+    def wants_stop(self) -> str:
+        """Why the job is to stop, or nothing."""
+        if self.record.stop_reason:
+            return self.record.stop_reason
+        return "a user asked it to stop" if self.record.stop_requested_at is not None else ""
+
+
+def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: JobRecord) -> _View:
+    team = tuple(
+        dict.fromkeys([*(node.node_id for node in seen.plan.nodes if seen.plan is not None), *seen.assigned] if seen.plan else seen.assigned)
+    )
+    nodes = {node_id: seen.nodes.get(node_id, NodeObserved(node_id=node_id)) for node_id in team}
+    reports = current_reports(nodes, spec.run, record.generation)
+    progress = {node_id: progress_without(reports, node_id) for node_id in team}
+    silences = track_silences(record.silences, tuple(nodes.values()), progress, now, policy.timeouts)
+    since = {silence.node_id: silence for silence in silences}
+    out_of_view = nodes_out_of_view(reports)
+    verdicts = {
+        node_id: judge(
+            node,
+            silence=since.get(node_id),
+            out_of_view=node_id in out_of_view,
+            is_blind=seen.is_fleet_blind,
+            now=now,
+            timeouts=policy.timeouts,
+        )
+        for node_id, node in nodes.items()
+    }
+    for node_id in team:
+        if node_id not in seen.assigned:
+            verdicts[node_id] = faults.gone(verdicts[node_id], f"{node_id} is no longer part of the fleet")
+    record = replace(
+        record,
+        silences=silences,
+        stop_reason=record.stop_reason or _limit(record, spec, now),
+        exclusions=tuple(exclusion for exclusion in record.exclusions if exclusion.node_id in seen.assigned),
+    )
+    return _View(now=now, spec=spec, seen=seen, policy=policy, record=record, nodes=nodes, reports=reports, verdicts=verdicts)
+
+
+def _limit(record: JobRecord, spec: JobSpec, now: float) -> str:
+    """Return which stopping condition the job has reached, or nothing."""
+    if spec.max_runtime_seconds is not None and record.started_at is not None and now - record.started_at > spec.max_runtime_seconds:
+        return f"MaxRuntimeInSeconds ({spec.max_runtime_seconds:g}) is over"
+    is_pending = record.state in (JobState.QUEUED, JobState.ALLOCATING)
+    if spec.max_pending_seconds is not None and is_pending and now - record.created_at > spec.max_pending_seconds:
+        return f"MaxPendingTimeInSeconds ({spec.max_pending_seconds:g}) is over"
+    return ""
+
+
+# -- before the first launch ------------------------------------------------------------------------------------------
+
+
+def _wait_for_nodes(view: _View) -> Decision:
+    record, spec = view.record, view.spec
+    if view.wants_stop:
+        return _ended(view, JobEvent.HALTED, f"stopped before it started: {view.wants_stop}")
+    if record.state is JobState.QUEUED:
+        if not view.seen.is_admitted:
+            return _stay(view, "waits in the queue for room in its fleet")
+        return _moved(view, JobEvent.ADMITTED, _waits_for(view, spec.node_count - len(view.seen.assigned)))
+    missing = spec.node_count - len(view.seen.assigned)
+    if missing > 0:
+        return _stay(view, _waits_for(view, missing))
+    issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, spec.run)) + 1)
+    return _moved(replace_record(view, issued_generation=issued, asked=()), JobEvent.GANG_ASSIGNED, "asks its nodes for their promise")
+
+
+# -- promise and plan -------------------------------------------------------------------------------------------------
+
+
+def _prepare(view: _View) -> Decision:
+    if view.wants_stop:
+        return _ended(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running")
+    seen_generation = launch.highest_seen(view.seen, view.spec.run)
+    if seen_generation > view.record.issued_generation:
+        reason = f"an agent speaks of generation {seen_generation}: a higher one is issued"
+        return _moved(replace_record(view, issued_generation=Generation(seen_generation + 1), asked=()), JobEvent.FAULTED, reason)
+    view = _with_last_words(view)
+    view = _without_lost(view)
+    view = _with_asked(view)
+    view = _without_unreachable(view)
+    record, spec = view.record, view.spec
+    roll = launch.call_roll(spec, view.seen, record, view.policy)
+    asks: list[JobAction] = [
+        SendPrepare(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=record.issued_generation, parent=launch.parent_of(view.seen))
+        for node_id in roll.late
+        if view.nodes[node_id].is_connected
+    ]
+    if not roll.late and not roll.unreachable and (why := faults.breaker(record.failures, spec)) is not None:
+        return _ended(view, JobEvent.GAVE_UP, why)
+    if roll.is_complete:
+        return _planned(view, roll)
+    waits = []
+    if roll.vacancy_count:
+        waits.append(_waits_for(view, roll.vacancy_count))
+    if roll.late:
+        waits.append(f"waits for the promise of {', '.join(roll.late)}")
+    if roll.unreachable:
+        waits.append(f"waits for {', '.join(roll.unreachable)}, which may still hold what was committed")
+    return _stay(view, "; ".join(waits), tuple(asks), requeue=LAUNCH_SECONDS)
+
+
+def _with_last_words(view: _View) -> _View:
+    """Let reports of the ended generation that come late tell of it: an earlier exit, a higher boundary."""
+    incident = view.record.incident
+    if incident is None or incident.state is not IncidentState.REPLACING or view.record.generation != incident.generation_before:
+        return view
+    earlier = tuple(fault for fault in faults.of_ranks(view.reports) if incident.cause is Cause.RANK_EXIT and fault.at < incident.failed_at)
+    incident = replace(incidents.with_faults(incident, earlier), reached_step=max(incident.reached_step, faults.reached(view.reports)))
+    return replace_record(view, incident=incident)
+
+
+def _with_asked(view: _View) -> _View:
+    """Note when each member was first asked for this promise: its deadlines run from there, a newcomer's too."""
+    roll = launch.call_roll(view.spec, view.seen, view.record, view.policy)
+    before = dict(view.record.asked)
+    return replace_record(view, asked=tuple((node_id, before.get(node_id, view.now)) for node_id in roll.places if node_id is not None))
+
+
+def _without_lost(view: _View) -> _View:
+    """Exclude the nodes that are gone for certain, and let the incident tell it: what looked like a failing rank may turn out to be a lost node."""
+    record = view.record
+    known = {exclusion.node_id for exclusion in record.exclusions}
+    gone = [view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final]
+    fresh = tuple(verdict for verdict in gone if verdict.node_id not in known)
+    record = replace(record, exclusions=_exclusions(view, record, fresh))
+    lost = tuple(fault for verdict in gone for fault in _loss(view, verdict))
+    return _with_losses(replace(view, record=record), lost)
+
+
+def _exclusions(view: _View, record: JobRecord, fresh: tuple[Verdict, ...]) -> tuple[Exclusion, ...]:
+    """Return the exclusions with new ones; a node that the fleet has taken away already needs none."""
+    added = [
+        Exclusion(node_id=verdict.node_id, evidence=verdict.evidence, may_terminate=verdict.may_terminate)
+        for verdict in fresh
+        if verdict.node_id in view.seen.assigned
+    ]
+    return (*record.exclusions, *added)
+
+
+def _loss(view: _View, verdict: Verdict) -> tuple[Fault, ...]:
+    """Return the fault of losing a node of the newest plan; a newcomer that is lost before it took part is none."""
+    if view.seen.plan is None or all(node.node_id != verdict.node_id for node in view.seen.plan.nodes):
+        return ()
+    heard = view.nodes[verdict.node_id].heard_at
+    return (Fault(cause=verdict.cause, evidence=verdict.evidence, at=view.now if heard is None else min(heard, view.now), node_id=verdict.node_id),)
+
+
+def _with_losses(view: _View, lost: tuple[Fault, ...]) -> _View:
+    incident, plan = view.record.incident, view.seen.plan
+    fresh = tuple(fault for fault in lost if incident is not None and fault.node_id not in incident.instance_ids)
+    if incident is None or plan is None or not fresh:
+        return view
+    told = incidents.with_faults(incident, fresh)
+    told = incidents.with_faults(told, faults.group_loss(plan, told.instance_ids, told.failed_at))
+    told = replace(told, decision=_in_words(told.instance_ids))
+    return replace_record(view, incident=told, failures=faults.forgiven(view.record.failures, incident.generation_before))
+
+
+def _without_unreachable(view: _View) -> _View:
+    """Go on without members that have not promised, once that costs no committed step, or once `blind_wait` is over."""
+    record, timeouts = view.record, view.policy.timeouts
+    roll = launch.call_roll(view.spec, view.seen, record, view.policy)
+    waited = {node_id: view.now - at for node_id, at in record.asked}
+    stubborn = [node_id for node_id in roll.late if waited[node_id] > timeouts.exclude_seconds]
+    dropped = [(node_id, f"{node_id} did not promise within {timeouts.exclude_seconds:g} s") for node_id in stubborn]
+    deaf = [node_id for node_id in roll.unreachable if waited[node_id] > timeouts.prepare_deadline_seconds]
+    if deaf and len(deaf) == len(roll.unreachable) and not roll.late and not view.seen.is_fleet_blind:
+        left = recovery.choose(launch.survey(view.spec, view.seen, record, roll)).base_step
+        floor = launch.floor_of(view.seen, record)
+        if left >= floor:
+            dropped += [(node_id, f"{node_id} did not promise within {timeouts.prepare_deadline_seconds:g} s and is silent") for node_id in deaf]
+        elif min(waited[node_id] for node_id in deaf) > timeouts.blind_wait_seconds:
+            words = f"unreachable for {timeouts.blind_wait_seconds:g} s; without it step {left} is left of the committed step {floor}"
+            dropped += [(node_id, f"{node_id} was {words}") for node_id in deaf]
+    if not dropped:
+        return view
+    verdicts = tuple(Verdict(node_id=node_id, standing=Standing.GONE, evidence=words) for node_id, words in dropped)
+    excluded = replace_record(view, exclusions=_exclusions(view, record, verdicts))
+    return _with_losses(excluded, tuple(fault for verdict in verdicts for fault in _loss(view, verdict)))
+
+
+def _planned(view: _View, roll: launch.Roll) -> Decision:
+    plan, restore = launch.make_plan(view.spec, view.seen, view.record, roll, view.policy)
+    incident = view.record.incident
+    source = restore.farthest
+    reason = f"restores step {plan.base_step} from {source}" if source is not None else "starts from the script's own initial state"
+    if incident is not None:
+        before = [node.node_id for node in view.seen.plan.nodes] if view.seen.plan is not None else []
+        launched = [node.node_id for node in plan.nodes]
+        # Of two failures in one incident the first replacement may itself be lost again: it is then one of the lost.
+        named = dict.fromkeys([*incident.replacement_instance_ids, *(node_id for node_id in launched if node_id not in before)])
+        incident = incidents.moved(incident, IncidentEvent.NODES_THERE, view.now)
+        incident = replace(
+            incident,
+            generation_after=plan.generation,
+            from_step=plan.base_step,
+            restore_source=recovery.farther(incident.restore_source, source),
+            replacement_instance_ids=tuple(node_id for node_id in named if node_id in launched),
+            reason=f"{reason}: the newest step that every rank can get",
+        )
+    moved = replace_record(
+        view,
+        incident=incident,
+        generation=plan.generation,
+        base_step=plan.base_step,
+        committed=min(view.record.committed, plan.base_step),
+        boundary=plan.base_step,
+    )
+    return replace(_moved(moved, JobEvent.PLANNED, reason), plan=plan)
+
+
+# -- load and start ---------------------------------------------------------------------------------------------------
+
+
+def _launch(view: _View) -> Decision:
+    record, plan = view.record, view.plan
+    is_loading = record.state is JobState.LOADING
+    if view.wants_stop and is_loading:
+        return _ended(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running")
+    if (fault := faults.permanent(view.reports)) is not None:
+        return _ended(view, JobEvent.GAVE_UP, fault.message)
+    found = (
+        *faults.of_nodes(plan, view.verdicts, view.nodes, view.now),
+        *faults.of_agents(plan, view.spec.run, view.nodes, view.now),
+        *faults.of_loads(view.reports, view.now),
+        *faults.of_ranks(view.reports),
+        *faults.of_silence(plan, view.nodes, view.now, view.policy.timeouts),
+    )
+    if found:
+        failure = faults.failure_of_loads(plan, view.reports, record.max_boundary, view.now)
+        failure = failure or faults.failure_of_ranks(view.reports, plan.generation, record.max_boundary)
+        return _new_generation(view, found, failure)
+    if is_loading:
+        return _load(view)
+    waiting = [node.node_id for node in plan.nodes if not _is_in(view, node.node_id, MemberPhase.RUNNING, MemberPhase.EXITED)]
+    if waiting:
+        starts = tuple(
+            SendStart(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation)
+            for node_id in waiting
+            if _is_in(view, node_id, MemberPhase.LOADED)
+        )
+        return _stay(view, f"starts its ranks; {', '.join(waiting)} to come", starts, requeue=LAUNCH_SECONDS)
+    return _moved(view, JobEvent.STARTED, f"trains from step {plan.base_step}")
+
+
+def _load(view: _View) -> Decision:
+    plan = view.plan
+    waiting = [node.node_id for node in plan.nodes if not _is_in(view, node.node_id, MemberPhase.LOADED)]
+    if waiting:
+        loads = tuple(SendLoad(node_id=node_id, plan=plan) for node_id in waiting if _is_in(view, node_id, MemberPhase.PROMISED))
+        return _stay(view, f"loads step {plan.base_step}; {', '.join(waiting)} to come", loads, requeue=LAUNCH_SECONDS)
+    started_at = view.record.started_at if view.record.started_at is not None else view.now
+    return _moved(replace_record(view, started_at=started_at), JobEvent.LOADED, "every node has verified its shards: ranks are started")
+
+
+def _is_in(view: _View, node_id: NodeId, *phases: MemberPhase) -> bool:
+    return node_id in view.reports and view.reports[node_id].phase in phases and view.nodes[node_id].is_connected
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def _watch(view: _View) -> Decision:
+    view = _with_progress(view)
+    record, plan = view.record, view.plan
+    puts: tuple[JobAction, ...] = checkpoints.due(plan, view.reports, view.seen.lineage, view.seen.checkpoints)
+    if (fault := faults.permanent(view.reports)) is not None:
+        return _ended(view, JobEvent.GAVE_UP, fault.message)
+    if all(_has_finished(view, node.node_id) for node in plan.nodes):
+        return replace_actions(_finish(view, is_durable=not puts), puts)
+    silences = {silence.node_id: silence for silence in record.silences if not view.seen.is_fleet_blind}
+    others = progress_without(view.reports, plan.coordinator)
+    found = (
+        *faults.of_nodes(plan, view.verdicts, view.nodes, view.now),
+        *faults.of_ranks(view.reports),
+        *faults.of_agents(plan, view.spec.run, view.nodes, view.now),
+        *faults.of_coordinator(plan, silences.get(plan.coordinator), others.committed, view.now, view.policy.timeouts),
+    )
+    if record.state is JobState.STOPPING:
+        return replace_actions(_stop(view, found), puts)
+    if found:
+        return replace_actions(_new_generation(view, found, faults.failure_of_ranks(view.reports, plan.generation, record.max_boundary)), puts)
+    if view.wants_stop:
+        return replace_actions(_moved(view, JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"), puts)
+    unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is Standing.UNCLEAR]
+    reason = f"trains; {'; '.join(_without_figures(view, unclear))}" if unclear else f"trains from step {plan.base_step}"
+    return _stay(view, reason, puts, requeue=WATCH_SECONDS)
+
+
+def _with_progress(view: _View) -> _View:
+    """Take in how far training is, and what that means for an open incident."""
+    record, plan = view.record, view.plan
+    boundary = max(record.boundary, faults.reached(view.reports))
+    coordinator = view.reports.get(plan.coordinator)
+    status = coordinator.round if coordinator is not None else None
+    committed, proposed, committed_at = record.committed, record.proposed, record.committed_at
+    if status is not None and status.committed >= committed:
+        committed, proposed = status.committed, status.proposed
+        committed_at = status.committed_at_seconds or committed_at
+    incident = record.incident
+    if incident is not None and incident.state is IncidentState.RESTORING and _trains_again(view):
+        incident = incidents.moved(incident, IncidentEvent.TRAINING_AGAIN, view.now)
+    if incident is not None and incident.state is IncidentState.REWORKING and boundary >= incident.reached_step:
+        incident = incidents.moved(incident, IncidentEvent.CAUGHT_UP, view.now)
+    is_safe = status is not None and status.committed > plan.base_step
+    return replace_record(
+        view,
+        boundary=boundary,
+        max_boundary=max(record.max_boundary, boundary),
+        committed=committed,
+        proposed=proposed,
+        committed_at=committed_at,
+        incident=incident,
+        refused=() if is_safe else record.refused,
+    )
+
+
+def _trains_again(view: _View) -> bool:
+    """Say whether every rank stands at the base or beyond, and one has finished a step of its own."""
+    ranks = [rank.boundary for report in view.reports.values() for rank in report.ranks]
+    base = view.plan.base_step
+    return len(ranks) == view.plan.world_size and min(ranks) >= base and max(ranks) > base
+
+
+def _has_finished(view: _View, node_id: NodeId) -> bool:
+    report = view.reports.get(node_id)
+    return (
+        report is not None
+        and report.phase is MemberPhase.EXITED
+        and len(report.ranks) == view.spec.ranks_per_node
+        and all(rank.exit is not None and rank.exit.exit_class is ExitClass.SUCCESS for rank in report.ranks)
+    )
+
+
+def _finish(view: _View, *, is_durable: bool) -> Decision:
+    """Every rank ended well. After an agreed stop, give the last snapshot the time to become a checkpoint."""
+    record = view.record
+    status = next((report.round for report in view.reports.values() if report.round is not None), None)
+    was_stopped = record.state is JobState.STOPPING and not (status is not None and status.finished and not status.stopped)
+    if not was_stopped:
+        return _ended(view, JobEvent.FINISHED, f"every rank ended with success after step {record.boundary}")
+    ended_at = max((rank.exit.at_seconds for report in view.reports.values() for rank in report.ranks if rank.exit is not None), default=view.now)
+    newest = checkpoints.newest_step(view.seen.checkpoints)
+    lacks = record.committed > 0 and newest < record.committed
+    if (lacks or not is_durable) and view.now - ended_at < view.policy.timeouts.final_round_seconds:
+        return _stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
+    durable = f"the newest checkpoint is step {newest}" if newest > 0 else "there is no checkpoint"
+    return _ended(view, JobEvent.HALTED, f"stopped at step {record.boundary}: {view.wants_stop}; {durable}")
+
+
+def _stop(view: _View, found: tuple[Fault, ...]) -> Decision:
+    """Ask for the agreed stop; if that can no longer be had, end the ranks that are left."""
+    record, plan = view.record, view.plan
+    patience = view.policy.timeouts.blind_wait_seconds
+    is_stuck = view.now - max(record.state_since, record.progress_at) > patience
+    if not found and not is_stuck:
+        ask = (
+            (SendStop(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation),)
+            if _is_in(view, plan.coordinator, MemberPhase.RUNNING)
+            else ()
+        )
+        return _stay(view, f"stops: {view.wants_stop}", ask, requeue=LAUNCH_SECONDS)
+    why = found[0].evidence if found else f"no step within {patience:g} s"
+    running = [node.node_id for node in plan.nodes if _is_in(view, node.node_id, MemberPhase.RUNNING)]
+    halts = tuple(
+        SendHalt(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, reason="the job stops") for node_id in running
+    )
+    if running:
+        return _stay(view, f"stops without agreement: {why}", halts, requeue=LAUNCH_SECONDS)
+    newest = checkpoints.newest_step(view.seen.checkpoints)
+    durable = f"the newest checkpoint is step {newest}" if newest > 0 else "there is no checkpoint"
+    return _ended(view, JobEvent.HALTED, f"stopped ({view.wants_stop}), but not at one step: {why}; {durable}")
+
+
+# -- a new generation -------------------------------------------------------------------------------------------------
+
+
+def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecord | None) -> Decision:
+    """End the generation: number the next one, open an incident or add to the open one, and halt what still runs."""
+    record, plan = view.record, view.plan
+    issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, view.spec.run)) + 1)
+    gone = [verdict for verdict in view.verdicts.values() if verdict.is_final]
+    decision = _in_words(tuple(verdict.node_id for verdict in gone))
+    reached = max(record.boundary, faults.reached(view.reports))
+    closed, incident = _incident_of(view, found, decision, reached)
+    record = replace(record, exclusions=_exclusions(view, record, tuple(gone)))
+    is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.LOAD_FAILED) for fault in found)
+    detected = incident.opened_at - incident.failed_at if incident.opened_at == view.now else 0.0
+    record = replace(
+        accounting.recharge_detection(record, detected),
+        issued_generation=issued,
+        asked=(),
+        incident=incident,
+        boundary=reached,
+        max_boundary=max(record.max_boundary, reached),
+        failures=faults.remembered(record.failures, failure if is_own_making else None, view.spec),
+        refused=tuple(dict.fromkeys([*record.refused, *faults.refused_sources(plan, view.reports, view.nodes)])),
+    )
+    halts = tuple(
+        SendHalt(node_id=node.node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, reason=found[0].evidence)
+        for node in plan.nodes
+        if _is_in(view, node.node_id, MemberPhase.RUNNING)
+    )
+    event = EventDraft(
+        type="GenerationEnded", message=f"generation {plan.generation} ended: {'; '.join(incident.evidence)}", node_id=found[0].node_id
+    )
+    moved = _moved(replace(view, record=record), JobEvent.FAULTED, f"{found[0].evidence}; {decision}")
+    return replace(moved, actions=halts, incidents=(*closed, *moved.incidents), events=(event, *moved.events))
+
+
+def _incident_of(view: _View, found: tuple[Fault, ...], decision: str, reached: Step) -> tuple[tuple[IncidentRecord, ...], IncidentRecord]:
+    """Return the incident that the faults belong to, and the one before it if they end that.
+
+    A failure before training has begun again is part of the same recovery. One that comes later is an incident of its own; the open one ends
+    with it, its rework cut short.
+    """
+    before = view.record.incident
+    if before is not None and before.state is not IncidentState.REWORKING:
+        again = incidents.moved(before, IncidentEvent.FAILED_AGAIN, view.now)
+        again = incidents.with_faults(again, tuple(replace(fault, at=max(fault.at, before.failed_at)) for fault in found))
+        if view.seen.plan is not None:
+            again = incidents.with_faults(again, faults.group_loss(view.seen.plan, again.instance_ids, again.failed_at))
+        return (), replace(again, decision=decision)
+    opened = incidents.opened(
+        view.spec.run,
+        view.plan.generation,
+        found,
+        decision=decision,
+        reason="the plan follows when every node has promised",
+        reached=reached,
+        now=view.now,
+    )
+    if before is None:
+        return (), opened
+    return (incidents.moved(before, IncidentEvent.JOB_ENDED, max(opened.failed_at, before.restored_at or 0.0)),), opened
+
+
+def _in_words(lost: tuple[NodeId, ...]) -> str:
+    if not lost:
+        return "restart all ranks on the same nodes"
+    return f"replace {', '.join(lost)} and restart all ranks"
+
+
+# -- leaving a state --------------------------------------------------------------------------------------------------
+
+
+def replace_record(view: _View, **changes: object) -> _View:
+    """Return the view with a changed record."""
+    return replace(view, record=replace(view.record, **changes))  # type: ignore[arg-type]
+
+
+def replace_actions(decision: Decision, more: tuple[JobAction, ...]) -> Decision:
+    """Return the decision with more actions, after its own."""
+    return replace(decision, actions=(*decision.actions, *more))
+
+
+def _stay(view: _View, reason: str, actions: tuple[JobAction, ...] = (), *, requeue: float = WATCH_SECONDS) -> Decision:
+    return Decision(
+        record=replace(view.record, reason=reason),
+        actions=actions,
+        incidents=_changed_incident(view, view.record),
+        requeue_after_seconds=requeue,
+    )
+
+
+def _moved(view: _View, event: JobEvent, reason: str) -> Decision:
+    before = view.record
+    state = advance(JOB_TRANSITIONS, f"job {view.spec.job}", before.state, event, (before.reason,))
+    record = replace(before, state=state, reason=reason, state_since=view.now)
+    draft = EventDraft(type="JobStateChanged", message=f"{before.state} → {state}: {reason}")
+    return Decision(record=record, incidents=_changed_incident(view, record), events=(draft,), requeue_after_seconds=0.0)
+
+
+def _ended(view: _View, event: JobEvent, reason: str) -> Decision:
+    incident = view.record.incident
+    if incident is not None and incident.state is not IncidentState.CLOSED:
+        incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
+    return _moved(replace_record(view, ended_at=view.now, incident=incident), event, reason)
+
+
+def _changed_incident(view: _View, record: JobRecord) -> tuple[IncidentRecord, ...]:
+    """Return the incident if this pass changed it."""
+    return (record.incident,) if record.incident is not None and record.incident != view.seen.record.incident else ()
+
+
+def _settled(before: JobRecord, decision: Decision, now: float) -> Decision:
+    """Keep the stored record while only figures have moved and that not for long; let a closed incident go."""
+    record = decision.record
+    if record.incident is not None and record.incident.state is IncidentState.CLOSED:
+        record = replace(record, incident=None)
+    figures = {
+        "accounted_until": before.accounted_until,
+        "seconds": before.seconds,
+        "boundary": before.boundary,
+        "max_boundary": before.max_boundary,
+        "committed": before.committed,
+        "proposed": before.proposed,
+        "committed_at": before.committed_at,
+    }
+    if replace(record, **figures) == before:  # type: ignore[arg-type]
+        is_due = now - before.progress_at >= PROGRESS_SECONDS
+        moved = (record.boundary, record.committed, record.proposed) != (before.boundary, before.committed, before.proposed)
+        is_charged = before.accounted_until is not None and now - before.accounted_until < 5 * PROGRESS_SECONDS
+        if not (is_due and moved) and is_charged:
+            return replace(decision, record=before)
+    if (record.boundary, record.committed, record.proposed) != (before.boundary, before.committed, before.proposed):
+        record = replace(record, progress_at=now)
+    return replace(decision, record=record)
+
+
+def _waits_for(view: _View, missing: int) -> str:
+    words = f"waits for {missing} node{'s' if missing != 1 else ''}"
+    return f"{words}: {view.seen.waiting_words}" if view.seen.waiting_words else words
+
+
+def _without_figures(view: _View, unclear: list[str]) -> list[str]:
+    """Name silent nodes without a running clock: a reason is stored, and told, when it changes."""
+    silent = [node.node_id for node in view.nodes.values() if is_silent(node, view.policy.timeouts)]
+    return [f"{', '.join(sorted(silent))} silent"] if silent else unclear

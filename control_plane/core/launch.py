@@ -1,0 +1,164 @@
+"""The launch of a generation: promise, plan, load, start (design §3, Plan and promise).
+
+    PREPARING   Prepare(g) to every member until all have promised; who is gone is replaced, who is unreachable is waited for as long as it may matter
+    LOADING     the plan is stored; Load to every member until all have verified
+    STARTING    Start to every member until its ranks run
+
+Invariant: a plan is made once, when every member has promised its generation, and only from their frozen inventories and complete checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from control_plane.core import members, placement, recovery
+from control_plane.core.evidence import is_silent
+from control_plane.core.observed import FIRST_STEP, NO_GENERATION, Cause, JobObserved, JobRecord, JobSpec, Policy
+from everstep.protocol.agent_messages import MemberPhase, MemberReport
+from everstep.protocol.ids import Generation, NodeId, RunId, Step
+from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, RankPlan
+
+MASTER_PORTS = range(20_000, 32_000)
+"""Ports for rendezvous: below the ports that kernels hand out by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roll:
+    """Who has promised a generation."""
+
+    places: tuple[NodeId | None, ...]
+    """Members by GROUP_RANK; None waits for a node."""
+    promised: Mapping[NodeId, MemberReport]
+    late: tuple[NodeId, ...]
+    """Members that have not promised and are there: Prepare is sent to them."""
+    unreachable: tuple[NodeId, ...]
+    """Members that have not promised, and are silent."""
+
+    @property
+    def vacancy_count(self) -> int:
+        """How many nodes are still to come."""
+        return sum(place is None for place in self.places)
+
+    @property
+    def is_complete(self) -> bool:
+        """Every member has promised."""
+        return all(place is not None and place in self.promised for place in self.places)
+
+
+def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Policy) -> Roll:
+    """Return who has promised the issued generation.
+
+    Args:
+        spec: of the job.
+        seen: what was observed.
+        record: the job with the exclusions of this pass.
+        policy: with the timeouts.
+    """
+    excluded = {exclusion.node_id for exclusion in record.exclusions}
+    available = [node for node in seen.assigned if node not in excluded]
+    places = members.places(seen.plan, available, spec.node_count)
+    promised = {
+        node_id: report
+        for node_id in places
+        if node_id is not None and (report := _report(seen, node_id, spec.run)) is not None
+        if report.generation == record.issued_generation and report.phase is MemberPhase.PROMISED
+    }
+    missing = [node_id for node_id in places if node_id is not None and node_id not in promised]
+    silent = {node_id for node_id in missing if node_id not in seen.nodes or is_silent(seen.nodes[node_id], policy.timeouts)}
+    return Roll(
+        places=places,
+        promised=promised,
+        late=tuple(node_id for node_id in missing if node_id not in silent),
+        unreachable=tuple(node_id for node_id in missing if node_id in silent),
+    )
+
+
+def parent_of(seen: JobObserved) -> Generation:
+    """Return the newest generation whose ranks may have run, or 0."""
+    return recovery.newest_started(seen.lineage)
+
+
+def floor_of(seen: JobObserved, record: JobRecord) -> Step:
+    """Return the step that memory should still have: the newest known commit, or the base that the newest started generation began with."""
+    parent = parent_of(seen)
+    base = next((link.base_step for link in seen.lineage if link.generation == parent), FIRST_STEP)
+    return max(base, record.committed, FIRST_STEP) if parent else FIRST_STEP
+
+
+def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> recovery.Survey:
+    """Return what is left to restore from, by the promises so far. A place that waits for a node owns its ranks under no name."""
+    owners = [place if place is not None else NodeId("") for place in roll.places for _ in range(spec.ranks_per_node)]
+    return recovery.Survey(
+        owners=owners,
+        inventories={node_id: report.inventory for node_id, report in roll.promised.items()},
+        path=recovery.path_of(seen.lineage, parent_of(seen)),
+        checkpoints=seen.checkpoints,
+        refused=record.refused,
+        floor=floor_of(seen, record),
+        slot_count=3 if spec.third_slot else 2,
+    )
+
+
+def make_plan(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, policy: Policy) -> tuple[GenerationPlan, recovery.Restore]:
+    """Return the plan of the issued generation, and the restore it stands on.
+
+    Args:
+        spec: of the job.
+        seen: what was observed.
+        record: the job.
+        roll: complete.
+        policy: with the timeouts.
+    """
+    nodes = [place for place in roll.places if place is not None]
+    restore = recovery.choose(survey(spec, seen, record, roll))
+    domains = {node_id: domain for node_id in nodes if (domain := seen.nodes[node_id].domain) is not None}
+    holders = placement.plan(nodes, spec.copies, domains).holders
+    ranks = [(rank, node_id) for place, node_id in enumerate(nodes) for rank in members.ranks_of(place, spec.ranks_per_node)]
+    plan = GenerationPlan(
+        job=spec.job,
+        run=spec.run,
+        generation=record.issued_generation,
+        parent=parent_of(seen),
+        base_step=restore.base_step,
+        nodes=tuple(
+            PlanNode(
+                node_id=node_id,
+                address=seen.nodes[node_id].address,
+                peer_port=seen.nodes[node_id].peer_port,
+                ranks=members.ranks_of(place, spec.ranks_per_node),
+                keep=restore.keep.get(node_id, ()),
+            )
+            for place, node_id in enumerate(nodes)
+        ),
+        ranks=tuple(RankPlan(rank=rank, holders=holders[node_id], sources=restore.sources[rank]) for rank, node_id in ranks),
+        coordinator=_coordinator(seen, record, nodes),
+        master_address=seen.nodes[nodes[0]].address,
+        master_port=_master_port(spec.run, record.issued_generation),
+        script=spec.script,
+        checkpoint=CheckpointPlan(every_steps=spec.checkpoint_every_steps, prefix=spec.checkpoint_prefix, third_slot=spec.third_slot),
+        timeouts=policy.timeouts,
+    )
+    return plan, restore
+
+
+def highest_seen(seen: JobObserved, run: RunId) -> Generation:
+    """Return the highest generation of this run that any agent speaks of."""
+    return max((node.member.generation for node in seen.nodes.values() if node.member is not None and node.member.run == run), default=NO_GENERATION)
+
+
+def _report(seen: JobObserved, node_id: NodeId, run: RunId) -> MemberReport | None:
+    node = seen.nodes.get(node_id)
+    return node.member if node is not None and node.member is not None and node.member.run == run else None
+
+
+def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> NodeId:
+    """Return the first member; after its agent was lost, the first other one."""
+    lost_agent = record.incident is not None and record.incident.cause in (Cause.AGENT_LOST, Cause.NODE_UNREACHABLE)
+    before = seen.plan.coordinator if lost_agent and seen.plan is not None else None
+    return next((node_id for node_id in nodes if node_id != before), nodes[0])
+
+
+def _master_port(run: RunId, generation: Generation) -> int:
+    """Return a port of this generation's own: jobs start at different places of the range and take one step a generation."""
+    return MASTER_PORTS[(int(run[:8], 16) + generation) % len(MASTER_PORTS)]

@@ -1,0 +1,34 @@
+"""Who belongs to a job, by GROUP_RANK.
+
+Invariant: a node that stays keeps its GROUP_RANK, and a newcomer takes the place of one that is lost, so rank order never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.plan import GenerationPlan
+
+
+def places(plan: GenerationPlan | None, available: Sequence[NodeId], node_count: int) -> tuple[NodeId | None, ...]:
+    """Return the members by GROUP_RANK; None marks a place that waits for a node.
+
+    Args:
+        plan: of the generation before, or None.
+        available: the nodes that the job has and may use, in the order given to it.
+        node_count: of the job.
+    """
+    before: Sequence[NodeId | None] = [node.node_id for node in plan.nodes] if plan is not None else [None] * node_count
+    newcomers = iter([node for node in available if node not in before])
+    return tuple(node if node is not None and node in available else next(newcomers, None) for node in before)
+
+
+def ranks_of(place: int, ranks_per_node: int) -> tuple[Rank, ...]:
+    """Return the ranks of the node at a GROUP_RANK."""
+    return tuple(Rank(place * ranks_per_node + local) for local in range(ranks_per_node))
+
+
+def lost_shards(plan: GenerationPlan, lost: Collection[NodeId]) -> tuple[Rank, ...]:
+    """Return the ranks whose every planned holder is lost: memory cannot give their shards back."""
+    return tuple(rank.rank for rank in plan.ranks if all(holder in lost for holder in rank.holders))
