@@ -59,11 +59,8 @@ class ObjectStore(Protocol):
             start: first byte; at or past the end yields nothing.
             end: one past the last byte, or None for all.
 
-        Yields:
-            At most `STREAM_CHUNK_BYTES` each.
-
         Returns:
-            An iterator that reads as it is asked.
+            An iterator that reads as it is asked, at most `STREAM_CHUNK_BYTES` at a time.
         """
 
     def head(self, reference: ObjectReference) -> ObjectInfo:

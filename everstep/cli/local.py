@@ -41,6 +41,10 @@ def env(context: typer.Context) -> None:
 def _run(command: str, arguments: list[str]) -> None:
     """Replace this process by the local cloud's own command line.
 
+    Args:
+        command: its sub-command.
+        arguments: the user's, unread.
+
     Raises:
         typer.Exit: code 2, when the extra that it needs is not installed.
     """

@@ -32,6 +32,9 @@ class AddressPool:
     def take(self) -> str:
         """Return an address that this pool has not given out before.
 
+        Returns:
+            Dotted, in 127.0.0.0/8.
+
         Raises:
             StartFailed: no free block was found.
         """

@@ -55,6 +55,12 @@ def is_loopback(url: str) -> bool:
 def aws_variables(endpoint_url: str) -> dict[str, str]:
     """Return the variables that point any AWS tool at the local cloud and at nothing else.
 
+    Args:
+        endpoint_url: the local cloud.
+
+    Returns:
+        Variables for a process or a shell.
+
     Raises:
         EndpointRefused: the endpoint is not on this machine.
     """

@@ -82,6 +82,13 @@ class Parts:
     def wait_ready(self, record: PartRecord, *, timeout_seconds: float) -> dict[str, str]:
         """Wait for a part's ready file and return its content.
 
+        Args:
+            record: what `start` returned.
+            timeout_seconds: how long it may take.
+
+        Returns:
+            What the part wrote: its `url` at least.
+
         Raises:
             StartFailed: it died, or is not ready in time; the message ends with the last lines of its log.
         """

@@ -168,7 +168,10 @@ class LocalCluster:
         )
 
     def instances(self) -> dict[str, int]:
-        """Return the pid of every running instance's init, by instance id.
+        """Return the pid of every running instance's init.
+
+        Returns:
+            Pids by instance id.
 
         Raises:
             NotUp: the local AWS does not run.
@@ -180,6 +183,9 @@ class LocalCluster:
     def conditions(self) -> Conditions:
         """Return the local AWS's conditions.
 
+        Returns:
+            Those in force now.
+
         Raises:
             NotUp: the local AWS does not run.
         """
@@ -187,6 +193,9 @@ class LocalCluster:
 
     def set_conditions(self, conditions: Conditions) -> None:
         """Change the local AWS's conditions at run time.
+
+        Args:
+            conditions: all of them; what is left out gets its default.
 
         Raises:
             NotUp: the local AWS does not run.
@@ -260,6 +269,10 @@ class LocalCluster:
 
     def wait_for_nodes(self, count: int, *, timeout_seconds: float) -> None:
         """Wait until `count` nodes of the fleet are connected.
+
+        Args:
+            count: how many, spares included.
+            timeout_seconds: how long it may take.
 
         Raises:
             StartFailed: fewer are after `timeout_seconds`; the message says where the logs are.

@@ -1,0 +1,134 @@
+"""The local AWS served in a process of its own, for any test that needs AWS."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from infra.local_cloud.environment import local_client, process_environment
+from infra.local_cloud.faults import Conditions
+
+QUICK = Conditions(boot_delay_seconds=0.05, launch_retry_seconds=0.1)
+_numbers = itertools.count()
+
+
+def eventually(check: Callable[[], Any], *, timeout_seconds: float = 15.0) -> Any:
+    """Return the first true answer of `check`; what is observed over HTTP offers no event to wait for."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        answer = check()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"{check} is still {answer!r} after {timeout_seconds} s"
+        threading.Event().wait(0.02)
+
+
+@dataclass
+class ServedAws:
+    """A running local AWS."""
+
+    url: str
+    nodes_directory: Path
+    process: subprocess.Popen[bytes]
+    _clients: dict[str, Any] = field(default_factory=dict)
+
+    def client(self, service: str) -> Any:
+        if service not in self._clients:
+            self._clients[service] = local_client(service, self.url)
+        return self._clients[service]
+
+    def set_conditions(self, conditions: Conditions) -> None:
+        httpx.put(f"{self.url}/everstep-local/config", content=msgspec.json.encode(conditions), trust_env=False).raise_for_status()
+
+    def pids(self) -> dict[str, int]:
+        answer: dict[str, int] = httpx.get(f"{self.url}/everstep-local/instances", trust_env=False).json()
+        return answer
+
+    def make_group(
+        self,
+        *,
+        desired: int = 0,
+        min_size: int = 0,
+        max_size: int = 20,
+        tag: str | None = "everstep:fleet",
+        user_data: str = "#!/bin/sh\nexec sleep 1000\n",
+        instance_type: str | None = None,
+        **more: Any,
+    ) -> str:
+        """Make a group of its own launch template and instance type, and return its name."""
+        name = f"group-{next(_numbers)}"
+        data = {"ImageId": "ami-12c6146b", "InstanceType": instance_type or f"c7i.{name}", "UserData": encoded(user_data)}
+        template = self.client("ec2").create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)["LaunchTemplate"]
+        self.client("autoscaling").create_auto_scaling_group(
+            **{
+                "AutoScalingGroupName": name,
+                "LaunchTemplate": {"LaunchTemplateId": template["LaunchTemplateId"], "Version": "$Latest"},
+                "MinSize": min_size,
+                "MaxSize": max_size,
+                "DesiredCapacity": desired,
+                "AvailabilityZones": ["us-east-1a"],
+                "Tags": [{"Key": tag, "Value": "f", "PropagateAtLaunch": True}] if tag else [],
+                **more,
+            }
+        )
+        return name
+
+    def group(self, name: str) -> dict[str, Any]:
+        groups: list[dict[str, Any]] = self.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+        return groups[0]
+
+    def members(self, name: str, state: str | None = None) -> list[str]:
+        return [member["InstanceId"] for member in self.group(name)["Instances"] if state in (None, member["LifecycleState"])]
+
+    def in_service(self, name: str, count: int) -> list[str]:
+        """Wait until exactly `count` members are there, all in service, and return their ids."""
+        eventually(lambda: [member["LifecycleState"] for member in self.group(name)["Instances"]] == ["InService"] * count)
+        return self.members(name)
+
+    def instance(self, instance_id: str) -> dict[str, Any]:
+        (reservation,) = self.client("ec2").describe_instances(InstanceIds=[instance_id])["Reservations"]
+        (instance,) = reservation["Instances"]
+        found: dict[str, Any] = instance
+        return found
+
+
+def encoded(user_data: str) -> str:
+    return base64.b64encode(user_data.encode()).decode()
+
+
+@contextmanager
+def served_aws(directory: Path, conditions: Conditions = QUICK) -> Iterator[ServedAws]:
+    """Serve a local AWS until the block ends."""
+    ready, log = directory / "ready.json", directory / "aws.log"
+    words = ["--nodes-directory", str(directory / "nodes"), "--ready-file", str(ready), "--conditions", msgspec.json.encode(conditions).decode()]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "infra.local_cloud", "serve", *words],
+            env=process_environment(str(directory)),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    aws = None
+    try:
+        eventually(lambda: ready.exists() or process.poll() is not None, timeout_seconds=30)
+        assert process.poll() is None, log.read_text()
+        aws = ServedAws(json.loads(ready.read_text())["url"], directory / "nodes", process)
+        yield aws
+    finally:
+        for client in aws._clients.values() if aws else ():
+            client.close()
+        process.terminate()
+        process.wait(20)
