@@ -265,7 +265,6 @@ _SURPLUS = "surplus"
 
 def _surplus(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:
     """End idle nodes beyond what the fleet needs, the newest first, by name."""
-    actions: list[FleetAction] = []
     members = {member.node_id for member in seen.group.members if not member.is_leaving}
     pending = [row for row in table.in_state(NodeState.DRAINING) if row.reason.startswith(_SURPLUS) and row.node_id in members]
     extra = seen.group.desired_count - desired - len(pending)
@@ -275,9 +274,7 @@ def _surplus(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) 
     for row in sorted(idle, key=lambda row: (row.created_at, row.node_id), reverse=True)[: max(0, extra)]:
         table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
         pending.append(table.rows[row.node_id])
-    for row in pending:
-        actions.append(TerminateMember(group=spec.group, node_id=row.node_id, decrement=True, reason=row.reason))
-    return actions
+    return [TerminateMember(group=spec.group, node_id=row.node_id, decrement=True, reason=row.reason) for row in pending]
 
 
 def _reason(seen: FleetObserved, desired: int, *, is_blind: bool) -> str:

@@ -47,7 +47,7 @@ from control_plane.core.states import (
     advance,
 )
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport
-from everstep.protocol.ids import Generation, NodeId
+from everstep.protocol.ids import Generation, NodeId, Step
 from everstep.protocol.plan import GenerationPlan
 
 PROGRESS_SECONDS = 1.0
