@@ -1,0 +1,135 @@
+"""What the agent and its shim say to each other, in `everstep.protocol.codec` frames on the shim's unix socket.
+
+    agent                                  shim
+    ListRanks           ─────▶
+                        ◀─────             Ranks
+    StartRank           ─────▶
+                        ◀─────             RankStarted | RankRefused      as soon as the process is at work
+    StopRanks           ─────▶
+                        ◀─────             RankExited                     for each rank, to every client, once, its record already on disk
+    ForgetRun           ─────▶                                            drops the records of ended ranks
+    Shutdown            ─────▶                                            kills what lives and ends the shim
+
+Invariant: `RankExited` follows `RankStarted` of the same rank; a client that connects later learns both from `Ranks`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import Generation, Rank, RunId
+
+
+class Preload(StrEnum):
+    """How far the template is.
+
+    PENDING: importing; warm starts wait for it. READY: warm starts are forked from it. FAILED: warm starts are served cold; the reason is in
+    `Ranks.preload_error`. NONE: there is nothing to preload; warm starts are served cold.
+    """
+
+    PENDING = "pending"
+    READY = "ready"
+    FAILED = "failed"
+    NONE = "none"
+
+
+class StartRank(Message, frozen=True):
+    """Run a Python file as one rank. All paths are absolute; the environment is the whole environment of the process."""
+
+    run: RunId
+    generation: Generation
+    rank: Rank
+    script: str
+    arguments: tuple[str, ...]
+    working_directory: str
+    environment: dict[str, str]
+    stdout_path: str
+    stderr_path: str
+    warm: bool = True
+
+
+class StopRanks(Message, frozen=True):
+    """Signal the living ranks of a run, all generations up to `generation`. SIGKILL reaches every descendant, others the rank alone."""
+
+    run: RunId | None
+    """None: of every run."""
+    generation: Generation
+    signal: int
+
+
+class ListRanks(Message, frozen=True):
+    """Tell everything; answered by `Ranks`."""
+
+
+class ForgetRun(Message, frozen=True):
+    """Drop the records of this run's ended ranks."""
+
+    run: RunId
+
+
+class Shutdown(Message, frozen=True):
+    """Kill all ranks, record their exits, leave nothing, end."""
+
+
+class RankEnd(Message, frozen=True):
+    """How a rank's process ended."""
+
+    code: int
+    """Exit code, or minus the signal's number."""
+    at_seconds: float
+    """Unix time."""
+    stopped: bool
+    """A `StopRanks` or `Shutdown` had reached it."""
+    text: str = ""
+    """Set when nobody was there to see the exit: why it is known all the same."""
+
+
+class RankRecord(Message, frozen=True):
+    """One rank's process, as it is also on disk."""
+
+    run: RunId
+    generation: Generation
+    rank: Rank
+    pid: int
+    start_ticks: int
+    """Field 22 of /proc/PID/stat: with the pid it names one process for ever."""
+    started_at_seconds: float
+    """Unix time."""
+    is_warm: bool
+    stdout_path: str
+    stderr_path: str
+    end: RankEnd | None = None
+
+
+class RankStarted(Message, frozen=True):
+    record: RankRecord
+
+
+class RankRefused(Message, frozen=True):
+    run: RunId
+    generation: Generation
+    rank: Rank
+    reason: str
+
+
+class RankExited(Message, frozen=True):
+    record: RankRecord
+
+
+class Ranks(Message, frozen=True):
+    """The shim's whole state."""
+
+    pid: int
+    records: tuple[RankRecord, ...]
+    remains_count: int
+    """Processes of ended ranks that are being killed and are not gone yet."""
+    preload: Preload
+    preload_seconds: float = 0.0
+    preload_bytes: int = 0
+    """Resident memory of the template."""
+    preload_error: str = ""
+
+
+ToShim = StartRank | StopRanks | ListRanks | ForgetRun | Shutdown
+FromShim = RankStarted | RankRefused | RankExited | Ranks

@@ -1,0 +1,529 @@
+"""The shim's loop: starts ranks, reaps them, tells every client, and survives them all.
+
+Single-threaded and never blocked for longer than a walk through /proc: a rank's exit is on disk and said within milliseconds. What must be
+true after the shim's own death (who runs, who ended and how) is on disk before it is said.
+
+Invariant: a rank's process passes its gate only when its record is written, and a record without an end names a process that has not been
+reaped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from everstep.protocol import codec
+from everstep.protocol.codec import Message
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.ids import Generation, Rank, RunId
+from worker.shim import launch, processes
+from worker.shim.line import Line
+from worker.shim.messages import (
+    ForgetRun,
+    ListRanks,
+    Preload,
+    RankEnd,
+    RankExited,
+    RankRecord,
+    RankRefused,
+    Ranks,
+    RankStarted,
+    Shutdown,
+    StartRank,
+    StopRanks,
+    ToShim,
+)
+from worker.shim.records import RankRecords
+from worker.shim.template import Forked, ForkFailed, FromTemplate, TemplateFailed, TemplateReady
+
+_CREDENTIALS = struct.Struct("3i")
+_log = logging.getLogger("worker.shim")
+
+RankKey = tuple[RunId, Generation, Rank]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShimOptions:
+    """What a shim is started with."""
+
+    socket_path: Path
+    state_dir: Path
+    modules: tuple[str, ...]
+    """To preload; empty: every rank starts cold."""
+    ready: int | None = None
+    """A pipe that is closed once the socket listens."""
+
+
+@dataclass(slots=True)
+class _Template:
+    """The template's process and the line to it."""
+
+    pid: int
+    line: Line
+    state: Preload = Preload.PENDING
+    seconds: float = 0.0
+    resident_bytes: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A start that has been asked for and is not yet a process."""
+
+    start: StartRank
+    client: Line
+    gate: int | None = None
+    """Our end of the gate once the template was asked."""
+
+
+@dataclass(slots=True)
+class Shim:
+    """The state of one shim; `run` is the loop."""
+
+    options: ShimOptions
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _clients: set[Line] = field(default_factory=set)
+    _records: dict[RankKey, RankRecord] = field(default_factory=dict)
+    _living: dict[int, RankKey] = field(default_factory=dict)
+    _stopped: set[RankKey] = field(default_factory=set)
+    _fences: dict[RunId, Generation] = field(default_factory=dict)
+    """Highest generation that was stopped, by run: nothing of it starts any more."""
+    _waiting: list[_Pending] = field(default_factory=list)
+    """Warm starts that wait for the template."""
+    _forking: list[_Pending] = field(default_factory=list)
+    """Warm starts that the template was asked for, in its order of answers."""
+    _remains: set[processes.Process] = field(default_factory=set)
+    _template: _Template | None = None
+    _is_ending: bool = False
+    _disk: RankRecords = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._disk = RankRecords(self.options.state_dir)
+
+    def run(self) -> None:
+        """Serve until `Shutdown` or SIGTERM, and then until nothing is left below this process.
+
+        Raises:
+            SystemExit: another shim serves this state directory.
+        """
+        lock = self._lock()
+        processes.become_subreaper()
+        self._records = {_key(record): record for record in self._disk.read() if record.end is not None}
+        wake = self._watch_signals()
+        self._start_template()
+        listener = self._listen()
+        if self.options.ready is not None:
+            os.close(self.options.ready)
+        while not (self._is_ending and self._is_bare()):
+            for key, events in self._selector.select():
+                act: Callable[[int], None] = key.data
+                act(events)
+        self.options.socket_path.unlink(missing_ok=True)
+        self._selector.close()
+        for end in (listener, wake, *(client.socket for client in self._clients)):
+            end.close()
+        os.close(lock)
+
+    # --- set-up ---------------------------------------------------------------------------------------------------------------------------
+
+    def _lock(self) -> int:
+        lock = os.open(self.options.state_dir / "shim.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"another shim serves {self.options.state_dir}") from None
+        return lock
+
+    def _watch_signals(self) -> socket.socket:
+        wake, write = socket.socketpair()
+        wake.setblocking(False)
+        write.setblocking(False)
+        signal.set_wakeup_fd(write.detach(), warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, _wake_up)
+
+        def woken(_: int) -> None:
+            numbers = wake.recv(4096)
+            if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+                self._end()
+            self._reap()
+
+        self._selector.register(wake, selectors.EVENT_READ, woken)
+        return wake
+
+    def _listen(self) -> socket.socket:
+        path = self.options.socket_path
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        mask = os.umask(0o177)
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            listener.bind(f"/proc/self/fd/{directory}/{path.name}")  # an address holds 107 bytes, a path any number
+        finally:
+            os.umask(mask)
+            os.close(directory)
+        listener.listen(16)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept(listener))
+        return listener
+
+    # --- clients --------------------------------------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if user != os.geteuid():
+            _log.warning("a client of user %s was refused", user)
+            connection.close()
+            return
+        client = Line(connection)
+        self._clients.add(client)
+        self._selector.register(connection, selectors.EVENT_READ, lambda events: self._serve(client, events))
+
+    def _serve(self, client: Line, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._settle(client, client.flush())
+        if not events & selectors.EVENT_READ or client not in self._clients:
+            return
+        try:
+            frames = client.receive()
+            for frame in frames or ():
+                self._obey(client, codec.decode(frame, ToShim))  # type: ignore[arg-type]
+        except ProtocolError as error:
+            _log.warning("a client was dropped: %s", error)
+            frames = None
+        if frames is None:
+            self._drop(client)
+
+    def _say(self, client: Line, message: Message) -> None:
+        if client in self._clients:
+            self._settle(client, client.send(message))
+
+    def _settle(self, client: Line, is_sound: bool) -> None:
+        if not is_sound:
+            self._drop(client)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.has_unsent else 0)
+        key = self._selector.get_key(client.socket)
+        if key.events != events:
+            self._selector.modify(client.socket, events, key.data)
+
+    def _drop(self, client: Line) -> None:
+        if client not in self._clients:
+            return
+        self._clients.remove(client)
+        self._selector.unregister(client.socket)
+        client.socket.close()
+
+    def _obey(self, client: Line, message: StartRank | StopRanks | ListRanks | ForgetRun | Shutdown) -> None:
+        match message:
+            case StartRank():
+                self._start(client, message)
+            case StopRanks():
+                self._stop(message)
+            case ListRanks():
+                self._say(client, self._state())
+            case ForgetRun(run=run):
+                self._disk.forget(run)
+                self._records = {key: record for key, record in self._records.items() if record.run != run or record.end is None}
+                self._fences.pop(run, None)
+            case Shutdown():
+                self._end()
+
+    def _state(self) -> Ranks:
+        self._remains = {process for process in self._remains if processes.is_alive(process.pid, process.start_ticks)}
+        template = self._template
+        return Ranks(
+            pid=os.getpid(),
+            records=tuple(self._records[key] for key in sorted(self._records)),
+            remains_count=len(self._remains),
+            preload=template.state if template else Preload.NONE,
+            preload_seconds=template.seconds if template else 0.0,
+            preload_bytes=template.resident_bytes if template else 0,
+            preload_error=template.error if template else "",
+        )
+
+    # --- starting -------------------------------------------------------------------------------------------------------------------------
+
+    def _start(self, client: Line, start: StartRank) -> None:
+        refusal = self._refusal(start)
+        if refusal is not None:
+            self._refuse(client, start, refusal)
+            return
+        template = self._template
+        late = launch.needs_cold_start(start.environment, dict(os.environ)) if start.warm else None
+        if late is not None:
+            _log.info("rank %s of generation %s starts cold: %s takes effect at start only", start.rank, start.generation, late)
+        if start.warm and late is None and template is not None and template.state in (Preload.PENDING, Preload.READY):
+            self._waiting.append(_Pending(start, client))
+            self._fork_waiting()
+        else:
+            self._start_cold(client, start)
+
+    def _refusal(self, start: StartRank) -> str | None:
+        key = _key(start)
+        if self._is_ending:
+            return "the shim is ending"
+        if start.generation <= self._fences.get(start.run, -1):
+            return f"generation {start.generation} was stopped"
+        if key in self._records or any(_key(pending.start) == key for pending in (*self._waiting, *self._forking)):
+            return "it was started before"
+        return None
+
+    def _refuse(self, client: Line, start: StartRank, reason: str) -> None:
+        self._say(client, RankRefused(run=start.run, generation=start.generation, rank=start.rank, reason=reason))
+
+    def _start_cold(self, client: Line, start: StartRank) -> None:
+        try:
+            stdout, stderr = _open_output(start)
+            theirs, ours = os.pipe()
+            pid = os.fork()
+        except OSError as error:
+            self._refuse(client, start, str(error))
+            return
+        if pid == 0:
+            try:
+                os.close(ours)
+                launch.settle(stdout, stderr, theirs)
+                launch.execute(start)
+            finally:
+                os._exit(127)
+        for descriptor in (stdout, stderr, theirs):
+            os.close(descriptor)
+        self._admit(client, start, pid, ours, is_warm=False)
+
+    def _fork_waiting(self) -> None:
+        """Hand what waits to the template, if it is ready; or start it cold, if there is no template any more."""
+        template = self._template
+        if template is not None and template.state is Preload.PENDING:
+            return
+        waiting, self._waiting = self._waiting, []
+        for pending in waiting:
+            if template is None or template.state is not Preload.READY:
+                self._start_cold(pending.client, pending.start)
+                continue
+            try:
+                stdout, stderr = _open_output(pending.start)
+                theirs, pending.gate = os.pipe()
+            except OSError as error:
+                self._refuse(pending.client, pending.start, str(error))
+                continue
+            self._forking.append(pending)
+            _send_blocking(template.line.socket, codec.frame(pending.start), [stdout, stderr, theirs])
+            for descriptor in (stdout, stderr, theirs):
+                os.close(descriptor)
+
+    def _admit(self, client: Line, start: StartRank, pid: int, gate: int, *, is_warm: bool) -> None:
+        """Record a process that stands at its gate, and let it go."""
+        process = processes.find(pid)
+        if process is None or start.generation <= self._fences.get(start.run, -1) or self._is_ending:
+            os.close(gate)  # its end sends it away
+            self._refuse(client, start, f"generation {start.generation} was stopped" if process else "it ended at once")
+            return
+        record = RankRecord(
+            run=start.run,
+            generation=start.generation,
+            rank=start.rank,
+            pid=pid,
+            start_ticks=process.start_ticks,
+            started_at_seconds=time.time(),
+            is_warm=is_warm,
+            stdout_path=start.stdout_path,
+            stderr_path=start.stderr_path,
+        )
+        self._disk.write(record)
+        self._records[_key(record)] = record
+        self._living[pid] = _key(record)
+        try:
+            os.write(gate, launch.GO)
+        except BrokenPipeError:
+            _log.info("rank %s ended at its gate", start.rank)  # its exit is reported like any other
+        os.close(gate)
+        self._say(client, RankStarted(record=record))
+
+    # --- the template ---------------------------------------------------------------------------------------------------------------------
+
+    def _start_template(self) -> None:
+        if not self.options.modules:
+            return
+        ours, theirs = socket.socketpair()
+        theirs.set_inheritable(True)
+        modules = [word for name in self.options.modules for word in ("--preload", name)]
+        command = [sys.executable, "-u", "-P", "-m", "worker.shim", "--template-fd", str(theirs.fileno()), *modules]
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+                os.execv(sys.executable, command)
+            finally:
+                os._exit(127)
+        theirs.close()
+        template = self._template = _Template(pid, Line(ours))
+        self._selector.register(ours, selectors.EVENT_READ, lambda _: self._hear_template(template))
+
+    def _hear_template(self, template: _Template) -> None:
+        frames = template.line.receive()
+        if frames is None:
+            self._hang_up(template)  # its exit follows
+        for frame in frames or ():
+            match codec.decode(frame, FromTemplate):  # type: ignore[arg-type]
+                case TemplateReady(seconds=seconds, resident_bytes=resident):
+                    template.state, template.seconds, template.resident_bytes = Preload.READY, seconds, resident
+                    _log.info("warm starts are ready after %.1f s, %d MiB", seconds, resident >> 20)
+                case TemplateFailed(reason=reason):
+                    template.state, template.error = Preload.FAILED, reason
+                    _log.error("ranks start cold: the preload failed: %s", reason)
+                case Forked(pid=pid):
+                    pending = self._forking.pop(0)
+                    assert pending.gate is not None
+                    self._admit(pending.client, pending.start, pid, pending.gate, is_warm=True)
+                case ForkFailed(reason=reason):
+                    pending = self._forking.pop(0)
+                    assert pending.gate is not None
+                    os.close(pending.gate)
+                    self._refuse(pending.client, pending.start, f"the fork failed: {reason}")
+        self._fork_waiting()
+
+    def _hang_up(self, template: _Template) -> None:
+        if template.line.socket.fileno() >= 0:
+            self._selector.unregister(template.line.socket)
+            template.line.socket.close()
+
+    def _bury_template(self, template: _Template) -> None:
+        """The template has ended. What it was asked for starts cold; a template that had been ready is started again."""
+        self._hear_template(template)
+        self._hang_up(template)
+        lost, self._forking = self._forking, []
+        for pending in lost:
+            assert pending.gate is not None
+            os.close(pending.gate)
+        was_ready = template.state is Preload.READY
+        template.state, template.error = Preload.FAILED, template.error or "the template's process was killed"
+        self._waiting = [*lost, *self._waiting]
+        self._fork_waiting()
+        if was_ready and not self._is_ending:
+            _log.warning("the template has ended; starting another")
+            self._start_template()
+
+    # --- ending ---------------------------------------------------------------------------------------------------------------------------
+
+    def _stop(self, stop: StopRanks) -> None:
+        if stop.run is not None:
+            self._fences[stop.run] = max(stop.generation, self._fences.get(stop.run, Generation(-1)))
+        for pending in [pending for pending in self._waiting if _is_meant(stop, _key(pending.start))]:
+            self._waiting.remove(pending)
+            self._refuse(pending.client, pending.start, "it was stopped before it started")
+        for pid, key in list(self._living.items()):
+            if not _is_meant(stop, key):
+                continue
+            self._stopped.add(key)
+            if stop.signal == signal.SIGKILL:
+                self._remains |= processes.kill_tree(pid)
+            else:
+                processes.send([pid], stop.signal)
+
+    def _end(self) -> None:
+        self._is_ending = True
+        waiting, self._waiting = self._waiting, []
+        for pending in waiting:
+            self._refuse(pending.client, pending.start, "the shim is ending")
+        for pid, key in self._living.items():
+            self._stopped.add(key)
+            processes.kill_tree(pid)
+        if self._template is not None:
+            processes.send([self._template.pid], signal.SIGKILL)
+        self._sweep()
+
+    def _is_bare(self) -> bool:
+        """Whether no process is left below this one; kills those that are."""
+        self._reap()
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True
+        return False
+
+    def _reap(self) -> None:
+        """Take note of every child that has ended, then end what they left behind."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                break
+            if ended is None:
+                break
+            key = self._living.pop(ended.si_pid, None)
+            if key is not None:
+                self._record_end(key, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+                # Not reaped yet: its zombie keeps the pid, so the session that is ended here can be no other's.
+                self._remains |= processes.kill_tree(ended.si_pid)
+            os.waitpid(ended.si_pid, 0)
+            if self._template is not None and ended.si_pid == self._template.pid:
+                self._bury_template(self._template)
+        self._sweep()
+
+    def _record_end(self, key: RankKey, code: int) -> None:
+        end = RankEnd(code=code, at_seconds=time.time(), stopped=key in self._stopped)
+        record = self._records[key] = msgspec.structs.replace(self._records[key], end=end)
+        self._stopped.discard(key)
+        self._disk.write(record)
+        for client in list(self._clients):
+            self._say(client, RankExited(record=record))
+
+    def _sweep(self) -> None:
+        """When no rank lives, whatever else has come to this process is what ranks left in sessions of their own: end it."""
+        if self._living or self._forking:
+            return
+        template = self._template.pid if self._template is not None else None
+        for pid in processes.children(os.getpid()) - {template}:
+            self._remains |= processes.kill_tree(pid)
+
+
+def _wake_up(number: int, frame: object) -> None:
+    """Let a signal do no more than write to the wake-up socket."""
+
+
+def _key(message: RankRecord | StartRank) -> RankKey:
+    return (message.run, message.generation, message.rank)
+
+
+def _is_meant(stop: StopRanks, key: RankKey) -> bool:
+    run, generation, _ = key
+    return (stop.run is None or stop.run == run) and generation <= stop.generation
+
+
+def _open_output(start: StartRank) -> tuple[int, int]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    stdout = os.open(start.stdout_path, flags, 0o600)
+    try:
+        return stdout, os.open(start.stderr_path, flags, 0o600)
+    except OSError:
+        os.close(stdout)
+        raise
+
+
+def _send_blocking(line: socket.socket, data: bytes, descriptors: list[int]) -> None:
+    """Send to a reader that is known to read; its death is noticed elsewhere."""
+    line.setblocking(True)
+    try:
+        line.sendall(data[socket.send_fds(line, [data], descriptors) :])
+    except OSError:
+        _log.warning("the template does not hear")
+    finally:
+        line.setblocking(False)

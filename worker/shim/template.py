@@ -1,0 +1,135 @@
+"""The template: a process that has imported what ranks import, and is forked to make them.
+
+    shim                                   template
+    (exec)
+                        ◀─────             TemplateReady | TemplateFailed
+    StartRank + 3 fds   ─────▶             (stdout, stderr, gate)
+                        ◀─────             Forked | ForkFailed
+
+It forks twice and lets the one in the middle end, so that the rank's parent is the shim. Nothing of the user's ever runs in here.
+
+Invariant: single-threaded; ends when the shim ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from everstep.protocol import codec
+from everstep.protocol.codec import Message
+from worker.shim import launch, processes
+from worker.shim.messages import StartRank
+from worker.shim.preload import preload
+
+_PID = struct.Struct("<q")
+_DESCRIPTOR_COUNT = 3
+
+
+class TemplateReady(Message, frozen=True):
+    seconds: float
+    resident_bytes: int
+
+
+class TemplateFailed(Message, frozen=True):
+    reason: str
+
+
+class Forked(Message, frozen=True):
+    pid: int
+
+
+class ForkFailed(Message, frozen=True):
+    reason: str
+
+
+FromTemplate = TemplateReady | TemplateFailed | Forked | ForkFailed
+
+
+def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
+    """Import, then fork a rank for every request until the shim goes away.
+
+    Args:
+        line: the stream socket to the shim; blocking.
+        modules: what to import.
+
+    Raises:
+        SystemExit: always; in the template when the shim is gone, in a rank when its script has ended.
+    """
+    processes.die_with_parent()
+    processes.set_name("rank template")
+    begun = time.monotonic()
+    try:
+        preload(modules)
+    except Exception as error:  # whatever a library raises while it is imported, the shim has to know
+        line.sendall(codec.frame(TemplateFailed(reason=f"{type(error).__name__}: {error}")))
+        raise SystemExit(1) from error
+    line.sendall(codec.frame(TemplateReady(seconds=time.monotonic() - begun, resident_bytes=processes.resident_bytes(os.getpid()))))
+    start = _serve(line)
+    if start is None:
+        raise SystemExit(0)
+    line.close()
+    launch.become(start)
+
+
+def _serve(line: socket.socket) -> StartRank | None:
+    """Answer requests; return None when the shim is gone, and in each new rank what it is to run."""
+    while True:
+        prefix, descriptors, _, _ = socket.recv_fds(line, codec.LENGTH.size, _DESCRIPTOR_COUNT)
+        if not prefix:
+            return None
+        start = codec.decode(_receive(line, codec.frame_length(prefix + _receive(line, codec.LENGTH.size - len(prefix)))), StartRank)
+        try:
+            pid = _fork_twice()
+        except OSError as error:
+            line.sendall(codec.frame(ForkFailed(reason=str(error))))
+        else:
+            if pid == 0:
+                launch.settle(*descriptors)
+                return start
+            line.sendall(codec.frame(Forked(pid=pid)))
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _fork_twice() -> int:
+    """Return 0 in the grandchild, and its pid in this process once the grandchild has the shim for a parent.
+
+    Raises:
+        OSError: one of the forks failed.
+    """
+    read, write = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        try:
+            pid = os.fork()
+            if pid == 0:
+                os.close(read)
+                os.close(write)
+                return 0
+            os.write(write, _PID.pack(pid))
+        except OSError as error:
+            os.write(write, _PID.pack(-(error.errno or 1)))
+        os._exit(0)
+    os.close(write)
+    answer = os.read(read, _PID.size)
+    os.close(read)
+    os.waitpid(middle, 0)
+    (pid,) = _PID.unpack(answer) if answer else (-1,)
+    if pid < 0:
+        raise OSError(-pid, os.strerror(-pid))
+    return int(pid)
+
+
+def _receive(line: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        piece = line.recv(count - len(data))
+        if not piece:
+            raise SystemExit(0)
+        data += piece
+    return bytes(data)
