@@ -1,0 +1,111 @@
+"""Where the client finds the service and its token.
+
+    1. what is passed to `client()`
+    2. EVERSTEP_ENDPOINT_URL, EVERSTEP_TOKEN
+    3. $XDG_CONFIG_HOME/everstep/config.toml (~/.config/everstep/config.toml): endpoint_url = "…", token = "…"
+
+Invariant: a token never leaves this machine unencrypted, and is never read from a file that others can read.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from everstep.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Whom to call, as whom."""
+
+    endpoint_url: str
+    token: str = field(repr=False)
+
+
+def load(endpoint_url: str | None = None, token: str | None = None, environment: Mapping[str, str] = os.environ) -> ClientConfig:
+    """Return the configuration that counts.
+
+    Args:
+        endpoint_url: of the service; wins over all else.
+        token: wins over all else.
+        environment: the process's.
+
+    Returns:
+        Where to call, and the token to send.
+
+    Raises:
+        ConfigurationError: something is missing, the endpoint is not a URL, or the token would be at risk.
+    """
+    filed = _read_file(_path(environment)) if not (endpoint_url and token) else {}
+    url = endpoint_url or environment.get("EVERSTEP_ENDPOINT_URL") or filed.get("endpoint_url")
+    secret = token or environment.get("EVERSTEP_TOKEN") or filed.get("token")
+    hint = (
+        'Local cloud: eval "$(everstep local env)". Otherwise set EVERSTEP_ENDPOINT_URL and EVERSTEP_TOKEN, or write ~/.config/everstep/config.toml.'
+    )
+    if not url:
+        raise ConfigurationError("No endpoint is configured.", hint=hint)
+    if not secret:
+        raise ConfigurationError(f"No token is configured for {url}.", hint=hint)
+    return ClientConfig(checked_endpoint(url), secret.strip())
+
+
+def checked_endpoint(url: str) -> str:
+    """Return the endpoint without a trailing slash.
+
+    Raises:
+        ConfigurationError: it is not an http(s) URL, or is plain http to another machine.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError(f"The endpoint {url!r} is not an http or https URL.")
+    if parts.username or parts.password:
+        raise ConfigurationError("The endpoint holds a user name or a password.", hint="Set EVERSTEP_TOKEN instead.")
+    if parts.scheme == "http" and not is_this_machine(parts.hostname):
+        raise ConfigurationError(
+            f"The endpoint {url} is plain http to another machine: the token would cross the network in the clear.", hint="Use its https endpoint."
+        )
+    return url.rstrip("/")
+
+
+def is_this_machine(host: str) -> bool:
+    """Say whether a host is this machine by its very address; other names are not resolved and not trusted."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _path(environment: Mapping[str, str]) -> Path:
+    home = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".config"
+    return Path(home) / "everstep" / "config.toml"
+
+
+def _read_file(path: Path) -> dict[str, str]:
+    try:
+        text = path.read_text()
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}.") from error
+    unknown = sorted(values.keys() - {"endpoint_url", "token"})
+    if unknown:
+        raise ConfigurationError(f"{path} has settings that are not known: {', '.join(unknown)}.", hint="It may have endpoint_url and token.")
+    wrong = sorted(name for name, value in values.items() if not isinstance(value, str))
+    if wrong:
+        raise ConfigurationError(f"{path}: {', '.join(wrong)} must be text.")
+    if "token" in values and mode & 0o077:
+        raise ConfigurationError(f"{path} holds a token and can be read by others.", hint=f"chmod 600 {path}")
+    return values

@@ -1,0 +1,91 @@
+"""A source directory as an archive: the same bytes for the same files, on any machine and at any time.
+
+Invariant: an archive holds regular files and directories only; whatever else is in the directory is refused by name, never followed or dropped.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from everstep.errors import SourceRefused
+
+LEFT_OUT = frozenset(
+    {".git", ".hg", ".svn", "__pycache__", ".venv", ".everstep", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints"}
+)
+"""Directories (and files) of these names are no part of a program."""
+
+
+def pack(directory: Path, into: BinaryIO) -> str:
+    """Write a directory as a gzipped tar.
+
+    Args:
+        directory: what to pack; its content comes to the archive's top.
+        into: a binary file, written from its current position.
+
+    Returns:
+        The archive's SHA-256, hexadecimal: the source's id.
+
+    Raises:
+        SourceRefused: it is not a directory, holds a link or a special file, or no file at all.
+    """
+    if not directory.is_dir():
+        raise SourceRefused(f"{directory} is not a directory.")
+    target = _Digesting(into)
+    file_count = 0
+    # No name and no time in the gzip header, and none of the machine's users in the tar.
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=target, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for path in _members(directory):
+            name = path.relative_to(directory).as_posix()
+            entry = tarfile.TarInfo(name)
+            if path.is_dir():
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                archive.addfile(entry)
+                continue
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                entry.size, entry.mode = status.st_size, 0o755 if status.st_mode & stat.S_IXUSR else 0o644
+                archive.addfile(entry, file)
+            file_count += 1
+    if not file_count:
+        raise SourceRefused(f"{directory} holds no file to run.")
+    return target.digest.hexdigest()
+
+
+def _members(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.iterdir(), key=lambda entry: entry.name):
+        if path.name in LEFT_OUT or path.suffix == ".pyc":
+            continue
+        if path.is_symlink():
+            raise SourceRefused(f"{path} is a link (to {path.readlink()}).", hint="Copy what it points to into the source directory, or remove it.")
+        if path.is_dir():
+            yield path
+            yield from _members(path)
+        elif path.is_file():
+            yield path
+        else:
+            raise SourceRefused(f"{path} is neither a file nor a directory.")
+
+
+class _Digesting:
+    """A file that knows the digest of what was written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
