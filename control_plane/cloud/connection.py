@@ -90,15 +90,17 @@ class Connection:
 
     Args:
         settings: which cloud.
+        max_attempts: of one call, the first included; botocore waits between them.
 
     Raises:
         EndpointRefused: local mode without an endpoint, or with one that is not on this machine. No request was made.
     """
 
-    def __init__(self, settings: CloudSettings) -> None:
+    def __init__(self, settings: CloudSettings, *, max_attempts: int = MAX_ATTEMPTS) -> None:
         if settings.mode is CloudMode.LOCAL and not (settings.endpoint_url and is_loopback(settings.endpoint_url)):
             raise EndpointRefused(f"local mode needs an endpoint on this machine (127.0.0.0/8 or ::1), not {settings.endpoint_url!r}")
         self.settings = settings
+        self._max_attempts = max_attempts
         core = _local_session() if settings.mode is CloudMode.LOCAL else botocore.session.Session()
         self._session = boto3.Session(botocore_session=core, region_name=settings.region, **self._keys())
         self._clients: dict[str, Any] = {}
@@ -135,7 +137,7 @@ class Connection:
         config = Config(
             connect_timeout=CONNECT_TIMEOUT_SECONDS,
             read_timeout=READ_TIMEOUT_SECONDS,
-            retries={"mode": "standard", "total_max_attempts": MAX_ATTEMPTS},
+            retries={"mode": "standard", "total_max_attempts": self._max_attempts},
             max_pool_connections=32,
             user_agent_extra="everstep",
             s3={"addressing_style": "path"} if self.settings.endpoint_url else None,

@@ -1,0 +1,134 @@
+"""`control_plane.cloud.objects.ObjectStore`: one suite, run against memory and against boto3 on the local S3."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
+
+import pytest
+
+from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from control_plane.cloud.errors import InvalidRequest, NotFound, PreconditionFailed
+from control_plane.cloud.fake import MemoryObjectStore
+from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectStore
+from control_plane.cloud.s3 import S3ObjectStore
+from everstep.protocol.plan import ObjectReference
+from tests.unit.local_cloud.served import ServedAws, served_aws
+
+BUCKET = "store"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAws]:
+    with served_aws(tmp_path_factory.mktemp("aws")) as aws:
+        aws.client("s3").create_bucket(Bucket=BUCKET)
+        yield aws
+
+
+@pytest.fixture(params=["memory", "s3"])
+def store(request: pytest.FixtureRequest) -> ObjectStore:
+    if request.param == "memory":
+        return MemoryObjectStore(BUCKET)
+    served: ServedAws = request.getfixturevalue("served")
+    return S3ObjectStore(Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=served.url)))
+
+
+@pytest.fixture
+def prefix() -> ObjectReference:
+    return ObjectReference(bucket=BUCKET, key=f"{uuid4().hex}/")
+
+
+def below(prefix: ObjectReference, name: str) -> ObjectReference:
+    return ObjectReference(bucket=prefix.bucket, key=prefix.key + name)
+
+
+def test_what_is_put_is_what_is_got(store: ObjectStore, prefix: ObjectReference) -> None:
+    reference, body = below(prefix, "a=1/b c+d.json"), b"content"
+    info = store.put(reference, body)
+    assert (info.reference, info.size_bytes) == (reference, 7)
+    assert info.etag == hashlib.md5(body, usedforsecurity=False).hexdigest()
+    assert info.modified_at.tzinfo is not None
+    assert store.get(reference) == body
+    assert store.head(reference) == info
+    store.put(reference, b"other")
+    assert store.get(reference) == b"other"
+
+
+def test_one_of_many_conditional_puts_wins(store: ObjectStore, prefix: ObjectReference) -> None:
+    reference = below(prefix, "manifest.json")
+
+    def put(number: int) -> int | None:
+        try:
+            store.put(reference, str(number).encode(), if_absent=True)
+        except PreconditionFailed:
+            return None
+        return number
+
+    with ThreadPoolExecutor(8) as threads:
+        winners = [number for number in threads.map(put, range(8)) if number is not None]
+    assert len(winners) == 1
+    assert store.get(reference) == str(winners[0]).encode()
+
+
+def test_a_range_is_streamed(store: ObjectStore, prefix: ObjectReference) -> None:
+    reference = below(prefix, "log")
+    body = bytes(range(256)) * (STREAM_CHUNK_BYTES // 256) * 2 + b"end"
+    store.put(reference, body)
+    chunks = list(store.stream(reference))
+    assert b"".join(chunks) == body
+    assert max(map(len, chunks)) <= STREAM_CHUNK_BYTES
+    assert b"".join(store.stream(reference, start=10, end=20)) == body[10:20]
+    assert b"".join(store.stream(reference, start=len(body) - 3)) == b"end"
+    assert b"".join(store.stream(reference, start=len(body) - 1, end=10**9)) == b"d"
+    assert list(store.stream(reference, start=len(body))) == []
+    assert list(store.stream(reference, start=5, end=5)) == []
+
+
+def test_a_stream_may_be_left_early(store: ObjectStore, prefix: ObjectReference) -> None:
+    reference = below(prefix, "log")
+    store.put(reference, bytes(3 * STREAM_CHUNK_BYTES))
+    stream = iter(store.stream(reference))
+    assert len(next(stream)) > 0
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_a_large_file_is_put_and_stays_its_openers(store: ObjectStore, prefix: ObjectReference) -> None:
+    reference = below(prefix, "source.tar.gz")
+    body = hashlib.sha256(b"seed").digest() * (18 * 1024 * 1024 // 32)
+    file = io.BytesIO(b"skipped" + body)
+    file.seek(7)
+    assert store.put_file(reference, file).size_bytes == len(body)
+    assert not file.closed
+    assert hashlib.sha256(b"".join(store.stream(reference))).digest() == hashlib.sha256(body).digest()
+
+
+def test_listing_is_by_prefix_in_key_order(store: ObjectStore, prefix: ObjectReference) -> None:
+    for name in ("b", "a/2", "a/1", "c"):
+        store.put(below(prefix, name), name.encode())
+    assert [info.reference.key.removeprefix(prefix.key) for info in store.list(prefix)] == ["a/1", "a/2", "b", "c"]
+    assert [info.size_bytes for info in store.list(below(prefix, "a/"))] == [3, 3]
+    assert list(store.list(below(prefix, "none"))) == []
+
+
+def test_deletion_is_by_prefix_and_never_of_everything(store: ObjectStore, prefix: ObjectReference) -> None:
+    for name in ("a/1", "a/2", "b"):
+        store.put(below(prefix, name), b"")
+    assert store.delete_prefix(below(prefix, "a/")) == 2
+    assert store.delete_prefix(below(prefix, "a/")) == 0
+    assert [info.reference for info in store.list(prefix)] == [below(prefix, "b")]
+    with pytest.raises(InvalidRequest):
+        store.delete_prefix(ObjectReference(bucket=BUCKET, key=""))
+
+
+def test_what_is_missing_is_not_found(store: ObjectStore, prefix: ObjectReference) -> None:
+    reference = below(prefix, "none")
+    for call in (lambda: store.get(reference), lambda: store.head(reference), lambda: list(store.stream(reference))):
+        with pytest.raises(NotFound):
+            call()
+    nowhere = ObjectReference(bucket="no-such-bucket", key="k")
+    for call in (lambda: store.put(nowhere, b""), lambda: store.get(nowhere), lambda: list(store.list(nowhere))):
+        with pytest.raises(NotFound):
+            call()
