@@ -1,0 +1,175 @@
+"""The local AWS can never be real AWS, whatever the user's configuration says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control_plane.cloud import connection as control_plane_side
+from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from control_plane.cloud.errors import EndpointRefused as ControlPlaneRefused
+from infra.local_cloud.environment import POISONOUS, aws_variables, is_loopback, local_client, process_environment
+from infra.local_cloud.errors import EndpointRefused
+
+REAL = "https://s3.us-east-1.amazonaws.com"
+ELSEWHERE = [REAL, "http://10.0.0.1:80", "http://127.0.0.1.evil.example", "http://evil.example#127.0.0.1", "http://127.0.0.1@evil.example", "", "//"]
+
+
+class Recorder(HTTPServer):
+    """Answers everything with an empty 200 and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str]] = []
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Recorder
+
+    def do_GET(self) -> None:
+        self.server.requests.append((self.path, self.headers.get("Authorization", "")))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def recorder() -> Any:
+    with Recorder() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> dict[str, str]:
+    """A user who works with real AWS: files, variables, a proxy; every trap leads to the recorder's port on another name."""
+    home = tmp_path / "home"
+    (home / ".aws").mkdir(parents=True)
+    trap = "http://trap.invalid:1"
+    config = (
+        f"[default]\nregion = eu-central-1\nendpoint_url = {trap}\nuse_fips_endpoint = true\n"
+        f"[profile work]\nregion = eu-west-1\nservices = s\n[services s]\ns3 =\n  endpoint_url = {trap}\n"
+    )
+    keys = "aws_access_key_id = AKIAREALREALREALREAL\naws_secret_access_key = real/real/real\naws_session_token = real\n"
+    (home / ".aws" / "config").write_text(config)
+    (home / ".aws" / "credentials").write_text(f"[default]\n{keys}[work]\n{keys}")
+    variables = {
+        "HOME": str(home),
+        "AWS_PROFILE": "no-such-profile",
+        "AWS_CONFIG_FILE": str(home / ".aws" / "config"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(home / ".aws" / "credentials"),
+        "AWS_ACCESS_KEY_ID": "AKIAREALREALREALREAL",
+        "AWS_SECRET_ACCESS_KEY": "real/real/real",
+        "AWS_SESSION_TOKEN": "real",
+        "AWS_REGION": "eu-west-3",
+        "AWS_DEFAULT_REGION": "eu-west-3",
+        "AWS_ENDPOINT_URL": trap,
+        "AWS_ENDPOINT_URL_S3": trap,
+        "AWS_ENDPOINT_URL_AUTO_SCALING": trap,
+        "AWS_CA_BUNDLE": "/no/such/bundle",
+        "AWS_USE_FIPS_ENDPOINT": "true",
+        "AWS_USE_DUALSTACK_ENDPOINT": "true",
+        "HTTP_PROXY": trap,
+        "http_proxy": trap,
+        "HTTPS_PROXY": trap,
+        "ALL_PROXY": trap,
+    }
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return variables
+
+
+def control_plane_client(service: str, url: str) -> Any:
+    return Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=url)).client(service)
+
+
+@pytest.mark.parametrize("make", [local_client, control_plane_client])
+def test_a_poisoned_configuration_changes_nothing(make: Any, recorder: Recorder, poison: dict[str, str]) -> None:
+    client = make("s3", recorder.url)
+    client.get_object(Bucket="b", Key="k")
+    client.close()
+    (path, authorization) = recorder.requests[0]
+    assert path == "/b/k"
+    assert "Credential=everstep-local/" in authorization
+    assert "/us-east-1/s3/" in authorization
+    assert client.meta.region_name == "us-east-1"
+    assert "AKIA" not in authorization
+
+
+@pytest.mark.parametrize("make", [local_client, control_plane_client])
+@pytest.mark.parametrize("url", ELSEWHERE)
+def test_another_machine_is_refused_before_the_first_call(make: Any, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody_asks(*_: object, **__: object) -> None:
+        raise AssertionError("a name was looked up")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody_asks)
+    with pytest.raises((EndpointRefused, ControlPlaneRefused)):
+        make("s3", url)
+
+
+@pytest.mark.parametrize("make", [local_client, control_plane_client])
+def test_a_client_that_is_led_elsewhere_refuses_to_go(make: Any, recorder: Recorder) -> None:
+    client = make("s3", recorder.url)
+
+    def lead_away(request: Any, **_: object) -> None:
+        request.url = REAL
+
+    client.meta.events.register("before-sign.s3", lead_away)
+    with pytest.raises((EndpointRefused, ControlPlaneRefused), match="amazonaws"):
+        client.get_object(Bucket="b", Key="k")
+    client.close()
+    assert recorder.requests == []
+
+
+def test_local_mode_without_an_endpoint_is_refused() -> None:
+    with pytest.raises(ControlPlaneRefused):
+        Connection(CloudSettings(mode=CloudMode.LOCAL))
+
+
+@pytest.mark.parametrize("module", [control_plane_side.is_loopback, is_loopback])
+def test_loopback_is_told_by_address(module: Any) -> None:
+    for url in ("http://127.0.0.1:1", "http://127.9.8.7", "http://[::1]:5", "http://localhost:80"):
+        assert module(url), url
+    for url in ELSEWHERE:
+        assert not module(url), url
+
+
+def test_processes_get_an_environment_made_from_nothing(poison: dict[str, str]) -> None:
+    made = {**process_environment("/marker"), **aws_variables("http://127.0.0.1:7")}
+    assert made["HOME"] == poison["HOME"]
+    assert made["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+    assert made["EVERSTEP_LOCAL_CLUSTER"] == "/marker"
+    assert not any("real" in value.lower() or "trap" in value for name, value in made.items() if name != "HOME")
+    assert not set(made) & set(POISONOUS)
+
+
+def test_boto3_itself_in_such_a_process_goes_nowhere_else(recorder: Recorder, poison: dict[str, str]) -> None:
+    environment = {**process_environment("/marker"), **aws_variables(recorder.url)}
+    code = "import boto3; boto3.client('s3').get_object(Bucket='b', Key='k')"
+    subprocess.run([sys.executable, "-P", "-c", code], env=environment, check=True, timeout=30)
+    assert "Credential=everstep-local/" in recorder.requests[0][1]
+
+
+def test_variables_for_another_machine_are_not_made() -> None:
+    with pytest.raises(EndpointRefused):
+        aws_variables(REAL)

@@ -1,0 +1,115 @@
+"""Instances as process trees."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.local_cloud.environment import process_environment
+from infra.local_cloud.instance_init import memory_directory
+from infra.local_cloud.instances import InstanceRunner, RunningInstance
+from infra.local_cloud.processes import descendants, identify
+from tests.unit.local_cloud.served import eventually
+
+DAEMON = b"#!/bin/sh\n(setsid sh -c 'setsid sleep 1000 & sleep 1000' &)\necho ready\nexec sleep 1000\n"
+
+
+def instance(tmp_path: Path, user_data: bytes = DAEMON) -> RunningInstance:
+    return RunningInstance(instance_id=f"i-{tmp_path.name}", boot=1, address="127.3.4.5", user_data=user_data)
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[InstanceRunner]:
+    runner = InstanceRunner(tmp_path, process_environment(str(tmp_path)))
+    yield runner
+    runner.end_all()
+
+
+def console(tmp_path: Path, wanted: RunningInstance) -> str:
+    return (tmp_path / wanted.instance_id / "console.log").read_text()
+
+
+def test_everything_below_an_instance_goes_with_it(runner: InstanceRunner, tmp_path: Path) -> None:
+    wanted = instance(tmp_path)
+    runner.reconcile([wanted])
+    pid = runner.pids()[wanted.instance_id]
+    eventually(lambda: len(descendants(pid)) == 4)
+    below = [*descendants(pid), identify(pid)]
+    memory_directory(wanted.instance_id).mkdir()
+    runner.reconcile([wanted])
+    assert runner.pids() == {wanted.instance_id: pid}, "what runs is left alone"
+    runner.reconcile([])
+    assert not any(process and process.is_alive for process in below)
+    assert not memory_directory(wanted.instance_id).exists()
+    assert runner.pids() == {}
+
+
+def test_another_boot_is_another_machine(runner: InstanceRunner, tmp_path: Path) -> None:
+    wanted = instance(tmp_path)
+    runner.reconcile([wanted])
+    first = identify(runner.pids()[wanted.instance_id])
+    runner.reconcile([replace(wanted, boot=2)])
+    assert first is not None
+    assert not first.is_alive
+    assert runner.pids()[wanted.instance_id] != first.pid
+
+
+def test_an_instance_outlives_its_user_data_and_says_how_that_ended(runner: InstanceRunner, tmp_path: Path) -> None:
+    wanted = instance(tmp_path, b"#!/bin/sh\nexit 3\n")
+    runner.reconcile([wanted])
+    eventually(lambda: "user data ended with code 3" in console(tmp_path, wanted))
+    process = identify(runner.pids()[wanted.instance_id])
+    assert process is not None
+    assert process.is_alive
+
+
+def test_user_data_that_cannot_run_harms_nobody(runner: InstanceRunner, tmp_path: Path) -> None:
+    wanted = instance(tmp_path, b"no interpreter")
+    runner.reconcile([wanted])
+    eventually(lambda: "Exec format error" in console(tmp_path, wanted))
+    runner.reconcile([])
+
+
+def test_its_files_are_its_owners_alone(runner: InstanceRunner, tmp_path: Path) -> None:
+    wanted = instance(tmp_path)
+    runner.reconcile([wanted])
+    assert (tmp_path / wanted.instance_id).stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / wanted.instance_id / "user-data").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_instances_follow_a_dead_cloud(tmp_path: Path, number: signal.Signals) -> None:
+    wanted = instance(tmp_path)
+    code = (
+        "import sys, threading\nfrom pathlib import Path\nfrom infra.local_cloud.instances import *\n"
+        f"runner = InstanceRunner(Path({str(tmp_path)!r}), {process_environment(str(tmp_path))!r})\n"
+        f"runner.reconcile([RunningInstance(instance_id={wanted.instance_id!r}, boot=1, address='127.3.4.5', user_data={DAEMON!r})])\n"
+        "print(next(iter(runner.pids().values())), flush=True)\nthreading.Event().wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE) as cloud:
+        assert cloud.stdout is not None
+        pid = int(cloud.stdout.readline())
+        eventually(lambda: len(descendants(pid)) == 4)
+        left = [*descendants(pid), identify(pid)]
+        memory_directory(wanted.instance_id).mkdir()
+        cloud.send_signal(number)
+        cloud.wait()
+    eventually(lambda: not any(process and process.is_alive for process in left))
+    eventually(lambda: not memory_directory(wanted.instance_id).exists())
+
+
+def test_init_ends_at_once_when_the_cloud_is_dead_already(tmp_path: Path) -> None:
+    script = tmp_path / "user-data"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    script.chmod(0o700)
+    not_the_parent = str(os.getppid())
+    ended = subprocess.run([sys.executable, "-P", "-m", "infra.local_cloud.instance_init", not_the_parent, "i-0", str(script)], timeout=20)
+    assert ended.returncode == 1
+    assert not (tmp_path / "ran").exists()
