@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from everstep.protocol.rank_messages import StopState
+from everstep.protocol.rank_messages import StopState, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.rounds import NONE, Shard
 from worker.core.slots import Content
@@ -77,7 +77,7 @@ class OwnedShard:
                 committed=self.core.committed,
                 proposed=FINISHED if is_finished else self.core.proposed,
                 slot=self.granted_slot,
-                vote_step=self.core.proposed,
+                vote_step=NONE if self.core.vote is Vote.NONE else self.core.proposed,
                 vote=self.core.vote,
                 stop=half.stop if stop is None else stop,
                 stop_state=half.stop_state if stop_state is None else stop_state,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from everstep.protocol.agent_messages import MetricPoint, NodeFault
 from everstep.protocol.codec import Message
@@ -53,7 +53,7 @@ class RankLines:
         shards: Mapping[Rank, OwnedShard],
         store: SlotStore,
         *,
-        keep: Callable[[Rank], set[Content]],
+        keep: Callable[[Rank], Collection[Content]],
         on_change: Callable[[], None],
         on_round_change: Callable[[], None],
         slot_count: int,

@@ -63,6 +63,24 @@ def writable(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None
     return min(free, key=cost)
 
 
+def kept(committed: Content | None, planned: Collection[Content], base: Content | None) -> frozenset[Content]:
+    """Return what may not be overwritten of one shard on this node.
+
+    Called before every grant and once at Load.
+
+    Args:
+        committed: C of the generation as far as anybody here knows, or None before its first commit.
+        planned: the plan's keep list for this shard: what the lineage has up to the base.
+        base: what the generation was restored from, or None.
+
+    Returns:
+        The committed content alone once there is one; until then the plan's word and the base.
+    """
+    if committed is not None:
+        return frozenset({committed})
+    return frozenset(planned) | (frozenset() if base is None else {base})
+
+
 def find_sealed(slots: Sequence[SlotView], content: Content) -> int | None:
     """Return the slot that holds `content` complete, or None."""
     for index, slot in enumerate(slots):

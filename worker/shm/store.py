@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -328,7 +328,7 @@ class SlotStore:
 
     # -- keeping ------------------------------------------------------------------------------------------------------------------------------
 
-    async def empty_all_but(self, keep: dict[Rank, set[Content]]) -> None:
+    async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:
         """Declare void whatever is not kept: called once, at Load, with the plan's keep list."""
         for rank, slots in self.shards.items():
             for slot in slots:
