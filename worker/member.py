@@ -24,7 +24,7 @@ from everstep.protocol.rank_messages import StopState
 from everstep.protocol.rounds import Announcement, RankRound
 from everstep.protocol.slot import SlotState
 from worker.core.rounds import NONE, Coordinator, Shard
-from worker.core.slots import Content
+from worker.core.slots import Content, kept
 from worker.errors import NoRoom, PeerError, SourceRefused, StorageError
 from worker.owned_shard import OwnedShard
 from worker.rank_lines import RankLines
@@ -81,8 +81,8 @@ class Member:
         self._slot_count = 3 if plan.checkpoint.third_slot else 2
         self._credentials = Credentials(plan.job, plan.run, plan.generation, node.node_id, key)
         self._keep_list: dict[Rank, set[Content]] = {}
-        for kept in self.here.keep:
-            self._keep_list.setdefault(kept.owner_rank, set()).add(Content(kept.origin_generation, kept.step))
+        for named in self.here.keep:
+            self._keep_list.setdefault(named.owner_rank, set()).add(Content(named.origin_generation, named.step))
         self.shards: dict[Rank, OwnedShard] = {}
         self._committed = NONE
         self._persisted = NONE
@@ -99,6 +99,7 @@ class Member:
             on_round_change=self._rounds.changed.notify,
             slot_count=self._slot_count,
         )
+        self._told: tuple[object, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
         self._upload_tasks: set[asyncio.Task[None]] = set()
 
@@ -112,13 +113,11 @@ class Member:
         base = self._base(rank)
         return base if base is not None and base.step == step else Content(self.plan.generation, step)
 
-    def _keep(self, rank: Rank, told: Step) -> set[Content]:
+    def _keep(self, rank: Rank, told: Step) -> frozenset[Content]:
         """What may not be overwritten of a shard: C, or what the plan says until the base is committed."""
-        committed = max(self._committed, told)
-        if committed != NONE:
-            return {self._content(rank, committed)}
-        base = self._base(rank)
-        return self._keep_list.get(rank, set()) | ({base} if base is not None else set())
+        step = max(self._committed, told)
+        committed = self._content(rank, step) if step != NONE else None
+        return kept(committed, self._keep_list.get(rank, set()), self._base(rank))
 
     # -- load -------------------------------------------------------------------------------------------------------------------------------
 
@@ -323,11 +322,19 @@ class Member:
             for shard in self.shards.values():
                 self._upload(shard, announcement.persist_step)
         self.lines.hear(announcement)
-        self._on_change()
+        self._tell()
 
     def _shard_changed(self) -> None:
         self._rounds.changed.notify()
-        self._on_change()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Let the control plane hear at once of what matters at once; progress alone waits for the next regular report."""
+        finished = self.server is not None and (self.server.core.is_finished, self.server.core.stop_state)
+        visible = (finished, len(self.uploads), *((shard.core.view, shard.core.committed == NONE, shard.refusal) for shard in self.shards.values()))
+        if visible != self._told:
+            self._told = visible
+            self._on_change()
 
     # -- the durable tier ---------------------------------------------------------------------------------------------------------------------
 
@@ -412,8 +419,8 @@ class Member:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s ended: %r", task.get_name(), error, exc_info=error)
 
-    async def close(self) -> None:
-        """End every session, sender, upload and rank line of this generation; slots stay."""
+    async def detach(self) -> None:
+        """End every session, sender, upload and rank line of this generation; ranks train on, and the next agent adopts what is there."""
         await self._node.listener.revoke()
         await end(*self._tasks, *self._upload_tasks)
         if self.server is not None:
@@ -421,8 +428,12 @@ class Member:
         await self.lines.close()
         for shard in self.shards.values():
             shard.page.close()
+
+    async def close(self) -> None:
+        """End the generation here, its ranks being gone: what was half written is empty, what is sealed stays."""
+        await self.detach()
         for slots in self._node.store.shards.values():
             for slot in slots:
-                if slot.file.header.state is SlotState.WRITING:  # its rank is gone, or its stream is
+                if slot.file.header.state is SlotState.WRITING:
                     slot.is_busy = False
                     slot.file.empty()

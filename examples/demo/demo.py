@@ -1,0 +1,293 @@
+"""The main job: a training run that loses a process, an instance and a whole group, and ends bit for bit as if nothing had happened.
+
+Everything goes through public faces: the Everstep API for the job, plain boto3 for the cloud. `make demo` runs it; the report is
+`.everstep/demo/report.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from comparison import RunResult, differences, read_run
+from rich.console import Console
+from rich.table import Table
+
+from everstep.errors import EverstepError
+from infra.local_cloud.errors import LocalCloudError
+from infra.local_cloud.up import ClusterOptions, LocalCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+HOME = Path(".everstep/demo")
+NODES, SPARES, COPIES = 4, 1, 2
+STEPS, CHECKPOINT_EVERY, SEED = 300, 25, 7
+FIRST_FAULT_STEP, SECOND_FAULT_STEP = 40, 90
+REMAINING_STEPS = 50
+PATIENCE_SECONDS = 120.0
+POLL_SECONDS = 0.1
+
+
+class DemoFailed(Exception):
+    """The demo did not show what it is there to show."""
+
+
+class Demo:
+    """One run of the demo on its own local cluster."""
+
+    def __init__(self, cluster: LocalCluster, console: Console) -> None:
+        self.cluster = cluster
+        self.client = cluster.client()
+        self.console = console
+        self.begun = time.monotonic()
+
+    # -- telling ----------------------------------------------------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        """Print one line of the story, with the time."""
+        self.console.print(f"[dim]{time.monotonic() - self.begun:6.1f} s[/]  {text}")
+
+    def wait(self, what: str, job: str, arrived: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Poll the job until `arrived` says so, telling what is going on; give up when nothing moves any more.
+
+        Raises:
+            DemoFailed: the job ended otherwise, or has not moved for `PATIENCE_SECONDS`.
+        """
+        seen: tuple[object, ...] = ()
+        told_step, moved_at = -1, time.monotonic()
+        while True:
+            description = self.client.describe_training_job(TrainingJobName=job)
+            if arrived(description):
+                return description
+            if description["TrainingJobStatus"] in ("Failed", "Stopped", "Completed"):
+                raise DemoFailed(f"job {job} is {description['TrainingJobStatus']} ({description['Reason']}) while waiting for {what}")
+            state = (description["SecondaryStatus"], description["Reason"], description["Generation"])
+            if state != seen:
+                self.say(f"[cyan]{job}[/] {description['SecondaryStatus']}, generation {description['Generation']}: {description['Reason']}")
+            step = max(description["Boundary"], 0)
+            if step >= told_step + 25 or step < told_step:
+                if step:
+                    self.say(f"[cyan]{job}[/] step {step} of {STEPS}, committed in memory: {max(description['CommittedStep'], 0)}")
+                told_step = step
+            if (state, step) != (seen, told_step) or state != seen:
+                moved_at = time.monotonic()
+            seen = state
+            if time.monotonic() - moved_at > PATIENCE_SECONDS:
+                raise DemoFailed(f"nothing has moved for {PATIENCE_SECONDS:.0f} s while waiting for {what}")
+            _pause()
+
+    # -- the job ------------------------------------------------------------------------------------------------------------------------------
+
+    def submit(self, job: str) -> None:
+        """Submit the char-GPT through the public API."""
+        source = self.client.upload_source(Directory=ROOT / "examples" / "char_gpt")["SourceId"]
+        self.client.create_training_job(
+            TrainingJobName=job,
+            Source={"SourceId": source},
+            EntryPoint="train.py",
+            HyperParameters={"steps": str(STEPS), "seed": str(SEED)},
+            NodeCount=NODES,
+            RanksPerNode=1,
+            Protection={"Copies": COPIES},
+            CheckpointConfig={"EverySteps": CHECKPOINT_EVERY},
+        )
+        self.say(f"submitted [cyan]{job}[/]: char-GPT, DeepSpeed ZeRO-3, {NODES} ranks, {STEPS} steps, every shard on {COPIES} nodes")
+
+    def result(self, job: str) -> RunResult:
+        """Download what a finished job left in S3 and read it."""
+        folder = HOME / "outputs" / job
+        shutil.rmtree(folder, ignore_errors=True)
+        self.client.download_outputs(TrainingJobName=job, Directory=folder)
+        return read_run(folder, NODES)
+
+    def incident(self, job: str, number: int) -> dict[str, Any]:
+        """Wait until the job's incident of this number is closed, and tell what it was."""
+        what = f"incident {number} to be closed"
+
+        def closed(_: dict[str, Any]) -> bool:
+            incidents = self.client.list_incidents(TrainingJobName=job)["Incidents"]
+            return len(incidents) >= number and incidents[number - 1]["ClosedAt"] is not None
+
+        self.wait(what, job, closed)
+        incident: dict[str, Any] = self.client.list_incidents(TrainingJobName=job)["Incidents"][number - 1]
+        self.say(
+            f"[green]recovered[/] from {incident['Cause']} out of [bold]{incident['RestoreSource']}[/] memory"
+            if incident["RestoreSource"] != "s3"
+            else f"[green]recovered[/] from {incident['Cause']} out of [bold]S3[/]"
+        )
+        self.say(f"  resumed from step {incident['FromStep']}, {incident['LostSteps']} steps done again, {_total(incident):.1f} s in all")
+        return incident
+
+    # -- the faults -----------------------------------------------------------------------------------------------------------------------------
+
+    def kill_rank(self, job: str) -> None:
+        """SIGKILL one rank process in the middle of training."""
+        description = self.wait("the first steps", job, lambda seen: seen["CommittedStep"] >= FIRST_FAULT_STEP)
+        rank = 2
+        pid = self.cluster.kill_rank(description["NodeIds"][rank], rank)
+        self.say(f"[red]killed[/] rank {rank} (pid {pid}, SIGKILL) on {description['NodeIds'][rank]}")
+
+    def terminate_instance(self, job: str) -> None:
+        """Terminate one EC2 instance through the AWS API."""
+        description = self.wait("more steps", job, lambda seen: seen["CommittedStep"] >= SECOND_FAULT_STEP)
+        victim = description["NodeIds"][1]
+        self.cluster.aws("ec2").terminate_instances(InstanceIds=[victim])
+        self.say(f"[red]terminated[/] instance {victim} through the EC2 API")
+
+    def terminate_group(self, job: str, base: int, newcomer: str) -> None:
+        """Wait for a checkpoint beyond `base`, then terminate both holders of one shard at once, neither of them the newcomer."""
+
+        def checkpointed(_: dict[str, Any]) -> bool:
+            last = self.client.describe_protection(TrainingJobName=job)["LastCheckpoint"]
+            return last is not None and last["Step"] > base
+
+        self.wait(f"a checkpoint in S3 newer than step {base}", job, checkpointed)
+        protection = self.client.describe_protection(TrainingJobName=job)
+        if STEPS - protection["Boundary"] < REMAINING_STEPS:
+            raise DemoFailed(f"only {STEPS - protection['Boundary']} steps remain for the third incident")
+        groups = [{holder["NodeId"] for holder in shard["Holders"]} for shard in protection["Shards"]]
+        victims = sorted(next(group for group in groups if newcomer not in group))
+        self.say(f"checkpoint of step {protection['LastCheckpoint']['Step']} is in S3; shard holders read from DescribeProtection")
+        self.cluster.aws("ec2").terminate_instances(InstanceIds=victims)
+        self.say(f"[red]terminated[/] both holders of one group at once: {', '.join(victims)}")
+
+    # -- the story --------------------------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Tell the whole story and return the report.
+
+        Raises:
+            DemoFailed: it ended otherwise than it should.
+        """
+        self.submit("survivor")
+        self.kill_rank("survivor")
+        incidents = [self.incident("survivor", 1)]
+        self.terminate_instance("survivor")
+        incidents.append(self.incident("survivor", 2))
+        self.terminate_group("survivor", incidents[1]["FromStep"], incidents[1]["ReplacementInstanceId"])
+        incidents.append(self.incident("survivor", 3))
+        self.wait("the end", "survivor", lambda seen: seen["TrainingJobStatus"] == "Completed")
+        self.say("[cyan]survivor[/] completed; now the same job once more, undisturbed")
+        self.submit("reference")
+        self.wait("the end", "reference", lambda seen: seen["TrainingJobStatus"] == "Completed")
+        run, reference = self.result("survivor"), self.result("reference")
+        unequal = differences(run, reference)
+        table(self.console, incidents)
+        report = {
+            "identical": not unequal,
+            "final_digest": run.digest,
+            "reference_digest": reference.digest,
+            "first_loss": float.fromhex(run.losses[0][0]),
+            "last_loss": float.fromhex(run.losses[0][-1]),
+            "incidents": [summary(incident) for incident in incidents],
+            "steps": STEPS,
+            "world_size": NODES,
+            "seconds": round(time.monotonic() - self.begun, 3),
+        }
+        (HOME / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        if unequal:
+            raise DemoFailed("; ".join(unequal))
+        check(incidents, report)
+        return report
+
+
+def check(incidents: list[dict[str, Any]], report: dict[str, Any]) -> None:
+    """Hold the incidents against what each of them was there to show.
+
+    Raises:
+        DemoFailed: one shows something else.
+    """
+    expected = [("rank_exit", "local", 3), ("instance_terminated", "peer", 3), ("group_lost", "s3", CHECKPOINT_EVERY + 3)]
+    for incident, (cause, source, lost_steps) in zip(incidents, expected, strict=True):
+        seen = (incident["Cause"], incident["RestoreSource"])
+        if seen != (cause, source) or incident["LostSteps"] > lost_steps or incident["FromStep"] <= 0:
+            raise DemoFailed(
+                f"expected {cause} restored from {source} with at most {lost_steps} lost steps; "
+                f"it was {seen[0]} from {seen[1]}, base {incident['FromStep']}, {incident['LostSteps']} lost steps"
+            )
+    if not report["last_loss"] < 0.8 * report["first_loss"]:
+        raise DemoFailed(f"the loss did not fall: {report['first_loss']:.3f} to {report['last_loss']:.3f}")
+
+
+def summary(incident: dict[str, Any]) -> dict[str, Any]:
+    """Return an incident as the report has it."""
+    return {
+        "cause": incident["Cause"],
+        "evidence": incident["Evidence"],
+        "decision": incident["Decision"],
+        "reason": incident["Reason"],
+        "restore_source": incident["RestoreSource"],
+        "from_step": incident["FromStep"],
+        "lost_steps": incident["LostSteps"],
+        "phases": {f"{phase}_seconds": incident[f"{phase.title()}Seconds"] for phase in ("detect", "replace", "restore", "rework")},
+        "instance_id": incident["InstanceId"],
+        "replacement_instance_id": incident["ReplacementInstanceId"],
+    }
+
+
+def table(console: Console, incidents: list[dict[str, Any]]) -> None:
+    """Print what happened and what it cost."""
+    shown = Table(title="What happened to the job, and what it cost")
+    for column in ("incident", "evidence", "restored from", "detect s", "replace s", "restore s", "rework s", "lost steps"):
+        shown.add_column(column, justify="left" if column in ("incident", "evidence", "restored from") else "right")
+    for incident in incidents:
+        phases = [f"{incident[f'{phase}Seconds']:.2f}" for phase in ("Detect", "Replace", "Restore", "Rework")]
+        shown.add_row(
+            incident["Cause"], "\n".join(incident["Evidence"]), f"{incident['RestoreSource']}, step {incident['FromStep']}", *phases, str(incident["LostSteps"])
+        )
+    console.print(shown)
+
+
+def _total(incident: dict[str, Any]) -> float:
+    return sum(float(incident[f"{phase}Seconds"]) for phase in ("Detect", "Replace", "Restore", "Rework"))
+
+
+def _pause() -> None:
+    threading.Event().wait(POLL_SECONDS)
+
+
+class Steps:
+    """Tells what the cluster does while it starts."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    @contextlib.contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        """Print a step's title and how long it took."""
+        begun = time.monotonic()
+        yield
+        self.console.print(f"[dim]  ·  {title}: {time.monotonic() - begun:.1f} s[/]")
+
+
+def main() -> int:
+    """Run the demo; return the process's exit code."""
+    console = Console(highlight=False, soft_wrap=True)
+    shutil.rmtree(HOME, ignore_errors=True)
+    HOME.mkdir(parents=True)
+    cluster = LocalCluster(HOME / "cluster", progress=Steps(console))
+    console.print(f"[bold]Everstep demo[/]: {NODES} nodes, {SPARES} spare, one training job, three failures")
+    try:
+        with cluster:
+            cluster.up(ClusterOptions(nodes=NODES, spares=SPARES))
+            report = Demo(cluster, console).run()
+    except (DemoFailed, LocalCloudError, EverstepError, OSError, ValueError) as error:
+        console.print(f"[red bold]the demo failed:[/] {error}", markup=True)
+        console.print(f"logs: {cluster.logs}/*.log (control plane, local AWS), {cluster.nodes_directory}/*/ (agents and ranks)")
+        return 1
+    console.print(
+        f"[green bold]bit-identical[/]: weights, optimizer state and all {STEPS * NODES} losses equal the undisturbed run "
+        f"(SHA-256 {report['final_digest'][:16]}…; loss {report['first_loss']:.3f} → {report['last_loss']:.3f}; {report['seconds']:.0f} s)"
+    )
+    console.print(f"report: {HOME / 'report.json'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

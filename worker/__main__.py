@@ -1,0 +1,84 @@
+"""`python -P -m worker`: the agent of this node (`everstep agent` runs it)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from everstep.protocol.ids import NodeId
+from worker.agent import Agent, AgentSettings
+from worker.health import slot_memory_bytes
+from worker.storage.s3 import s3_store
+from worker.supervisor import Supervisor
+
+TMPFS = Path("/dev/shm")
+AGENT_NICENESS = -10
+"""An agent's work is short and everybody waits for it; ranks run at 0."""
+
+
+def settings(arguments: list[str]) -> AgentSettings:
+    """Return the agent's settings from the command line and the instance's environment.
+
+    Args:
+        arguments: without the program's name.
+
+    Raises:
+        SystemExit: something that is needed is missing; says what.
+    """
+    environment = os.environ
+    parser = argparse.ArgumentParser(prog="everstep agent", description="The agent of one node. One per instance; user data starts it.")
+    parser.add_argument("--control-plane-url", required=True, help="where the control plane listens")
+    parser.add_argument("--join-token", default=environment.get("EVERSTEP_JOIN_TOKEN", ""), help="from CreateJoinToken; needed once per instance")
+    parser.add_argument("--instance-id", default=environment.get("EVERSTEP_INSTANCE_ID"), help="EC2 instance id (EVERSTEP_INSTANCE_ID)")
+    parser.add_argument("--address", default=environment.get("EVERSTEP_ADDRESS", "127.0.0.1"), help="address that peers reach this node at")
+    parser.add_argument("--state-dir", type=Path, default=environment.get("EVERSTEP_STATE_DIR", "/var/lib/everstep"), help="promise, logs, outputs")
+    parser.add_argument("--memory-bytes", type=int, default=environment.get("EVERSTEP_NODE_MEMORY_BYTES"), help="what slots may take in all")
+    parser.add_argument("--peer-port", type=int, default=0, help="port for other agents; 0: the kernel chooses")
+    parser.add_argument("--cold", action="store_true", help="do not keep a pre-imported process to fork ranks from")
+    given = parser.parse_args(arguments)
+    if not given.instance_id:
+        parser.error("the instance id is not known: pass --instance-id or set EVERSTEP_INSTANCE_ID")
+    state = given.state_dir.resolve()
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return AgentSettings(
+        node_id=NodeId(given.instance_id),
+        address=given.address,
+        state=state,
+        slots=TMPFS / f"everstep-{os.getuid()}-{given.instance_id}",
+        memory_bytes=int(given.memory_bytes) if given.memory_bytes else slot_memory_bytes(TMPFS),
+        control_plane_url=given.control_plane_url,
+        join_token=given.join_token,
+        peer_port=given.peer_port,
+        is_warm=not given.cold,
+    )
+
+
+async def serve(agent: Agent) -> None:
+    """Run the agent until SIGTERM or SIGINT; ranks and slots stay for the next one."""
+    task = asyncio.create_task(agent.run(), name="agent")
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def main() -> None:
+    """Entry point."""
+    logging.basicConfig(level=os.environ.get("EVERSTEP_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    chosen = settings(sys.argv[1:])
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)
+    supervisor = Supervisor(state=chosen.state, socket=chosen.slots / "shim.sock", address=chosen.address, is_warm=chosen.is_warm)
+    asyncio.run(serve(Agent(chosen, s3_store(), supervisor, now=time.time)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,372 @@
+"""The agent of a node: the line to the control plane, the promise, and the member that follows from it.
+
+Commands are taken one after another; each first becomes durable (`promise`), then true (`member`, `supervisor`), then visible (the next
+report). Invariant: what a report says of a generation is true at the moment that it is sent, and nothing of a generation below the promised one
+is acted on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import shutil
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from everstep import __version__
+from everstep.protocol.agent_messages import (
+    AgentReport,
+    HaltRanks,
+    Hello,
+    Load,
+    MemberPhase,
+    MemberReport,
+    NodeFault,
+    Prepare,
+    RankExit,
+    RankStatus,
+    Release,
+    Start,
+    StopTraining,
+)
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import NodeId, Rank, RunId
+from everstep.protocol.plan import GenerationPlan, SlotRecord
+from worker.control_client import ControlClient
+from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
+from worker.errors import RanksNotGone
+from worker.logs import RankLogs
+from worker.member import LoadFailed, Member, Node
+from worker.promise import Promise, PromiseFile
+from worker.rank_server import RankServer
+from worker.replication.tcp import PeerListener
+from worker.shm.store import SlotStore
+from worker.storage.object_store import ObjectStore
+from worker.supervisor import Supervisor
+from worker.tasks import end
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Where an agent lives and whom it serves."""
+
+    node_id: NodeId
+    address: str
+    state: Path
+    slots: Path
+    """On tmpfs, this node's alone."""
+    memory_bytes: int
+    control_plane_url: str
+    join_token: str
+    peer_port: int = 0
+    is_warm: bool = True
+    """Keep a pre-imported process to fork ranks from."""
+
+
+class Agent:
+    """One per node. `run` lives as long as the node's agent does."""
+
+    def __init__(self, settings: AgentSettings, objects: ObjectStore, supervisor: Supervisor, *, now: Callable[[], float]) -> None:
+        """Wire the parts; nothing is opened yet.
+
+        Args:
+            settings: where this agent lives and whom it serves.
+            objects: S3.
+            supervisor: of this node's ranks; started and closed here.
+            now: Unix time, for what is shown to people.
+        """
+        self._settings = settings
+        self._agent_id = secrets.token_hex(8)
+        self._promises = PromiseFile(settings.state / "promise")
+        self._store = SlotStore(settings.slots, memory_bytes=settings.memory_bytes)
+        self._listener = PeerListener(settings.node_id)
+        self._ranks = RankServer(settings.slots / "ranks.sock")
+        self._supervisor = supervisor
+        self._logs = RankLogs(settings.state, objects)
+        self._node = Node(settings.node_id, settings.address, settings.state, self._store, self._listener, objects, now)
+        self._control = ControlClient(
+            settings.control_plane_url,
+            join_token=settings.join_token,
+            token_path=settings.state / "session_token",
+            hello=self._hello,
+            report=self._report,
+            command=self._take,
+        )
+        self._commands: asyncio.Queue[Message] = asyncio.Queue()
+        self._promise: Promise | None = None
+        self._promising: tuple[RunId, int] | None = None
+        self._inventory: tuple[SlotRecord, ...] = ()
+        self._member: Member | None = None
+        self._exits: dict[Rank, RankExit] = {}
+        self._faults: tuple[NodeFault, ...] = ()
+        self._load_seconds = 0.0
+        self._sequence = 0
+        self._working: asyncio.Task[None] | None = None
+        """What the current phase does in the background: loading, or watching ranks until all have exited."""
+
+    async def run(self) -> None:
+        """Serve until cancelled; then leave ranks, slots and the promise to the next agent."""
+        settings = self._settings
+        self._listener.start(settings.address, settings.peer_port)
+        await self._ranks.start()
+        await self._supervisor.start()
+        try:
+            await self._resume()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._control.run(), name="control line")
+                tasks.create_task(self._obey(), name="commands")
+        finally:
+            await end(self._working)
+            if self._member is not None:
+                await self._member.detach()
+            await self._ranks.close()
+            await self._listener.close()
+            await self._supervisor.close()
+            self._store.close()
+
+    # -- after a restart ----------------------------------------------------------------------------------------------------------------------
+
+    async def _resume(self) -> None:
+        """Take up what an earlier agent on this node had promised."""
+        promise = self._promises.read()
+        if promise is None:
+            return
+        log.info("taking up run %s generation %d, %s", promise.run, promise.generation, promise.phase)
+        self._promise = promise
+        self._store.open_run(promise.membership.job, promise.membership.run)
+        match promise.phase:
+            case MemberPhase.PROMISED | MemberPhase.LOAD_FAILED:
+                await self._fulfil(promise.membership)
+            case MemberPhase.LOADING | MemberPhase.LOADED if promise.plan is not None:
+                self._begin_load(promise.plan, promise.key)
+            case MemberPhase.RUNNING | MemberPhase.EXITED if promise.plan is not None:
+                self._member = Member(self._node, promise.plan, promise.key, on_change=self._changed)
+                self._member.adopt()
+                self._ranks.events = self._member.lines
+                self._member.begin_rounds(is_restarted=True)
+                self._begin(self._watch(promise))
+
+    # -- the line to the control plane ----------------------------------------------------------------------------------------------------------
+
+    def _hello(self) -> Hello:
+        return Hello(
+            node_id=self._settings.node_id,
+            agent_id=self._agent_id,
+            address=self._settings.address,
+            peer_port=self._listener.port,
+            memory_bytes=self._settings.memory_bytes,
+            version=__version__,
+            run=self._promise.membership.run if self._promise is not None else None,
+        )
+
+    def _report(self) -> AgentReport:
+        self._sequence += 1
+        metrics = ()
+        if self._member is not None:
+            metrics, self._member.lines.metrics = tuple(self._member.lines.metrics), []
+        return AgentReport(node_id=self._settings.node_id, sequence=self._sequence, member=self._member_report(), metrics=metrics)
+
+    def _member_report(self) -> MemberReport | None:
+        if self._promise is None or self._promising is not None:
+            return None  # what was true is being ended, what is promised is not true yet
+        membership, member = self._promise.membership, self._member
+        if member is None:
+            return MemberReport(
+                job=membership.job,
+                run=membership.run,
+                generation=membership.generation,
+                phase=membership.phase,
+                inventory=self._inventory,
+                faults=self._faults,
+            )
+        return MemberReport(
+            job=membership.job,
+            run=membership.run,
+            generation=membership.generation,
+            phase=membership.phase,
+            ranks=tuple(
+                RankStatus(rank=status.rank, boundary=status.boundary, exit=self._exits.get(status.rank)) for status in member.rank_statuses()
+            ),
+            protection=member.protection(),
+            round=member.round_status(),
+            uploads=tuple(member.uploads),
+            faults=(*self._faults, *member.lines.faults.values()),
+            load_seconds=self._load_seconds,
+        )
+
+    def _changed(self) -> None:
+        self._control.changed.notify()
+
+    # -- commands -----------------------------------------------------------------------------------------------------------------------------
+
+    def _take(self, command: Message) -> None:
+        """Queue a command; a Prepare or Release cuts short what is being loaded, a halt reaches ranks without queueing."""
+        if isinstance(command, HaltRanks) and is_current(self._membership, command.run, command.generation):
+            self._supervisor.halt_now(command.run, command.generation)
+        self._commands.put_nowait(command)
+
+    @property
+    def _membership(self) -> Membership | None:
+        return self._promise.membership if self._promise is not None else None
+
+    async def _obey(self) -> None:
+        while True:
+            command = await self._commands.get()
+            match command:
+                case Prepare():
+                    await self._prepare(command)
+                case Release():
+                    await self._release(command.run)
+                case Load(plan=plan, key=key):
+                    await self._load(plan, key)
+                case Start(run=run, generation=generation) if is_current(self._membership, run, generation):
+                    await self._start()
+                case StopTraining(run=run, generation=generation) if is_current(self._membership, run, generation):
+                    if self._member is not None and self._member.server is not None:
+                        self._member.server.request_stop()
+                case _:
+                    log.debug("%s is not for what this node has promised", type(command).__name__)
+            self._changed()
+
+    async def _prepare(self, command: Prepare) -> None:
+        answer = answer_prepare(self._membership, command.run, command.generation)
+        if answer is not Answer.PROMISE:
+            log.debug("Prepare of generation %d: %s", command.generation, answer)
+            return
+        if self._promise is not None and self._promise.run != command.run:
+            await self._release(RunId(self._promise.run))
+        log.info("promise generation %d of job %s", command.generation, command.job)
+        promise = Promise(job=command.job, run=command.run, generation=command.generation, phase=MemberPhase.PROMISED)
+        self._promising = (command.run, command.generation)
+        self._set(promise)
+        await self._fulfil(promise.membership)
+
+    async def _fulfil(self, membership: Membership) -> None:
+        """Make a promise true: no old rank, no old stream; then list what is left."""
+        self._promising = (membership.run, membership.generation)
+        await self._end_member()
+        self._faults = ()
+        try:
+            await self._supervisor.prove_gone(membership.run)
+        except RanksNotGone as error:
+            self._faults = (NodeFault(code="ranks_not_gone", message=str(error), is_permanent=False),)
+        self._store.open_run(membership.job, membership.run)
+        for rank in list(self._store.shards):
+            self._store.settle_copiers(rank)
+        self._inventory = self._store.inventory()
+        self._exits = {}
+        self._promising = None
+        log.info("generation %d promised: %d sealed slots", membership.generation, len(self._inventory))
+
+    async def _end_member(self) -> None:
+        """End what this node did for the generation so far: ranks first, then everything that served them."""
+        await end(self._working)
+        self._working = None
+        self._ranks.events = None
+        await self._supervisor.stop_all()
+        if self._member is not None:
+            await self._member.close()
+            self._member = None
+
+    async def _release(self, run: RunId) -> None:
+        """The run is over here: nothing of it stays on this node."""
+        if self._promise is not None and self._promise.run != run:
+            return
+        log.info("release run %s", run)
+        self._promising = (run, 0)
+        await self._end_member()
+        await self._store.release()
+        await asyncio.to_thread(self._forget_files, run)
+        self._set(None)
+        self._inventory, self._exits, self._faults = (), {}, ()
+        self._promising = None
+
+    def _forget_files(self, run: RunId) -> None:
+        self._supervisor.forget(run)
+        self._logs.forget(run)
+        (self._settings.state / "sources" / f"{run}.tar.gz").unlink(missing_ok=True)
+        shutil.rmtree(self._settings.state / "sources" / run, ignore_errors=True)
+
+    async def _load(self, plan: GenerationPlan, key: bytes) -> None:
+        membership = self._membership
+        if membership is None or not is_current(membership, plan.run, plan.generation) or membership.phase is not MemberPhase.PROMISED:
+            log.debug("Load of generation %d is not for what this node has promised", plan.generation)
+            return
+        self._begin_load(plan, key)
+
+    def _begin_load(self, plan: GenerationPlan, key: bytes) -> None:
+        self._set(Promise(job=plan.job, run=plan.run, generation=plan.generation, phase=MemberPhase.LOADING, plan=plan, key=key))
+        self._member = Member(self._node, plan, key, on_change=self._changed)
+        self._begin(self._load_member(self._member))
+
+    async def _load_member(self, member: Member) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            entry = await member.load()
+        except LoadFailed as error:
+            log.warning("generation %d cannot be loaded: %s", member.plan.generation, error)
+            self._faults = (*self._faults, NodeFault(code=error.code, message=str(error), is_permanent=error.is_permanent))
+            self._move(Event.LOAD_FAILED)
+            return
+        self._load_seconds = loop.time() - begun
+        assert self._promise is not None
+        self._promise = msgspec.structs.replace(self._promise, entry_point=str(entry))
+        self._move(Event.LOADED)
+        log.info("generation %d loaded in %.3f s: base step %d", member.plan.generation, self._load_seconds, member.plan.base_step)
+
+    async def _start(self) -> None:
+        promise, member = self._promise, self._member
+        if promise is None or member is None or promise.phase is not MemberPhase.LOADED:
+            return
+        self._ranks.events = member.lines
+        self._move(Event.START)
+        member.begin_rounds(is_restarted=False)
+        for rank in member.here.ranks:
+            await self._supervisor.start_rank(member.plan, member.here, rank, Path(promise.entry_point), agent_socket=self._ranks.path)
+        self._begin(self._watch(self._promise or promise))
+
+    async def _watch(self, promise: Promise) -> None:
+        """Report each rank's exit at once; when all have exited and what they leave is in S3, the node's part is done."""
+        member = self._member
+        assert member is not None
+        while len(self._exits) < len(member.here.ranks):
+            exited = await self._supervisor.next_exit(promise.membership.run, promise.membership.generation, seen=set(self._exits))
+            boundary = next(status.boundary for status in member.rank_statuses() if status.rank == exited.rank)
+            self._exits[exited.rank] = exited.describe(boundary)
+            log.info("rank %d: %s, code %d, after step %d", exited.rank, self._exits[exited.rank].exit_class, self._exits[exited.rank].code, boundary)
+            self._changed()
+        await member.uploads_done()
+        await self._logs.upload_all(member.plan, member.here)
+        if self._promise is not None and self._promise.phase is MemberPhase.RUNNING:
+            self._move(Event.EXITED)
+
+    # -- state --------------------------------------------------------------------------------------------------------------------------------
+
+    def _set(self, promise: Promise | None) -> None:
+        self._promises.write(promise)
+        self._promise = promise
+
+    def _move(self, event: Event) -> None:
+        assert self._promise is not None
+        membership = self._promise.membership.on(event)
+        self._set(msgspec.structs.replace(self._promise, phase=membership.phase))
+        self._changed()
+
+    def _begin(self, work: Coroutine[object, object, None]) -> None:
+        self._working = asyncio.create_task(work, name="member")
+        self._working.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A bug in a member's work must not look like a node that is merely slow."""
+        if task.cancelled() or task.exception() is None:
+            return
+        log.error("the member's work ended: %r", task.exception(), exc_info=task.exception())
+        self._faults = (*self._faults, NodeFault(code="agent_error", message=repr(task.exception()), is_permanent=False))
+        self._changed()
