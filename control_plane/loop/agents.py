@@ -3,7 +3,7 @@
     websocket route (api)                       job and fleet loop
       accept(hello, fleet) → connection           views()            what every agent said last, and when
       connection.report(report)       ──▶         send(node, …)      queued for the route's writer
-      connection.next_message()       ◀──         wait_for_change()  wakes the loop
+      connection.next_message()       ◀──         wait_for_change()  wakes the loops
       connection.close()
 
 Everything here is level-triggered: a report replaces the one before it, and a message that is still queued is not queued twice. So nothing is
@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from everstep.protocol.agent_messages import AgentReport, ControlToAgent, Hello, Load, MetricPoint, Release
+from everstep.protocol.agent_messages import AgentReport, ControlToAgent, Hello, Load, MemberReport, MetricPoint, Release
 from everstep.protocol.ids import FleetName, NodeId, RunId, Step
 
 QUEUE_LIMIT = 64
@@ -112,6 +112,8 @@ class AgentRegistry:
         self._connections: dict[NodeId, AgentConnection] = {}
         self._metrics: OrderedDict[RunId, OrderedDict[Step, MetricPoint]] = OrderedDict()
         self._changed = asyncio.Event()
+        self._change_count = 1
+        self._watched: frozenset[RunId] = frozenset()
         self._lost: deque[NodeId] = deque(maxlen=1024)
 
     def accept(self, hello: Hello, fleet: FleetName) -> AgentConnection:
@@ -142,7 +144,7 @@ class AgentRegistry:
             heard_at=self._monotonic(),
             heard_at_seconds=self._unix(),
         )
-        self._changed.set()
+        self._wake()
         return connection
 
     def views(self) -> Mapping[NodeId, AgentView]:
@@ -178,16 +180,30 @@ class AgentRegistry:
 
     def hint(self) -> None:
         """Wake the loops: something outside of the agents changed (a request, a notice). Must run on the server's event loop."""
-        self._changed.set()
+        self._wake()
 
-    async def wait_for_change(self, timeout_seconds: float) -> None:
-        """Return at the first change since the last return, or after the timeout."""
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            return
-        self._changed.clear()
+    async def wait_for_change(self, seen: int, timeout_seconds: float) -> int:
+        """Return at the first change that the caller has not seen, or after the timeout. Any number of loops may wait.
+
+        Args:
+            seen: what the last call returned; 0 the first time.
+            timeout_seconds: at most this long.
+
+        Returns:
+            What to pass next time.
+        """
+        if self._change_count == seen:
+            changed = self._changed
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await changed.wait()
+            except TimeoutError:
+                pass
+        return self._change_count
+
+    def watch_closely(self, runs: frozenset[RunId]) -> None:
+        """Wake the loops at every report of these runs, steps included: they are on their way back to training. Of others, news alone wakes them."""
+        self._watched = runs
 
     def take_lost(self) -> Iterator[NodeId]:
         """Yield the nodes whose connection broke since the last call: EC2 is asked about them at once."""
@@ -196,8 +212,7 @@ class AgentRegistry:
 
     def metrics(self, run: RunId) -> tuple[MetricPoint, ...]:
         """Return the values logged by a run's rank 0, by step; of a step trained twice, the later generation's."""
-        points = self._metrics.get(run, OrderedDict())
-        return tuple(points[step] for step in sorted(points))
+        return tuple(sorted(self._metrics.get(run, OrderedDict()).values(), key=lambda point: point.step))
 
     def _reported(self, connection: AgentConnection, report: AgentReport) -> None:
         view = self._views[connection.node_id]
@@ -212,7 +227,14 @@ class AgentRegistry:
             return
         if report.member is not None and report.metrics:
             self._log(report.member.run, report.metrics)
+        is_watched = report.member is not None and report.member.run in self._watched
+        if is_watched or view.report is None or _news(report.member) != _news(view.report.member):
+            self._wake()
+
+    def _wake(self) -> None:
+        self._change_count += 1
         self._changed.set()
+        self._changed = asyncio.Event()
 
     def _log(self, run: RunId, logged: tuple[MetricPoint, ...]) -> None:
         points = self._metrics.setdefault(run, OrderedDict())
@@ -230,7 +252,17 @@ class AgentRegistry:
             del self._connections[connection.node_id]
             self._views[connection.node_id] = replace(self._views[connection.node_id], is_connected=False)
             self._lost.append(connection.node_id)
-            self._changed.set()
+            self._wake()
+
+
+def _news(member: MemberReport | None) -> object:
+    """What of a report cannot wait for the next look: anything but how far training is."""
+    if member is None:
+        return None
+    exits = tuple((rank.rank, rank.exit) for rank in member.ranks)
+    views = tuple((shard.rank, shard.in_view, shard.reason) for shard in member.protection)
+    ended = member.round is not None and (member.round.stopped or member.round.finished)
+    return member.run, member.generation, member.phase, exits, views, ended, member.faults, member.uploads
 
 
 def _identity(message: ControlToAgent) -> object:

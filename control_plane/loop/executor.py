@@ -1,0 +1,236 @@
+"""Does what decisions ask for: messages to agents, calls to the cloud, manifests in S3.
+
+Messages are idempotent and need no record: they say again what is stored. A call that changes the world is written down first (an intent, under
+the lease), tried, and its outcome written down; an intent that is done is not tried again.
+
+Invariant: no database session is open during a call, and no secret is in an intent or a log line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from control_plane.cloud.errors import CloudError, NotFound
+from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.operator import CloudOperator
+from control_plane.core.actions import (
+    CompleteTermination,
+    FleetAction,
+    JobAction,
+    PutManifest,
+    SendHalt,
+    SendLoad,
+    SendPrepare,
+    SendRelease,
+    SendStart,
+    SendStop,
+    SetDesired,
+    TerminateMember,
+)
+from control_plane.core.states import CheckpointState
+from control_plane.db import checkpoints, events, intents
+from control_plane.db.errors import StaleLease
+from control_plane.db.intents import IntentState
+from control_plane.db.leases import Lease
+from control_plane.db.session import Database
+from control_plane.loop.agents import AgentRegistry
+from everstep.protocol.agent_messages import ControlToAgent, HaltRanks, Load, Prepare, Release, Start, StopTraining
+from everstep.protocol.ids import Generation, RunId
+from everstep.protocol.manifest import encode_manifest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One change of the world."""
+
+    key: str
+    name: str
+    detail: dict[str, object]
+    make: Callable[[], object]
+
+
+def generation_key(secret: bytes, run: RunId, generation: Generation) -> bytes:
+    """Return the key that authenticates the peers of one generation: derived, never stored, so a restarted server can repeat a Load.
+
+    Args:
+        secret: the server's own.
+        run: of the job.
+        generation: whose key.
+    """
+    return hmac.new(secret, f"{run}/{generation}".encode(), hashlib.sha256).digest()
+
+
+class Executor:
+    """Acts for the loops. Its coroutines run on the server's event loop and call outside in threads.
+
+    Args:
+        database: for intents and checkpoints.
+        registry: the agents.
+        operator: the cloud.
+        objects: S3.
+        secret: the server's own, for generation keys.
+        now: the time in UTC.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        registry: AgentRegistry,
+        operator: CloudOperator,
+        objects: ObjectStore,
+        secret: bytes,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._database = database
+        self._registry = registry
+        self._operator = operator
+        self._objects = objects
+        self._secret = secret
+        self._now = now
+        self._putting: dict[str, asyncio.Task[None]] = {}
+
+    def tell(self, action: JobAction | FleetAction) -> None:
+        """Queue the message that an action stands for. An agent that is not connected hears it when it is: the loop says it again."""
+        match action:
+            case SendLoad(node_id=node_id, plan=plan):
+                self._registry.send(node_id, Load(plan=plan, key=generation_key(self._secret, plan.run, plan.generation)))
+            case SendPrepare(node_id=node_id, job=job, run=run, generation=generation, parent=parent):
+                self._registry.send(node_id, Prepare(job=job, run=run, generation=generation, parent=parent))
+            case SendStart() | SendStop() | SendHalt():
+                self._registry.send(action.node_id, _command(action))
+            case SendRelease(node_id=node_id, run=run):
+                self._registry.send(node_id, Release(run=run))
+            case _:
+                pass
+
+    def put_manifest(self, lease: Lease, action: PutManifest) -> None:
+        """Begin to put a manifest and to record its checkpoint, unless that is under way. S3 never holds up a job's passes."""
+        key = f"manifest/{action.manifest.run}/{action.manifest.generation}/{action.manifest.step}"
+        if key not in self._putting:
+            task = asyncio.create_task(self._put(lease, key, action))
+            self._putting[key] = task
+            task.add_done_callback(lambda _: self._putting.pop(key, None))
+
+    async def change_group(self, lease: Lease, action: SetDesired | TerminateMember | CompleteTermination) -> bool:
+        """Make one change of a fleet's group.
+
+        Args:
+            lease: of the fleet.
+            action: what to change.
+
+        Returns:
+            Whether the cloud took it, now or before.
+
+        Raises:
+            StaleLease: another replica owns the fleet now; nothing was tried.
+        """
+        call = self._call(action)
+        intent = await asyncio.to_thread(self._begin, lease, call)
+        if intent.state is not IntentState.OPEN:
+            return intent.state is IntentState.DONE
+        try:
+            await asyncio.to_thread(call.make)
+        except NotFound as gone:
+            await asyncio.to_thread(self._finish, lease, call, IntentState.DONE, f"nothing left to do: {gone}")
+        except CloudError as error:
+            log.warning("%s %s: %s", call.name, call.key, error)
+            if not error.retryable:
+                await asyncio.to_thread(self._finish, lease, call, IntentState.FAILED, str(error))
+            return False
+        else:
+            await asyncio.to_thread(self._finish, lease, call, IntentState.DONE, "done")
+        return True
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        await asyncio.gather(*self._putting.values(), return_exceptions=True)
+
+    def _call(self, action: SetDesired | TerminateMember | CompleteTermination) -> Call:
+        """Return the call of an action. Its key holds for a minute: an effect that is not seen by then is tried again."""
+        minute = int(self._now().timestamp() // 60)
+        match action:
+            case SetDesired(group=group, desired_count=desired):
+                stamp = self._now().isoformat(timespec="milliseconds")
+                return Call(
+                    key=f"set-desired/{group}/{desired}/{stamp}",
+                    name="SetDesiredCapacity",
+                    detail={"group": group, "desired_count": desired},
+                    make=lambda: self._operator.set_desired(group, desired),
+                )
+            case TerminateMember(group=group, node_id=node_id, decrement=decrement, reason=reason):
+                return Call(
+                    key=f"terminate/{node_id}/{minute}",
+                    name="TerminateInstanceInAutoScalingGroup",
+                    detail={"group": group, "node_id": node_id, "decrement": decrement, "reason": reason},
+                    make=lambda: self._operator.terminate_member(node_id, decrement=decrement),
+                )
+            case CompleteTermination(group=group, hook=hook, node_id=node_id):
+                return Call(
+                    key=f"complete/{node_id}/{minute}",
+                    name="CompleteLifecycleAction",
+                    detail={"group": group, "hook": hook, "node_id": node_id},
+                    make=lambda: self._operator.complete_termination(group, hook, node_id),
+                )
+
+    async def _put(self, lease: Lease, key: str, action: PutManifest) -> None:
+        manifest = action.manifest
+        body = encode_manifest(manifest)
+        detail: dict[str, object] = {"bucket": action.at.bucket, "key": action.at.key}
+        call = Call(key=key, name="PutManifest", detail=detail, make=lambda: self._objects.put(action.at, body))
+        try:
+            intent = await asyncio.to_thread(self._begin, lease, call)
+            if intent.state is IntentState.OPEN:
+                await asyncio.to_thread(call.make)
+            await asyncio.to_thread(self._record, lease, call, action, body)
+        except CloudError as error:
+            log.warning("job %s: the manifest of step %d could not be put and is tried again: %s", manifest.job, manifest.step, error)
+        except StaleLease:
+            log.info("job %s: another replica records the checkpoint of step %d", manifest.job, manifest.step)
+        self._registry.hint()
+
+    def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
+        with self._database.write() as session:
+            return intents.begin(session, lease, key=call.key, action=call.name, detail=call.detail, now=self._now())
+
+    def _finish(self, lease: Lease, call: Call, state: IntentState, outcome: str) -> None:
+        with self._database.write() as session:
+            intents.finish(session, lease, key=call.key, state=state, outcome=outcome, now=self._now())
+
+    def _record(self, lease: Lease, call: Call, action: PutManifest, body: bytes) -> None:
+        now = self._now()
+        manifest = action.manifest
+        total = sum(shard.object_bytes for shard in manifest.shards)
+        checkpoint = checkpoints.CheckpointRecord(
+            generation=manifest.generation,
+            step=manifest.step,
+            state=CheckpointState.COMPLETE,
+            bucket=action.at.bucket,
+            manifest_key=action.at.key,
+            manifest=body,
+            object_bytes=total,
+            created_at=now,
+            completed_at=now,
+        )
+        with self._database.write() as session:
+            checkpoints.record(session, lease, checkpoint)
+            intents.finish(session, lease, key=call.key, state=IntentState.DONE, outcome="done", now=now)
+            message = f"checkpoint of step {manifest.step} is complete: {len(manifest.shards)} shards, {total:,} bytes"
+            events.append(session, events.NewEvent(at=now, type="CheckpointCompleted", message=message, job_name=manifest.job))
+
+
+def _command(action: SendStart | SendStop | SendHalt) -> ControlToAgent:
+    match action:
+        case SendStart():
+            return Start(job=action.job, run=action.run, generation=action.generation)
+        case SendStop():
+            return StopTraining(job=action.job, run=action.run, generation=action.generation)
+        case SendHalt():
+            return HaltRanks(job=action.job, run=action.run, generation=action.generation, reason=action.reason)

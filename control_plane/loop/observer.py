@@ -1,0 +1,205 @@
+"""What the loops see: the database, the agents and the cloud's last answer, put together for one pass.
+
+Invariant: no database session is open while anything else is waited for, and silence counts only from when this server could have heard.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from control_plane.core.evidence import is_fleet_blind
+from control_plane.core.fleets import admitted
+from control_plane.core.observed import (
+    CheckpointRecord,
+    FleetObserved,
+    FleetSpec,
+    GenerationRecord,
+    InstanceCondition,
+    JobObserved,
+    JobSpec,
+    NodeObserved,
+    NodeRecord,
+)
+from control_plane.core.states import NodeState
+from control_plane.core.timeouts import grace_seconds
+from control_plane.db import checkpoints, fleets, jobs, nodes
+from control_plane.db.session import Database
+from control_plane.loop import records
+from control_plane.loop.agents import AgentRegistry, AgentView
+from control_plane.loop.cloud_watch import CloudView, CloudWatch
+from everstep.protocol.ids import FleetName, NodeId, RunId
+from everstep.protocol.plan import GenerationPlan, Timeouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredJob:
+    """What the database has on a job, read in one session."""
+
+    job: jobs.JobRecord
+    plan: GenerationPlan | None
+    lineage: tuple[GenerationRecord, ...]
+    checkpoints: tuple[CheckpointRecord, ...]
+    fleet_jobs: tuple[jobs.JobRecord, ...]
+    nodes: tuple[nodes.NodeRecord, ...]
+    """Of its fleet, ended ones included: they are evidence."""
+    max_node_count: int
+
+
+class Hearing:
+    """How long an agent has been silent, counted from when this server could have heard it.
+
+    Args:
+        timeouts: for the grace after the start.
+        monotonic: seconds of a clock that never jumps.
+    """
+
+    def __init__(self, timeouts: Timeouts, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._timeouts = timeouts
+        self._monotonic = monotonic
+        self._listens_since = monotonic() + grace_seconds(timeouts)
+        self._last_beat = monotonic()
+
+    def beat(self) -> None:
+        """Note that the server is awake. Called by every sweep of the job loop: after a standstill of its own, silence begins anew."""
+        now = self._monotonic()
+        if now - self._last_beat > self._timeouts.lease_seconds / 2:
+            self._listens_since = max(self._listens_since, now + self._timeouts.lease_seconds)
+        self._last_beat = now
+
+    def silent_seconds(self, view: AgentView | None) -> float:
+        """Return how long an agent has been silent; one that has not connected yet is silent since the end of the grace."""
+        now = self._monotonic()
+        if view is None:
+            return max(0.0, now - self._listens_since)
+        return max(0.0, now - max(view.heard_at, self._listens_since))
+
+
+class Observer:
+    """Puts together what one pass looks at.
+
+    Args:
+        database: where jobs, nodes and plans are.
+        registry: the agents.
+        cloud: AWS's last answer.
+        hearing: how silence is counted.
+        timeouts: the ladder.
+    """
+
+    def __init__(self, database: Database, registry: AgentRegistry, cloud: CloudWatch, hearing: Hearing, timeouts: Timeouts) -> None:
+        self._database = database
+        self._registry = registry
+        self._cloud = cloud
+        self._hearing = hearing
+        self._timeouts = timeouts
+        self._plans: dict[RunId, GenerationPlan] = {}
+
+    def read_job(self, run: RunId) -> StoredJob:
+        """Read a job. Blocks: called in a thread.
+
+        Raises:
+            NotFound: it was removed.
+        """
+        with self._database.read() as session:
+            job = jobs.get_run(session, run)
+            plan = self._plans.get(run)
+            if plan is None or plan.generation != job.generation:
+                plan = jobs.generation(session, run, job.generation).plan if job.generation else None
+            complete = [records.checkpoint_record(stored) for stored in checkpoints.of_run(session, run)]
+            stored = StoredJob(
+                job=job,
+                plan=plan,
+                lineage=tuple(records.generation_record(entry) for entry in jobs.lineage(session, run)),
+                checkpoints=tuple(checkpoint for checkpoint in complete if checkpoint is not None),
+                fleet_jobs=jobs.unfinished(session, job.fleet_name),
+                nodes=nodes.of_fleet(session, job.fleet_name, with_ended=True),
+                max_node_count=_max_node_count(fleets.every(session), job.fleet_name),
+            )
+        if plan is not None:
+            self._plans[run] = plan  # immutable once stored: worth keeping
+        return stored
+
+    def forget_job(self, run: RunId) -> None:
+        """Drop what is kept of a job that has ended."""
+        self._plans.pop(run, None)
+
+    def observe_job(self, stored: StoredJob) -> tuple[JobSpec, JobObserved]:
+        """Return what a pass over a job decides about. Runs on the server's event loop; waits for nothing."""
+        fleet = FleetName(stored.job.fleet_name)
+        run = RunId(stored.job.run_id)
+        rows = {NodeId(row.id): row for row in stored.nodes}
+        views = self._registry.views()
+        assigned = tuple(NodeId(row.id) for row in stored.nodes if row.run_id == run and row.state == NodeState.ASSIGNED)
+        planned = tuple(node.node_id for node in stored.plan.nodes) if stored.plan is not None else ()
+        team = dict.fromkeys([*assigned, *planned])
+        in_use = [row for row in rows.values() if row.state in (NodeState.SPARE, NodeState.ASSIGNED)]
+        fleet_nodes = [self._node(fleet, row, views.get(NodeId(row.id))) for row in in_use]
+        runs = admitted((records.fleet_job(job) for job in stored.fleet_jobs), stored.max_node_count)
+        failures = self._cloud.launch_failures(fleet)
+        return records.job_spec(stored.job), JobObserved(
+            record=records.job_record(stored.job),
+            plan=stored.plan,
+            lineage=stored.lineage,
+            checkpoints=stored.checkpoints,
+            assigned=assigned,
+            nodes={node_id: self._node_by_id(fleet, node_id, rows.get(node_id), views.get(node_id)) for node_id in team},
+            is_admitted=run in runs,
+            is_fleet_blind=is_fleet_blind(fleet_nodes, self._timeouts),
+            waiting_words=failures[0] if failures else "",
+        )
+
+    def read_fleet(self, name: FleetName) -> tuple[fleets.FleetRecord, tuple[nodes.NodeRecord, ...], tuple[jobs.JobRecord, ...]]:
+        """Read a fleet, its nodes and its live jobs. Blocks: called in a thread.
+
+        Raises:
+            NotFound: it was removed.
+        """
+        with self._database.read() as session:
+            return fleets.get(session, name), nodes.of_fleet(session, name), jobs.unfinished(session, name)
+
+    def observe_fleet(
+        self, fleet: fleets.FleetRecord, rows: Iterable[nodes.NodeRecord], live: Iterable[jobs.JobRecord], view: CloudView
+    ) -> tuple[FleetSpec, FleetObserved]:
+        """Return what a pass over a fleet decides about. Runs on the server's event loop; waits for nothing."""
+        name = FleetName(fleet.name)
+        views = self._registry.views()
+        by_id = {NodeId(row.id): row for row in rows}
+        table: tuple[NodeRecord, ...] = tuple(records.node_record(row) for row in by_id.values() if row.state != NodeState.GONE)
+        ids = dict.fromkeys([*(row.node_id for row in table), *(member.node_id for member in view.group.members)])
+        return records.fleet_spec(fleet), FleetObserved(
+            group=view.group,
+            records=table,
+            nodes={node_id: self._node_by_id(name, node_id, by_id.get(node_id), views.get(node_id)) for node_id in ids},
+            jobs=tuple(records.fleet_job(job) for job in live),
+        )
+
+    def _node_by_id(self, fleet: FleetName, node_id: NodeId, row: nodes.NodeRecord | None, view: AgentView | None) -> NodeObserved:
+        condition, words = self._cloud.condition(fleet, node_id)
+        if row is not None and row.state == NodeState.GONE and condition is not InstanceCondition.ENDED:
+            condition, words = InstanceCondition.ENDED, row.reason.removeprefix("EC2: ")
+        return self._observed(node_id, condition, words, row, view)
+
+    def _node(self, fleet: FleetName, row: nodes.NodeRecord, view: AgentView | None) -> NodeObserved:
+        return self._node_by_id(fleet, NodeId(row.id), row, view)
+
+    def _observed(
+        self, node_id: NodeId, condition: InstanceCondition, words: str, row: nodes.NodeRecord | None, view: AgentView | None
+    ) -> NodeObserved:
+        report = view.report if view is not None else None
+        return NodeObserved(
+            node_id=node_id,
+            instance=condition,
+            instance_words=words,
+            is_connected=view is not None and view.is_connected,
+            silent_seconds=self._hearing.silent_seconds(view),
+            heard_at=view.heard_at_seconds if view is not None else None,
+            address=view.hello.address if view is not None else (row.address if row is not None else ""),
+            peer_port=view.hello.peer_port if view is not None else (row.peer_port if row is not None else 0),
+            has_reported=report is not None,
+            member=report.member if report is not None else None,
+        )
+
+
+def _max_node_count(known: Iterable[fleets.FleetRecord], name: str) -> int:
+    return next((fleet.max_node_count for fleet in known if fleet.name == name), 0)

@@ -1,0 +1,269 @@
+"""Between what is stored and what the core decides about: translation both ways, and nothing else. Pure.
+
+Invariant: a core record that is stored and read back is equal to itself.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from control_plane.core import incidents as core_incidents
+from control_plane.core.observed import (
+    CheckpointRecord,
+    Exclusion,
+    FailureRecord,
+    FleetJob,
+    FleetSpec,
+    GenerationRecord,
+    IncidentRecord,
+    JobRecord,
+    JobSpec,
+    NodeRecord,
+    RefusedSource,
+    Silence,
+)
+from control_plane.core.states import IncidentState, JobState, NodeState
+from control_plane.db import checkpoints, fleets, incidents, jobs, nodes
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
+from everstep.protocol.plan import ObjectReference, ScriptPlan, SourceArchive
+
+_PHASES = {
+    IncidentState.REPLACING: "replace",
+    IncidentState.RESTORING: "restore",
+    IncidentState.REWORKING: "rework",
+    IncidentState.CLOSED: "closed",
+}
+
+
+class Memo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the loop must remember of a job between two passes and nobody else reads."""
+
+    state_since: float | None = None
+    progress_at: float = 0.0
+    asked: tuple[tuple[NodeId, float], ...] = ()
+    exclusions: tuple[Exclusion, ...] = ()
+    silences: tuple[Silence, ...] = ()
+    refused: tuple[RefusedSource, ...] = ()
+    stop_reason: str = ""
+    incident: IncidentRecord | None = None
+
+
+def at(seconds: float) -> datetime:
+    """Return Unix seconds as a moment in UTC."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def job_spec(job: jobs.JobRecord) -> JobSpec:
+    """Return what the core needs to know of what the user asked for."""
+    spec = job.spec
+    return JobSpec(
+        job=JobName(job.name),
+        run=RunId(job.run_id),
+        fleet=FleetName(job.fleet_name),
+        node_count=spec.node_count,
+        ranks_per_node=spec.ranks_per_node,
+        copies=spec.copies,
+        script=ScriptPlan(
+            source=SourceArchive(
+                object=ObjectReference(bucket=spec.source_bucket, key=spec.source_key), sha256=spec.source_sha256, bytes=spec.source_bytes
+            ),
+            entry_point=spec.entry_point,
+            hyperparameters=dict(spec.hyperparameters),
+            environment=dict(spec.environment),
+            output=prefix_of(spec.output_uri),
+            logs=prefix_of(spec.log_uri),
+        ),
+        checkpoint_prefix=prefix_of(spec.checkpoint_uri),
+        checkpoint_every_steps=spec.checkpoint_every_steps,
+        third_slot=spec.third_slot,
+        max_attempts=spec.max_attempts,
+        max_runtime_seconds=spec.max_runtime_seconds,
+        max_pending_seconds=spec.max_pending_seconds,
+        priority=job.priority,
+    )
+
+
+def prefix_of(uri: str) -> ObjectReference:
+    """Return `s3://bucket/prefix/` as a reference whose key ends with a slash."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return ObjectReference(bucket=bucket, key=key if key.endswith("/") or not key else f"{key}/")
+
+
+def job_record(job: jobs.JobRecord) -> JobRecord:
+    """Return a stored job as the core sees it."""
+    memo = msgspec.convert(dict(job.memo), Memo)
+    return JobRecord(
+        state=JobState(job.state),
+        reason=job.reason,
+        created_at=job.created_at.timestamp(),
+        state_since=job.created_at.timestamp() if memo.state_since is None else memo.state_since,
+        stop_requested_at=_seconds(job.stop_requested_at),
+        started_at=_seconds(job.started_at),
+        ended_at=_seconds(job.ended_at),
+        generation=Generation(job.generation),
+        issued_generation=Generation(job.issued_generation),
+        base_step=Step(job.base_step),
+        committed=Step(job.committed_step),
+        proposed=Step(job.proposed_step),
+        boundary=Step(job.boundary),
+        max_boundary=Step(job.max_boundary),
+        committed_at=_seconds(job.committed_at),
+        progress_at=memo.progress_at,
+        asked=memo.asked,
+        failures=tuple(msgspec.convert(dict(failure), FailureRecord) for failure in job.failures),
+        exclusions=memo.exclusions,
+        silences=memo.silences,
+        refused=memo.refused,
+        stop_reason=memo.stop_reason,
+        seconds=dict(job.accounting),
+        accounted_until=_seconds(job.accounted_until),
+        incident=memo.incident,
+    )
+
+
+def job_update(record: JobRecord) -> jobs.JobUpdate:
+    """Return the columns of a job that the core has decided about; its state is written by the transition."""
+    memo = Memo(
+        state_since=record.state_since,
+        progress_at=record.progress_at,
+        asked=record.asked,
+        exclusions=record.exclusions,
+        silences=record.silences,
+        refused=record.refused,
+        stop_reason=record.stop_reason,
+        incident=record.incident,
+    )
+    return jobs.JobUpdate(
+        reason=record.reason,
+        started_at=_moment(record.started_at),
+        ended_at=_moment(record.ended_at),
+        generation=record.generation,
+        issued_generation=record.issued_generation,
+        base_step=record.base_step,
+        committed_step=record.committed,
+        proposed_step=record.proposed,
+        boundary=record.boundary,
+        max_boundary=record.max_boundary,
+        committed_at=_moment(record.committed_at),
+        failures=tuple(msgspec.to_builtins(failure) for failure in record.failures),
+        accounting=dict(record.seconds),
+        accounted_until=_moment(record.accounted_until),
+        memo=msgspec.to_builtins(memo),
+    )
+
+
+def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
+    """Return one link of a job's lineage."""
+    return GenerationRecord(
+        generation=Generation(entry.number),
+        parent=Generation(entry.parent),
+        base_step=Step(entry.base_step),
+        was_started=entry.started_at is not None,
+    )
+
+
+def checkpoint_record(stored: checkpoints.CheckpointRecord) -> CheckpointRecord | None:
+    """Return a complete checkpoint as the core sees it, or None for one that is not."""
+    manifest = stored.contents()
+    if manifest is None or stored.completed_at is None:
+        return None
+    return CheckpointRecord(generation=Generation(stored.generation), step=Step(stored.step), bucket=stored.bucket, shards=manifest.shards)
+
+
+def new_incident(incident: IncidentRecord, job: jobs.JobRecord, now: float) -> incidents.NewIncident:
+    """Return an incident to be stored for the first time."""
+    return incidents.NewIncident(
+        job_name=job.name,
+        project=job.project,
+        phase=_PHASES[incident.state],
+        cause=incident.cause.value,
+        evidence=incident.evidence,
+        decision=incident.decision,
+        reason=incident.reason,
+        reached_step=incident.reached_step,
+        generation_before=incident.generation_before,
+        instance_ids=incident.instance_ids,
+        failed_at=at(incident.failed_at),
+        opened_at=at(incident.opened_at),
+        detect_seconds=core_incidents.phase_seconds(incident, now)["detect_seconds"],
+        detail={},
+    )
+
+
+def incident_update(incident: IncidentRecord, now: float) -> incidents.IncidentUpdate:
+    """Return the columns of an incident that can change; a phase that has not ended has no length yet."""
+    seconds = core_incidents.phase_seconds(incident, now)
+    is_closed = incident.closed_at is not None
+    return incidents.IncidentUpdate(
+        phase=_PHASES[incident.state],
+        cause=incident.cause.value,
+        evidence=incident.evidence,
+        decision=incident.decision,
+        reason=incident.reason,
+        restore_source=incident.restore_source,
+        from_step=incident.from_step,
+        reached_step=incident.reached_step,
+        lost_steps=core_incidents.lost_steps(incident),
+        generation_after=incident.generation_after,
+        instance_ids=incident.instance_ids,
+        replacement_instance_ids=incident.replacement_instance_ids,
+        replaced_at=_moment(incident.replaced_at),
+        restored_at=_moment(incident.restored_at),
+        closed_at=_moment(incident.closed_at),
+        detect_seconds=seconds["detect_seconds"],
+        replace_seconds=seconds["replace_seconds"] if incident.replaced_at is not None or is_closed else None,
+        restore_seconds=seconds["restore_seconds"] if incident.restored_at is not None or is_closed else None,
+        rework_seconds=seconds["rework_seconds"] if is_closed else None,
+    )
+
+
+def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
+    """Return what the user wants of a fleet."""
+    return FleetSpec(
+        name=FleetName(fleet.name),
+        group=fleet.auto_scaling_group_name,
+        min_node_count=fleet.min_node_count,
+        spare_count=fleet.spare_count,
+        is_deleting=fleet.delete_requested_at is not None,
+    )
+
+
+def fleet_job(job: jobs.JobRecord) -> FleetJob:
+    """Return a live job as its fleet sees it."""
+    record = job_record(job)
+    return FleetJob(
+        job=JobName(job.name),
+        run=RunId(job.run_id),
+        state=record.state,
+        node_count=job.spec.node_count,
+        priority=job.priority,
+        created_at=record.created_at,
+        exclusions=record.exclusions,
+    )
+
+
+def node_record(node: nodes.NodeRecord) -> NodeRecord:
+    """Return a row of the node table as the core sees it."""
+    return NodeRecord(
+        node_id=NodeId(node.id),
+        state=NodeState(node.state),
+        run=RunId(node.run_id) if node.run_id is not None else None,
+        reason=node.reason,
+        created_at=node.created_at.timestamp(),
+    )
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else at(seconds)
+
+
+def as_json(value: object) -> Any:
+    """Return a core value as JSON values, for the detail of an intent."""
+    return msgspec.to_builtins(value)

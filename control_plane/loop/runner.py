@@ -1,0 +1,394 @@
+"""The loops: claim, observe, decide, act, apply, one job or one fleet per pass (design §7, Job loop).
+
+    job loop     woken by agents and requests, else about once a second       lease of each job
+    fleet loop   woken likewise, and by AWS's answers                         lease of each fleet
+    cloud watch  asks AWS in the background; the loops read its last answer
+
+Invariant: what a pass stores is stored under its lease in one transaction, or not at all; what it sends follows from what was stored before, so a
+pass that dies anywhere is made good by the next one. One entity that fails does not hold up the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.operator import CloudOperator
+from control_plane.core import fleets as core_fleets
+from control_plane.core import jobs as core_jobs
+from control_plane.core.actions import CompleteTermination, Decision, FleetDecision, PutManifest, SetDesired, TerminateMember
+from control_plane.core.observed import Policy
+from control_plane.core.states import ENDED_JOBS, FleetState, JobState, NodeState
+from control_plane.core.timeouts import grace_seconds
+from control_plane.db import events, fleets, incidents, jobs, nodes, protection
+from control_plane.db.errors import NotFound, StaleLease
+from control_plane.db.leases import Lease, LeaseKind, Leaser
+from control_plane.db.session import Database
+from control_plane.loop import records
+from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.cloud_watch import CloudView, CloudWatch
+from control_plane.loop.executor import Executor
+from control_plane.loop.observer import Hearing, Observer, StoredJob
+from everstep.protocol.agent_messages import MemberReport
+from everstep.protocol.ids import FleetName, RunId
+from everstep.protocol.plan import Timeouts
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 1.0
+"""A loop looks at everything at least this often."""
+PAUSE_SECONDS = 0.05
+"""And no more often than this, whatever wakes it."""
+AGAIN_LIMIT = 8
+"""Passes over one job in a row, while each asks for another at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopContext:
+    """What the loops stand on; made by the composition root."""
+
+    database: Database
+    operator: CloudOperator
+    objects: ObjectStore
+    registry: AgentRegistry
+    timeouts: Timeouts
+    secret: bytes
+    """The server's own; generation keys are derived from it."""
+    owner: str
+    """Of leases: fresh at every start of the server."""
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    monotonic: Callable[[], float] = time.monotonic
+
+
+class Runner:
+    """All loops of one control-plane replica.
+
+    Args:
+        context: what they stand on.
+    """
+
+    def __init__(self, context: LoopContext) -> None:
+        self._context = context
+        self.cloud = CloudWatch(context.database, context.operator, context.registry.hint, context.monotonic)
+        self.hearing = Hearing(context.timeouts, context.monotonic)
+        self.observer = Observer(context.database, context.registry, self.cloud, self.hearing, context.timeouts)
+        self.executor = Executor(context.database, context.registry, context.operator, context.objects, context.secret, context.now)
+        self._job_leases = _Leases(context, "job")
+        self._fleet_leases = _Leases(context, "fleet")
+        self._policy = Policy(timeouts=context.timeouts)
+        self._protection: dict[RunId, tuple[protection.ShardRecord, ...]] = {}
+        self._protected_at: dict[RunId, float] = {}
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set, then let go of every lease.
+
+        Args:
+            stop: set by the server when it ends.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.cloud.run(stop))
+            group.create_task(self._sweep(stop, self.sweep_jobs))
+            group.create_task(self._sweep(stop, self.sweep_fleets))
+            await stop.wait()
+            self.cloud.look_now()
+            self._context.registry.hint()
+        await self.executor.close()
+        await asyncio.to_thread(self._job_leases.release_all)
+        await asyncio.to_thread(self._fleet_leases.release_all)
+
+    async def sweep_jobs(self) -> None:
+        """Make a pass over every job that has not ended."""
+        self.hearing.beat()
+        if any(True for _ in self._context.registry.take_lost()):
+            self.cloud.look_now()
+        live = await asyncio.to_thread(self._live_jobs)
+        for job in live:
+            try:
+                await self.pass_over_job(RunId(job.run_id))
+            except (StaleLease, NotFound) as stale:
+                log.info("job %s: %s", job.name, stale)
+                self._job_leases.drop(job.run_id)
+            except Exception:
+                log.exception("job %s (run %s): the pass failed; it is made again", job.name, job.run_id)
+        closely = (job for job in live if job.state not in (JobState.QUEUED, JobState.RUNNING) or job.memo.get("incident") is not None)
+        self._context.registry.watch_closely(frozenset(RunId(job.run_id) for job in closely))
+
+    async def sweep_fleets(self) -> None:
+        """Make a pass over every fleet."""
+        for name in await asyncio.to_thread(self._fleet_names):
+            try:
+                await self.pass_over_fleet(name)
+            except (StaleLease, NotFound) as stale:
+                log.info("fleet %s: %s", name, stale)
+                self._fleet_leases.drop(name)
+            except Exception:
+                log.exception("fleet %s: the pass failed; it is made again", name)
+
+    async def pass_over_job(self, run: RunId) -> Decision | None:
+        """Claim, observe, decide, act and apply, as often as each pass asks for another at once.
+
+        Args:
+            run: the job's.
+
+        Returns:
+            The last decision, or None while another replica holds the job.
+
+        Raises:
+            StaleLease: another replica took the job over in the middle; nothing of the last pass was stored.
+            NotFound: the job was removed.
+        """
+        decision = None
+        for _ in range(AGAIN_LIMIT):
+            lease = await asyncio.to_thread(self._job_leases.hold, run)
+            if lease is None:
+                return None
+            stored = await asyncio.to_thread(self.observer.read_job, run)
+            spec, observed = self.observer.observe_job(stored)
+            now = self._context.now().timestamp()
+            decision = core_jobs.decide(now, spec, observed, self._policy)
+            for action in decision.actions:
+                if isinstance(action, PutManifest):
+                    self.executor.put_manifest(lease, action)
+                else:
+                    self.executor.tell(action)
+            shards = self._shards(stored, now)
+            if decision.record != observed.record or decision.events or decision.incidents or shards:
+                await asyncio.to_thread(self._apply_job, lease, stored, decision, shards, now)
+            if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS:
+                break
+        if decision is not None and decision.record.state in ENDED_JOBS:
+            self._forget(run)
+        return decision
+
+    async def pass_over_fleet(self, name: FleetName) -> FleetDecision | None:
+        """Make one pass over a fleet.
+
+        Args:
+            name: the fleet's.
+
+        Returns:
+            The decision, or None while another replica holds the fleet or AWS has not answered yet.
+
+        Raises:
+            StaleLease: another replica took the fleet over in the middle; nothing was stored.
+            NotFound: the fleet was removed.
+        """
+        view = self.cloud.group(name)
+        if view is None:
+            return None
+        lease = await asyncio.to_thread(self._fleet_leases.hold, name)
+        if lease is None:
+            return None
+        fleet, rows, live = await asyncio.to_thread(self.observer.read_fleet, name)
+        spec, observed = self.observer.observe_fleet(fleet, rows, live, view)
+        now = self._context.now().timestamp()
+        decision = core_fleets.decide(now, spec, observed, self._policy)
+        await asyncio.to_thread(self._apply_fleet, lease, fleet, decision, view, now)
+        for node_id in decision.forgotten:
+            self._context.registry.forget(node_id)
+        if decision.records:
+            self._context.registry.hint()
+        for action in decision.actions:
+            if isinstance(action, SetDesired | TerminateMember | CompleteTermination):
+                # Void before and after: an answer to a question asked while the change was on its way does not know of it.
+                self.cloud.changed(name)
+                await self.executor.change_group(lease, action)
+                self.cloud.changed(name)
+            else:
+                self.executor.tell(action)
+        return decision
+
+    async def _sweep(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]]) -> None:
+        seen = 0
+        while not stop.is_set():
+            try:
+                await sweep()
+            except Exception:
+                log.exception("a sweep failed; it is made again")
+            await asyncio.sleep(PAUSE_SECONDS)
+            seen = await self._context.registry.wait_for_change(seen, SWEEP_SECONDS)
+
+    def _live_jobs(self) -> tuple[jobs.JobRecord, ...]:
+        with self._context.database.read() as session:
+            return jobs.unfinished(session)
+
+    def _fleet_names(self) -> tuple[FleetName, ...]:
+        with self._context.database.read() as session:
+            return tuple(FleetName(fleet.name) for fleet in fleets.every(session))
+
+    def _apply_job(self, lease: Lease, stored: StoredJob, decision: Decision, shards: tuple[protection.ShardRecord, ...], now: float) -> None:
+        """Store what a pass decided, all of it or nothing."""
+        moment = records.at(now)
+        before, after = stored.job, decision.record
+        changes = records.job_update(after)
+        with self._context.database.write() as session:
+            if decision.plan is not None:
+                jobs.add_generation(session, lease, decision.plan, moment)
+            if before.state != after.state.value or decision.plan is not None:
+                jobs.transition(session, lease, before=before.state, after=after.state.value, now=moment, **changes)
+            elif after != records.job_record(before):
+                jobs.change(session, lease, **changes)
+            if after.state is JobState.STARTING and before.state != JobState.STARTING:
+                jobs.mark_generation_started(session, lease, after.generation, moment)
+            for incident in decision.incidents:
+                incidents.open_incident(session, lease, incident.id, records.new_incident(incident, before, now))
+                incidents.change(session, lease, incident.id, **records.incident_update(incident, now))
+            if shards:
+                protection.record(session, lease, shards, moment)
+            for draft in decision.events:
+                events.append(
+                    session,
+                    events.NewEvent(
+                        at=moment,
+                        type=draft.type,
+                        message=draft.message,
+                        project=before.project,
+                        fleet_name=before.fleet_name,
+                        job_name=before.name,
+                        node_id=draft.node_id,
+                    ),
+                )
+        if before.state != after.state.value or before.reason != after.reason:
+            log.info("job %s: %s: %s", before.name, after.state.value, after.reason.partition("\n")[0])
+
+    def _apply_fleet(self, lease: Lease, fleet: fleets.FleetRecord, decision: FleetDecision, view: CloudView, now: float) -> None:
+        moment = records.at(now)
+        state = FleetState.FROZEN if decision.is_frozen else FleetState.ACTIVE
+        if fleet.delete_requested_at is not None:
+            state = FleetState.DELETING
+        changes = fleets.FleetUpdate(
+            state=state.value,
+            max_node_count=view.group.max_size,
+            instance_type=view.instance_type,
+            availability_zone=view.availability_zone,
+            desired_node_count=decision.desired_count,
+            drift=view.group.drift,
+            reason=decision.reason,
+        )
+        is_same = all(getattr(fleet, column) == value for column, value in changes.items())
+        if is_same and not decision.records and not decision.events and not decision.is_empty:
+            return
+        with self._context.database.write() as session:
+            if decision.is_empty:
+                fleets.remove(session, lease)
+                return
+            if not is_same:
+                fleets.change(session, lease, **changes)
+            for row in decision.records:
+                nodes.change(
+                    session,
+                    lease,
+                    row.node_id,
+                    initial_state=NodeState.JOINING,
+                    now=moment,
+                    state=row.state.value,
+                    run_id=row.run,
+                    reason=row.reason,
+                    instance_type=view.instance_type,
+                    availability_zone=view.availability_zone,
+                    ended_at=moment if row.state is NodeState.GONE else None,
+                )
+            for draft in decision.events:
+                event = events.NewEvent(
+                    at=moment, type=draft.type, message=draft.message, project=fleet.project, fleet_name=fleet.name, node_id=draft.node_id
+                )
+                events.append(session, event)
+            if fleet.state != state.value:
+                message = f"{fleet.state} → {state.value}: {decision.reason}"
+                events.append(
+                    session, events.NewEvent(at=moment, type="FleetStateChanged", message=message, project=fleet.project, fleet_name=fleet.name)
+                )
+
+    def _shards(self, stored: StoredJob, now: float) -> tuple[protection.ShardRecord, ...]:
+        """Return the shards to write: when who holds what has changed, and for the steps at most once a second."""
+        run = RunId(stored.job.run_id)
+        if stored.plan is None or stored.job.state not in (JobState.RUNNING, JobState.STOPPING):
+            return ()
+        views = self._context.registry.views()
+        reports = [view.report.member for view in views.values() if view.report is not None and view.report.member is not None]
+        current = tuple(
+            shard
+            for report in reports
+            if report.run == run and report.generation == stored.plan.generation
+            for shard in _shard_records(report, stored)
+        )
+        current = tuple(sorted(current, key=lambda shard: shard.rank))
+        before = self._protection.get(run, ())
+        if not current or current == before:
+            return ()
+        if _holders(current) == _holders(before) and now - self._protected_at.get(run, 0.0) < SWEEP_SECONDS:
+            return ()
+        self._protection[run] = current
+        self._protected_at[run] = now
+        return current
+
+    def _forget(self, run: RunId) -> None:
+        self._protection.pop(run, None)
+        self._protected_at.pop(run, None)
+        self._job_leases.drop(run)
+        self.observer.forget_job(run)
+
+
+class _Leases:
+    """The leases that this replica holds of one kind. A held one is renewed when a third of its time is over, not at every pass.
+
+    Used in one thread at a time: each loop waits for its own passes.
+    """
+
+    def __init__(self, context: LoopContext, kind: LeaseKind) -> None:
+        self._database = context.database
+        self._monotonic = context.monotonic
+        self._ttl_seconds = grace_seconds(context.timeouts)
+        self._leaser = Leaser(context.owner, self._ttl_seconds, context.monotonic)
+        self._kind: LeaseKind = kind
+        self._held: dict[str, tuple[Lease, float]] = {}
+
+    def hold(self, key: str) -> Lease | None:
+        """Return the lease, claimed or renewed if it has to be; None while another replica has it."""
+        held = self._held.get(key)
+        if held is not None and self._monotonic() - held[1] < self._ttl_seconds / 3:
+            return held[0]
+        at = self._monotonic()
+        with self._database.write() as session:
+            lease = self._leaser.claim(session, self._kind, key)
+        if lease is None:
+            self._held.pop(key, None)
+            return None
+        self._held[key] = (lease, at)
+        return lease
+
+    def drop(self, key: str) -> None:
+        """Forget a lease that is lost or no longer of use."""
+        self._held.pop(key, None)
+
+    def release_all(self) -> None:
+        """Let other replicas claim at once what this one held."""
+        with self._database.write() as session:
+            for lease, _ in self._held.values():
+                self._leaser.release(session, lease)
+        self._held.clear()
+
+
+def _shard_records(report: MemberReport, stored: StoredJob) -> list[protection.ShardRecord]:
+    return [
+        protection.ShardRecord(
+            rank=shard.rank,
+            generation=report.generation,
+            owner_node_id=shard.holders[0] if shard.holders else "",
+            committed_step=shard.committed,
+            payload_bytes=shard.payload_bytes,
+            reason=shard.reason,
+            holders=tuple(protection.HolderRecord(node_id=holder, is_in_view=holder in shard.in_view) for holder in shard.holders),
+        )
+        for shard in report.protection
+        if shard.rank < stored.job.spec.world_size
+    ]
+
+
+def _holders(shards: tuple[protection.ShardRecord, ...]) -> tuple[object, ...]:
+    return tuple((shard.rank, shard.generation, shard.holders, shard.reason) for shard in shards)
