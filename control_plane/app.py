@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -30,6 +31,7 @@ from control_plane.core.timeouts import ladder
 from control_plane.db import schema
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.runner import LoopContext, Runner
 from control_plane.secrets import ensure_admin, server_secret
 from control_plane.settings import Settings
 
@@ -111,7 +113,7 @@ def create_app(
 
         app.state.services = replace(services, wake=wake)
         stop = asyncio.Event()
-        tasks = [asyncio.create_task(loop.run(stop)) for loop in (loops or _no_loops)(app.state.services, secret)]
+        tasks = [asyncio.create_task(loop.run(stop)) for loop in (loops or _loops)(app.state.services, secret)]
         for task in tasks:
             task.add_done_callback(_tell_of_a_crash)
         try:
@@ -140,8 +142,18 @@ def create_app(
     return app
 
 
-def _no_loops(_services: Services, _secret: bytes) -> Sequence[Loop]:
-    return ()
+def _loops(services: Services, secret: bytes) -> Sequence[Loop]:
+    context = LoopContext(
+        database=services.database,
+        operator=services.operator,
+        objects=services.objects,
+        registry=services.registry,
+        timeouts=services.timeouts,
+        secret=secret,
+        owner=uuid.uuid4().hex,
+        now=services.now,
+    )
+    return (Runner(context),)
 
 
 def _tell_of_a_crash(task: asyncio.Task[None]) -> None:
