@@ -1,1 +1,30 @@
-"""To be described."""
+"""Training hooks: a script registers its state once and says when a step is finished; every step is then kept in the cluster's memory.
+
+    session = everstep.training.init(model=model, optimizer=optimizer, data=loader)
+    for batch in session.batches(until_step=10_000):
+        loss = train_step(batch)
+        session.log(loss=loss)
+    session.close()
+
+Invariant: the same script runs alone, under torchrun and under Everstep; only in the last case are there snapshots.
+"""
+
+from __future__ import annotations
+
+from everstep.training.errors import AgentUnreachable, CannotResume, RestoreMismatch, SessionMisuse, StaleGeneration, TrainingError
+from everstep.training.script import hyperparameters, output_dir
+from everstep.training.session import Control, TrainingSession, init
+
+__all__ = [
+    "AgentUnreachable",
+    "CannotResume",
+    "Control",
+    "RestoreMismatch",
+    "SessionMisuse",
+    "StaleGeneration",
+    "TrainingError",
+    "TrainingSession",
+    "hyperparameters",
+    "init",
+    "output_dir",
+]

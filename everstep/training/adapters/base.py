@@ -1,0 +1,229 @@
+"""What a session needs of a way to train, and what all ways share: canonical names, optimizers, what is allowed.
+
+Invariant: tensors are named once, at `init`, and every later list has the same order; classes that are not known to come back bit for bit are
+refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from everstep.training.capture import StateTensor
+from everstep.training.errors import CannotResume
+from everstep.training.state_tree import Tree, check_dense, dtype_name
+
+EXPECTED_OPTIMIZERS = frozenset(
+    {
+        "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam",
+        "deepspeed.ops.adam.fused_adam.FusedAdam",
+        "deepspeed.ops.adagrad.cpu_adagrad.DeepSpeedCPUAdagrad",
+        "deepspeed.ops.lion.cpu_lion.DeepSpeedCPULion",
+        "deepspeed.ops.lion.fused_lion.FusedLion",
+        "apex.optimizers.fused_adam.FusedAdam",
+        "torch_optimizer.lion.Lion",
+        "lion_pytorch.lion_pytorch.Lion",
+    }
+)
+"""Outside torch.optim: they keep their state in `state` and `param_groups` and change it in `step` alone."""
+
+WRAPPER_NAMES = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""What torch.compile, DDP and activation checkpointing put into names."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterState:
+    """An adapter's part of a snapshot."""
+
+    tensors: list[StateTensor]
+    """Live."""
+    values: Tree
+
+
+class Adapter(Protocol):
+    """One way to train: plain, DDP, FSDP2 or DeepSpeed."""
+
+    kind: str
+
+    def prepare(self) -> None:
+        """Make launches alike before the first step. Collective; every launch, once, by `init`."""
+
+    def facts(self) -> dict[str, str]:
+        """Return what must be equal for one launch's snapshot to fit another's. Constant from `init` on."""
+
+    def observe(self) -> AdapterState:
+        """Return the state of the moment, nothing copied. At every captured boundary."""
+
+    def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:
+        """Write a state into the live objects, in place. Local: no rank waits for another here."""
+
+    def synchronize(self) -> None:
+        """Rebuild what ranks derive together from the loaded state. Collective, once after `load`."""
+
+    def optimizers(self) -> Mapping[str, Optimizer]:
+        """Return the optimizers whose steps change the deferred tensors."""
+
+    def modules(self) -> Sequence[torch.nn.Module]:
+        """Return the root modules."""
+
+    def steps_made(self) -> int | None:
+        """Return a count that grows with each optimizer step, or None where only the script knows when a step is complete."""
+
+    def end_step(self) -> None:
+        """A boundary is reached: what was noticed so far belongs to the finished step. Called first at every boundary."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedOptimizer:
+    """An optimizer and the names of its parameters."""
+
+    name: str
+    optimizer: Optimizer
+    members: Sequence[tuple[str, torch.Tensor]]
+    """(name, parameter) of everything it may change, in canonical order."""
+    local: Callable[[torch.Tensor], torch.Tensor]
+    """The memory of this rank behind a tensor."""
+    rewrap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """(parameter, local state) → state as the optimizer keeps it."""
+
+    @property
+    def prefix(self) -> str:
+        """Where its tensors' names begin."""
+        return f"optimizer/{self.name}/" if self.name else "optimizer/"
+
+    def observe(self) -> tuple[list[StateTensor], Tree]:
+        """Return the live state tensors, and groups and other entries as a tree."""
+        tensors: list[StateTensor] = []
+        plain: dict[str, dict[str, Tree]] = {}
+        for name, parameter in self.members:
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    tensors.append(StateTensor(f"{self.prefix}{name}/{key}", self.local(value), is_deferred=True))
+                else:
+                    plain.setdefault(name, {})[key] = value
+        groups = [{key: value for key, value in group.items() if key not in ("params", "param_names")} for group in self.optimizer.param_groups]
+        return tensors, {"groups": groups, "plain": plain}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:
+        """Write state and groups into the live optimizer; entries that the snapshot lacks are removed.
+
+        Args:
+            tensors: of the whole snapshot, by name.
+            values: what `observe` returned.
+        """
+        assert isinstance(values, dict)
+        saved: dict[str, dict[str, torch.Tensor]] = {}
+        for path, tensor in tensors.items():
+            if path.startswith(self.prefix):
+                name, key = path.removeprefix(self.prefix).rsplit("/", 1)
+                saved.setdefault(name, {})[key] = tensor
+        for group, entries in zip(self.optimizer.param_groups, values["groups"], strict=True):
+            for key, value in entries.items():
+                if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
+                    group[key].copy_(value)  # a compiled step holds this very tensor
+                else:
+                    group[key] = value
+        for name, parameter in self.members:
+            self._load_parameter(parameter, saved.get(name, {}), values["plain"].get(name, {}))
+
+    def _load_parameter(self, parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Tree]) -> None:
+        if not tensors and not plain:
+            self.optimizer.state.pop(parameter, None)
+            return
+        state = self.optimizer.state[parameter]
+        for key in [key for key in state if key not in tensors and key not in plain]:
+            del state[key]
+        for key, saved in tensors.items():
+            live = state.get(key)
+            if isinstance(live, torch.Tensor) and self.local(live).shape == saved.shape and live.dtype == saved.dtype:
+                self.local(live).copy_(saved)
+            else:
+                state[key] = self._place(parameter, key, saved)
+        state.update(plain)
+
+    def _place(self, parameter: torch.Tensor, key: str, saved: torch.Tensor) -> torch.Tensor:
+        """Make a state tensor where torch's own `load_state_dict` would put it."""
+        groups = self.optimizer.param_groups
+        group = next((group for group in groups if any(parameter is member for member in group["params"])), groups[0])
+        local = self.local(parameter)
+        if key == "step" and not (group.get("capturable") or group.get("fused")):
+            return saved.clone()
+        if saved.shape != local.shape:
+            return saved.to(local.device, copy=True)
+        return self.rewrap(parameter, torch.empty_like(local, dtype=saved.dtype).copy_(saved))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Facts about modules and optimizers, gathered once."""
+
+    entries: dict[str, str] = field(default_factory=dict)
+
+    def add_tensor(self, name: str, tensor: torch.Tensor, requires_grad: bool) -> None:
+        """Record a tensor."""
+        self.entries[f"tensor {name}"] = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}{'' if requires_grad else ' frozen'}"
+
+    def add_optimizer(self, named: NamedOptimizer) -> None:
+        """Record an optimizer's class, which parameters its groups hold, and the switches of its algorithm."""
+        optimizer = named.optimizer
+        names = {id(parameter): name for name, parameter in named.members}
+        self.entries[f"optimizer {named.name}"] = qualified_name(type(optimizer))
+        for number, group in enumerate(optimizer.param_groups):
+            switches = {key: group[key] for key in sorted(group) if key != "params" and (group[key] is None or isinstance(group[key], (bool, str)))}
+            members = [names.get(id(parameter), "") for parameter in group["params"]]
+            self.entries[f"optimizer {named.name} group {number}"] = f"{switches} {members}"
+
+
+def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) -> None:
+    """Refuse an optimizer whose state is not known to be all in `state` and `param_groups`.
+
+    Args:
+        name: under which it was registered.
+        optimizer: the optimizer.
+        trusted: classes that the script vouches for.
+
+    Raises:
+        CannotResume: the class is not on the list.
+    """
+    kind = type(optimizer)
+    path = qualified_name(kind)
+    if not (kind.__module__.startswith("torch.optim.") or path in EXPECTED_OPTIMIZERS or kind in trusted):
+        raise CannotResume(
+            name, f"{path} is not known to come back bit for bit; if it keeps all state in `state`, pass trusted_optimizers=({kind.__qualname__},)"
+        )
+
+
+def canonical_name(name: str) -> str:
+    """Return a module or tensor path without what wrappers put into it."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)
+
+
+def qualified_name(kind: type) -> str:
+    """Return `package.module.Class`."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def plain_local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor itself: without sharding all of it is here."""
+    return tensor
+
+
+def plain_rewrap(_parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """Return the state itself."""
+    return local
+
+
+def check_tensor(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that cannot be copied as bytes.
+
+    Raises:
+        CannotResume: it is lazy, sparse, quantized or on the meta device.
+    """
+    if torch.nn.parameter.is_lazy(tensor):
+        raise CannotResume(name, "a lazy parameter has no shape yet; run one forward before init")
+    check_dense(tensor, name)

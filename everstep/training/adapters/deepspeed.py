@@ -1,0 +1,231 @@
+"""DeepSpeed engines with ZeRO stage 1, 2 or 3, in fp32 or bf16.
+
+The state is each rank's partition of the fp32 master weights, the wrapped optimizer's state on them, frozen parameters, buffers and the engine's
+counters. The 16-bit weights follow from the masters: after a load all ranks gather them anew, together.
+
+Invariant: attributes of DeepSpeed's classes are named in this file alone, and only of the classes that it was checked against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from everstep.training.adapters.base import (
+    AdapterState,
+    Layout,
+    NamedOptimizer,
+    canonical_name,
+    check_optimizer,
+    check_tensor,
+    plain_local,
+    plain_rewrap,
+    qualified_name,
+)
+from everstep.training.capture import StateTensor
+from everstep.training.errors import CannotResume
+from everstep.training.state_tree import Tree, dtype_name
+
+_COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+_SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+_STAGE_3 = "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3"
+_STAGE_1_AND_2 = "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer"
+_ENGINE = "deepspeed.runtime.engine.DeepSpeedEngine"
+
+
+class _Scheduler(Protocol):
+    def state_dict(self) -> Tree: ...
+    def load_state_dict(self, state: Tree) -> None: ...
+
+
+def is_engine(model: object) -> bool:
+    """Say whether `model` is a DeepSpeed engine of any kind, without importing DeepSpeed."""
+    return any(qualified_name(kind) == _ENGINE for kind in type(model).__mro__)
+
+
+class DeepSpeedAdapter:
+    """One engine.
+
+    Args:
+        name: of the engine; empty where there is one alone.
+        engine: what `deepspeed.initialize` returned.
+        trusted: optimizer classes that the script vouches for.
+
+    Raises:
+        CannotResume: a stage, an optimizer or an option that is not known to come back, by its name.
+    """
+
+    kind = "deepspeed"
+
+    def __init__(self, name: str, engine: torch.nn.Module, trusted: Sequence[type] = ()) -> None:
+        self._name = name or "engine"
+        self._prefix = f"{name}." if name else ""
+        self._engine = cast(Any, engine)
+        self._zero = cast(Any, self._engine.optimizer)
+        _check_engine(self._name, self._engine)
+        base: Optimizer = self._zero.optimizer
+        check_optimizer(self._name, base, trusted)
+        self._is_stage_3 = self._engine.zero_optimization_stage() == 3
+        masters: list[torch.Tensor] = self._zero.fp32_partitioned_groups_flat if self._is_stage_3 else self._zero.single_partition_of_fp32_groups
+        self._masters = [(f"master{number}", master) for number, master in enumerate(masters)]
+        self._optimizer = NamedOptimizer(name, base, self._masters, plain_local, plain_rewrap)
+        self._frozen = [(canonical_name(n), p) for n, p in self._engine.module.named_parameters() if not p.requires_grad]
+        self._buffers = [
+            (canonical_name(f"{path}.{key}" if path else key), module, key)
+            for path, module in self._engine.module.named_modules()
+            for key, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._facts = self._describe()
+
+    def prepare(self) -> None:
+        """Nothing: ZeRO's layout is fixed by `initialize`."""
+
+    def facts(self) -> dict[str, str]:
+        return self._facts
+
+    def observe(self) -> AdapterState:
+        tensors = [StateTensor(f"model/{self._prefix}{name}", master, is_deferred=True) for name, master in self._masters]
+        for name, parameter in self._frozen:
+            tensors.append(StateTensor(f"model/{self._prefix}{name}", _partition(parameter), is_deferred=True))
+        for name, owner, key in self._buffers:
+            buffer = owner._buffers[key]
+            assert buffer is not None
+            tensors.append(StateTensor(f"model/{self._prefix}{name}", buffer, is_deferred=False))
+        of_optimizer, values = self._optimizer.observe()
+        return AdapterState(tensors + of_optimizer, {"optimizer": values, **self._counters()})
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:
+        assert isinstance(values, dict)
+        for name, master in self._masters:
+            master.data.copy_(tensors[f"model/{self._prefix}{name}"])
+        for name, parameter in self._frozen:
+            _partition(parameter).data.copy_(tensors[f"model/{self._prefix}{name}"])
+        for name, owner, key in self._buffers:
+            buffer = owner._buffers[key]
+            assert buffer is not None
+            buffer.copy_(tensors[f"model/{self._prefix}{name}"])
+        self._optimizer.load(tensors, values["optimizer"])
+        for key, value in values["engine"].items():
+            setattr(self._engine, key, value)
+        for key, value in values["zero"].items():
+            setattr(self._zero, key, value)
+        for key, value in values["scaler"].items():
+            setattr(self._zero.loss_scaler, key, value)
+        if values["scheduler"] is not None:
+            cast(_Scheduler, self._engine.lr_scheduler).load_state_dict(values["scheduler"])
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        if self._is_stage_3:
+            _gather_stage_3(self._zero)
+        else:
+            _gather_stage_1_and_2(self._zero)
+
+    def optimizers(self) -> Mapping[str, Optimizer]:
+        return {self._name: self._optimizer.optimizer}
+
+    def modules(self) -> Sequence[torch.nn.Module]:
+        return [self._engine.module]
+
+    def steps_made(self) -> int | None:
+        return int(self._engine.global_steps)
+
+    def end_step(self) -> None:
+        """Nothing is noticed: the engine counts its own steps."""
+
+    def _counters(self) -> dict[str, Tree]:
+        scaler = getattr(self._zero, "loss_scaler", None)
+        scheduler = self._engine.lr_scheduler
+        return {
+            "engine": {key: getattr(self._engine, key) for key in _COUNTERS},
+            "zero": {key: getattr(self._zero, key) for key in ("micro_step_id", "overflow") if hasattr(self._zero, key)},
+            "scaler": {key: getattr(scaler, key) for key in _SCALER if hasattr(scaler, key)},
+            "scheduler": None if scheduler is None else cast(_Scheduler, scheduler).state_dict(),
+        }
+
+    def _describe(self) -> dict[str, str]:
+        layout = Layout({f"adapter {self._name}": f"{self.kind} stage {self._engine.zero_optimization_stage()}"})
+        layout.entries["deepspeed"] = _version()
+        layout.entries[f"accumulation {self._name}"] = str(self._engine.gradient_accumulation_steps())
+        for name, master in self._masters:
+            layout.add_tensor(f"model/{self._prefix}{name}", master, requires_grad=True)
+        for name, parameter in self._frozen:
+            check_tensor(f"model/{self._prefix}{name}", _partition(parameter))
+            layout.add_tensor(f"model/{self._prefix}{name}", _partition(parameter), requires_grad=False)
+        for name, parameter in self._engine.module.named_parameters():
+            # Masters are flat: the shapes behind them tell a changed model from an equal number of elements.
+            shape = list(getattr(parameter, "ds_shape", parameter.shape))
+            layout.entries[f"parameter {self._prefix}{canonical_name(name)}"] = f"{dtype_name(parameter.dtype)}{shape}"
+        layout.add_optimizer(self._optimizer)
+        return layout.entries
+
+
+def _version() -> str:
+    import deepspeed  # an engine exists, so it is there
+
+    return str(deepspeed.__version__)
+
+
+def _partition(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Return this rank's part of a frozen parameter: ZeRO-3 keeps it beside the parameter, the other stages keep all of it."""
+    return cast(torch.Tensor, getattr(parameter, "ds_tensor", parameter))
+
+
+def _check_engine(name: str, engine: Any) -> None:
+    kind, zero = qualified_name(type(engine)), qualified_name(type(engine.optimizer))
+    if kind != _ENGINE:
+        raise CannotResume(name, f"an engine of class {kind} is not known to come back bit for bit")
+    offload = engine.zero_offload_optimizer()
+    refused = {
+        "ZenFlow": bool(engine.zenflow),
+        "SuperOffload": bool(offload is not None and engine.super_offload()),
+        "NVMe offload of the optimizer": _is_on_nvme(offload),
+        "NVMe offload of parameters": _is_on_nvme(engine.zero_offload_param()),
+        "mixture-of-experts layers": bool(engine.has_moe_layers),
+        "ZeRO++ (hpZ, quantized weights or gradients)": engine.zero_hpz_partition_size() > 1
+        or engine.zero_quantized_weights()
+        or engine.zero_quantized_gradients(),
+        "fp16 with a loss scaler of DeepSpeed": bool(engine.fp16_enabled()),
+    }
+    for option, is_used in refused.items():
+        if is_used:
+            raise CannotResume(name, f"DeepSpeed with {option} is not known to come back bit for bit")
+    if engine.zero_optimization_stage() not in (1, 2, 3) or zero not in (_STAGE_3, _STAGE_1_AND_2):
+        raise CannotResume(name, f"ZeRO stage {engine.zero_optimization_stage()} with {zero}; use stage 1, 2 or 3")
+
+
+def _is_on_nvme(offload: Any) -> bool:
+    return offload is not None and str(offload.device).endswith("nvme")
+
+
+def _gather_stage_3(zero: Any) -> None:
+    for number, master in enumerate(zero.fp32_partitioned_groups_flat):
+        bit16 = zero.fp16_partitioned_groups_flat[number]
+        if bit16 is not None and bit16.data_ptr() != master.data_ptr():
+            bit16.data.copy_(master.data)
+        zero._unflatten_partitioned_parameters(number)
+    persistent = zero.persistent_parameters
+    if persistent:  # small parameters stay gathered: drop them and gather anew
+        persistent[0].partition(persistent)
+        persistent[0].all_gather(persistent)
+
+
+def _gather_stage_1_and_2(zero: Any) -> None:
+    from deepspeed import comm
+    from deepspeed.runtime.utils import all_gather_dp_groups
+
+    for number, master in enumerate(zero.single_partition_of_fp32_groups):
+        rank = comm.get_rank(group=zero.real_dp_process_group[number])
+        zero.parallel_partitioned_bit16_groups[number][rank].data.copy_(master.data)
+    all_gather_dp_groups(
+        groups_flat=zero.bit16_groups_flat,
+        partitioned_param_groups=zero.parallel_partitioned_bit16_groups,
+        dp_process_group=zero.real_dp_process_group,
+        start_alignment_factor=zero.nccl_start_alignment_factor,
+        allgather_bucket_size=zero.allgather_bucket_size,
+    )

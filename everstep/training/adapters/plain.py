@@ -1,0 +1,205 @@
+"""Modules and optimizers of torch as they are; also what DDP and FSDP2 build on.
+
+Invariant: the parameters, buffers and owners listed at `init` are the ones captured; buffers are looked up by owner and name at each
+boundary, because modules replace them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from everstep.training.adapters.base import (
+    AdapterState,
+    Layout,
+    NamedOptimizer,
+    canonical_name,
+    check_optimizer,
+    check_tensor,
+    plain_local,
+    plain_rewrap,
+)
+from everstep.training.capture import StateTensor
+from everstep.training.state_tree import Tree
+
+_NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT = 0, 1, 2
+
+
+class PlainAdapter:
+    """Plain torch on one rank, or any parallelism that keeps each rank's tensors plain.
+
+    Args:
+        models: root modules by name; the empty name where there is one alone.
+        optimizers: by name, likewise.
+        trusted: optimizer classes that the script vouches for.
+
+    Raises:
+        CannotResume: an optimizer or a tensor that is not known to come back.
+    """
+
+    kind = "plain"
+
+    def __init__(self, models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type] = ()) -> None:
+        self._models = dict(models)
+        self._parameters: dict[str, torch.nn.Parameter] = {}
+        self._buffers: list[tuple[str, torch.nn.Module, str]] = []
+        self._ties: dict[str, str] = {}
+        self._names: dict[int, str] = {}
+        for name, model in self._models.items():
+            self._list(f"{name}." if name else "", model)
+        self._optimizers = [self._named(name, optimizer, trusted) for name, optimizer in optimizers.items()]
+        self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
+        self._stepping: set[str] = set()
+        self._stepped: set[str] = set()
+        self._accumulating: set[str] = set()
+        for named in self._optimizers:
+            named.optimizer.register_step_pre_hook(self._note(named.name))
+        self._facts = self._describe()
+
+    def prepare(self) -> None:
+        """Nothing: one rank alone is like itself."""
+
+    def facts(self) -> dict[str, str]:
+        return self._facts
+
+    def observe(self) -> AdapterState:
+        tensors = [StateTensor(f"model/{name}", self._live(p), self._is_deferred(p)) for name, p in self._parameters.items()]
+        for name, owner, key in self._buffers:
+            buffer = owner._buffers.get(key)
+            if buffer is not None:
+                tensors.append(StateTensor(f"model/{name}", self.local(buffer), is_deferred=False))
+        values: dict[str, Tree] = {}
+        for named in self._optimizers:
+            of_optimizer, values[named.name] = named.observe()
+            tensors += of_optimizer
+        gradients = self._gradients(tensors)
+        flags = bytes(parameter.requires_grad for parameter in self._parameters.values())
+        return AdapterState(tensors, {"optimizers": values, "gradients": gradients, "requires_grad": flags})
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:
+        assert isinstance(values, dict)
+        for (name, parameter), flag in zip(self._parameters.items(), values["requires_grad"], strict=True):
+            self.local(parameter).copy_(tensors[f"model/{name}"])
+            if parameter.requires_grad != bool(flag):
+                parameter.requires_grad_(bool(flag))
+        for name, owner, key in self._buffers:
+            saved, live = tensors.get(f"model/{name}"), owner._buffers.get(key)
+            if saved is None:
+                owner._buffers[key] = None
+            elif live is not None and self.local(live).shape == saved.shape and live.dtype == saved.dtype:
+                self.local(live).copy_(saved)
+            else:
+                device = next((parameter.device for parameter in owner.parameters()), saved.device)
+                owner._buffers[key] = saved.to(device, copy=True)
+        for named in self._optimizers:
+            named.load(tensors, values["optimizers"][named.name])
+        for (name, parameter), state in zip(self._parameters.items(), values["gradients"], strict=True):
+            self._load_gradient(parameter, state, tensors.get(f"gradient/{name}"))
+
+    def synchronize(self) -> None:
+        """Nothing: every rank loaded its own."""
+
+    def optimizers(self) -> Mapping[str, Optimizer]:
+        return {named.name: named.optimizer for named in self._optimizers}
+
+    def modules(self) -> Sequence[torch.nn.Module]:
+        return list(self._models.values())
+
+    def steps_made(self) -> int | None:
+        return None
+
+    def end_step(self) -> None:
+        self._stepped, self._stepping = self._stepping, set()
+
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the memory of this rank behind a tensor."""
+        return plain_local(tensor)
+
+    def rewrap(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+        """Return optimizer state or a gradient as torch keeps it for this parameter."""
+        return plain_rewrap(parameter, local)
+
+    def _list(self, prefix: str, model: torch.nn.Module) -> None:
+        for raw, parameter in model.named_parameters(remove_duplicate=False):
+            name = prefix + canonical_name(raw)
+            check_tensor(f"model/{name}", parameter)
+            known = self._names.get(id(parameter))
+            if known is None:
+                self._names[id(parameter)] = name
+                self._parameters[name] = parameter
+            elif known != name:
+                self._ties[name] = known
+        seen: set[int] = set()
+        for path, module in model.named_modules():
+            for key, buffer in module._buffers.items():
+                if buffer is None or id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    self._buffers.append((prefix + canonical_name(f"{path}.{key}" if path else key), module, key))
+
+    def _named(self, name: str, optimizer: Optimizer, trusted: Sequence[type]) -> NamedOptimizer:
+        check_optimizer(f"optimizer/{name}" if name else "optimizer", optimizer, trusted)
+        for number, group in enumerate(optimizer.param_groups):
+            for position, parameter in enumerate(group["params"]):
+                if id(parameter) not in self._names:  # of no registered module: a temperature, a log-variance
+                    alone = f"{name}.group{number}.{position}" if name else f"group{number}.{position}"
+                    check_tensor(f"model/{alone}", parameter)
+                    self._names[id(parameter)] = alone
+                    self._parameters[alone] = parameter
+        members = [(self._names[id(parameter)], parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        return NamedOptimizer(name, optimizer, members, self.local, self.rewrap)
+
+    def _describe(self) -> dict[str, str]:
+        layout = Layout({"adapter": self.kind})
+        for name, parameter in self._parameters.items():
+            layout.add_tensor(f"model/{name}", self.local(parameter), parameter.requires_grad)
+        for name, _, key in self._buffers:
+            layout.entries[f"buffer model/{name}"] = key
+        for name, known in self._ties.items():
+            layout.entries[f"tie model/{name}"] = known
+        for named in self._optimizers:
+            layout.add_optimizer(named)
+        return layout.entries
+
+    def _live(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        return self.local(parameter)
+
+    def _is_deferred(self, parameter: torch.nn.Parameter) -> bool:
+        """An optimizer's parameters change in its step, frozen ones never; a trainable one without optimizer changes who knows when."""
+        return id(parameter) in self._owner or not parameter.requires_grad
+
+    def _note(self, name: str) -> Callable[[Optimizer, tuple[object, ...], dict[str, object]], None]:
+        def hook(_optimizer: Optimizer, _args: tuple[object, ...], _kwargs: dict[str, object]) -> None:
+            self._stepping.add(name)
+
+        return hook
+
+    def _gradients(self, tensors: list[StateTensor]) -> bytes:
+        """Return per parameter whether it has a gradient, and list those whose values are state.
+
+        A gradient that its optimizer's step has used is not: only that it exists matters (AdamW moves a parameter with a zero gradient and
+        leaves one without alone). Of an optimizer that did not step it is being accumulated across the boundary. Once seen, such an
+        optimizer's gradients keep their place in the plan.
+        """
+        with_gradients = {self._owner[id(p)] for p in self._parameters.values() if p.grad is not None and id(p) in self._owner}
+        self._accumulating |= with_gradients - self._stepped
+        states = bytearray()
+        for name, parameter in self._parameters.items():
+            gradient, owner = parameter.grad, self._owner.get(id(parameter))
+            is_live = owner in self._accumulating and parameter.requires_grad
+            if is_live:
+                local = self.local(parameter if gradient is None else gradient)
+                tensors.append(StateTensor(f"gradient/{name}", local, is_deferred=False))
+            states.append(_NO_GRADIENT if gradient is None else _LIVE_GRADIENT if is_live else _ZERO_GRADIENT)
+        return bytes(states)
+
+    def _load_gradient(self, parameter: torch.nn.Parameter, state: int, saved: torch.Tensor | None) -> None:
+        if state == _NO_GRADIENT:
+            parameter.grad = None
+            return
+        value = torch.zeros_like(self.local(parameter).detach())
+        if state == _LIVE_GRADIENT and saved is not None:
+            value = value.to(saved.dtype).copy_(saved)
+        parameter.grad = self.rewrap(parameter, value)

@@ -1,0 +1,341 @@
+"""A rank's line to its node's agent: messages on a unix socket, and the shared page.
+
+Invariant: nothing here ever blocks training. What cannot be sent at once waits in memory and goes out with the next call; an agent that has gone
+is looked for again at boundaries, and until it is back no capture is begun. It knows messages, not what they mean for training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from everstep.protocol.codec import LENGTH, Message, decode, frame, frame_length
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.ids import Generation, Step
+from everstep.protocol.rank_messages import (
+    RANK_WORD_BYTES,
+    Abandoned,
+    AgentHalf,
+    AgentToRank,
+    Boundary,
+    Captured,
+    Logged,
+    RankFault,
+    RankHalf,
+    RankHello,
+    SlotsGranted,
+    SlotsRefused,
+    SlotsRequest,
+    Welcome,
+    read_agent_half,
+    write_rank_half,
+)
+from everstep.training.errors import AgentUnreachable, StaleGeneration
+
+RECONNECT_SECONDS = 0.25
+"""Between two attempts to reach an agent that has gone."""
+WELCOME_SECONDS = 30.0
+"""How long a session waits for its agent at the start: an agent may be restarting just then."""
+MAX_OUTBOX_BYTES = 1024 * 1024
+"""More than this waiting means that the agent hangs; the line is cut and begun anew."""
+
+Sent = SlotsRequest | Captured | Abandoned | Boundary | Logged | RankFault
+
+
+class AgentLink(Protocol):
+    """What a session needs of its agent. One fake (`NullLink`) and one real form."""
+
+    @property
+    def generation(self) -> Generation:
+        """The launch that this rank belongs to."""
+
+    @property
+    def has_agent(self) -> bool:
+        """There is a protocol to follow; False only where nobody will ever ask for a snapshot."""
+
+    @property
+    def slots(self) -> SlotsGranted | SlotsRefused | None:
+        """The agent's newest answer to the newest request; None while there is none, or the agent has gone."""
+
+    def welcome(self) -> Welcome:
+        """Return where to restore from; waits for the agent."""
+
+    def poll(self) -> AgentHalf | None:
+        """Return the agent's half of the page, then take in what it sent; None where there is no word of this generation."""
+
+    def publish(self, half: RankHalf) -> None:
+        """Write the rank's half of the page."""
+
+    def send(self, message: Sent) -> None:
+        """Send what must arrive: now, or as soon as the agent takes it. Any thread."""
+
+    def hint(self, message: Boundary) -> None:
+        """Send what may be lost."""
+
+    def wait(self, seconds: float) -> None:
+        """Return when the agent has said something, or after `seconds`."""
+
+    def close(self) -> None:
+        """Send what still waits, as far as that goes at once, and end the line."""
+
+
+class NullLink:
+    """No agent: the script runs under plain torchrun, or alone. Everything works; nothing is captured."""
+
+    generation = Generation(0)
+    has_agent = False
+    slots = None
+
+    def welcome(self) -> Welcome:
+        return Welcome(generation=self.generation, word_path="", base_step=Step(0), base_slot_path=None)
+
+    def poll(self) -> AgentHalf | None:
+        return None
+
+    def publish(self, half: RankHalf) -> None: ...
+
+    def send(self, message: Sent) -> None: ...
+
+    def hint(self, message: Boundary) -> None: ...
+
+    def wait(self, seconds: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class UnixAgentLink:
+    """The line to a real agent.
+
+    Args:
+        path: the agent's socket.
+        hello: who this rank is; sent again on every new connection.
+        clock: seconds, monotonic.
+    """
+
+    has_agent = True
+
+    def __init__(self, path: Path, hello: RankHello, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._hello = hello
+        self._clock = clock
+        self._lock = threading.RLock()  # the training thread, the copier and the metrics' sender all send
+        self._socket: socket.socket | None = None
+        self._inbox = bytearray()
+        self._outbox = bytearray()
+        self._welcome: Welcome | None = None
+        self._page: memoryview | None = None
+        self._half: RankHalf | None = None
+        self._slots: SlotsGranted | SlotsRefused | None = None
+        self._request: SlotsRequest | None = None
+        self._outcome: Captured | Abandoned | None = None
+        self._next_attempt = clock()
+        _forget_in_children(self)
+
+    @property
+    def generation(self) -> Generation:
+        return self._hello.generation
+
+    @property
+    def slots(self) -> SlotsGranted | SlotsRefused | None:
+        return self._slots
+
+    def welcome(self) -> Welcome:
+        """Return the agent's first answer, waiting for it. Called once, by `init`.
+
+        Returns:
+            Where to restore from.
+
+        Raises:
+            AgentUnreachable: no answer within `WELCOME_SECONDS`.
+            StaleGeneration: the agent runs another generation.
+        """
+        deadline = self._clock() + WELCOME_SECONDS
+        while self._welcome is None:
+            if self._clock() >= deadline:
+                raise AgentUnreachable(f"the agent at {self._path} gave no answer within {WELCOME_SECONDS:.0f} s")
+            self.wait(RECONNECT_SECONDS)
+        return self._welcome
+
+    def poll(self) -> AgentHalf | None:
+        with self._lock:
+            if self._socket is None:
+                self._connect()
+            # The page first: a grant on it may mean files that the socket tells of.
+            half = read_agent_half(self._page) if self._page is not None and self._socket is not None else None
+            self._receive()
+            self._flush()
+            if self._socket is None or half is None or half.generation != self._hello.generation:
+                return None
+            return half
+
+    def publish(self, half: RankHalf) -> None:
+        with self._lock:
+            self._half = half
+            if self._page is not None:
+                write_rank_half(self._page, half)
+
+    def send(self, message: Sent) -> None:
+        with self._lock:
+            if isinstance(message, SlotsRequest):
+                self._request, self._slots = message, None
+            elif isinstance(message, (Captured, Abandoned)):
+                self._outcome = message
+            if self._socket is not None:
+                self._outbox += frame(message)
+                self._flush()
+
+    def hint(self, message: Boundary) -> None:
+        with self._lock:
+            if self._socket is not None and not self._outbox:
+                self._outbox += frame(message)
+                self._flush()
+
+    def wait(self, seconds: float) -> None:
+        with self._lock:
+            if self._socket is None:
+                self._connect()
+            line = self._socket
+        if line is None:
+            # Nothing to listen to: an empty select is a plain pause.
+            select.select([], [], [], min(seconds, RECONNECT_SECONDS))
+        else:
+            with contextlib.suppress(OSError, ValueError):  # cut by another thread meanwhile
+                select.select([line], [line] if self._outbox else [], [], seconds)
+        with self._lock:
+            self._receive()
+            self._flush()
+
+    def close(self) -> None:
+        with self._lock:
+            self._flush()
+            self._disconnect()
+            if self._page is not None:
+                self._page.release()
+                self._page = None
+
+    def forget(self) -> None:
+        """Let go of the connection without a word: called in a forked child, which must not hold the agent's line open."""
+        if self._socket is not None:
+            os.close(self._socket.detach())
+            self._socket = None
+
+    def _connect(self) -> None:
+        if self._clock() < self._next_attempt:
+            return
+        self._next_attempt = self._clock() + RECONNECT_SECONDS
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        line.setblocking(False)
+        try:
+            line.connect(str(self._path))
+        except OSError:
+            line.close()
+            return
+        self._socket = line
+        self._inbox.clear()
+        self._outbox = bytearray(frame(self._hello))
+        self._flush()
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+        self._slots = None
+        self._outbox.clear()
+
+    def _flush(self) -> None:
+        while self._socket is not None and self._outbox:
+            try:
+                sent = self._socket.send(self._outbox)
+            except BlockingIOError:
+                if len(self._outbox) > MAX_OUTBOX_BYTES:
+                    self._disconnect()
+                return
+            except OSError:
+                self._disconnect()
+                return
+            del self._outbox[:sent]
+
+    def _receive(self) -> None:
+        while self._socket is not None:
+            try:
+                data = self._socket.recv(65536)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._disconnect()
+                return
+            self._inbox += data
+            try:
+                for message in self._messages():
+                    self._take(message)
+            except (ProtocolError, OSError):
+                self._disconnect()  # what the agent says cannot be read: begin anew
+                return
+
+    def _messages(self) -> list[AgentToRank]:
+        found: list[AgentToRank] = []
+        while len(self._inbox) >= LENGTH.size:
+            end = LENGTH.size + frame_length(bytes(self._inbox[: LENGTH.size]))
+            if len(self._inbox) < end:
+                break
+            found.append(decode(bytes(self._inbox[LENGTH.size : end]), AgentToRank))  # type: ignore[arg-type]
+            del self._inbox[:end]
+        return found
+
+    def _take(self, message: AgentToRank) -> None:
+        if isinstance(message, Welcome):
+            if message.generation != self._hello.generation:
+                if self._welcome is not None:  # in mid-training: the agent has moved on and will end this rank; until then it trains
+                    self._disconnect()
+                    return
+                raise StaleGeneration(f"the agent runs generation {message.generation}, this rank belongs to {self._hello.generation}")
+            self._welcome = message
+            self._page = _map_page(Path(message.word_path))
+            self._repeat()
+        elif isinstance(message, (SlotsGranted, SlotsRefused)) and self._answers(message):
+            self._slots = message
+
+    def _answers(self, message: SlotsGranted | SlotsRefused) -> bool:
+        request = self._request
+        if request is None or message.layout_hash != request.layout_hash:
+            return False
+        return isinstance(message, SlotsRefused) or message.capacity_bytes >= request.capacity_bytes
+
+    def _repeat(self) -> None:
+        """Tell a new connection what the last one may not have taken in: the agent may have been restarted."""
+        assert self._page is not None
+        if self._half is not None:
+            write_rank_half(self._page, self._half)
+        again: list[Message] = [self._request] if self._request is not None else []
+        half = read_agent_half(self._page)
+        if self._outcome is not None and half is not None and half.proposed == self._outcome.step != half.vote_step:
+            again.append(self._outcome)
+        for message in again:
+            self._outbox += frame(message)
+
+
+def _map_page(path: Path) -> memoryview:
+    with path.open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), RANK_WORD_BYTES))
+
+
+def _forget_in_children(link: UnixAgentLink) -> None:
+    reference = weakref.ref(link)
+
+    def forget() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.forget()
+
+    os.register_at_fork(after_in_child=forget)

@@ -1,0 +1,464 @@
+"""Where training stands in its data, and how to stand there again.
+
+A position is (epoch, batches handed out, generator states when the epoch's sampling began). How it is reached again depends on what the loader is:
+
+    loader                                          reached by
+    torch DataLoader over a map-style dataset       advancing its batch sampler without fetching
+      (torchdata's StatefulDataLoader too)
+    anything with state_dict and load_state_dict    its own state
+    list, tuple                                     skipping
+    any other iterable                              replaying the epoch's batches, with a warning
+    an iterator, a generator                        refused: it can be walked once only
+
+Randomness of a DataLoader's workers (augmentation) is seeded for every batch from (seed, epoch, rank, batch index), so a batch is the same
+whoever makes it and whenever. Without workers it is drawn in the training process, whose generators are part of the state.
+
+Invariant: an undisturbed run and a resumed one hand out the same batches and leave the process's generators in the same state.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, cast, runtime_checkable
+
+import numpy as np
+import torch
+import xxhash
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from everstep.training import rng
+from everstep.training.adapters.base import qualified_name
+from everstep.training.errors import CannotResume, SessionMisuse
+from everstep.training.state_tree import Tree
+
+logger = logging.getLogger("everstep.training")
+
+Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_SEARCH_DEPTH = 4
+MAX_PARTS = 64
+"""A longer list holds samples, not transforms."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that can say and take back its own state."""
+
+    def state_dict(self) -> dict[str, object]: ...
+    def load_state_dict(self, state_dict: dict[str, object]) -> object: ...
+
+
+class Resumable(Protocol):
+    """A source of batches that knows its position."""
+
+    def begin(self, epoch: int) -> Iterator[object]:
+        """Return the batches of an epoch: all of it, or what is left after `load_state_dict`."""
+
+    def state_dict(self) -> dict[str, Tree]:
+        """Return what of the position the source knows."""
+
+    def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
+        """Stand at a position: the next `begin` continues there."""
+
+
+class DataStream:
+    """One registered loader, across epochs.
+
+    Args:
+        name: under which it was registered.
+        loader: any of the module's table.
+        seed: of the workers' randomness.
+        rank: likewise.
+
+    Raises:
+        CannotResume: the loader can be walked once only.
+    """
+
+    def __init__(self, name: str, loader: Iterable[object], seed: int, rank: int) -> None:
+        self._name = name
+        self._source = _source(name, loader, Seeding(seed, rank))
+        self._iterator: Iterator[object] | None = None
+        self.epoch = 0
+        self.consumed_count = 0
+        """Batches of this epoch handed out."""
+
+    def __iter__(self) -> Iterator[object]:
+        """Give what is left of the current epoch; the next `iter` begins the next one."""
+        while (batch := self._next_of_epoch()) is not _END:
+            yield batch
+
+    def next(self) -> object:
+        """Return the next batch, beginning an epoch where the last one ended.
+
+        Raises:
+            SessionMisuse: an epoch holds no batch at all.
+        """
+        for _ in range(3):  # the rest of a resumed epoch may be empty, and then one more
+            batch = self._next_of_epoch()
+            if batch is not _END:
+                return batch
+        raise SessionMisuse(f"{self._name} yields no batches")
+
+    def state_dict(self) -> dict[str, Tree]:
+        """Return the position, as a tree."""
+        is_begun = self._iterator is not None
+        return {
+            "epoch": self.epoch,
+            "consumed": self.consumed_count,
+            "source": self._source.state_dict() if is_begun or isinstance(self._source, _OwnState) else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Tree]) -> None:
+        """Stand at a position again. Fetches nothing yet."""
+        self._iterator = None
+        self.epoch, self.consumed_count = cast(int, state["epoch"]), cast(int, state["consumed"])
+        if state["source"] is not None:
+            self._source.load_state_dict(cast("dict[str, Tree]", state["source"]), self.consumed_count)
+
+    def _next_of_epoch(self) -> object:
+        if self._iterator is None:
+            self._iterator = self._source.begin(self.epoch)
+        batch = next(self._iterator, _END)
+        if batch is _END:
+            self._iterator = None
+            self.epoch, self.consumed_count = self.epoch + 1, 0
+        else:
+            self.consumed_count += 1
+        return batch
+
+
+_END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Seeding:
+    """What the randomness of one batch follows from."""
+
+    seed: int
+    rank: int
+
+    def of(self, epoch: int, batch: int) -> int:
+        """Return the 64-bit seed of one batch."""
+        return xxhash.xxh3_64_intdigest(f"{self.seed}/{epoch}/{self.rank}/{batch}".encode())
+
+
+class _MapLoader:
+    """A DataLoader over a map-style dataset, rebuilt around a sampler that knows its place."""
+
+    def __init__(self, loader: DataLoader[object], seeding: Seeding) -> None:
+        self._has_workers = loader.num_workers > 0
+        self._user_samplers = [sampler for sampler in (loader.batch_sampler, loader.sampler) if sampler is not None]
+        inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        of_dataset = find_generators([loader.dataset])
+        of_sampler = find_generators([*self._user_samplers, loader.generator])
+        generators = [generator for generator in of_sampler if not any(generator is other for other in of_dataset)]
+        self._dataset_generators = [] if self._has_workers else of_dataset
+        self._sampler = PlacedSampler(inner, generators, seeding if self._has_workers else None)
+        self._loader = _rebuild(loader, self._sampler)
+
+    def begin(self, epoch: int) -> Iterator[object]:
+        self._sampler.epoch = epoch
+        for sampler in [*self._user_samplers, *(getattr(sampler, "sampler", None) for sampler in self._user_samplers)]:
+            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+                set_epoch(epoch)
+        if not self._sampler.is_resuming:
+            return iter(self._loader)
+        before = rng.observe(with_devices=False)
+        iterator = iter(self._loader)  # draws a base seed, which the undisturbed run drew when the epoch began
+        rng.restore(before)
+        return iterator
+
+    def state_dict(self) -> dict[str, Tree]:
+        return {"began": self._sampler.began, "dataset": [generator_state(generator) for generator in self._dataset_generators]}
+
+    def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
+        if state["began"] is not None:
+            self._sampler.resume(cast("dict[str, Tree]", state["began"]), consumed_count)
+        for generator, saved in zip(self._dataset_generators, cast("list[Tree]", state["dataset"]), strict=True):
+            set_generator_state(generator, saved)
+
+
+class PlacedSampler:
+    """The user's (batch) sampler, which can begin in the middle of an epoch as if it had been walked there.
+
+    Args:
+        inner: the user's.
+        generators: its own generators; their states belong to the position.
+        seeding: marks each batch with its seed, for the workers; None without workers.
+    """
+
+    def __init__(self, inner: Iterable[object], generators: list[Generator], seeding: Seeding | None) -> None:
+        self._inner = inner
+        self._generators = generators
+        self._seeding = seeding
+        self._resume: tuple[dict[str, Tree], int] | None = None
+        self.epoch = 0
+        self.began: dict[str, Tree] | None = None
+        """All generators' states when the epoch's sampling began; None before."""
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self._inner))
+
+    @property
+    def is_resuming(self) -> bool:
+        """The next walk begins in mid-epoch."""
+        return self._resume is not None
+
+    def resume(self, began: dict[str, Tree], skip_count: int) -> None:
+        """Begin the next walk after `skip_count` items of an epoch whose sampling began with these generator states."""
+        self._resume, self.began = (began, skip_count), began
+
+    def __iter__(self) -> Iterator[object]:
+        # The body runs at the first `next`, when a DataLoader has drawn its base seed already: from there on the draws
+        # are the sampler's own, in the undisturbed run and here alike, whatever the kind and age of the loader's workers.
+        count = 0
+        if self._resume is None:
+            self.began = {"process": rng.observe(with_devices=False), "own": [generator_state(generator) for generator in self._generators]}
+            items = iter(self._inner)
+        else:
+            (began, count), self._resume = self._resume, None
+            before = rng.observe(with_devices=False)
+            rng.restore(cast(rng.RandomState, began["process"]))
+            for generator, saved in zip(self._generators, cast("list[Tree]", began["own"]), strict=True):
+                set_generator_state(generator, saved)
+            items = iter(self._inner)
+            for _ in range(count):
+                next(items, None)
+            rng.restore(before)
+        for number, item in enumerate(items, start=count):
+            yield item if self._seeding is None else SeededItem(item, self._seeding.of(self.epoch, number))
+
+
+@dataclass(frozen=True, slots=True)
+class SeededItem:
+    """What a sampler yields to a worker: the user's index or indices, and the seed of their batch."""
+
+    item: object
+    seed: int
+
+
+class SeededDataset(Dataset[object]):
+    """The user's dataset in a worker: every fetch begins with generators seeded for its batch.
+
+    Args:
+        inner: the user's, of which this is otherwise an image.
+    """
+
+    def __init__(self, inner: Dataset[object]) -> None:
+        self.inner = inner
+        self.generators: list[Generator] | None = None
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__") or name == "inner":  # asked for by pickle before there is an inner one
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.inner))
+
+    def __getitem__(self, seeded: SeededItem) -> object:
+        self._seed(seeded.seed)
+        return self.inner[seeded.item]
+
+    def __getitems__(self, seeded: SeededItem) -> object:
+        self._seed(seeded.seed)
+        indices = cast("list[object]", seeded.item)
+        fetch = getattr(self.inner, "__getitems__", None)
+        return fetch(indices) if callable(fetch) else [self.inner[index] for index in indices]
+
+    def _seed(self, number: int) -> None:
+        assert get_worker_info() is not None
+        rng.seed(number)
+        if self.generators is None:
+            self.generators = find_generators([self.inner])
+        for generator in self.generators:
+            seed_generator(generator, number)
+
+
+class _OwnState:
+    """A loader that keeps its own position."""
+
+    def __init__(self, loader: Stateful) -> None:
+        self._loader = loader
+        self._is_resuming = False
+
+    def begin(self, epoch: int) -> Iterator[object]:
+        if not self._is_resuming:
+            if callable(set_epoch := getattr(self._loader, "set_epoch", None)):
+                set_epoch(epoch)
+            return iter(cast("Iterable[object]", self._loader))
+        self._is_resuming = False
+        before = rng.observe(with_devices=False)
+        iterator = iter(cast("Iterable[object]", self._loader))
+        rng.restore(before)
+        return iterator
+
+    def state_dict(self) -> dict[str, Tree]:
+        return {"state": self._loader.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
+        self._loader.load_state_dict(cast("dict[str, object]", state["state"]))
+        self._is_resuming = consumed_count > 0
+
+
+class _Replayed:
+    """An iterable whose epochs can only be walked from their beginning."""
+
+    def __init__(self, name: str, iterable: Iterable[object]) -> None:
+        self._name = name
+        self._iterable = iterable
+        self._skip: tuple[rng.RandomState, int] | None = None
+        self._began: rng.RandomState = {}
+
+    def begin(self, epoch: int) -> Iterator[object]:
+        if callable(set_epoch := getattr(self._iterable, "set_epoch", None)):
+            set_epoch(epoch)
+        if self._skip is None:
+            self._began = rng.observe(with_devices=False)
+            return iter(self._iterable)
+        (self._began, count), self._skip = self._skip, None
+        if not isinstance(self._iterable, (list, tuple)):
+            logger.warning("%s keeps no position: replaying %d batches to get back to where it stood", self._name, count)
+        before = rng.observe(with_devices=False)
+        rng.restore(self._began)
+        iterator = iter(self._iterable)
+        for _ in range(count):
+            next(iterator, None)
+        rng.restore(before)
+        return iterator
+
+    def state_dict(self) -> dict[str, Tree]:
+        return {"began": self._began}
+
+    def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
+        self._skip = (cast(rng.RandomState, state["began"]), consumed_count)
+
+
+def find_generators(roots: Iterable[object]) -> list[Generator]:
+    """Return the random generators that these objects hold, in a fixed order, each once.
+
+    Args:
+        roots: samplers or datasets; searched through their attributes, lists and dicts, a few levels deep.
+
+    Returns:
+        Generators of torch, numpy and Python.
+    """
+    found: dict[int, Generator] = {}
+    seen: set[int] = set()
+
+    def search(value: object, depth: int) -> None:
+        if isinstance(value, _GENERATORS):
+            found.setdefault(id(value), value)
+        elif depth and id(value) not in seen and not isinstance(value, (torch.Tensor, np.ndarray, str, bytes, type, torch.nn.Module)):
+            seen.add(id(value))
+            for part in _parts(value):
+                search(part, depth - 1)
+
+    for root in roots:
+        search(root, _SEARCH_DEPTH)
+    return list(found.values())
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return list(value.values()) if len(value) <= MAX_PARTS else ()
+    if isinstance(value, (list, tuple)):
+        return value if len(value) <= MAX_PARTS else ()
+    return vars(value).values() if hasattr(value, "__dict__") else ()
+
+
+def generator_state(generator: Generator) -> Tree:
+    """Return a generator's state as a tree."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state()
+    return generator.getstate()
+
+
+def set_generator_state(generator: Generator, state: Tree) -> None:
+    """Set a generator to what `generator_state` returned."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(cast(torch.Tensor, state))
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = cast("dict[str, object]", state)
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(cast("tuple[str, np.ndarray[tuple[int], np.dtype[np.uint32]], int, int, float]", state))
+    else:
+        generator.setstate(cast("tuple[object, ...]", state))
+
+
+def seed_generator(generator: Generator, number: int) -> None:
+    """Seed a generator with 64 bits."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(number)
+    elif isinstance(generator, np.random.Generator):
+        kind = cast("Callable[[int], np.random.BitGenerator]", type(generator.bit_generator))
+        generator.bit_generator.state = kind(number).state
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(number & 0xFFFFFFFF)
+    else:
+        generator.seed(number)
+
+
+def _source(name: str, loader: Iterable[object], seeding: Seeding) -> Resumable:
+    loader = _unwrap(loader)
+    if isinstance(loader, Iterator) and not isinstance(loader, Stateful):
+        raise CannotResume(name, f"{qualified_name(type(loader))} can be walked once only; give the loader or a list, not an iterator of it")
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise CannotResume(name, f"{qualified_name(type(loader))} cannot be iterated")
+    if _is_map_loader(loader):
+        return _MapLoader(cast("DataLoader[object]", loader), seeding)
+    if isinstance(loader, Stateful):
+        return _OwnState(loader)
+    if not isinstance(loader, (list, tuple)):
+        logger.warning("%s (%s) keeps no position: after a restart its epoch is replayed up to where it stood", name, qualified_name(type(loader)))
+    return _Replayed(name, loader)
+
+
+def _unwrap(loader: Iterable[object]) -> Iterable[object]:
+    """Return the DataLoader inside DeepSpeed's own."""
+    if qualified_name(type(loader)) != "deepspeed.runtime.dataloader.DeepSpeedDataLoader":
+        return loader
+    if getattr(loader, "curriculum_learning_enabled", False):
+        raise CannotResume("data", "DeepSpeed's curriculum learning is not known to resume")
+    create = getattr(loader, "_create_dataloader")  # noqa: B009 - private to DeepSpeed, which builds its loader at each iter
+    create()
+    return cast("Iterable[object]", getattr(loader, "dataloader"))  # noqa: B009
+
+
+def _is_map_loader(loader: object) -> bool:
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return False
+    is_stateful_dataset = isinstance(loader, Stateful) and isinstance(loader.dataset, Stateful)
+    is_known = type(loader).__iter__ is DataLoader.__iter__ or qualified_name(type(loader)) == _STATEFUL_LOADER
+    return is_known and not is_stateful_dataset
+
+
+_STATEFUL_LOADER = "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader"
+
+
+def _rebuild(loader: DataLoader[object], sampler: PlacedSampler) -> DataLoader[object]:
+    """Return a plain DataLoader like `loader`, around `sampler`."""
+    has_workers = loader.num_workers > 0
+    return DataLoader(
+        SeededDataset(loader.dataset) if has_workers else loader.dataset,
+        batch_size=None if loader.batch_sampler is None else 1,
+        sampler=cast("Iterable[object]", sampler) if loader.batch_sampler is None else None,
+        batch_sampler=None if loader.batch_sampler is None else cast("Iterable[list[object]]", sampler),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context if has_workers else None,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        in_order=True,
+    )

@@ -1,0 +1,115 @@
+"""The guard: no optimizer step before the copy of the state it would change is done, and no snapshot of a tensor that changed meanwhile.
+
+What the session takes for granted, "only an optimizer step changes these tensors", is a guess about the user's code. The guard checks it: always by
+version and address, and on audited snapshots byte by byte. What fails is reported once and from then on copied at the boundary.
+
+Invariant: at most one snapshot is in flight, and `reach` returns only when nobody reads the deferred tensors any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from everstep.training.capture import CopyTicket
+from everstep.training.state_tree import tensor_bytes
+
+AUDITED_AT_START = 3
+AUDITED_EVERY = 1000
+KEPT_MEASUREMENTS = 10_000
+
+logger = logging.getLogger("everstep.training")
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One deferred tensor of a snapshot in flight."""
+
+    name: str
+    live: torch.Tensor
+    copy: torch.Tensor
+    """Its place in the slot."""
+    mark: tuple[int, int]
+    """`mark_of(live)` at the boundary."""
+
+    def has_moved(self) -> bool:
+        """Say whether torch knows of a change since the boundary."""
+        return mark_of(self.live) != self.mark
+
+    def differs(self) -> bool:
+        """Say whether the live bytes are not the copied ones. NaN equals itself here, and 0.0 does not equal -0.0."""
+        return not torch.equal(tensor_bytes(self.live).cpu(), tensor_bytes(self.copy))
+
+
+def mark_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return what changes when torch changes the tensor in place or gives it other memory; writes through `.data` go unnoticed."""
+    return (0 if tensor.is_inference() else tensor._version, tensor.data_ptr())
+
+
+@dataclass(slots=True)
+class Flight:
+    """One snapshot between its boundary and the guard."""
+
+    step: int
+    watched: Sequence[Watched]
+    is_audited: bool
+    ticket: CopyTicket
+    settle: Callable[[Sequence[str]], None]
+    """Called once at the guard with the names of the tensors that changed too early."""
+    blocked_seconds: float
+    """At the boundary."""
+
+
+class Guard:
+    """Stands between a snapshot in flight and the next change of what it copies.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._flight: Flight | None = None
+        self._flight_count = 0
+        self.blocked_seconds: deque[float] = deque(maxlen=KEPT_MEASUREMENTS)
+        """Of each snapshot: how long it held the training thread, its part at the boundary included."""
+        self.unstable: set[str] = set()
+        """Names of tensors that were seen to change outside an optimizer step."""
+
+    def is_next_audited(self) -> bool:
+        """Say whether the snapshot to come is compared byte by byte."""
+        return self._flight_count < AUDITED_AT_START or (self._flight_count + 1) % AUDITED_EVERY == 0
+
+    def arm(self, flight: Flight) -> None:
+        """Begin to guard a snapshot."""
+        assert self._flight is None, "a snapshot is in flight already"
+        self._flight = flight
+        self._flight_count += 1
+
+    def reach(self) -> None:
+        """Wait for the copy in flight and check it. Called by the training thread, at the latest before the state changes; free when idle."""
+        flight = self._flight
+        if flight is None:
+            return
+        begun = self._clock()
+        self._flight = None
+        flight.ticket.wait()
+        changed = [watched.name for watched in flight.watched if watched.has_moved() or (flight.is_audited and watched.differs())]
+        flight.settle(changed)
+        self.blocked_seconds.append(flight.blocked_seconds + self._clock() - begun)
+        self._report(changed)
+
+    def _report(self, changed: Sequence[str]) -> None:
+        new = [name for name in changed if name not in self.unstable]
+        if new:
+            self.unstable.update(new)
+            shown = ", ".join(new[:5]) + (f" and {len(new) - 5} more" if len(new) > 5 else "")
+            message = f"{shown} changed outside an optimizer step; from now on copied at the boundary, which holds training a little longer"
+            logger.warning(message)
+            warnings.warn(message, RuntimeWarning, stacklevel=4)

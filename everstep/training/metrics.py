@@ -1,0 +1,66 @@
+"""Values that the script logs: a bounded ring, emptied to the agent at most once a second.
+
+Invariant: `add` never blocks and never grows without limit; what does not fit is counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from everstep.protocol.ids import Generation, Step
+from everstep.protocol.rank_messages import Logged, LogRecord
+
+RING_RECORDS = 4096
+SEND_SECONDS = 1.0
+
+
+class MetricRing:
+    """Collects records and sends them from a thread of its own.
+
+    Args:
+        generation: stamped on every message.
+        send: takes a message without blocking.
+        capacity: records that wait at most.
+    """
+
+    def __init__(self, generation: Generation, send: Callable[[Logged], None], capacity: int = RING_RECORDS) -> None:
+        self._generation = generation
+        self._send = send
+        self._capacity = capacity
+        self._records: deque[LogRecord] = deque()
+        self._dropped_count = 0
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, step: Step, values: Mapping[str, float]) -> None:
+        """Keep one record. Called by the training thread at any rate."""
+        with self._lock:
+            if len(self._records) >= self._capacity:
+                self._dropped_count += 1
+            else:
+                self._records.append(LogRecord(step=step, values=dict(values)))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="everstep-metrics", daemon=True)
+            self._thread.start()
+
+    def flush(self) -> None:
+        """Send what waits."""
+        with self._lock:
+            records, self._records = tuple(self._records), deque()
+            dropped_count, self._dropped_count = self._dropped_count, 0
+        if records or dropped_count:
+            self._send(Logged(generation=self._generation, records=records, dropped_count=dropped_count))
+
+    def close(self) -> None:
+        """Send what waits and end the thread."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.flush()
+
+    def _run(self) -> None:
+        while not self._closing.wait(SEND_SECONDS):
+            self.flush()

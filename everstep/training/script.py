@@ -1,0 +1,100 @@
+"""What a training script is told by its environment: hyperparameters, where outputs go, who it is.
+
+Invariant: every answer has a sensible value outside Everstep too, so the same script runs alone, under torchrun and under an agent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+from everstep.protocol.ids import Generation, JobName, Rank, RunId
+from everstep.training.errors import SessionMisuse
+
+FINAL_ROUND_SECONDS = 30.0
+"""How long `close()` waits for the last step to be committed, where the environment does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The variables that a rank sees, parsed once."""
+
+    rank: Rank
+    world_size: int
+    agent_socket: Path | None
+    job: JobName
+    run: RunId
+    generation: Generation
+    final_round_seconds: float
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
+        """Return the environment. Unset variables mean one rank alone, without an agent."""
+        socket_path = variables.get("EVERSTEP_AGENT_SOCKET")
+        return cls(
+            rank=Rank(int(variables.get("RANK", "0"))),
+            world_size=int(variables.get("WORLD_SIZE", "1")),
+            agent_socket=Path(socket_path) if socket_path else None,
+            job=JobName(variables.get("EVERSTEP_JOB_NAME", "")),
+            run=RunId(variables.get("EVERSTEP_RUN_ID", "")),
+            generation=Generation(int(variables.get("EVERSTEP_GENERATION", "0"))),
+            final_round_seconds=float(variables.get("EVERSTEP_FINAL_ROUND_SECONDS", str(FINAL_ROUND_SECONDS))),
+        )
+
+
+def hyperparameters(
+    *, variables: Mapping[str, str] = os.environ, arguments: Sequence[str] | None = None, **defaults: bool | int | float | str
+) -> SimpleNamespace:
+    """Return the job's hyperparameters over the script's defaults, each of the type of its default.
+
+    Under Everstep they come from EVERSTEP_HYPERPARAMETERS; elsewhere from `--key value` arguments. Keys without a default are ignored.
+
+    Args:
+        variables: the environment.
+        arguments: the command line; `sys.argv` when None.
+        defaults: `steps=200, learning_rate=3e-4`.
+
+    Returns:
+        `.steps`, `.learning_rate` …
+
+    Raises:
+        SessionMisuse: a value does not have the type of its default.
+    """
+    given: dict[str, object] = dict(_pairs(sys.argv[1:] if arguments is None else arguments))
+    given |= json.loads(variables.get("EVERSTEP_HYPERPARAMETERS", "{}"))
+    return SimpleNamespace(**{key: _cast(key, given[key], default) if key in given else default for key, default in defaults.items()})
+
+
+def output_dir(variables: Mapping[str, str] = os.environ) -> Path:
+    """Return the directory whose content is kept when the job ends, created: EVERSTEP_OUTPUT_DIR, or `output` here."""
+    path = Path(variables.get("EVERSTEP_OUTPUT_DIR", "output"))
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for position, argument in enumerate(arguments):
+        key, _, value = argument.removeprefix("--").partition("=")
+        if argument.startswith("--") and "=" in argument:
+            pairs.append((key, value))
+        elif argument.startswith("--") and position + 1 < len(arguments):
+            pairs.append((key, arguments[position + 1]))
+    return [(key.replace("-", "_"), value) for key, value in pairs]
+
+
+def _cast(key: str, value: object, default: bool | int | float | str) -> bool | int | float | str:
+    text = str(value)
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+        if isinstance(default, (int, float)):
+            return type(default)(text)
+    except (ValueError, KeyError) as error:
+        raise SessionMisuse(f"hyperparameter {key}={text!r} is not a {type(default).__name__}") from error
+    return text

@@ -1,0 +1,265 @@
+"""Plain values and tensors as bytes and back, without pickle.
+
+A tree is made of None, bool, int of any size, float, complex, str, bytes, list, tuple, dict, set, torch tensors, numpy arrays and scalars, and torch
+dtypes, sizes and devices. `encode` writes it as msgpack; tensors of more than `INLINE_BYTES` are left out and returned beside it under their
+path, to be stored wherever the caller likes.
+
+    plain leaf                    itself
+    anything else                 [tag, …]    the tags are those of `_Tag`
+
+Invariant: `decode(encode(tree))` equals the tree, types included (a tuple stays a tuple, NaN keeps its bits), or `encode` raises: nothing is
+guessed. Decoding runs no code that the bytes name.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import torch
+
+from everstep.protocol.errors import CorruptSlot
+from everstep.training.errors import CannotResume
+
+Tree: TypeAlias = object
+"""Any value that the module's text lists."""
+
+INLINE_BYTES = 1024
+"""Smaller tensors stand inside the bytes: their shape may change from step to step without changing where the others lie."""
+MAX_DEPTH = 64
+
+_INT64 = range(-(2**63), 2**64)
+_LEAVES = frozenset({type(None), bool, float, str, bytes})
+_FLAT = _LEAVES | {int}
+
+
+class _Tag(IntEnum):
+    LIST = 0
+    TUPLE = 1
+    DICT = 2
+    SET = 3
+    FROZENSET = 4
+    ORDERED_DICT = 5
+    COUNTER = 6
+    BIG_INT = 7
+    COMPLEX = 8
+    TENSOR = 9
+    INLINE_TENSOR = 10
+    ARRAY = 11
+    INLINE_ARRAY = 12
+    SCALAR = 13
+    DTYPE = 14
+    SIZE = 15
+    DEVICE = 16
+    FLAT_LIST = 17
+    FLAT_TUPLE = 18
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTree:
+    """A tree in two parts."""
+
+    data: bytes
+    tensors: tuple[tuple[str, torch.Tensor], ...]
+    """(path, tensor) of what is too big to stand in `data`; live, not copied."""
+
+
+def encode(tree: Tree, path: str) -> EncodedTree:
+    """Return `tree` as bytes and the large tensors it holds. Called at every captured boundary.
+
+    Args:
+        tree: the value.
+        path: prefix of the tensors' names and of the place that an error names.
+
+    Returns:
+        The bytes, and the tensors in the order in which they were met.
+
+    Raises:
+        CannotResume: the tree holds a value of a type that cannot be brought back; names its path.
+    """
+    tensors: list[tuple[str, torch.Tensor]] = []
+    plain = _encode(tree, path, tensors, 0)
+    return EncodedTree(msgspec.msgpack.encode(plain), tuple(tensors))
+
+
+def decode(data: bytes, tensor: Callable[[str], torch.Tensor]) -> Tree:
+    """Return the tree that `encode` made `data` of.
+
+    Args:
+        data: `EncodedTree.data`.
+        tensor: gives the large tensor of a path; it is used as it is, so hand out copies of what may change.
+
+    Returns:
+        The tree.
+
+    Raises:
+        CorruptSlot: the bytes are not such a tree.
+    """
+    try:
+        return _decode(msgspec.msgpack.decode(data), tensor)
+    except (msgspec.DecodeError, ValueError, TypeError, KeyError, IndexError, RuntimeError, AttributeError, struct.error) as error:
+        raise CorruptSlot(f"the values of a slot do not decode: {error}") from error
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return `float32` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return `torch.float32` for `float32`.
+
+    Raises:
+        CorruptSlot: torch has no such dtype.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise CorruptSlot(f"no dtype {name!r}")
+    return dtype
+
+
+def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of `tensor` in row-major order, uint8[bytes]; a view where it is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def check_dense(tensor: torch.Tensor, path: str) -> None:
+    """Refuse a tensor whose bytes are not all there is to it.
+
+    Raises:
+        CannotResume: it is sparse, quantized, or lies on the meta device.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise CannotResume(path, f"a tensor of layout {tensor.layout} on {tensor.device} is not dense memory")
+
+
+def _encode(value: Tree, path: str, tensors: list[tuple[str, torch.Tensor]], depth: int) -> object:
+    kind = type(value)
+    if value is None or kind in _LEAVES:
+        return value  # msgpack keeps a float's bits, NaN's too
+    if kind is int:
+        assert isinstance(value, int)
+        return value if value in _INT64 else [_Tag.BIG_INT, hex(value)]
+    if depth > MAX_DEPTH:
+        raise CannotResume(path, f"nested deeper than {MAX_DEPTH} levels")
+    if kind is list or kind is tuple:
+        assert isinstance(value, (list, tuple))
+        if _is_flat(value):
+            return [_Tag.FLAT_LIST if kind is list else _Tag.FLAT_TUPLE, value]
+        items = [_encode(item, f"{path}/{number}", tensors, depth + 1) for number, item in enumerate(value)]
+        return [_Tag.LIST if kind is list else _Tag.TUPLE, items]
+    if kind in _MAPPINGS:
+        assert isinstance(value, Mapping)
+        return [_MAPPINGS[kind], _encode_items(value, path, tensors, depth)]
+    if kind is set or kind is frozenset:
+        assert isinstance(value, (set, frozenset))
+        items = [_encode(item, path, tensors, depth + 1) for item in value]
+        items.sort(key=repr)  # a set has no order of its own, and equal states must give equal bytes
+        return [_Tag.SET if kind is set else _Tag.FROZENSET, items]
+    return _encode_leaf(value, path, tensors)
+
+
+def _is_flat(items: list[object] | tuple[object, ...]) -> bool:
+    kinds = set(map(type, items))
+    return kinds <= _FLAT and (int not in kinds or all(item in _INT64 for item in items if type(item) is int))
+
+
+def _encode_items(value: Mapping[object, object], path: str, tensors: list[tuple[str, torch.Tensor]], depth: int) -> list[object]:
+    items: list[object] = []
+    for key, item in value.items():
+        if not isinstance(key, (str, int, tuple, float, bytes, type(None))):
+            raise CannotResume(path, f"a dict key of type {type(key).__qualname__}; use str, int, float, bytes, tuple or None")
+        items.append(_encode(key, f"{path}/(key)", tensors, depth + 1))
+        items.append(_encode(item, f"{path}/{key!s}" if isinstance(key, str) else f"{path}/{key!r}", tensors, depth + 1))
+    return items
+
+
+def _encode_leaf(value: object, path: str, tensors: list[tuple[str, torch.Tensor]]) -> object:
+    if isinstance(value, torch.Tensor):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            raise CannotResume(path, f"a tensor of class {type(value).__qualname__}; register its module or its local tensor")
+        check_dense(value, path)
+        if value.numel() * value.element_size() <= INLINE_BYTES:
+            data = bytes(tensor_bytes(value).cpu().numpy())
+            return [_Tag.INLINE_TENSOR, dtype_name(value.dtype), list(value.shape), data]
+        tensors.append((path, value.detach()))
+        return [_Tag.TENSOR, path]
+    if isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray or value.dtype.hasobject or value.dtype.names is not None:
+            raise CannotResume(path, f"a numpy array of dtype {value.dtype}")
+        if value.nbytes <= INLINE_BYTES:
+            return [_Tag.INLINE_ARRAY, value.dtype.str, list(value.shape), value.tobytes()]
+        tensors.append((path, torch.from_numpy(np.frombuffer(bytearray(value.tobytes()), dtype=np.uint8))))
+        return [_Tag.ARRAY, value.dtype.str, list(value.shape), path]
+    if isinstance(value, np.generic) and not value.dtype.hasobject and value.dtype.names is None:
+        return [_Tag.SCALAR, value.dtype.str, value.tobytes()]
+    if isinstance(value, torch.dtype):
+        return [_Tag.DTYPE, dtype_name(value)]
+    if type(value) is torch.Size:
+        return [_Tag.SIZE, list(value)]
+    if type(value) is torch.device:
+        return [_Tag.DEVICE, str(value)]
+    if type(value) is complex:
+        return [_Tag.COMPLEX, struct.pack(">dd", value.real, value.imag)]
+    raise CannotResume(
+        path, f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot be brought back; keep plain values and tensors"
+    )
+
+
+_MAPPINGS: dict[type, _Tag] = {dict: _Tag.DICT, OrderedDict: _Tag.ORDERED_DICT, Counter: _Tag.COUNTER}
+
+
+def _decode(value: object, tensor: Callable[[str], torch.Tensor]) -> Tree:
+    if not isinstance(value, list):
+        return value
+    tag, *parts = value
+    if tag in (_Tag.FLAT_LIST, _Tag.LIST):
+        return parts[0] if tag == _Tag.FLAT_LIST else [_decode(item, tensor) for item in parts[0]]
+    if tag in (_Tag.FLAT_TUPLE, _Tag.TUPLE):
+        return tuple(parts[0]) if tag == _Tag.FLAT_TUPLE else tuple(_decode(item, tensor) for item in parts[0])
+    if tag in (_Tag.DICT, _Tag.ORDERED_DICT, _Tag.COUNTER):
+        return _decode_items(tag, [_decode(item, tensor) for item in parts[0]])
+    if tag in (_Tag.SET, _Tag.FROZENSET):
+        items = (_decode(item, tensor) for item in parts[0])
+        return set(items) if tag == _Tag.SET else frozenset(items)
+    return _decode_leaf(tag, parts, tensor)
+
+
+def _decode_items(tag: int, items: list[object]) -> Tree:
+    pairs: Iterable[tuple[object, object]] = zip(items[::2], items[1::2], strict=True)
+    if tag == _Tag.COUNTER:
+        return Counter(dict(pairs))
+    return dict(pairs) if tag == _Tag.DICT else OrderedDict(pairs)
+
+
+def _decode_leaf(tag: int, parts: list[object], tensor: Callable[[str], torch.Tensor]) -> Tree:
+    match tag, parts:
+        case _Tag.BIG_INT, [str(text)]:
+            return int(text, 16)
+        case _Tag.COMPLEX, [bytes(data)]:
+            return complex(*struct.unpack(">dd", data))
+        case _Tag.TENSOR, [str(path)]:
+            return tensor(path)
+        case _Tag.INLINE_TENSOR, [str(name), list(shape), bytes(data)]:
+            if not data:
+                return torch.empty(shape, dtype=dtype_of(name))
+            return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype_of(name)).view(shape)
+        case _Tag.ARRAY, [str(name), list(shape), str(path)]:
+            return np.frombuffer(bytearray(tensor(path).numpy().tobytes()), dtype=np.dtype(name)).reshape(shape)
+        case _Tag.INLINE_ARRAY, [str(name), list(shape), bytes(data)]:
+            return np.frombuffer(bytearray(data), dtype=np.dtype(name)).reshape(shape)
+        case _Tag.SCALAR, [str(name), bytes(data)]:
+            return np.frombuffer(data, dtype=np.dtype(name))[0]
+        case _Tag.DTYPE, [str(name)]:
+            return dtype_of(name)
+        case _Tag.SIZE, [list(shape)]:
+            return torch.Size(shape)
+        case _Tag.DEVICE, [str(name)]:
+            return torch.device(name)
+    raise CorruptSlot(f"a value of unknown kind {tag}")

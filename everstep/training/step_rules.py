@@ -1,0 +1,91 @@
+"""What a rank does about the agent's word at a boundary: the rank's part of the step protocol (design §3), pure.
+
+Invariant: a proposed step is settled (captured or abandoned) at most once, and a stop is obeyed only at its very step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from everstep.protocol.rank_messages import NONE, AgentHalf, StopState
+
+FINISHED = -2
+"""In place of the proposed step: the final round is over, leave `close()`."""
+ECHO_YES = 1
+ECHO_NO = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """What the rank knows when it looks at the word."""
+
+    boundary: int
+    """Steps finished."""
+    base: int
+    """The step that was restored, 0 for none: it is never captured again."""
+    settled: int
+    """The newest proposed step that was captured or abandoned; proposals only grow within a generation."""
+    echo_step: int = NONE
+    """The newest announced stop that was answered."""
+    has_slots: bool = False
+    obstacle: str = ""
+    """Why no step can be captured for now; empty when one can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now. At most one of `capture_slot` and `abandon` is set."""
+
+    capture_slot: int | None = None
+    abandon: tuple[int, str] | None = None
+    """(step, reason)."""
+    echo: tuple[int, int] | None = None
+    """(stop, yes or no)."""
+    must_wait: bool = False
+    """The stop at this very boundary is announced and not yet confirmed: stand still and look again."""
+    is_stopped: bool = False
+
+
+def decide(view: RankView, half: AgentHalf) -> Decision:
+    """Return what the rank does on reading `half`. Called at every boundary, and again and again while the rank stands still.
+
+    Args:
+        view: the rank's own state.
+        half: the agent's half of the page, of this generation.
+
+    Returns:
+        The decision; the same input gives the same one.
+    """
+    capture_slot, abandon = _on_proposal(view, half)
+    is_here = half.stop == view.boundary
+    return Decision(
+        capture_slot=capture_slot,
+        abandon=abandon,
+        echo=_on_stop(view, half),
+        must_wait=is_here and half.stop_state is StopState.ANNOUNCED,
+        is_stopped=is_here and half.stop_state is StopState.CONFIRMED,
+    )
+
+
+def is_final_round_over(boundary: int, half: AgentHalf) -> bool:
+    """Say whether a rank that stands at `boundary` may leave: its step is committed, or nothing more will come."""
+    return half.proposed == FINISHED or half.committed == boundary
+
+
+def _on_proposal(view: RankView, half: AgentHalf) -> tuple[int | None, tuple[int, str] | None]:
+    step = half.proposed
+    if step <= max(view.base, view.settled) or step > view.boundary:
+        return None, None
+    if view.obstacle:
+        return None, (step, view.obstacle)
+    if step < view.boundary:
+        return None, None if half.vote_step == step else (step, "late: the rank had passed the step when it heard of it, or had no slot then")
+    if half.slot == NONE or not view.has_slots:
+        return None, None  # granted in time while the rank stands still, or late at the next boundary
+    return half.slot, None
+
+
+def _on_stop(view: RankView, half: AgentHalf) -> tuple[int, int] | None:
+    if half.stop == NONE or half.stop_state is not StopState.ANNOUNCED or half.stop == view.echo_step:
+        return None
+    return half.stop, ECHO_YES if view.boundary <= half.stop else ECHO_NO
