@@ -1,0 +1,111 @@
+"""A control plane without loops, over the fake cloud and a database in a temporary directory."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from control_plane.app import create_app
+from control_plane.cloud.connection import CloudMode
+from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
+from control_plane.db import schema, tokens
+from control_plane.db.session import Database
+from control_plane.db.tokens import NewToken, Role, TokenKind
+from control_plane.settings import Settings
+from everstep.client import EverstepClient
+from everstep.config import ClientConfig
+
+BUCKET = "everstep"
+GROUP = "training-group"
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+class Clock:
+    """Time that moves when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+class Service:
+    """An application, served on loopback by a thread of this process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock = Clock()
+        self.operator = FakeOperator()
+        self.objects = MemoryObjectStore(BUCKET)
+        self.settings = Settings(
+            state_directory=directory / "server", bucket=BUCKET, mode=CloudMode.LOCAL, aws_endpoint_url="http://127.0.0.1:1", max_source_bytes=2**20
+        )
+        self.settings.state_directory.mkdir()
+        self.database = Database(self.settings.database)
+        schema.migrate(self.database)
+        self._is_ready = threading.Event()
+        self.app = create_app(self.settings, operator=self.operator, objects=self.objects, now=self.clock, when_ready=self._is_ready.set)
+        self.admin_token = (self.settings.state_directory / "admin_token").read_text().strip()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:{}".format(self._listener.getsockname()[1])
+        self._server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, ws="websockets-sansio", ws_max_size=2**24))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+
+    def __enter__(self) -> Service:
+        self._thread.start()
+        assert self._is_ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        self._listener.close()
+        self.database.close()
+        assert not self._thread.is_alive()
+
+    @property
+    def services(self):
+        return self.app.state.services
+
+    def token(self, role: Role, project: str = "") -> str:
+        with self.database.write() as session:
+            return tokens.mint(session, NewToken(kind=TokenKind.USER, role=role, project=project), self.clock())[0]
+
+    def client(self, token: str | None = None) -> EverstepClient:
+        return EverstepClient(ClientConfig(f"http://{self.address}", token or self.admin_token), pause=lambda _: None)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    with Service(tmp_path) as running:
+        running.operator.create_group(GROUP, max_size=8)
+        yield running
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[EverstepClient]:
+    with service.client() as connected:
+        yield connected
+
+
+@pytest.fixture
+def fleet(client: EverstepClient) -> str:
+    return client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=4, SpareCount=1)["FleetName"]
+
+
+@pytest.fixture
+def source(client: EverstepClient, tmp_path: Path) -> dict[str, str]:
+    directory = tmp_path / "code"
+    directory.mkdir()
+    (directory / "train.py").write_text("print('hello')\n")
+    (directory / "data.txt").write_text("x")
+    return client.upload_source(Directory=directory)
