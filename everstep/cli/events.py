@@ -1,0 +1,37 @@
+"""`everstep events …`: what happened, in order."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from everstep.cli.output import Columns, Output, OutputFormat, connect, show_json, show_rows, when
+
+app = typer.Typer(help="What happened, in order.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_events(
+    job: Annotated[str | None, typer.Option(help="Only of this training job.")] = None,
+    fleet: Annotated[str | None, typer.Option(help="Only of this fleet.")] = None,
+    after: Annotated[int, typer.Option(min=0, help="Only events after this id.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, oldest first.")] = 1000,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """List events, oldest first."""
+    with connect() as service:
+        found = service.paginate("list_events", TrainingJobName=job, FleetName=fleet, AfterEventId=after, MaxResults=min(limit, 1000))
+        events = list(islice(found, limit))
+    if output is OutputFormat.JSON:
+        show_json({"Events": events})
+        return
+    columns: Columns = {
+        "ID": "EventId",
+        "TIME (UTC)": lambda event: when(event["Time"]),
+        "TYPE": "Type",
+        "ABOUT": lambda event: event["TrainingJobName"] or event["NodeId"] or event["FleetName"] or "",
+        "MESSAGE": "Message",
+    }
+    show_rows(events, columns, empty="No events.")

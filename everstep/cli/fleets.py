@@ -1,0 +1,132 @@
+"""`everstep fleets …`: Auto Scaling groups that Everstep keeps."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, pairs, say, show_facts, show_json, show_rows, when, without_none
+
+app = typer.Typer(help="Auto Scaling groups that Everstep keeps.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="Name of the fleet.")]
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Option(help="Name of the fleet.")],
+    auto_scaling_group: Annotated[str, typer.Option(help="The group: tagged everstep:fleet, one Availability Zone, one launch template.")],
+    spare_count: Annotated[int, typer.Option(min=0, help="Nodes that wait to take over.")] = 1,
+    min_node_count: Annotated[int, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")] = 0,
+    project: Annotated[str | None, typer.Option(help="Project that the fleet belongs to.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Register an Auto Scaling group: from now on only Everstep changes its size and ends its instances."""
+    with connect() as service:
+        fleet = service.create_fleet(
+            FleetName=name,
+            AutoScalingGroupName=auto_scaling_group,
+            SpareCount=spare_count,
+            MinNodeCount=min_node_count,
+            Tags=pairs("--tag", tag or []),
+            **without_none(Project=project),
+        )
+    _show(fleet, output)
+
+
+@app.command("list")
+def list_fleets(output: Output = OutputFormat.TABLE) -> None:
+    """List all fleets."""
+    with connect() as service:
+        answer = service.list_fleets()
+    if output is OutputFormat.JSON:
+        show_json(answer)
+        return
+    columns: Columns = {
+        "NAME": "FleetName",
+        "STATUS": "FleetStatus",
+        "GROUP": "AutoScalingGroupName",
+        "NODES": lambda fleet: f"{fleet['ConnectedNodeCount']} of {fleet['DesiredNodeCount']} connected",
+        "SPARES": "SpareCount",
+        "TYPE": "InstanceType",
+        "ZONE": "AvailabilityZone",
+        "REASON": "Reason",
+    }
+    show_rows(answer["Fleets"], columns, empty="No fleets. Register one: everstep fleets create --help")
+
+
+@app.command()
+def describe(name: Name, output: Output = OutputFormat.TABLE) -> None:
+    """Show one fleet."""
+    with connect() as service:
+        fleet = service.describe_fleet(FleetName=name)
+    _show(fleet, output)
+
+
+@app.command()
+def update(
+    name: Name,
+    spare_count: Annotated[int | None, typer.Option(min=0, help="Nodes that wait to take over.")] = None,
+    min_node_count: Annotated[int | None, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Change how many nodes and spares a fleet keeps."""
+    with connect() as service:
+        fleet = service.update_fleet(FleetName=name, **without_none(SpareCount=spare_count, MinNodeCount=min_node_count))
+    _show(fleet, output)
+
+
+@app.command()
+def delete(name: Name, output: Output = OutputFormat.TABLE) -> None:
+    """End a fleet's nodes and forget it; refused while jobs on it have not ended."""
+    with connect() as service:
+        fleet = service.delete_fleet(FleetName=name)
+    if output is OutputFormat.JSON:
+        show_json(fleet)
+        return
+    typer.echo(f"{name} is being deleted")
+
+
+@app.command("join-token")
+def join_token(
+    name: Name,
+    expires_in_seconds: Annotated[int | None, typer.Option(min=60, help="Good for this long; by default until it is revoked.")] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Make a token for the user data of a fleet's launch template; each instance may use it once. The fleet may be created later."""
+    with connect() as service:
+        token = service.create_join_token(FleetName=name, **without_none(ExpiresInSeconds=expires_in_seconds))
+    if output is OutputFormat.JSON:
+        show_json(token)
+        return
+    typer.echo(token["JoinToken"])
+    say("It is shown this once. User data: everstep agent --control-plane-url URL --join-token TOKEN")
+
+
+def _show(fleet: Json, output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
+        show_json(fleet)
+        return
+    price = fleet["PriceUsdPerHour"]
+    counts = (("connected", "ConnectedNodeCount"), ("known", "NodeCount"), ("wanted", "DesiredNodeCount"), ("at most", "MaxNodeCount"))
+    show_facts(
+        [
+            ("name", fleet["FleetName"]),
+            ("status", fleet["FleetStatus"]),
+            ("reason", fleet["Reason"] or None),
+            ("group", fleet["AutoScalingGroupName"]),
+            (
+                "nodes",
+                f"{fleet['ConnectedNodeCount']} connected, {fleet['NodeCount']} known, {fleet['DesiredNodeCount']} wanted, {fleet['MaxNodeCount']} at most",
+            ),
+            ("kept", f"{fleet['MinNodeCount']} at least and {fleet['SpareCount']} spares"),
+            ("instance type", fleet["InstanceType"] or None),
+            ("zone", fleet["AvailabilityZone"] or None),
+            ("price", None if price is None else f"${price} per node and hour"),
+            ("drift", "\n".join(fleet["Drift"]) or None),
+            ("project", fleet["Project"]),
+            ("created", when(fleet["CreationTime"]) + " UTC"),
+        ]
+    )

@@ -1,0 +1,80 @@
+"""`everstep incidents …`: failures and their recoveries."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, seconds, show_facts, show_json, show_rows, step, when
+
+app = typer.Typer(help="Failures and their recoveries.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_incidents(
+    job: Annotated[str | None, typer.Option(help="Only of this training job.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """List incidents in the order they were opened."""
+    with connect() as service:
+        incidents = list(islice(service.paginate("list_incidents", TrainingJobName=job, MaxResults=min(limit, 1000)), limit))
+    if output is OutputFormat.JSON:
+        show_json({"Incidents": incidents})
+        return
+    columns: Columns = {
+        "INCIDENT": "IncidentId",
+        "JOB": "TrainingJobName",
+        "OPENED (UTC)": lambda row: when(row["OpenedAt"]),
+        "CAUSE": "Cause",
+        "PHASE": "Phase",
+        "FROM": lambda row: row["RestoreSource"] or "-",
+        "BASE": lambda row: step(row["FromStep"]),
+        "LOST STEPS": lambda row: "-" if row["LostSteps"] is None else str(row["LostSteps"]),
+        "DETECT": lambda row: seconds(row["DetectSeconds"]),
+        "REPLACE": lambda row: seconds(row["ReplaceSeconds"]),
+        "RESTORE": lambda row: seconds(row["RestoreSeconds"]),
+        "REWORK s": lambda row: seconds(row["ReworkSeconds"]),
+    }
+    show_rows(incidents, columns, empty="No incidents.")
+
+
+@app.command()
+def describe(
+    incident_id: Annotated[str, typer.Argument(help="Id of the incident, as `everstep incidents list` shows it.")],
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Show one incident: its evidence, what was decided and why, and what it cost."""
+    with connect() as service:
+        incident = service.describe_incident(IncidentId=incident_id)
+    if output is OutputFormat.JSON:
+        show_json(incident)
+        return
+    show_facts(_facts(incident))
+
+
+def _facts(incident: Json) -> list[tuple[str, object]]:
+    phases = ", ".join(f"{phase.lower()} {seconds(incident[f'{phase}Seconds'])} s" for phase in ("Detect", "Replace", "Restore", "Rework"))
+    after = incident["GenerationAfter"]
+    return [
+        ("incident", incident["IncidentId"]),
+        ("job", incident["TrainingJobName"]),
+        ("cause", incident["Cause"]),
+        ("phase", incident["Phase"]),
+        ("evidence", "\n".join(incident["Evidence"]) or None),
+        ("decision", incident["Decision"]),
+        ("reason", incident["Reason"]),
+        ("instances", ", ".join(incident["InstanceIds"]) or None),
+        ("replaced by", ", ".join(incident["ReplacementInstanceIds"]) or None),
+        ("restored from", incident["RestoreSource"]),
+        ("base step", step(incident["FromStep"])),
+        ("reached before", step(incident["ReachedStep"])),
+        ("lost steps", incident["LostSteps"]),
+        ("generations", f"{incident['GenerationBefore']} → {'-' if after is None else after}"),
+        ("phases", phases),
+        ("failed", when(incident["FailedAt"]) + " UTC"),
+        ("opened", when(incident["OpenedAt"]) + " UTC"),
+        ("closed", when(incident["ClosedAt"]) + " UTC" if incident["ClosedAt"] else None),
+    ]

@@ -1,0 +1,44 @@
+"""`everstep`: the command line's top."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from everstep.cli import events, fleets, incidents, jobs, local, nodes, programs, protection
+from everstep.cli.output import tell
+from everstep.errors import EverstepError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="everstep",
+    help="Train large models on EC2 Auto Scaling groups, every optimizer step kept in cluster memory.",
+    epilog="Exit codes: 0 done, 1 it did not work out, 2 wrong command or request, 3 not found, 4 not allowed, 5 conflict, 6 unavailable.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(protection.app, name="protection")
+app.add_typer(incidents.app, name="incidents")
+app.add_typer(events.app, name="events")
+app.add_typer(fleets.app, name="fleets")
+app.add_typer(nodes.app, name="nodes")
+app.add_typer(local.app, name="local")
+programs.add_to(app)
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit code. The entry point of the installed script."""
+    try:
+        app()
+    except EverstepError as error:
+        sys.exit(tell(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read us has seen enough; without this Python complains once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

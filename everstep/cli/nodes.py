@@ -1,0 +1,62 @@
+"""`everstep nodes …`: which instances there are, and what each is used for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from everstep.cli.output import Columns, Output, OutputFormat, connect, show_facts, show_json, show_rows, size, when
+
+app = typer.Typer(help="Instances of the fleets, and what each is used for.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_nodes(
+    fleet: Annotated[str | None, typer.Option(help="Only of this fleet.")] = None,
+    ended: Annotated[bool, typer.Option("--ended", help="Also those that have ended.")] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """List nodes, oldest first."""
+    with connect() as service:
+        answer = service.list_nodes(FleetName=fleet, IncludeEnded=ended)
+    if output is OutputFormat.JSON:
+        show_json(answer)
+        return
+    columns: Columns = {
+        "NODE": "NodeId",
+        "FLEET": "FleetName",
+        "STATUS": "NodeStatus",
+        "AGENT": lambda node: "connected" if node["Connected"] else "-",
+        "JOB": lambda node: node["TrainingJobName"] or "-",
+        "ADDRESS": "Address",
+        "TYPE": "InstanceType",
+        "SINCE (UTC)": lambda node: when(node["CreationTime"]),
+        "REASON": "Reason",
+    }
+    show_rows(answer["Nodes"], columns, empty="No nodes.")
+
+
+@app.command()
+def describe(node_id: Annotated[str, typer.Argument(help="Id of the node: its EC2 instance id.")], output: Output = OutputFormat.TABLE) -> None:
+    """Show one node."""
+    with connect() as service:
+        node = service.describe_node(NodeId=node_id)
+    if output is OutputFormat.JSON:
+        show_json(node)
+        return
+    facts = [
+        ("node", node["NodeId"]),
+        ("fleet", node["FleetName"]),
+        ("status", node["NodeStatus"]),
+        ("agent", f"connected, version {node['AgentVersion']}" if node["Connected"] else "not connected"),
+        ("job", node["TrainingJobName"]),
+        ("address", node["Address"]),
+        ("memory for slots", size(node["MemoryBytes"])),
+        ("instance type", node["InstanceType"] or None),
+        ("zone", node["AvailabilityZone"] or None),
+        ("reason", node["Reason"] or None),
+        ("known since", when(node["CreationTime"]) + " UTC"),
+        ("ended", when(node["EndTime"]) or None),
+    ]
+    show_facts(facts)

@@ -1,0 +1,100 @@
+"""What `jobs wait` shows while it waits: one live line on a terminal, a line per change elsewhere; incidents as they open and close."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console
+from rich.status import Status
+
+from everstep.cli.output import Json, escaped, seconds, stderr, step
+from everstep.client import EverstepClient
+from everstep.errors import ServiceUnavailable
+
+QUIET_SECONDS: Final = 10.0
+"""Where nobody watches live, a step alone is worth a line this often."""
+
+
+class Progress:
+    """Shows a job's way on stderr. A context manager, because a live line has to be cleared.
+
+    Args:
+        service: to ask for incidents.
+        name: of the job.
+        console: another one, for tests.
+        monotonic: seconds of a clock that never jumps.
+    """
+
+    def __init__(
+        self, service: EverstepClient, name: str, *, console: Console | None = None, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._service = service
+        self._name = name
+        self._console = console or stderr()
+        self._monotonic = monotonic
+        self._live: Status | None = self._console.status("") if sys.stderr.isatty() and console is None else None
+        self._told: tuple[object, ...] | None = None
+        self._told_at = 0.0
+        self._incidents: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, job: Json) -> None:
+        """Show the job as it is now; called at every look."""
+        self._show_incidents(job)
+        line = line_of(job)
+        if self._live is not None:
+            self._live.update(escaped(line))
+            return
+        news = (job["SecondaryStatus"], job["Generation"], job["Reason"])
+        now = self._monotonic()
+        if news != self._told or now - self._told_at >= QUIET_SECONDS:
+            self._console.print(line, markup=False, soft_wrap=True)
+            self._told, self._told_at = news, now
+
+    def _show_incidents(self, job: Json) -> None:
+        if not job["IncidentCount"]:
+            return
+        try:
+            incidents = list(self._service.paginate("list_incidents", TrainingJobName=self._name))
+        except ServiceUnavailable:
+            return  # the job's own description was just there; the next look tells
+        for incident in incidents:
+            state = "closed" if incident["ClosedAt"] else "open"
+            if self._incidents.get(incident["IncidentId"]) != state:
+                self._incidents[incident["IncidentId"]] = state
+                self._console.print(incident_line(incident), markup=False, soft_wrap=True)
+
+
+def line_of(job: Json) -> str:
+    """Return one line on where a job stands."""
+    status = job["SecondaryStatus"]
+    if job["Boundary"] < 0 or status not in ("Training", "Stopping"):
+        return f"{job['TrainingJobName']}: {status}: {job['Reason']}"
+    incidents = f", {job['IncidentCount']} incidents" if job["IncidentCount"] else ""
+    steps = f"step {step(job['Boundary'])}, committed {step(job['CommittedStep'])}"
+    return f"{job['TrainingJobName']}: {status}, {steps}, generation {job['Generation']}{incidents}"
+
+
+def incident_line(incident: Json) -> str:
+    """Return one line on an incident: what failed, or how it was overcome."""
+    if not incident["ClosedAt"]:
+        evidence = incident["Evidence"][0] if incident["Evidence"] else incident["Reason"]
+        return f"! {incident['Cause']}: {evidence} → {incident['Decision']}"
+    phases = [incident[f"{phase}Seconds"] for phase in ("Detect", "Replace", "Restore", "Rework")]
+    total = seconds(sum(phase or 0.0 for phase in phases))
+    return (
+        f"✓ {incident['Cause']}: training again from step {step(incident['FromStep'])} ({incident['RestoreSource'] or 'nothing'}), "
+        f"{incident['LostSteps'] or 0} steps lost, {total} s"
+    )

@@ -1,0 +1,51 @@
+"""`everstep protection …`: who holds what of a job right now."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, show_facts, show_json, show_rows, size, step, when
+
+app = typer.Typer(help="Who holds what of a job right now.", no_args_is_help=True)
+
+
+@app.command()
+def describe(name: Annotated[str, typer.Argument(help="Name of the training job.")], output: Output = OutputFormat.TABLE) -> None:
+    """Show how well a job's state is kept: every shard, and the nodes that hold it."""
+    with connect() as service:
+        protection = service.describe_protection(TrainingJobName=name)
+    if output is OutputFormat.JSON:
+        show_json(protection)
+        return
+    checkpoint = protection["LastCheckpoint"]
+    state, reason = protection["ProtectionState"], protection["Reason"]
+    show_facts(
+        [
+            ("job", protection["TrainingJobName"]),
+            ("protection", f"{state}: {reason}" if reason else state),
+            ("generation", protection["Generation"]),
+            ("committed step", step(protection["CommittedStep"])),
+            ("proposed step", step(protection["ProposedStep"])),
+            ("boundary", step(protection["Boundary"])),
+            ("committed", when(protection["CommittedAt"]) + " UTC" if protection["CommittedAt"] else None),
+            ("copies", protection["Copies"]),
+            (
+                "last checkpoint",
+                f"step {checkpoint['Step']}, {size(checkpoint['Bytes'])}, {when(checkpoint['CompletedAt'])} UTC" if checkpoint else "none",
+            ),
+        ]
+    )
+    columns: Columns = {
+        "RANK": "Rank",
+        "COMMITTED": lambda shard: step(shard["CommittedStep"]),
+        "SIZE": lambda shard: size(shard["Bytes"]),
+        "HOLDERS (owner first)": _holders,
+        "REASON": "Reason",
+    }
+    show_rows(protection["Shards"], columns, empty="No rank has reported its shard yet.")
+
+
+def _holders(shard: Json) -> str:
+    return ", ".join(holder["NodeId"] + ("" if holder["InView"] else " (out of view)") for holder in shard["Holders"])
