@@ -117,10 +117,7 @@ def _show(fleet: Json, output: OutputFormat) -> None:
             ("status", fleet["FleetStatus"]),
             ("reason", fleet["Reason"] or None),
             ("group", fleet["AutoScalingGroupName"]),
-            (
-                "nodes",
-                f"{fleet['ConnectedNodeCount']} connected, {fleet['NodeCount']} known, {fleet['DesiredNodeCount']} wanted, {fleet['MaxNodeCount']} at most",
-            ),
+            ("nodes", ", ".join(f"{fleet[field]} {word}" for word, field in counts)),
             ("kept", f"{fleet['MinNodeCount']} at least and {fleet['SpareCount']} spares"),
             ("instance type", fleet["InstanceType"] or None),
             ("zone", fleet["AvailabilityZone"] or None),
