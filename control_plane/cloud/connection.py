@@ -21,6 +21,7 @@ import boto3
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError, PartialCredentialsError
+from botocore.parsers import ResponseParserError
 
 from control_plane.cloud.errors import (
     AccessDenied,
@@ -166,7 +167,7 @@ def translated() -> Iterator[None]:
         raise AccessDenied(str(error)) from error
     except ParamValidationError as error:
         raise InvalidRequest(str(error)) from error
-    except BotoCoreError as error:  # connection, timeout, an answer that does not parse
+    except (BotoCoreError, ResponseParserError) as error:  # connection, timeout, an answer that does not parse
         raise CloudUnavailable(str(error)) from error
 
 

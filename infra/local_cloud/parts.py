@@ -97,10 +97,10 @@ class Parts:
         try:
             while not self.ready_file(record.name).exists():
                 if waiter.has_ended(READY_POLL_SECONDS):
-                    raise StartFailed(f"{record.name} ended while it started; its log, {record.log}, ends with:\n{_tail(Path(record.log))}")
+                    raise StartFailed(f"{record.name} ended while it started; its log, {record.log}, ends with:\n{tail(Path(record.log))}")
                 if time.monotonic() > deadline:
                     raise StartFailed(
-                        f"{record.name} was not ready after {timeout_seconds:.0f} s; its log, {record.log}, ends with:\n{_tail(Path(record.log))}"
+                        f"{record.name} was not ready after {timeout_seconds:.0f} s; its log, {record.log}, ends with:\n{tail(Path(record.log))}"
                     )
         finally:
             waiter.close()
@@ -169,10 +169,11 @@ def write_private(path: Path, content: bytes) -> None:
     draft.replace(path)
 
 
-def _interpreter() -> list[str]:
-    return [sys.executable, "-P"]  # -P: a user's own worker.py would shadow ours
-
-
-def _tail(log: Path) -> str:
+def tail(log: Path) -> str:
+    """Return the last lines of a log, indented."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return "\n".join(f"  {line}" for line in lines[-LOG_LINES_SHOWN:]) or "  (nothing)"
+
+
+def _interpreter() -> list[str]:
+    return [sys.executable, "-P"]  # -P: a user's own worker.py would shadow ours

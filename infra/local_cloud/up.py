@@ -23,16 +23,16 @@ from typing import Any, Final, Protocol, Self
 
 import httpx
 import msgspec
+
 from everstep.client import EverstepClient
 from everstep.client import client as everstep_client
 from everstep.errors import EverstepError
-
 from infra.local_cloud import preflight
 from infra.local_cloud.environment import REGION, aws_variables, local_client, process_environment
 from infra.local_cloud.errors import NotUp, PreflightFailed, StartFailed
 from infra.local_cloud.faults import Conditions
 from infra.local_cloud.instance_init import memory_directory
-from infra.local_cloud.parts import Parts, write_private
+from infra.local_cloud.parts import Parts, tail, write_private
 from infra.local_cloud.processes import end, kill_descendants, marked_with, wait_gone
 
 AWS, CONTROL_PLANE = "aws", "control-plane"
@@ -42,6 +42,8 @@ FLEET_TAG: Final = "everstep:fleet"
 AVAILABILITY_ZONE: Final = "us-east-1a"
 INSTANCE_TYPE: Final = "c7i.2xlarge"
 """A name only: nodes are processes of this machine and have no GPU."""
+IMAGE: Final = "ami-12c6146b"
+"""One of those that moto begins with; an instance here runs its user data and nothing else."""
 MAX_NODES: Final = 64
 START_SECONDS: Final = 30.0
 NODES_POLL_SECONDS: Final = 0.1
@@ -124,6 +126,8 @@ class LocalCluster:
 
     def up(self, options: ClusterOptions | None = None) -> None:
         """Start everything and wait until all nodes have connected.
+
+        It begins from nothing: what AWS held is gone with the last one, so the database that spoke of it is removed as well.
 
         Args:
             options: what to start.
@@ -293,7 +297,12 @@ class LocalCluster:
                 _pause(NODES_POLL_SECONDS)
         raise StartFailed(
             f"{connected} of {count} nodes connected in {timeout_seconds:.0f} s; see {self.nodes_directory}/*/console.log and {self.logs}/*.log"
+            f"{self._last_console()}"
         )
+
+    def _last_console(self) -> str:
+        consoles = sorted(self.nodes_directory.glob("*/console.log"), key=lambda console: console.stat().st_mtime)
+        return f"; the console of {consoles[-1].parent.name} ends with:\n{tail(consoles[-1])}" if consoles else "; no instance has run"
 
     # Starting
 
@@ -304,7 +313,7 @@ class LocalCluster:
             group=f"everstep-{FLEET}",
             nodes=options.nodes,
             spares=options.spares,
-            node_memory_bytes=options.node_memory_bytes or preflight.memory_bytes_per_node(total),
+            node_memory_bytes=options.node_memory_bytes or preflight.memory_bytes_per_node(max(total, 1)),
             detection_seconds=options.detection_seconds,
         )
         write_private(self._local / "cluster.json", msgspec.json.encode(description))
@@ -368,11 +377,10 @@ class LocalCluster:
         ec2, auto_scaling = self.aws("ec2"), self.aws("autoscaling")
         user_data = f"#!/bin/sh\nexec everstep agent --control-plane-url {self.endpoint_url} --join-token {join_token}\n"
         (subnet,) = ec2.describe_subnets(Filters=[{"Name": "availability-zone", "Values": [AVAILABILITY_ZONE]}])["Subnets"]
-        image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
         template = ec2.create_launch_template(
             LaunchTemplateName=group,
             LaunchTemplateData={
-                "ImageId": image,
+                "ImageId": IMAGE,
                 "InstanceType": INSTANCE_TYPE,
                 "UserData": base64.b64encode(user_data.encode()).decode(),
             },

@@ -1,0 +1,73 @@
+"""The ASG contract: what differs is said in a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from control_plane.cloud.contract import SUSPENDED_PROCESSES, TERMINATION_HOOK, drift
+from control_plane.cloud.operator import FLEET_TAG, LAUNCHING_TRANSITION, GroupState, LaunchTemplateRef, MemberState
+from everstep.protocol.ids import NodeId
+
+MEMBER = MemberState(
+    instance_id=NodeId("i-1"), lifecycle_state="InService", health_status="Healthy", is_protected=True, availability_zone="us-east-1a"
+)
+FITS = GroupState(
+    name="g",
+    desired_count=1,
+    min_size=0,
+    max_size=9,
+    availability_zones=("us-east-1a",),
+    members=(MEMBER,),
+    suspended_processes=SUSPENDED_PROCESSES,
+    new_instances_protected=True,
+    hooks=(TERMINATION_HOOK,),
+    scaling_policies=(),
+    tags={FLEET_TAG: "f"},
+    launch_template=LaunchTemplateRef(template_id="lt-1", name="g", version="1"),
+    instance_type="p5.48xlarge",
+)
+
+LONG_HOOK = replace(TERMINATION_HOOK, name="slow", heartbeat_timeout=timedelta(seconds=61))
+
+
+def test_a_group_that_fits_has_no_drift() -> None:
+    assert drift(FITS) == ()
+    assert drift(replace(FITS, suspended_processes=SUSPENDED_PROCESSES | {"AddToLoadBalancer"})) == ()
+    assert drift(replace(FITS, hooks=(TERMINATION_HOOK, replace(LONG_HOOK, transition=LAUNCHING_TRANSITION)))) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"availability_zones": ("us-east-1a", "us-east-1b")}, "spans 2 Availability Zones (us-east-1a, us-east-1b)"),
+        ({"availability_zones": ()}, "spans 0 Availability Zones"),
+        ({"scaling_policies": ("cpu",)}, "scaling policies (cpu)"),
+        ({"launch_template": None}, "no single launch template"),
+        ({"status": "Delete in progress"}, "'Delete in progress'"),
+        ({"new_instances_protected": False}, "not protected from scale-in"),
+        ({"members": (replace(MEMBER, is_protected=False),)}, "without protection from scale-in: i-1"),
+        ({"hooks": ()}, "no terminating lifecycle hook"),
+        ({"hooks": (replace(TERMINATION_HOOK, transition=LAUNCHING_TRANSITION),)}, "no terminating lifecycle hook"),
+        ({"hooks": (LONG_HOOK,)}, "slow of g waits up to 61 s; the contract allows 60 s"),
+        *[({"suspended_processes": SUSPENDED_PROCESSES - {process}}, f"does not suspend {process}:") for process in sorted(SUSPENDED_PROCESSES)],
+    ],
+)
+def test_each_difference_is_one_sentence_that_names_the_group(change: dict[str, object], words: str) -> None:
+    (sentence,) = drift(replace(FITS, **change))  # type: ignore[arg-type]
+    assert words in sentence
+    assert "g" in sentence
+    assert sentence.endswith(".")
+
+
+def test_a_member_that_leaves_needs_no_protection() -> None:
+    for state in ("Terminating", "Terminating:Wait", "Terminated", "Detaching"):
+        assert drift(replace(FITS, members=(replace(MEMBER, is_protected=False, lifecycle_state=state),))) == ()
+
+
+def test_everything_at_once_is_told_in_a_fixed_order() -> None:
+    worst = replace(FITS, availability_zones=(), scaling_policies=("a",), new_instances_protected=False, suspended_processes=frozenset(), hooks=())
+    assert len(drift(worst)) == 5
+    assert drift(worst) == drift(worst)

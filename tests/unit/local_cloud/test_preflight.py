@@ -1,0 +1,45 @@
+"""What is said on a machine that cannot run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.local_cloud import preflight
+from infra.local_cloud.errors import PreflightFailed
+
+
+def test_this_machine_passes() -> None:
+    preflight.check(1)
+
+
+def test_another_system_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.platform, "system", lambda: "Darwin")
+    with pytest.raises(PreflightFailed, match="needs Linux"):
+        preflight.check(1)
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(preflight.NEEDED, "no_such_module", "worker")
+    with pytest.raises(PreflightFailed, match="no_such_module is not installed: pip install"):
+        preflight.check(1)
+
+
+def test_no_tmpfs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(preflight, "TMPFS", tmp_path)
+    with pytest.raises(PreflightFailed, match="is not a tmpfs"):
+        preflight.check(1)
+
+
+@pytest.mark.parametrize("what", ["_free_bytes", "available_memory_bytes"])
+def test_too_little_room_is_said_with_the_figures(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(preflight, what, lambda *_: 100 * 1024**2)
+    with pytest.raises(PreflightFailed, match=r"100 MiB.*4 nodes need .*MiB"):
+        preflight.check(4)
+
+
+def test_nodes_share_half_of_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_free_bytes", lambda _: 8 * 1024**3)
+    monkeypatch.setattr(preflight, "available_memory_bytes", lambda: 20 * 1024**3)
+    assert preflight.memory_bytes_per_node(4) == 1024**3
