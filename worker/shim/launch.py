@@ -62,6 +62,8 @@ def settle(stdout: int, stderr: int, gate: int) -> None:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.setsid()
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # the agent's precedence is not for what it starts
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
@@ -91,6 +93,7 @@ def become(start: StartRank) -> NoReturn:
     os.environ.update(start.environment)
     time.tzset()
     processes.set_name(f"rank {start.rank}")
+    processes.set_title([sys.executable, "-u", start.script, *start.arguments])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     _forget_ourselves()

@@ -123,7 +123,7 @@ class Ranks(Message, frozen=True):
     pid: int
     records: tuple[RankRecord, ...]
     remains_count: int
-    """Processes of ended ranks that are being killed and are not gone yet."""
+    """Processes that are not gone yet although no living rank's record stands for them: of ended ranks, or about to become ranks."""
     preload: Preload
     preload_seconds: float = 0.0
     preload_bytes: int = 0

@@ -84,8 +84,9 @@ class _Pending:
 
     start: StartRank
     client: Line
-    gate: int | None = None
+    gate: int = -1
     """Our end of the gate once the template was asked."""
+    is_stopped: bool = False
 
 
 @dataclass(slots=True)
@@ -251,7 +252,7 @@ class Shim:
         return Ranks(
             pid=os.getpid(),
             records=tuple(self._records[key] for key in sorted(self._records)),
-            remains_count=len(self._remains),
+            remains_count=len(self._remains) + len(self._forking),
             preload=template.state if template else Preload.NONE,
             preload_seconds=template.seconds if template else 0.0,
             preload_bytes=template.resident_bytes if template else 0,
@@ -305,7 +306,7 @@ class Shim:
                 os._exit(127)
         for descriptor in (stdout, stderr, theirs):
             os.close(descriptor)
-        self._admit(client, start, pid, ours, is_warm=False)
+        self._admit(_Pending(start, client, ours), pid, is_warm=False)
 
     def _fork_waiting(self) -> None:
         """Hand what waits to the template, if it is ready; or start it cold, if there is no template any more."""
@@ -328,12 +329,13 @@ class Shim:
             for descriptor in (stdout, stderr, theirs):
                 os.close(descriptor)
 
-    def _admit(self, client: Line, start: StartRank, pid: int, gate: int, *, is_warm: bool) -> None:
+    def _admit(self, pending: _Pending, pid: int, *, is_warm: bool) -> None:
         """Record a process that stands at its gate, and let it go."""
+        start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
-        if process is None or start.generation <= self._fences.get(start.run, -1) or self._is_ending:
+        if process is None or pending.is_stopped or self._is_ending:
             os.close(gate)  # its end sends it away
-            self._refuse(client, start, f"generation {start.generation} was stopped" if process else "it ended at once")
+            self._refuse(client, start, "it was stopped before it started" if process else "it ended at once")
             return
         record = RankRecord(
             run=start.run,
@@ -391,11 +393,9 @@ class Shim:
                     _log.error("ranks start cold: the preload failed: %s", reason)
                 case Forked(pid=pid):
                     pending = self._forking.pop(0)
-                    assert pending.gate is not None
-                    self._admit(pending.client, pending.start, pid, pending.gate, is_warm=True)
+                    self._admit(pending, pid, is_warm=True)
                 case ForkFailed(reason=reason):
                     pending = self._forking.pop(0)
-                    assert pending.gate is not None
                     os.close(pending.gate)
                     self._refuse(pending.client, pending.start, f"the fork failed: {reason}")
         self._fork_waiting()
@@ -411,7 +411,6 @@ class Shim:
         self._hang_up(template)
         lost, self._forking = self._forking, []
         for pending in lost:
-            assert pending.gate is not None
             os.close(pending.gate)
         was_ready = template.state is Preload.READY
         template.state, template.error = Preload.FAILED, template.error or "the template's process was killed"
@@ -429,6 +428,8 @@ class Shim:
         for pending in [pending for pending in self._waiting if _is_meant(stop, _key(pending.start))]:
             self._waiting.remove(pending)
             self._refuse(pending.client, pending.start, "it was stopped before it started")
+        for pending in self._forking:
+            pending.is_stopped |= _is_meant(stop, _key(pending.start))
         for pid, key in list(self._living.items()):
             if not _is_meant(stop, key):
                 continue

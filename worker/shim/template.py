@@ -62,6 +62,8 @@ def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
     """
     processes.die_with_parent()
     processes.set_name("rank template")
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # nobody waits for the imports as for the agent
     begun = time.monotonic()
     try:
         preload(modules)
