@@ -53,7 +53,9 @@ class Service:
         self.database = Database(self.settings.database)
         schema.migrate(self.database)
         self._is_ready = threading.Event()
-        self.app = create_app(self.settings, operator=self.operator, objects=self.objects, now=self.clock, when_ready=self._is_ready.set)
+        self.app = create_app(
+            self.settings, operator=self.operator, objects=self.objects, loops=lambda *_: (), now=self.clock, when_ready=self._is_ready.set
+        )
         self.admin_token = (self.settings.state_directory / "admin_token").read_text().strip()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = "127.0.0.1:{}".format(self._listener.getsockname()[1])

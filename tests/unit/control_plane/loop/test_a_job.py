@@ -1,0 +1,124 @@
+"""The main job over the real loops: a failure of every kind, and what the incident says of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.core.states import JobState
+from everstep.protocol.agent_messages import ExitClass
+from tests.unit.control_plane.loop.world import World
+
+
+def phases_add_up(world: World) -> None:
+    for incident in world.incidents():
+        assert incident.closed_at is not None
+        phases = (incident.detect_seconds, incident.replace_seconds, incident.restore_seconds, incident.rework_seconds)
+        assert all(phase is not None and phase >= 0 for phase in phases)
+        assert sum(phase or 0.0 for phase in phases) == pytest.approx((incident.closed_at - incident.failed_at).total_seconds())
+
+
+async def test_a_job_runs_from_submission_to_its_end(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(5)
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+    job = world.job()
+    assert job.generation == 1
+    assert [transition.state for transition in job.transitions] == [
+        "queued",
+        "allocating",
+        "preparing",
+        "loading",
+        "starting",
+        "running",
+        "completed",
+    ]
+    assert not world.incidents()
+    assert sum(job.accounting.values()) == pytest.approx((job.ended_at - job.created_at).total_seconds())
+    await world.until(lambda: all(agent.run is None for agent in world.agents.values()))
+
+
+async def test_a_killed_rank_restarts_all_ranks_from_their_own_memory(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    before = world.plan()
+    world.kill_rank(world.team()[2])
+    await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
+    await world.train(3)
+    await world.tick()
+    (incident,) = world.incidents()
+    assert (incident.cause, incident.restore_source, incident.from_step, incident.lost_steps) == ("rank_exit", "local", 10, 0)
+    assert "rank 2" in incident.evidence[0]
+    assert [node.node_id for node in world.plan().nodes] == [node.node_id for node in before.nodes]
+    assert incident.phase == "closed"
+    phases_add_up(world)
+
+
+async def test_a_terminated_instance_is_replaced_by_the_spare_in_its_place(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    before = [node.node_id for node in world.plan().nodes]
+    lost = world.team()[1]
+    world.terminate(lost)
+    await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    after = [node.node_id for node in world.plan().nodes]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True, True]
+    await world.train(3)
+    await world.tick()
+    (incident,) = world.incidents()
+    assert (incident.cause, incident.restore_source, incident.from_step) == ("instance_terminated", "peer", 10)
+    assert incident.instance_ids == (lost.node_id,)
+    assert incident.replacement_instance_ids == (after[1],)
+    phases_add_up(world)
+    await world.until(lambda: len(world.agents) == 5)
+    assert [call for call in world.operator.calls if call[0] == "terminate_member"] == [("terminate_member", lost.node_id, False)]
+
+
+async def test_a_lost_group_waits_for_instances_and_resumes_from_s3(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    await world.upload(10)
+    assert [checkpoint.step for checkpoint in world.checkpoints()] == [10]
+    await world.train(5)
+    first, second = world.team()[:2]
+    world.terminate(first)
+    world.terminate(second)
+    await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    await world.train(6)
+    await world.tick()
+    (incident,) = world.incidents()
+    assert (incident.cause, incident.restore_source, incident.from_step, incident.lost_steps) == ("group_lost", "s3", 10, 5)
+    assert set(incident.instance_ids) == {first.node_id, second.node_id}
+    assert len(incident.replacement_instance_ids) == 2
+    phases_add_up(world)
+
+
+async def test_a_crash_loop_ends_with_the_last_lines(world: World) -> None:
+    world.submit(max_attempts=3)
+    for generation in (1, 2, 3):
+        await world.until(lambda generation=generation: world.job().state == JobState.RUNNING and world.job().generation == generation)
+        world.kill_rank(world.team()[0], exit_class=ExitClass.ERROR, code=1, lines="NameError: name 'x' is not defined")
+        await world.tick()
+    await world.until(lambda: world.job().state == JobState.FAILED)
+    assert "3 times" in world.job().reason
+    assert "NameError" in world.job().reason
+    await world.until(lambda: all(agent.run is None for agent in world.agents.values()))
+
+
+async def test_a_restarted_control_plane_disturbs_nothing(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    said = len(world.said)
+    world.start_server()
+    for _ in range(60):
+        await world.train(1)
+    assert world.job().state == JobState.RUNNING
+    assert world.job().generation == 1
+    assert world.job().boundary >= 60
+    assert not world.incidents()
+    assert len(world.said) == said

@@ -1,0 +1,427 @@
+"""A fleet in one process, for tests of the loops: the real runner, database and decisions over a fake cloud and agents that keep their word.
+
+Time is virtual and moves by `tick`. An agent here does what the wire says: promises durably, lists its slots, loads, starts, halts, reports. Training
+is simulated step by step: at a boundary every holder of a running generation's plan seals that step, and keeps the newest two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from control_plane.cloud.contract import ensure
+from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
+from control_plane.core.states import FleetState, JobState
+from control_plane.core.timeouts import ladder
+from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes, schema
+from control_plane.db.session import Database
+from control_plane.loop.agents import AgentConnection, AgentRegistry
+from control_plane.loop.runner import LoopContext, Runner
+from everstep.protocol.agent_messages import (
+    AgentReport,
+    ControlToAgent,
+    ExitClass,
+    HaltRanks,
+    Hello,
+    Load,
+    MemberPhase,
+    MemberReport,
+    NodeFault,
+    Prepare,
+    RankExit,
+    RankStatus,
+    Release,
+    RoundStatus,
+    ShardProtection,
+    Start,
+    StopTraining,
+    UploadedShard,
+)
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord
+
+BUCKET = "everstep"
+GROUP = "group"
+FLEET = FleetName("main")
+START = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+@dataclass
+class Agent:
+    """One node's agent."""
+
+    world: World
+    node_id: NodeId
+    number: int
+    sequence: int = 0
+    connection: AgentConnection | None = None
+    job: JobName = JobName("")
+    run: RunId | None = None
+    generation: Generation = Generation(0)
+    phase: MemberPhase = MemberPhase.PROMISED
+    plan: GenerationPlan | None = None
+    slots: dict[tuple[int, int, int], SlotRecord] = field(default_factory=dict)
+    boundary: dict[Rank, int] = field(default_factory=dict)
+    exits: dict[Rank, RankExit] = field(default_factory=dict)
+    inventory: tuple[SlotRecord, ...] = ()
+    faults: tuple[NodeFault, ...] = ()
+    uploads: tuple[UploadedShard, ...] = ()
+    fails_load: bool = False
+    is_deaf: bool = False
+    """Takes no messages and sends none, but lives: a cut control link."""
+    keys: list[bytes] = field(default_factory=list)
+
+    def connect(self) -> None:
+        hello = Hello(
+            node_id=self.node_id, agent_id=f"agent-{self.number}", address=f"127.0.1.{self.number}", peer_port=4000, memory_bytes=1 << 30, version="1"
+        )
+        self.connection = self.world.registry.accept(hello, FLEET)
+        self.report()
+
+    def disconnect(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
+
+    def report(self) -> None:
+        if self.connection is None or self.is_deaf:
+            return
+        self.sequence += 1
+        self.connection.report(AgentReport(node_id=self.node_id, sequence=self.sequence, member=self.member()))
+
+    def member(self) -> MemberReport | None:
+        if self.run is None:
+            return None
+        committed = max((max(self.boundary.values(), default=-1)) - 1, -1)
+        is_coordinator = self.plan is not None and self.plan.coordinator == self.node_id and self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
+        running = self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
+        protection = ()
+        if self.plan is not None and running:
+            protection = tuple(
+                ShardProtection(
+                    rank=rank,
+                    holders=self.plan.ranks[rank].holders,
+                    in_view=tuple(holder for holder in self.plan.ranks[rank].holders if self.world.serves(holder)),
+                    committed=Step(committed),
+                    payload_bytes=100,
+                )
+                for rank in self.boundary
+            )
+        return MemberReport(
+            job=self.job,
+            run=self.run,
+            generation=self.generation,
+            phase=self.phase,
+            inventory=self.inventory if self.phase is MemberPhase.PROMISED else (),
+            ranks=tuple(RankStatus(rank=rank, boundary=Step(step), exit=self.exits.get(rank)) for rank, step in sorted(self.boundary.items())),
+            protection=protection,
+            round=RoundStatus(
+                committed=Step(committed),
+                proposed=Step(committed + 1),
+                boundary=Step(max(self.boundary.values(), default=-1)),
+                committed_at_seconds=self.world.now.timestamp(),
+                stopped=self.world.is_stopped,
+                finished=bool(self.exits),
+            )
+            if is_coordinator
+            else None,
+            uploads=self.uploads,
+            faults=self.faults,
+        )
+
+    async def act(self) -> None:
+        """Do what was asked since the last tick."""
+        while self.connection is not None and self.connection._queue and not self.is_deaf:
+            message = await self.connection.next_message()
+            if message is not None:
+                self.world.said.append((self.node_id, message))
+                self.handle(message)
+
+    def handle(self, message: ControlToAgent) -> None:
+        match message:
+            case Prepare(job=job, run=run, generation=generation):
+                if self.run == run and generation <= self.generation:
+                    return
+                if self.run != run:
+                    self.slots = {}
+                self.job, self.run, self.generation, self.phase = job, run, generation, MemberPhase.PROMISED
+                self.plan, self.exits, self.uploads, self.faults = None, {}, (), ()
+                self.boundary = {}
+                self.inventory = tuple(self.slots[key] for key in sorted(self.slots))
+            case Load(plan=plan, key=key):
+                if (plan.run, plan.generation) != (self.run, self.generation) or self.phase is not MemberPhase.PROMISED:
+                    return
+                self.keys.append(key)
+                self.plan = plan
+                self.phase = MemberPhase.LOAD_FAILED if not self.fetch(plan) else MemberPhase.LOADED
+            case Start(generation=generation):
+                if generation == self.generation and self.phase is MemberPhase.LOADED and self.plan is not None:
+                    self.phase = MemberPhase.RUNNING
+                    self.boundary = dict.fromkeys(self.plan.node(self.node_id).ranks, self.plan.base_step)
+            case HaltRanks(generation=generation):
+                if generation == self.generation and self.phase is MemberPhase.RUNNING:
+                    self.exit_all(ExitClass.HALTED, -9)
+            case StopTraining(generation=generation):
+                if generation == self.generation:
+                    self.world.is_stopped = True
+            case Release(run=run):
+                if run == self.run:
+                    self.run, self.slots, self.plan, self.boundary, self.exits = None, {}, None, {}, {}
+            case _:
+                raise AssertionError(message)
+        self.report()
+
+    def fetch(self, plan: GenerationPlan) -> bool:
+        """Get the base of this node's ranks from the sources; they must really be there, with that digest."""
+        if self.fails_load:
+            return False
+        kept = {(slot.owner_rank, slot.origin_generation, slot.step) for slot in plan.node(self.node_id).keep}
+        self.slots = {key: slot for key, slot in self.slots.items() if key in kept}
+        for rank in plan.node(self.node_id).ranks:
+            for source in plan.ranks[rank].sources:
+                key = (rank, source.origin_generation, source.step)
+                record = SlotRecord(
+                    owner_rank=rank,
+                    origin_generation=source.origin_generation,
+                    step=source.step,
+                    payload_bytes=100,
+                    digest=source.digest,
+                    layout_hash=b"l" * 16,
+                )
+                if source.kind == "s3":
+                    self.slots[key] = record
+                    break
+                holder = self.world.agents.get(source.node_id or NodeId(""))
+                if holder is not None and (holder is self or holder.world.serves(holder.node_id)) and holder.slots.get(key) == record:
+                    self.slots[key] = record
+                    break
+            else:
+                if plan.base_step:
+                    return False
+        return True
+
+    def exit_all(self, exit_class: ExitClass, code: int) -> None:
+        for rank, step in self.boundary.items():
+            if rank not in self.exits:
+                self.exits[rank] = RankExit(exit_class=exit_class, code=code, at_seconds=self.world.now.timestamp(), boundary=Step(step))
+        self.phase = MemberPhase.EXITED
+
+    def seal(self, rank: Rank, origin: Generation, step: int) -> None:
+        mine = sorted((key for key in self.slots if key[0] == rank), key=lambda key: key[2])
+        for key in mine[: max(0, len(mine) - 1)]:
+            del self.slots[key]
+        self.slots[rank, origin, step] = SlotRecord(
+            owner_rank=rank, origin_generation=origin, step=Step(step), payload_bytes=100, digest=digest(rank, origin, step), layout_hash=b"l" * 16
+        )
+
+
+def digest(rank: int, origin: int, step: int) -> bytes:
+    return hashlib.sha256(f"{rank}/{origin}/{step}".encode()).digest()[:16]
+
+
+class World:
+    """A fleet and the control plane that runs it."""
+
+    def __init__(self, directory: Path, *, nodes: int = 4, spares: int = 1, boot_seconds: float = 10.0, max_size: int = 20) -> None:
+        self.now = START
+        self.operator = FakeOperator(now=START, boot_delay=timedelta(seconds=boot_seconds))
+        self.operator.create_group(GROUP, max_size=max_size)
+        ensure(self.operator, GROUP)
+        self.objects = MemoryObjectStore(BUCKET)
+        self.database = Database(f"sqlite:///{directory / 'everstep.db'}")
+        schema.migrate(self.database)
+        self.timeouts = ladder(3.0)
+        self.agents: dict[NodeId, Agent] = {}
+        self.said: list[tuple[NodeId, ControlToAgent]] = []
+        self.is_stopped = False
+        self.server_count = 0
+        self.cut: set[NodeId] = set()
+        self.before_pass: Callable[[], Awaitable[None]] | None = None
+        with self.database.write() as session:
+            new = fleets.NewFleet(
+                name=FLEET,
+                auto_scaling_group_name=GROUP,
+                project="",
+                state=FleetState.ACTIVE.value,
+                min_node_count=nodes,
+                spare_count=spares,
+                max_node_count=max_size,
+                instance_type="p5",
+                availability_zone="us-east-1a",
+                tags={},
+            )
+            fleets.create(session, new, self.now)
+        self.start_server()
+
+    def start_server(self) -> None:
+        """Start (again) a control plane that remembers nothing but its database."""
+        self.server_count += 1
+        self.registry = AgentRegistry(monotonic=self.monotonic, unix=lambda: self.now.timestamp())
+        context = LoopContext(
+            database=self.database,
+            operator=self.operator,
+            objects=self.objects,
+            registry=self.registry,
+            timeouts=self.timeouts,
+            secret=b"secret",
+            owner=f"server-{self.server_count}",
+            now=lambda: self.now,
+            monotonic=self.monotonic,
+        )
+        self.runner = Runner(context)
+        for agent in self.agents.values():
+            agent.connection = None
+
+    def monotonic(self) -> float:
+        return (self.now - START).total_seconds()
+
+    def close(self) -> None:
+        self.database.close()
+
+    def serves(self, node_id: NodeId) -> bool:
+        """Say whether a node's memory can be reached by its peers."""
+        return node_id in self.agents and node_id not in self.cut
+
+    def submit(self, name: str = "gpt", *, nodes: int = 4, copies: int = 2, ranks_per_node: int = 1, **changes: object) -> RunId:
+        run = RunId(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest())
+        spec = jobs.JobSpec(
+            source_sha256="0" * 64,
+            source_bucket=BUCKET,
+            source_key="sources/0",
+            source_bytes=10,
+            entry_point="train.py",
+            node_count=nodes,
+            ranks_per_node=ranks_per_node,
+            copies=copies,
+            checkpoint_uri=f"s3://{BUCKET}/jobs/{name}/checkpoints/",
+            output_uri=f"s3://{BUCKET}/jobs/{name}/output/",
+            log_uri=f"s3://{BUCKET}/jobs/{name}/logs/",
+            **changes,  # type: ignore[arg-type]
+        )
+        with self.database.write() as session:
+            new = jobs.NewJob(
+                run_id=run, name=name, fleet_name=FLEET, project="", priority=0, tags={}, spec=spec, state=JobState.QUEUED.value, reason="is new"
+            )
+            jobs.create(session, new, self.now)
+        return run
+
+    def job(self, name: str = "gpt") -> jobs.JobRecord:
+        with self.database.read() as session:
+            return jobs.get(session, name)
+
+    def incidents(self, name: str = "gpt") -> tuple[incidents.IncidentRecord, ...]:
+        with self.database.read() as session:
+            return incidents.page(session, job_name=name, project=None, after=None, limit=100)
+
+    def checkpoints(self, name: str = "gpt") -> tuple[checkpoints.CheckpointRecord, ...]:
+        run = self.job(name).run_id
+        with self.database.read() as session:
+            return checkpoints.of_run(session, run)
+
+    def nodes(self) -> dict[NodeId, nodes.NodeRecord]:
+        with self.database.read() as session:
+            return {NodeId(node.id): node for node in nodes.of_fleet(session, FLEET, with_ended=True)}
+
+    def events(self) -> list[str]:
+        with self.database.read() as session:
+            return [event.message for event in events.page(session, job_name=None, fleet_name=None, project=None, after_id=0, limit=10_000)]
+
+    def plan(self, name: str = "gpt") -> GenerationPlan:
+        job = self.job(name)
+        with self.database.read() as session:
+            return jobs.generation(session, job.run_id, job.generation).plan
+
+    def team(self, name: str = "gpt") -> list[Agent]:
+        """The living agents of a job's newest plan, by GROUP_RANK."""
+        return [self.agents[node.node_id] for node in self.plan(name).nodes if node.node_id in self.agents]
+
+    async def tick(self, seconds: float = 0.5) -> None:
+        """Let time pass and everybody act once."""
+        self.now += timedelta(seconds=seconds)
+        self.operator.advance(timedelta(seconds=seconds))
+        group = self.operator.describe_group(GROUP)
+        alive = {
+            member.instance_id
+            for member in group.members
+            if self.operator.describe_instances([member.instance_id])[member.instance_id].state.value == "running"
+        }
+        for node_id in sorted(alive - self.agents.keys()):
+            self.agents[node_id] = Agent(self, node_id, len(self.agents) + 1)
+        for node_id in sorted(self.agents.keys() - alive):
+            self.agents.pop(node_id).disconnect()
+        for agent in list(self.agents.values()):
+            if agent.connection is None or not agent.connection.is_open:
+                if not agent.is_deaf:
+                    agent.connect()
+            else:
+                agent.report()
+        if self.before_pass is not None:
+            await self.before_pass()
+        await self.runner.cloud.poll()
+        await self.runner.sweep_fleets()
+        await self.runner.sweep_jobs()
+        await self.runner.executor.close()
+        for agent in list(self.agents.values()):
+            await agent.act()
+
+    async def until(self, what: Callable[[], bool], limit: int = 400) -> None:
+        for _ in range(limit):
+            if what():
+                return
+            await self.tick()
+        job = self.job()
+        raise AssertionError(f"not within {limit} ticks; the job is {job.state}: {job.reason}; nodes {self.nodes()}")
+
+    async def running(self, name: str = "gpt") -> None:
+        await self.until(lambda: self.job(name).state == JobState.RUNNING)
+
+    async def train(self, steps: int, name: str = "gpt") -> None:
+        """Finish that many steps and let the loops look once."""
+        plan = self.plan(name)
+        team = self.team(name)
+        for _ in range(steps):
+            for agent in team:
+                for rank in agent.boundary:
+                    agent.boundary[rank] += 1
+                    for holder in plan.ranks[rank].holders:
+                        if holder in self.agents:
+                            self.agents[holder].seal(rank, plan.generation, agent.boundary[rank])
+        await self.tick()
+
+    async def upload(self, step: int, name: str = "gpt") -> None:
+        """Let every agent's shard of a step be complete in S3."""
+        for agent in self.team(name):
+            assert agent.run is not None
+            agent.uploads = tuple(
+                UploadedShard(
+                    rank=rank,
+                    step=Step(step),
+                    origin_generation=origin,
+                    object=ObjectReference(bucket=BUCKET, key=f"checkpoint/{agent.generation}/{step}/rank={rank}"),
+                    object_bytes=100,
+                    etag="e",
+                    payload_bytes=100,
+                    payload_digest=digest(rank, origin, step),
+                    layout_hash=b"l" * 16,
+                )
+                for rank in agent.boundary
+                for origin in [next((key[1] for key in agent.slots if key[0] == rank and key[2] == step), agent.generation)]
+            )
+        await self.tick()
+        await self.tick()
+
+    def kill_rank(self, agent: Agent, *, exit_class: ExitClass = ExitClass.KILLED, code: int = -9, lines: str = "") -> None:
+        rank, step = next(iter(agent.boundary.items()))
+        agent.exits[rank] = RankExit(exit_class=exit_class, code=code, at_seconds=self.now.timestamp(), boundary=Step(step), last_lines=lines)
+        agent.phase = MemberPhase.EXITED
+        agent.report()
+
+    def finish(self, name: str = "gpt") -> None:
+        for agent in self.team(name):
+            agent.exit_all(ExitClass.SUCCESS, 0)
+
+    def terminate(self, agent: Agent) -> None:
+        self.operator.end_instance(agent.node_id)
