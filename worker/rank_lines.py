@@ -117,10 +117,6 @@ class RankLines:
                 base_slot_path=str(base.file.path) if base is not None else None,
             )
         )
-        if shard.page.rank().copying == NONE:
-            self._store.settle_copiers(hello.rank)
-            if shard.core.proposed != NONE and not self._can_capture(shard, shard.core.proposed):
-                shard.apply(shard.core.abandon(shard.core.proposed, "the agent was away when it was captured"))
         return True
 
     def lost(self, rank: Rank, line: RankLine) -> None:
@@ -140,7 +136,7 @@ class RankLines:
                 self._begin(self._seal(shard, message))
             case Abandoned():
                 self._store.settle_copiers(rank)
-                late = message.reason == "late" and not shard.refusal
+                late = message.reason.startswith("late") and not shard.refusal
                 shard.apply(shard.core.abandon(message.step, shard.refusal or message.reason, late=late))
             case Boundary():
                 self._on_round_change()
@@ -208,6 +204,8 @@ class RankLines:
                 return
             if step == NONE or step in shard.core.sealed or shard.granted_slot >= 0 or not self._can_capture(shard, step):
                 return
+            if shard.page.rank().copying == NONE:
+                self._store.settle_copiers(shard.rank)
             before = self._paths(shard)
             try:
                 index = await self._store.grant(

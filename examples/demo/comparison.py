@@ -1,6 +1,6 @@
 """Are two runs of a job bit-identical? Read from what they left in S3, by nothing but this file.
 
-A run's output is one folder per rank, `rank=<r>/state.safetensors` (model and optimizer shard) and `rank=<r>/losses.json`.
+A run's output is one folder per rank: `rank=<r>/state-rank<r>.safetensors` (model and optimizer shard) and `rank=<r>/losses-rank<r>.json`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_run(folder: Path, world_size: int) -> RunResult:
     digest = hashlib.sha256()
     losses = []
     for rank in range(world_size):
-        tensors = (folder / f"rank={rank}" / "state.safetensors").read_bytes()
+        tensors = (folder / f"rank={rank}" / f"state-rank{rank}.safetensors").read_bytes()
         (header_bytes,) = struct.unpack_from("<Q", tensors)
         header = {name: entry for name, entry in json.loads(tensors[8 : 8 + header_bytes]).items() if name != "__metadata__"}
         if not header:
@@ -46,7 +46,7 @@ def read_run(folder: Path, world_size: int) -> RunResult:
             begin, end = entry["data_offsets"]
             digest.update(json.dumps([rank, name, entry["dtype"], entry["shape"]]).encode())
             digest.update(tensors[8 + header_bytes + begin : 8 + header_bytes + end])
-        seen = json.loads((folder / f"rank={rank}" / "losses.json").read_text())
+        seen = json.loads((folder / f"rank={rank}" / f"losses-rank{rank}.json").read_text())["losses"]
         if not seen:
             raise ValueError(f"rank {rank} left no losses in {folder}")
         losses.append(tuple(float(loss).hex() for loss in seen))
