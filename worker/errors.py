@@ -8,7 +8,6 @@
     ├── SourceRefused            the user's source archive is not what the plan says, or not safe to unpack
     ├── SupervisorError
     │   ├── ShimUnavailable      the node's shim cannot be started or reached
-    │   ├── RankNotStarted       the shim refused to start a rank
     │   └── RanksNotGone         processes of an older generation still live after the deadline
     └── StorageError             what an object store answered; `retryable` says whether the same call may be tried again
         ├── StoreUnavailable     no answer, a time-out, throttling or a 5xx: retryable
@@ -65,10 +64,6 @@ class ShimUnavailable(SupervisorError):
     """The node's shim cannot be started or reached."""
 
     retryable = True
-
-
-class RankNotStarted(SupervisorError):
-    """The shim refused to start a rank, and says why."""
 
 
 class RanksNotGone(SupervisorError):

@@ -33,10 +33,12 @@ def main() -> None:
         run_template(socket.socket(fileno=arguments.template_fd), arguments.preload)
     if arguments.socket is None or arguments.state_dir is None:
         parser.error("--socket and --state-dir are needed")
-    if arguments.ready_fd is not None:
-        os.set_inheritable(arguments.ready_fd, False)  # nobody else may hold it open
+    from worker.shim import processes
     from worker.shim.server import Shim, ShimOptions
 
+    processes.close_inherited(keep=[arguments.ready_fd] if arguments.ready_fd is not None else [])
+    if arguments.ready_fd is not None:
+        os.set_inheritable(arguments.ready_fd, False)  # nobody else may hold it open
     Shim(ShimOptions(socket_path=arguments.socket, state_dir=arguments.state_dir, modules=tuple(arguments.preload), ready=arguments.ready_fd)).run()
     raise SystemExit(0)
 

@@ -115,6 +115,24 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
+def initial_environment() -> dict[str, str]:
+    """Return the environment that this process was started with, before the interpreter or anybody else changed it (PEP 538 does)."""
+    with open("/proc/self/environ", "rb") as file:
+        pairs = (entry.partition(b"=") for entry in file.read().split(b"\0") if entry)
+        return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def close_inherited(keep: Iterable[int]) -> None:
+    """Close every descriptor above 2 that is not in `keep`: what the starter left open is not this process's business."""
+    kept = set(keep)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            try:
+                os.close(int(name))
+            except OSError:  # the one that listed the folder
+                continue
+
+
 def become_subreaper() -> None:
     """From now on orphaned descendants of this process become its children.
 

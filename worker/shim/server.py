@@ -108,6 +108,8 @@ class Shim:
     _remains: set[processes.Process] = field(default_factory=set)
     _template: _Template | None = None
     _is_ending: bool = False
+    _environment: dict[str, str] = field(default_factory=processes.initial_environment)
+    """What the template has acted on."""
     _disk: RankRecords = field(init=False)
 
     def __post_init__(self) -> None:
@@ -267,7 +269,7 @@ class Shim:
             self._refuse(client, start, refusal)
             return
         template = self._template
-        late = launch.needs_cold_start(start.environment, dict(os.environ)) if start.warm else None
+        late = launch.needs_cold_start(start.environment, self._environment) if start.warm else None
         if late is not None:
             _log.info("rank %s of generation %s starts cold: %s takes effect at start only", start.rank, start.generation, late)
         if start.warm and late is None and template is not None and template.state in (Preload.PENDING, Preload.READY):

@@ -1,0 +1,411 @@
+"""The supervisor with a real shim and real processes: starts, exits, kills, adoption, and what happens when each of them dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from everstep.protocol.agent_messages import ExitClass
+from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.plan import GenerationPlan
+from tests.unit.worker.rank_plans import RUN, rank_plan
+from worker.errors import RanksNotGone
+from worker.rank_files import RankFiles
+from worker.shim import processes
+from worker.shim.messages import Preload, RankRecord, StopRanks
+from worker.supervisor import ExitedRank, Supervisor
+
+pytestmark = pytest.mark.integration
+
+PRELOADED = ("graphlib",)
+"""A small module that no script imports by itself: what is there only in a warm rank."""
+WAIT_FOR_EVER = "import signal\nprint('up', flush=True)\nsignal.pause()\n"
+
+
+class Bench:
+    """A state folder, a script, and the supervisors that a test starts one after another."""
+
+    def __init__(self, folder: Path, is_warm: bool) -> None:
+        self.state = folder / "state"
+        self.source = folder / "source"
+        self.source.mkdir()
+        self.is_warm = is_warm
+        self.supervisor = self.make()
+
+    def make(self) -> Supervisor:
+        return Supervisor(
+            state=self.state,
+            socket=self.state / "shim.sock",
+            address="127.0.0.1",
+            is_warm=self.is_warm,
+            environment={"PATH": os.environ["PATH"], "HOME": str(self.state)},
+            modules=PRELOADED,
+        )
+
+    async def start(self, script: str, *, count: int = 1, generation: int = 1, **options: object) -> GenerationPlan:
+        (self.source / "train.py").write_text(script)
+        plan = rank_plan(ranks_per_node=count, generation=generation, **options)  # type: ignore[arg-type]
+        for rank in plan.nodes[0].ranks:
+            await self.supervisor.start_rank(plan, plan.nodes[0], rank, self.source / "train.py", agent_socket=self.state / "ranks.sock")
+        return plan
+
+    async def exit(self, rank: int = 0, generation: int = 1) -> ExitedRank:
+        async for exited in self.supervisor.exits(RUN, Generation(generation)):
+            if exited.rank == rank:
+                return exited
+        raise AssertionError
+
+    def files(self, rank: int = 0, generation: int = 1) -> RankFiles:
+        return RankFiles(self.state, RUN, Generation(generation), Rank(rank))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Poll something that gives no sign, within the test's own limit."""
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    async def living(self, rank: int = 0, generation: int = 1) -> RankRecord:
+        """Wait until the rank's script has said that it is up."""
+        await self.until(lambda: self.files(rank, generation).stdout.exists() and "up" in self.files(rank, generation).stdout.read_text())
+        return next(record for record in self.supervisor.records if (record.rank, record.generation) == (rank, generation))
+
+    def shim_pid(self) -> int:
+        pid = self.supervisor._shim_pid
+        assert pid is not None
+        return pid
+
+
+@pytest.fixture(params=[False, True], ids=["cold", "warm"])
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    made = Bench(tmp_path, request.param)
+    await made.supervisor.start()
+    yield made
+    await made.supervisor.shut_down()
+    assert not list(tmp_path.rglob("*.sock"))
+
+
+@pytest.fixture
+async def cold(tmp_path: Path) -> AsyncIterator[Bench]:
+    made = Bench(tmp_path, is_warm=False)
+    await made.supervisor.start()
+    yield made
+    await made.supervisor.shut_down()
+
+
+async def test_a_rank_runs_the_script_as_python_would(bench: Bench) -> None:
+    script = """
+import json, os, signal, sys
+import helper
+facts = {
+    "argv": sys.argv, "name": __name__, "file": __file__, "path": sys.path[0], "cwd": os.getcwd(), "spec": __spec__ is None,
+    "rank": os.environ["RANK"], "local_size": "LOCAL_SIZE" in os.environ, "session": os.getsid(0) == os.getpid(), "helper": helper.__file__,
+    "term": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "int": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    "mask": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, [])], "main": sys.modules["__main__"].__dict__ is globals(),
+    "warm": "graphlib" in sys.modules, "worker": "worker" in sys.modules,
+    "fds": sorted(int(f) for f in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{f}")),
+}
+print(json.dumps(facts))
+"""
+    (bench.source / "helper.py").write_text("")
+    await bench.start(script, hyperparameters={"steps": "5"})
+    exited = await bench.exit()
+    assert exited.end.code == 0, bench.files().stderr.read_text()
+    facts = json.loads(bench.files().stdout.read_text())
+    entry = str(bench.source / "train.py")
+    assert facts == {
+        "argv": [entry, "--steps", "5"],
+        "name": "__main__",
+        "file": entry,
+        "path": str(bench.source),
+        "cwd": str(bench.source),
+        "spec": True,
+        "rank": "0",
+        "local_size": False,
+        "session": True,
+        "helper": str(bench.source / "helper.py"),
+        "term": True,
+        "int": True,
+        "mask": [],
+        "main": True,
+        "warm": bench.is_warm,
+        "worker": False,
+        "fds": [0, 1, 2],
+    }
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "exit_class", "tail"),
+    [
+        ("", 0, ExitClass.SUCCESS, ""),
+        ("import sys; sys.exit(7)", 7, ExitClass.ERROR, ""),
+        ("import sys; sys.exit('no luck')", 1, ExitClass.ERROR, "no luck"),
+        ("raise ValueError('broken')", 1, ExitClass.ERROR, "ValueError: broken"),
+        ("def f(:\n", 1, ExitClass.ERROR, "SyntaxError"),
+        ("import os; os.kill(os.getpid(), 9)", -9, ExitClass.KILLED, ""),
+        ("import os; os.abort()", -6, ExitClass.CRASHED, ""),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15, ExitClass.KILLED, ""),
+    ],
+)
+async def test_exits_are_told_as_they_were(bench: Bench, script: str, code: int, exit_class: ExitClass, tail: str) -> None:
+    await bench.start(script)
+    told = (await bench.exit()).describe(Step(3))
+    assert (told.code, told.exit_class, told.boundary) == (code, exit_class, 3)
+    assert tail in told.last_lines
+    assert "worker/shim" not in told.last_lines, "our own frames are no business of the user's"
+
+
+async def test_a_script_ends_as_python_ends_it(bench: Bench) -> None:
+    """atexit runs, threads are joined, open files are flushed."""
+    await bench.start(
+        "import atexit, threading\n"
+        "atexit.register(print, 'at exit')\n"
+        "left_open = open('left-open', 'w'); left_open.write('flushed')\n"
+        "threading.Thread(target=lambda: print('joined')).start()\n"
+    )
+    assert (await bench.exit()).end.code == 0
+    assert set(bench.files().stdout.read_text().split("\n")) == {"joined", "at exit", ""}
+    assert (bench.source / "left-open").read_text() == "flushed"
+
+
+async def test_a_users_own_worker_module_is_imported(bench: Bench) -> None:
+    (bench.source / "worker.py").write_text("name = 'mine'")
+    await bench.start("import worker; print(worker.name)")
+    assert (await bench.exit()).end.code == 0, bench.files().stderr.read_text()
+    assert bench.files().stdout.read_text() == "mine\n"
+
+
+async def test_a_missing_script_is_an_error_of_the_rank(bench: Bench) -> None:
+    plan = rank_plan()
+    await bench.supervisor.start_rank(plan, plan.nodes[0], Rank(0), bench.source / "train.py", agent_socket=bench.state / "s")
+    told = (await bench.exit()).describe(Step(-1))
+    assert told.code == 2
+    assert "can't open file" in told.last_lines
+
+
+async def test_warm_ranks_do_not_share_random_numbers(bench: Bench) -> None:
+    await bench.start("import random; print(random.random())", count=2)
+    assert [(await bench.exit(rank)).end.code for rank in (0, 1)] == [0, 0]
+    assert bench.files(0).stdout.read_text() != bench.files(1).stdout.read_text()
+
+
+async def test_a_variable_read_at_start_makes_the_start_cold(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, is_warm=True)
+    await bench.supervisor.start()
+    try:
+        await bench.start("import sys; print(sys.flags.hash_randomization, 'graphlib' in sys.modules)", environment={"PYTHONHASHSEED": "0"})
+        await bench.exit()
+        assert bench.files().stdout.read_text() == "0 False\n"
+        assert bench.supervisor.preload in (Preload.PENDING, Preload.READY)
+    finally:
+        await bench.supervisor.shut_down()
+
+
+async def test_a_halt_reaches_every_descendant(cold: Bench) -> None:
+    """A child, a child in a session of its own, and one whose parent has ended."""
+    script = """
+import os, signal, sys
+def child(setsid, orphan):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        if setsid: os.setsid()
+        if orphan and os.fork(): os._exit(0)
+        os.write(write, str(os.getpid()).encode() + b"\\n")
+        signal.pause()
+    return int(os.read(read, 20))
+print([child(False, False), child(True, False), child(True, True)], flush=True)
+print("up", flush=True)
+signal.pause()
+"""
+    await cold.start(script)
+    await cold.living()
+    pids = json.loads(cold.files().stdout.read_text().splitlines()[0])
+    starts = {pid: processes.find(pid) for pid in pids}
+    assert all(starts.values())
+    cold.supervisor.halt_now(RUN, Generation(1))
+    exited = await cold.exit()
+    assert (exited.end.code, exited.exit_class) == (-signal.SIGKILL, ExitClass.HALTED)
+    await cold.supervisor.prove_gone(RUN)
+    assert [processes.find(pid) for pid in pids] == [None, None, None]
+
+
+async def test_what_a_rank_leaves_behind_is_ended_with_it(cold: Bench) -> None:
+    await cold.start("import os, signal\npid = os.fork()\nif pid == 0:\n    signal.pause()\nprint(pid, flush=True)\nos._exit(0)\n")
+    await cold.exit()
+    await cold.supervisor.prove_gone(RUN)
+    assert processes.find(int(cold.files().stdout.read_text())) is None
+
+
+async def test_nothing_of_a_halted_generation_starts_any_more(bench: Bench) -> None:
+    bench.supervisor.halt_now(RUN, Generation(1))
+    await bench.start("print('up')")
+    exited = await bench.exit()
+    assert exited.exit_class is ExitClass.HALTED
+    assert not bench.files().stdout.exists()
+    await bench.start("print('up')", generation=2)
+    assert (await bench.exit(generation=2)).end.code == 0
+
+
+async def test_a_release_lets_the_script_end_by_itself(cold: Bench) -> None:
+    await cold.start(
+        "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: (print('bye'), sys.exit(0)))\n"
+        "print('up', flush=True)\nwhile True: signal.pause()\n"
+    )
+    await cold.living()
+    await cold.supervisor.release_ranks(RUN, Generation(1), grace_seconds=30)
+    assert (await cold.exit()).end.code == 0
+    assert cold.files().stdout.read_text() == "up\nbye\n"
+
+
+async def test_a_release_kills_what_does_not_listen(cold: Bench) -> None:
+    await cold.start("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\nwhile True: signal.pause()\n")
+    await cold.living()
+    await cold.supervisor.release_ranks(RUN, Generation(1), grace_seconds=0.1)
+    assert (await cold.exit()).exit_class is ExitClass.HALTED
+
+
+async def test_ranks_that_still_live_are_not_proven_gone(cold: Bench) -> None:
+    await cold.start(WAIT_FOR_EVER)
+    record = await cold.living()
+    cold.supervisor._gone_seconds = 0.2
+    with pytest.raises(RanksNotGone, match=str(record.pid)):
+        await cold.supervisor.prove_gone(RUN)
+    cold.supervisor._gone_seconds = 5.0
+
+
+async def test_another_agent_takes_over_ranks_and_the_exits_it_missed(bench: Bench) -> None:
+    await bench.start("import os, signal\nif os.environ['RANK'] == '0': signal.pause()\nprint('up', flush=True)\nsignal.pause()", count=2)
+    await bench.living(1)
+    shim = bench.supervisor._shim_pid
+    await bench.supervisor.close()
+    records = {record.rank: record for record in bench.supervisor.records}
+    os.kill(records[Rank(0)].pid, signal.SIGSEGV)
+    await bench.until(lambda: not processes.is_alive(records[Rank(0)].pid, records[Rank(0)].start_ticks))
+    bench.supervisor = bench.make()
+    await bench.supervisor.start()
+    bench.supervisor._shim_pid = shim  # in life another process is the shim's parent
+    assert (await bench.exit(0)).exit_class is ExitClass.CRASHED
+    taken = next(record for record in bench.supervisor.records if record.rank == 1)
+    assert taken == records[Rank(1)]
+    await bench.start("", count=2)  # a repeated start changes nothing
+    os.kill(taken.pid, signal.SIGKILL)
+    assert (await bench.exit(1)).exit_class is ExitClass.KILLED
+
+
+async def test_a_dead_shim_takes_no_rank_out_of_sight(bench: Bench) -> None:
+    await bench.start(WAIT_FOR_EVER)
+    record = await bench.living()
+    first = bench.shim_pid()
+    os.kill(first, signal.SIGKILL)
+    told = (await bench.exit()).describe(Step(-1))
+    assert (told.exit_class, told.code) == (ExitClass.KILLED, -signal.SIGKILL)
+    assert "shim" in told.last_lines
+    assert not processes.is_alive(record.pid, record.start_ticks)
+    await bench.supervisor.prove_gone(RUN)
+    await bench.start("print('again')", generation=2)
+    assert (await bench.exit(generation=2)).end.code == 0
+    assert bench.shim_pid() != first
+
+
+async def test_an_agent_that_finds_a_dead_shim_ends_its_ranks(cold: Bench) -> None:
+    await cold.start(WAIT_FOR_EVER)
+    record = await cold.living()
+    pid = cold.shim_pid()
+    await cold.supervisor.close()
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.to_thread(os.waitpid, pid, 0)
+    cold.supervisor = cold.make()
+    await cold.supervisor.start()
+    assert "shim" in (await cold.exit()).describe(Step(0)).last_lines
+    assert not processes.is_alive(record.pid, record.start_ticks)
+
+
+async def test_a_dead_template_is_replaced(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, is_warm=True)
+    await bench.supervisor.start()
+    try:
+        await bench.start("import sys; print('graphlib' in sys.modules)")
+        await bench.exit()
+        (template,) = processes.children(bench.shim_pid()) - {record.pid for record in bench.supervisor.records}
+        os.kill(template, signal.SIGKILL)
+        await bench.until(lambda: processes.children(bench.shim_pid()) - {template} != set())
+        await bench.start("import sys; print('graphlib' in sys.modules)", generation=2)
+        assert (await bench.exit(generation=2)).end.code == 0
+        assert bench.files(generation=2).stdout.read_text() == "True\n"
+    finally:
+        await bench.supervisor.shut_down()
+
+
+async def test_a_failed_preload_is_told_and_ranks_start_cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "everstep_broken.py").write_text("raise RuntimeError('no such library')")
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    supervisor = Supervisor(
+        state=tmp_path / "state",
+        socket=tmp_path / "state" / "shim.sock",
+        address="127.0.0.1",
+        environment={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "modules")},
+        modules=("everstep_broken",),
+    )
+    bench = Bench(tmp_path, is_warm=True)
+    bench.supervisor = supervisor
+    await supervisor.start()
+    try:
+        await bench.start("print('up')")
+        assert (await bench.exit()).end.code == 0
+        await supervisor._list()
+        assert supervisor.preload is Preload.FAILED
+    finally:
+        await supervisor.shut_down()
+
+
+async def test_sigterm_ends_the_shim_and_everything_below(cold: Bench) -> None:
+    await cold.start(WAIT_FOR_EVER, count=2)
+    records = [await cold.living(0), await cold.living(1)]
+    cold.supervisor._is_closing = True
+    pid = cold.shim_pid()
+    os.kill(pid, signal.SIGTERM)
+    assert {(await cold.exit(rank)).exit_class for rank in (0, 1)} == {ExitClass.HALTED}
+    await cold.until(lambda: processes.find(pid) is None)
+    assert not any(processes.is_alive(record.pid, record.start_ticks) for record in records)
+
+
+async def test_forgotten_runs_leave_no_records(cold: Bench) -> None:
+    await cold.start("")
+    await cold.exit()
+    await asyncio.to_thread(cold.supervisor.forget, RUN)
+    await cold.until(lambda: not cold.supervisor.records)
+    await cold.supervisor._list()
+    assert not cold.supervisor.records
+    assert not list((cold.state / "ranks").iterdir())
+
+
+async def test_stop_all_ends_ranks_of_every_run(cold: Bench) -> None:
+    await cold.start(WAIT_FOR_EVER, count=2)
+    await cold.living(1)
+    await cold.supervisor.stop_all()
+    assert all(record.end for record in cold.supervisor.records)
+    await cold.supervisor.prove_gone(None)
+
+
+async def test_a_malformed_client_is_dropped_and_the_shim_lives_on(cold: Bench) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(cold.state / "shim.sock"))
+    writer.write(b"\0\0\0\4abcd")
+    assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+    reader, writer = await asyncio.open_unix_connection(str(cold.state / "shim.sock"))
+    writer.write(b"\xff" * 8)
+    assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+    await cold.start("")
+    assert (await cold.exit()).end.code == 0
+
+
+def test_signals_travel_as_numbers() -> None:
+    assert StopRanks(run=None, generation=Generation(1), signal=signal.SIGKILL).signal == 9

@@ -1,0 +1,102 @@
+"""Facts about this node's memory, read from /proc and the memory cgroup; cgroup v1 and v2.
+
+Invariant: only facts; what follows from them is decided elsewhere. What cannot be read is said to be unknown, never guessed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_NO_LIMIT_BYTES = 1 << 60
+"""cgroup v1 writes "no limit" as a number near 2^63."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """How much memory there is, bytes."""
+
+    total_bytes: int
+    """Of the machine, or of the cgroup where that has a lower limit."""
+    available_bytes: int
+    """What could be allocated now without swapping."""
+
+
+def memory_facts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
+    """Return how much memory this process and its children can have.
+
+    Args:
+        proc: where procfs is mounted.
+        cgroups: where cgroups are mounted.
+    """
+    fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
+    total = _kib(fields["MemTotal"])
+    available = _kib(fields["MemAvailable"])
+    group = _memory_cgroup(proc, cgroups)
+    if group is not None:
+        limit = _number(group / "memory.max") or _number(group / "memory.limit_in_bytes")
+        used = _number(group / "memory.current") or _number(group / "memory.usage_in_bytes")
+        if limit is not None and limit < _NO_LIMIT_BYTES:
+            total = min(total, limit)
+            available = min(available, max(0, limit - (used or 0)))
+    return MemoryFacts(total, available)
+
+
+def tmpfs_free_bytes(folder: Path) -> int:
+    """Return what can still be written below a folder by this user."""
+    facts = os.statvfs(folder)
+    return facts.f_bavail * facts.f_frsize
+
+
+def slot_memory_bytes(tmpfs: Path) -> int:
+    """Return what slots on this tmpfs may take: what it has room for, and no more than half of the memory, ranks need some too."""
+    return min(tmpfs_free_bytes(tmpfs), memory_facts().total_bytes // 2)
+
+
+def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return how often the kernel has killed for want of memory: in this process's cgroup if it counts, else on the machine; None if unknown.
+
+    The supervisor compares two readings; the number itself means nothing.
+
+    Args:
+        proc: where procfs is mounted.
+        cgroups: where cgroups are mounted.
+    """
+    group = _memory_cgroup(proc, cgroups)
+    files = [group / "memory.events", group / "memory.oom_control"] if group is not None else []
+    for path in (*files, proc / "vmstat"):
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return None
+
+
+def _memory_cgroup(proc: Path, cgroups: Path) -> Path | None:
+    """Return this process's memory cgroup; None if it is not visible here (another namespace, not mounted)."""
+    unified = None
+    for line in (proc / "self" / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            found = cgroups / "memory" / path.lstrip("/")
+            return found if found.is_dir() else None
+        if not controllers:
+            unified = cgroups / path.lstrip("/")
+    return unified if unified is not None and (unified / "memory.events").is_file() else None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def _kib(text: str) -> int:
+    return int(text.split()[0]) * 1024

@@ -1,0 +1,114 @@
+"""What a rank sees: environment variables and arguments. Pure.
+
+Torchrun's names where torchrun has them, so that a script needs no change; ours begin with EVERSTEP_. `LOCAL_SIZE` is never set: with it
+DeepSpeed's shared-memory all-reduce on CPU would bypass the network (measured).
+
+Invariant: what the user sets wins over the node's environment, and never over a reserved name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.protocol.ids import Rank
+from everstep.protocol.plan import GenerationPlan, PlanNode
+
+_RESERVED = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "LOCAL_SIZE",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+    }
+)
+_RESERVED_PREFIX = "EVERSTEP_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPaths:
+    """What of the node a rank has to know."""
+
+    agent_socket: Path
+    output_dir: Path
+
+
+def is_reserved(name: str) -> bool:
+    """Say whether a user may not set this variable."""
+    return name in _RESERVED or name.startswith(_RESERVED_PREFIX)
+
+
+def node_environment(environment: Mapping[str, str], address: str) -> dict[str, str]:
+    """Return what of the agent's own environment ranks inherit; also the environment of the shim, which warm ranks are forked from.
+
+    Args:
+        environment: the agent's. Whatever is Everstep's own (tokens among it) stays behind.
+        address: this node's. On loopback, gloo is told so: left to itself it takes the interface that the machine's name leads to.
+    """
+    inherited = {name: value for name, value in environment.items() if not is_reserved(name) and name != "PYTHONSAFEPATH"}
+    # DeepSpeed compiles its operator with the `ninja` that stands beside this interpreter.
+    programs = os.path.dirname(sys.executable)
+    path = inherited.get("PATH", os.defpath).split(os.pathsep)
+    inherited["PATH"] = os.pathsep.join([programs, *(folder for folder in path if folder != programs)])
+    inherited.setdefault("OMP_NUM_THREADS", "1")
+    if _is_loopback(address):
+        inherited.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return inherited
+
+
+def rank_environment(plan: GenerationPlan, here: PlanNode, rank: Rank, paths: RankPaths, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment of one rank.
+
+    Args:
+        plan: the generation's.
+        here: this node in it.
+        rank: one of this node's.
+        paths: of this rank on this node.
+        inherited: what `node_environment` returned.
+    """
+    environment = dict(inherited)
+    environment |= {name: value for name, value in plan.script.environment.items() if not is_reserved(name)}
+    environment |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(plan.world_size),
+        "LOCAL_RANK": str(here.ranks.index(rank)),
+        "LOCAL_WORLD_SIZE": str(len(here.ranks)),
+        "GROUP_RANK": str(plan.nodes.index(here)),
+        "GROUP_WORLD_SIZE": str(len(plan.nodes)),
+        "MASTER_ADDR": plan.master_address,
+        "MASTER_PORT": str(plan.master_port),
+        "EVERSTEP_JOB_NAME": plan.job,
+        "EVERSTEP_RUN_ID": plan.run,
+        "EVERSTEP_GENERATION": str(plan.generation),
+        "EVERSTEP_HYPERPARAMETERS": json.dumps(plan.script.hyperparameters),
+        "EVERSTEP_OUTPUT_DIR": str(paths.output_dir),
+        "EVERSTEP_AGENT_SOCKET": str(paths.agent_socket),
+        "EVERSTEP_FINAL_ROUND_SECONDS": str(plan.timeouts.final_round_seconds),
+    }
+    return environment
+
+
+def rank_arguments(hyperparameters: Mapping[str, str]) -> tuple[str, ...]:
+    """Return hyperparameters as the script's arguments: `--key value`, in the order in which they were given."""
+    return tuple(word for name, value in hyperparameters.items() for word in (f"--{name}", value))
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -1,0 +1,565 @@
+"""The agent's hold on its ranks, through the shim: start, stop, prove gone, hear of exits, and take over what an earlier agent started.
+
+Exits are state, not events: `next_exit` answers from what is known, however often and after whichever restart it is asked. A rank that could
+not be started has exited, too. When the shim itself dies, its ranks are killed by (pid, start ticks), recorded as killed, and another shim
+is started.
+
+Invariant: a rank counts as ended only when its process has been reaped, or when exactly that process is no longer there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from everstep.protocol import codec
+from everstep.protocol.agent_messages import ExitClass, RankExit
+from everstep.protocol.codec import Message
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.ids import Generation, Rank, RunId, Step
+from everstep.protocol.plan import GenerationPlan, PlanNode
+from worker import health
+from worker.errors import RanksNotGone, ShimUnavailable
+from worker.rank_environment import RankPaths, node_environment, rank_arguments, rank_environment
+from worker.rank_files import RankFiles, last_lines
+from worker.shim import processes
+from worker.shim.messages import (
+    ForgetRun,
+    FromShim,
+    ListRanks,
+    Preload,
+    RankEnd,
+    RankExited,
+    RankRecord,
+    RankRefused,
+    Ranks,
+    RankStarted,
+    Shutdown,
+    StartRank,
+    StopRanks,
+)
+from worker.shim.preload import DEFAULT_MODULES, can_preload
+from worker.shim.records import RankRecords
+from worker.tasks import Signal, end
+
+log = logging.getLogger(__name__)
+
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS})
+_ALL_GENERATIONS = Generation(2**31)
+_NOT_STARTED = 127
+_LISTEN_SECONDS = 20.0
+"""A shim is up in 0.1 s (measured); a machine that takes longer than this is not working."""
+_GONE_SECONDS = 5.0
+_RECHECK_SECONDS = 0.05
+"""Between two looks at processes that are being killed; they give no sign when they are gone."""
+_OOM_SAMPLE_SECONDS = 1.0
+
+RankKey = tuple[RunId, Generation, Rank]
+
+
+@dataclass(frozen=True, slots=True)
+class ExitedRank:
+    """A rank that has ended."""
+
+    run: RunId
+    generation: Generation
+    rank: Rank
+    end: RankEnd
+    stderr: Path
+    is_out_of_memory: bool
+
+    @property
+    def exit_class(self) -> ExitClass:
+        """What the exit means."""
+        return classify(self.end.code, is_stopped=self.end.stopped, is_out_of_memory=self.is_out_of_memory)
+
+    def describe(self, boundary: Step) -> RankExit:
+        """Return the exit as the control plane wants to hear of it.
+
+        Args:
+            boundary: the last that the rank passed, or -1.
+        """
+        text = last_lines(self.stderr)
+        return RankExit(
+            exit_class=self.exit_class,
+            code=self.end.code,
+            at_seconds=self.end.at_seconds,
+            boundary=boundary,
+            last_lines="\n".join(part for part in (text.rstrip("\n"), self.end.text) if part),
+        )
+
+
+def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClass:
+    """Return what an exit means. Pure.
+
+    Args:
+        code: exit code, or minus the signal's number.
+        is_stopped: the agent had asked for the end.
+        is_out_of_memory: the kernel has killed for want of memory in the seconds before.
+    """
+    if code == 0:
+        return ExitClass.SUCCESS
+    if is_stopped:
+        return ExitClass.HALTED
+    if code > 0:
+        return ExitClass.ERROR
+    if -code in _CRASHES:
+        return ExitClass.CRASHED
+    return ExitClass.OUT_OF_MEMORY if -code == signal.SIGKILL and is_out_of_memory else ExitClass.KILLED
+
+
+class Supervisor:
+    """One per agent, on the agent's loop. `start` first, `close` last; ranks outlive it unless it `shut_down`s."""
+
+    def __init__(
+        self,
+        *,
+        state: Path,
+        socket: Path,
+        address: str,
+        is_warm: bool = True,
+        environment: Mapping[str, str] = os.environ,
+        modules: tuple[str, ...] = DEFAULT_MODULES,
+        gone_seconds: float = _GONE_SECONDS,
+    ) -> None:
+        """Take the facts; nothing is started yet.
+
+        Args:
+            state: folder of records, streams and outputs of ranks; made if need be, survives the agent.
+            socket: where the shim serves; its folder is made if need be.
+            address: this node's.
+            is_warm: keep a template to fork ranks from, if there is anything to preload.
+            environment: the agent's own; what ranks inherit of it is decided in `rank_environment`.
+            modules: what the template imports.
+            gone_seconds: how long killed processes may take to disappear before the node is declared unable to go on.
+        """
+        self._state = state.absolute()
+        self._socket = socket.absolute()
+        self._is_warm = is_warm
+        self._modules = modules if is_warm and can_preload(modules) else ()
+        self._gone_seconds = gone_seconds
+        self.changed = Signal()
+        """Notified at every change of what is known of ranks or shim."""
+        self.preload = Preload.PENDING
+        self._inherited = node_environment(environment, address)
+        self._disk = RankRecords(self._state)
+        self._records: dict[RankKey, RankRecord] = {}
+        self._asked: dict[RankKey, StartRank] = {}
+        """Starts that the shim has not answered yet."""
+        self._out_of_memory: set[RankKey] = set()
+        self._oom_counts: tuple[int | None, int | None] = (None, None)
+        """Two latest samples, the older first."""
+        self._remains_count = 0
+        self._answer_count = 0
+        """How many `Ranks` have come."""
+        self._writer: asyncio.StreamWriter | None = None
+        self._shim_pid: int | None = None
+        """Set while a shim is a child of this very process, and has to be reaped here."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closing = False
+
+    # -- life -----------------------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect to the node's shim, starting one if there is none, and learn what it has; once, before anything else.
+
+        Raises:
+            ShimUnavailable: no shim can be started.
+        """
+        self._loop = asyncio.get_running_loop()
+        for folder in (self._state, self._state / "logs", self._socket.parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        reader = await self._connect()
+        self._tasks = [
+            asyncio.create_task(self._follow(reader), name="shim line"),
+            asyncio.create_task(self._sample_oom(), name="oom samples"),
+        ]
+        await self._list()
+
+    async def close(self) -> None:
+        """Let go of the shim: it and its ranks live on, for the next agent on this node."""
+        self._is_closing = True
+        await end(*self._tasks)
+        self._hang_up()
+
+    async def shut_down(self) -> None:
+        """End all ranks and the shim, then close: the node leaves for good. Returns when the shim is gone.
+
+        Raises:
+            ShimUnavailable: the shim does not end.
+        """
+        self._is_closing = True
+        if self._writer is not None:
+            self._send(Shutdown())
+            try:
+                async with asyncio.timeout(self._gone_seconds):
+                    await asyncio.wait(self._tasks[:1])
+            except TimeoutError:
+                raise ShimUnavailable("the shim does not end") from None
+        await self.close()
+
+    # -- starting -------------------------------------------------------------------------------------------------------------------------
+
+    async def start_rank(self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path) -> None:
+        """Have one rank started; returns when the shim has been asked. A rank that was asked for before is left as it is.
+
+        A start that fails is an exit: `next_exit` tells of it.
+
+        Args:
+            plan: of the generation.
+            here: this node in it.
+            rank: one of this node's.
+            entry: the user's script on this node, `plan.script.entry_point` below the source tree.
+            agent_socket: where the rank finds its agent.
+
+        Raises:
+            ShimUnavailable: there is no shim, and none can be started.
+        """
+        key = (plan.run, plan.generation, rank)
+        if key in self._records or key in self._asked:
+            return
+        files = RankFiles(self._state, plan.run, plan.generation, rank)
+        files.make()
+        paths = RankPaths(agent_socket=agent_socket.absolute(), output_dir=files.output_dir)
+        start = StartRank(
+            run=plan.run,
+            generation=plan.generation,
+            rank=rank,
+            script=str(entry.absolute()),
+            arguments=rank_arguments(plan.script.hyperparameters),
+            working_directory=str(entry.absolute().parents[len(PurePosixPath(plan.script.entry_point).parts) - 1]),
+            environment=rank_environment(plan, here, rank, paths, self._inherited),
+            stdout_path=str(files.stdout),
+            stderr_path=str(files.stderr),
+            warm=self._is_warm,
+        )
+        await self._connected()
+        self._asked[key] = start
+        self._send(start)
+
+    # -- exits ----------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def records(self) -> tuple[RankRecord, ...]:
+        """All ranks that are known, in the order of run, generation, rank; those that live have no end."""
+        return tuple(self._records[key] for key in sorted(self._records))
+
+    async def next_exit(self, run: RunId, generation: Generation, seen: Collection[Rank]) -> ExitedRank:
+        """Return a rank of this generation that has ended and is not in `seen`; waits for the next if there is none."""
+        while True:
+            version = self.changed.version
+            for key, record in self._records.items():
+                if key[:2] == (run, generation) and record.end is not None and record.rank not in seen:
+                    return ExitedRank(run, generation, record.rank, record.end, Path(record.stderr_path), key in self._out_of_memory)
+            await self.changed.wait(version)
+
+    async def exits(self, run: RunId, generation: Generation) -> AsyncIterator[ExitedRank]:
+        """Yield each rank of this generation as it ends, those that have ended already first."""
+        seen: set[Rank] = set()
+        while True:
+            exited = await self.next_exit(run, generation, seen)
+            seen.add(exited.rank)
+            yield exited
+
+    # -- stopping -------------------------------------------------------------------------------------------------------------------------
+
+    def halt_now(self, run: RunId, generation: Generation) -> None:
+        """Kill the ranks of this run up to this generation, descendants and all; returns at once. Nothing of it starts any more."""
+        self._send(StopRanks(run=run, generation=generation, signal=signal.SIGKILL))
+
+    async def release_ranks(self, run: RunId, generation: Generation, *, grace_seconds: float) -> None:
+        """Ask the ranks to end (SIGTERM), kill what lives after the grace; returns when they have ended.
+
+        Raises:
+            RanksNotGone: they live on although killed.
+        """
+        self._send(StopRanks(run=run, generation=generation, signal=signal.SIGTERM))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                await self._until_ended(run)
+        self.halt_now(run, generation)
+        await self.prove_gone(run)
+
+    async def stop_all(self) -> None:
+        """Kill every rank on this node; returns when they have ended, or after `gone_seconds`: `prove_gone` tells which."""
+        self._send(StopRanks(run=None, generation=_ALL_GENERATIONS, signal=signal.SIGKILL))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._gone_seconds):
+                await self._until_ended(None)
+
+    async def prove_gone(self, run: RunId | None) -> None:
+        """Return when no process of a rank of this run, nor what it left behind, exists any more. Kills nothing that has not been stopped.
+
+        Args:
+            run: None: of any run.
+
+        Raises:
+            RanksNotGone: something lives on after `gone_seconds`, or there is no shim to ask; names the pids.
+        """
+        try:
+            async with asyncio.timeout(self._gone_seconds):
+                await self._until_ended(run)
+                while True:
+                    await self._list()
+                    if self._remains_count == 0:
+                        return
+                    await asyncio.sleep(_RECHECK_SECONDS)
+        except (TimeoutError, ShimUnavailable) as error:
+            living = [record.pid for record in self.records if record.end is None and run in (None, record.run)]
+            raise RanksNotGone(
+                f"{len(living)} ranks ({', '.join(map(str, living)) or 'none'}) and {self._remains_count} processes that ranks left behind "
+                f"are still there after {self._gone_seconds} s"
+            ) from error
+
+    def forget(self, run: RunId) -> None:
+        """Drop the records of this run's ended ranks. From any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._forget, run)
+
+    def _forget(self, run: RunId) -> None:
+        self._send(ForgetRun(run=run))
+        self._records = {key: record for key, record in self._records.items() if record.run != run or record.end is None}
+        self._out_of_memory = {key for key in self._out_of_memory if key in self._records}
+
+    async def _until_ended(self, run: RunId | None) -> None:
+        def is_meant(key: RankKey) -> bool:
+            return run is None or key[0] == run
+
+        while True:
+            version = self.changed.version
+            living = any(is_meant(key) for key, record in self._records.items() if record.end is None)
+            if not living and not any(map(is_meant, self._asked)):
+                return
+            await self.changed.wait(version)
+
+    # -- the line to the shim -------------------------------------------------------------------------------------------------------------
+
+    def _send(self, message: Message) -> None:
+        """Send, or let it be: without a shim there is nothing that could be stopped, forgotten or listed."""
+        if self._writer is not None:
+            self._writer.write(codec.frame(message))
+
+    async def _list(self) -> None:
+        """Have the shim tell everything."""
+        await self._connected()
+        heard = self._answer_count
+        self._send(ListRanks())
+        while self._answer_count == heard:
+            await self.changed.wait(self.changed.version, timeout_seconds=self._gone_seconds)
+            if self._writer is None:
+                raise ShimUnavailable("the shim has just died")
+
+    async def _connected(self) -> None:
+        try:
+            async with asyncio.timeout(_LISTEN_SECONDS):
+                while self._writer is None:
+                    await self.changed.wait(self.changed.version)
+        except TimeoutError:
+            raise ShimUnavailable("there is no shim") from None
+
+    async def _connect(self) -> asyncio.StreamReader:
+        """Reach the shim, or bury the last one's ranks and start another."""
+        reader = await self._dial()
+        if reader is None:
+            await self._bury()
+            await self._launch()
+            reader = await self._dial()
+        if reader is None:
+            raise ShimUnavailable("a shim was started and does not answer")
+        return reader
+
+    async def _dial(self) -> asyncio.StreamReader | None:
+        directory = os.open(self._socket.parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            # Through the descriptor: a socket's address holds 107 bytes, a path any number.
+            reader, self._writer = await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{self._socket.name}")
+        except (FileNotFoundError, ConnectionError):
+            return None
+        finally:
+            os.close(directory)
+        return reader
+
+    async def _launch(self) -> None:
+        """Start a shim in a session of its own; returns when it listens."""
+        read, write = os.pipe()
+        os.set_inheritable(write, True)
+        command = [sys.executable, "-P", "-m", "worker.shim", "--socket", str(self._socket), "--state-dir", str(self._state)]
+        command += ["--ready-fd", str(write), *(word for name in self._modules for word in ("--preload", name))]
+        log_path = str(self._state / "logs" / "shim.log")
+        try:
+            self._shim_pid = os.posix_spawn(  # noqa: ASYNC221 — returns at once
+                sys.executable,
+                command,
+                self._inherited,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ],
+                setsid=True,
+            )
+        except OSError as error:
+            raise ShimUnavailable(f"the shim cannot be started: {error}") from error
+        finally:
+            os.close(write)
+        loop = asyncio.get_running_loop()
+        listens = asyncio.Event()
+        loop.add_reader(read, listens.set)
+        try:
+            async with asyncio.timeout(_LISTEN_SECONDS):
+                await listens.wait()
+        except TimeoutError:
+            raise ShimUnavailable(f"the shim does not listen after {_LISTEN_SECONDS} s; see {log_path}") from None
+        finally:
+            loop.remove_reader(read)
+            os.close(read)
+
+    async def _follow(self, reader: asyncio.StreamReader) -> None:
+        """Hear the shim; when it dies, start over with another."""
+        while True:
+            try:
+                while True:
+                    length = codec.frame_length(await reader.readexactly(codec.LENGTH.size))
+                    self._hear(codec.decode(await reader.readexactly(length), FromShim))  # type: ignore[arg-type]
+            except (asyncio.IncompleteReadError, ConnectionError):
+                log.log(logging.INFO if self._is_closing else logging.ERROR, "the shim is gone")
+            except ProtocolError as error:
+                log.error("the shim is not understood: %s", error)
+            self._hang_up()
+            self.changed.notify()
+            await self._reap_shim()
+            if self._is_closing:
+                return
+            try:
+                reader = await self._connect()
+            except ShimUnavailable as error:
+                log.critical("ranks can be started no more: %s", error)
+                return
+            self._send(ListRanks())
+            self.changed.notify()
+
+    def _hear(self, message: RankStarted | RankRefused | RankExited | Ranks) -> None:
+        match message:
+            case RankStarted(record=record):
+                self._asked.pop(_key(record), None)
+                self._records[_key(record)] = record
+            case RankRefused():
+                self._note_refusal(message)
+            case RankExited(record=record):
+                self._note_exit(record)
+            case Ranks():
+                self._records |= {_key(record): record for record in message.records}
+                self._remains_count = message.remains_count
+                self._answer_count += 1
+                if message.preload is Preload.FAILED and self.preload is not Preload.FAILED:
+                    log.warning("ranks start cold: %s", message.preload_error)
+                self.preload = message.preload
+        self.changed.notify()
+
+    def _note_exit(self, record: RankRecord) -> None:
+        before, now = self._oom_counts[0], health.oom_kill_count()
+        if before is not None and now is not None and now > before:
+            self._out_of_memory.add(_key(record))
+        self._records[_key(record)] = record
+
+    def _note_refusal(self, refusal: RankRefused) -> None:
+        start = self._asked.pop((refusal.run, refusal.generation, refusal.rank), None)
+        if start is not None:
+            log.warning("rank %s of generation %s is not started: %s", refusal.rank, refusal.generation, refusal.reason)
+            self._note_unstarted(start, f"the rank was not started: {refusal.reason}", is_stopped="stopped" in refusal.reason)
+
+    def _note_unstarted(self, start: StartRank, text: str, *, is_stopped: bool) -> None:
+        now = time.time()
+        self._records[(start.run, start.generation, start.rank)] = RankRecord(
+            run=start.run,
+            generation=start.generation,
+            rank=start.rank,
+            pid=0,
+            start_ticks=0,
+            started_at_seconds=now,
+            is_warm=False,
+            stdout_path=start.stdout_path,
+            stderr_path=start.stderr_path,
+            end=RankEnd(code=_NOT_STARTED, at_seconds=now, stopped=is_stopped, text=text),
+        )
+
+    def _hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    # -- a dead shim ----------------------------------------------------------------------------------------------------------------------
+
+    async def _reap_shim(self) -> None:
+        pid, self._shim_pid = self._shim_pid, None
+        if pid is not None:
+            await asyncio.to_thread(_wait_for_child, pid)
+
+    async def _bury(self) -> None:
+        """No shim lives: kill the ranks that the last one has left, and record their ends, for nobody else will."""
+        orphans = [record for record in self._disk.read() if record.end is None]
+        for record in orphans:
+            await _kill(record)
+            end_ = RankEnd(
+                code=-signal.SIGKILL,
+                at_seconds=time.time(),
+                stopped=False,
+                text="its parent, the node's shim, had ended, so that its own exit could no longer be seen: it was killed",
+            )
+            ended = msgspec.structs.replace(record, end=end_)
+            self._disk.write(ended)
+            self._records[_key(ended)] = ended
+        asked, self._asked = self._asked, {}
+        for start in asked.values():
+            if (start.run, start.generation, start.rank) not in self._records:
+                self._note_unstarted(start, "the node's shim ended before the rank was started", is_stopped=False)
+        if orphans:
+            log.error("killed %s ranks whose shim was gone", len(orphans))
+
+    # -- memory ---------------------------------------------------------------------------------------------------------------------------
+
+    async def _sample_oom(self) -> None:
+        """Know what the kernel's count of kills was a second or two ago."""
+        while True:
+            self._oom_counts = (self._oom_counts[1], health.oom_kill_count())
+            await asyncio.sleep(_OOM_SAMPLE_SECONDS)
+
+
+def _key(record: RankRecord) -> RankKey:
+    return (record.run, record.generation, record.rank)
+
+
+def _wait_for_child(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+async def _kill(record: RankRecord) -> None:
+    """Kill a rank that is not our child, with its descendants; returns when it is gone. One that has ended, or whose pid is another's, is let be."""
+    if not processes.is_alive(record.pid, record.start_ticks):
+        return
+    try:
+        handle = os.pidfd_open(record.pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    loop.add_reader(handle, gone.set)
+    try:
+        if processes.is_alive(record.pid, record.start_ticks):  # still, now that the handle holds it
+            await asyncio.to_thread(processes.kill_tree, record.pid)
+            await gone.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
