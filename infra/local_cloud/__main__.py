@@ -20,6 +20,7 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from infra.local_cloud.environment import POISONOUS, aws_variables, process_environment
@@ -32,6 +33,8 @@ console = Console(stderr=True, highlight=False)
 
 StateDir = Annotated[Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="Where everything of this local cloud is kept.")]
 DEFAULT_STATE_DIR = Path(".everstep")
+MAX_WIDTH = 240
+"""Of a table that no terminal shows: nothing is cut off in a file or a pipe."""
 
 
 @app.command()
@@ -46,6 +49,7 @@ def up(
     """Start a local AWS, a control plane and a fleet, and wait until its nodes have connected."""
     from infra.local_cloud.up import ClusterOptions, LocalCluster
 
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # like an interrupt: what was started is ended
     began = time.monotonic()
     cluster = LocalCluster(state_dir, progress=_Printed())
     cluster.up(
@@ -93,7 +97,7 @@ def status(
             table.add_row(part.name, str(part.pid), "runs" if part.is_alive else "[red]dead[/red]", f"{part.url}  {part.log}")
         for instance_id, pid in instances.items():
             table.add_row(instance_id, str(pid), "runs", str(cluster.nodes_directory / instance_id / "console.log"))
-        Console(highlight=False).print(table)
+        Console(highlight=False, width=None if sys.stdout.isatty() else MAX_WIDTH).print(table)
     if not is_up:
         raise typer.Exit(3)
 
@@ -128,6 +132,7 @@ def serve(
     from infra.local_cloud.aws import AwsOptions, LocalAws
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    os.umask(0o077)  # instances inherit it: their files are this user's alone
     marker = os.environ.get("EVERSTEP_LOCAL_CLUSTER", str(nodes_directory))
     cloud = LocalAws(
         AwsOptions(
@@ -166,7 +171,7 @@ def main() -> None:
     try:
         app(prog_name="everstep local")
     except LocalCloudError as error:
-        console.print(f"[red]error:[/red] {error}", markup=True)
+        console.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
         sys.exit(1)
 
 

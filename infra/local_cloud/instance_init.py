@@ -38,14 +38,19 @@ def main(arguments: list[str]) -> int:
         return 1  # the local cloud died before it could be followed
     user_data_pid = os.posix_spawn(script, [script], os.environ, setsigmask=[], setsigdef=AWAITED)
     while signal.sigwait(AWAITED) == signal.SIGCHLD:
-        _reap(user_data_pid)
+        _reap(user_data_pid, exit_file(Path(script)))
     kill_descendants(os.getpid())
-    _reap(user_data_pid)
+    _reap(user_data_pid, exit_file(Path(script)))
     shutil.rmtree(memory_directory(instance_id), ignore_errors=True)
     return 0
 
 
-def _reap(user_data_pid: int) -> None:
+def exit_file(script: Path) -> Path:
+    """Return where the exit code of a user data script is written, once there is one."""
+    return script.with_name("user-data.exit")
+
+
+def _reap(user_data_pid: int, told_in: Path) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -54,7 +59,9 @@ def _reap(user_data_pid: int) -> None:
         if pid == 0:
             return
         if pid == user_data_pid:
-            print(f"user data ended with code {os.waitstatus_to_exitcode(status)}", flush=True)
+            code = os.waitstatus_to_exitcode(status)
+            print(f"user data ended with code {code}", flush=True)
+            told_in.write_text(str(code))
 
 
 if __name__ == "__main__":

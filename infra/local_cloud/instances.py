@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.local_cloud.instance_init import memory_directory
+from infra.local_cloud.instance_init import exit_file, memory_directory
 from infra.local_cloud.processes import kill_descendants
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ class InstanceRunner:
         script = directory / "user-data"
         script.write_bytes(instance.user_data)
         script.chmod(0o700)
+        exit_file(script).unlink(missing_ok=True)
         environment = {
             **self._environment,
             "EVERSTEP_INSTANCE_ID": instance.instance_id,

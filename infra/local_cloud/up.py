@@ -279,7 +279,7 @@ class LocalCluster:
             timeout_seconds: how long it may take.
 
         Raises:
-            StartFailed: fewer are after `timeout_seconds`; the message says where the logs are.
+            StartFailed: fewer are after `timeout_seconds`, or an agent has ended; the message says where the logs are.
         """
         deadline = time.monotonic() + timeout_seconds
         connected = 0
@@ -294,10 +294,11 @@ class LocalCluster:
                 connected = sum(bool(node["Connected"]) for node in nodes)
                 if connected >= count:
                     return
+                if any(self.nodes_directory.glob("*/user-data.exit")):
+                    break  # an agent that has ended does not come back by itself
                 _pause(NODES_POLL_SECONDS)
         raise StartFailed(
-            f"{connected} of {count} nodes connected in {timeout_seconds:.0f} s; see {self.nodes_directory}/*/console.log and {self.logs}/*.log"
-            f"{self._last_console()}"
+            f"{connected} of {count} nodes connected; see {self.nodes_directory}/*/console.log and {self.logs}/*.log{self._last_console()}"
         )
 
     def _last_console(self) -> str:
@@ -319,6 +320,7 @@ class LocalCluster:
         write_private(self._local / "cluster.json", msgspec.json.encode(description))
         for stale in (self.nodes_directory, self.state_dir / CONTROL_PLANE):
             shutil.rmtree(stale, ignore_errors=True)  # a new AWS has none of the instances that these speak of
+            stale.mkdir(mode=0o700)
         with self._progress.step("starting the local AWS"):
             self._start_aws(description, options)
             self.aws("s3").create_bucket(Bucket=BUCKET)
