@@ -25,6 +25,7 @@ from everstep.protocol.agent_messages import (
     Load,
     MemberPhase,
     MemberReport,
+    MetricPoint,
     NodeFault,
     Prepare,
     RankExit,
@@ -167,7 +168,7 @@ class Agent:
 
     def _report(self) -> AgentReport:
         self._sequence += 1
-        metrics = ()
+        metrics: tuple[MetricPoint, ...] = ()
         if self._member is not None:
             metrics, self._member.lines.metrics = tuple(self._member.lines.metrics), []
         return AgentReport(node_id=self._settings.node_id, sequence=self._sequence, member=self._member_report(), metrics=metrics)

@@ -35,7 +35,7 @@ class Signal:
 
 async def first_of(*work: Coroutine[object, object, object]) -> None:
     """Run all of `work` until the first ends; end the others, then raise what the first raised."""
-    tasks = [asyncio.ensure_future(each) for each in work]
+    tasks = [asyncio.create_task(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -44,7 +44,7 @@ async def first_of(*work: Coroutine[object, object, object]) -> None:
         task.result()
 
 
-async def end(*tasks: asyncio.Future[object] | asyncio.Task[None] | None) -> None:
+async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
     """Cancel tasks and wait until they have ended; what they raise is dropped."""
     begun = [task for task in tasks if task is not None]
     for task in begun:

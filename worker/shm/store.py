@@ -298,7 +298,7 @@ class SlotStore:
         Returns:
             What `work` returned (never None), or None when the slot was granted anew in the meantime.
         """
-        task: asyncio.Task[T] = asyncio.ensure_future(work)
+        task = asyncio.create_task(work)
         slot.readers.add(task)
         try:
             await asyncio.wait([task])
