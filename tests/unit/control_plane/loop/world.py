@@ -14,6 +14,7 @@ from pathlib import Path
 
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
+from control_plane.core.observed import NO_GENERATION
 from control_plane.core.states import FleetState, JobState
 from control_plane.core.timeouts import ladder
 from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes, schema
@@ -58,9 +59,9 @@ class Agent:
     number: int
     sequence: int = 0
     connection: AgentConnection | None = None
-    job: JobName = JobName("")
+    job: JobName | None = None
     run: RunId | None = None
-    generation: Generation = Generation(0)
+    generation: Generation = NO_GENERATION
     phase: MemberPhase = MemberPhase.PROMISED
     plan: GenerationPlan | None = None
     slots: dict[tuple[int, int, int], SlotRecord] = field(default_factory=dict)
@@ -93,7 +94,7 @@ class Agent:
         self.connection.report(AgentReport(node_id=self.node_id, sequence=self.sequence, member=self.member()))
 
     def member(self) -> MemberReport | None:
-        if self.run is None:
+        if self.run is None or self.job is None:
             return None
         committed = max((max(self.boundary.values(), default=-1)) - 1, -1)
         is_coordinator = self.plan is not None and self.plan.coordinator == self.node_id and self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)

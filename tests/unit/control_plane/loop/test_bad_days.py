@@ -1,0 +1,468 @@
+"""What goes wrong on a bad day, over the real loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.cloud.operator import Ec2State
+from control_plane.core.states import JobState, NodeState
+from control_plane.db import fleets, jobs
+from everstep.protocol.agent_messages import ExitClass, HaltRanks, Load, MemberPhase, NodeFault, Prepare, Release, Start, StopTraining
+from tests.unit.control_plane.loop.world import Agent, World
+
+
+def is_running(world: World, generation: int, name: str = "gpt") -> bool:
+    return world.job(name).state == JobState.RUNNING and world.job(name).generation == generation
+
+
+async def test_a_second_failure_between_prepare_and_start_is_one_incident(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    world.terminate(world.team()[1])
+    await world.until(lambda: world.job().state == JobState.LOADING)
+    world.terminate(world.team()[3])
+    await world.until(lambda: is_running(world, 3))
+    await world.train(3)
+    await world.tick()
+    (incident,) = world.incidents()
+    assert incident.cause == "instance_terminated"
+    assert len(incident.instance_ids) == 2
+    assert incident.generation_after == 3
+    assert incident.from_step == 10
+
+
+async def test_a_partner_lost_during_recovery_makes_it_a_lost_group(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    await world.upload(10)
+    await world.train(5)
+    first, partner = world.team()[0], world.team()[1]
+    world.terminate(first)
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    world.terminate(partner)
+    await world.until(lambda: is_running(world, 2))
+    (incident,) = world.incidents()
+    assert (incident.cause, incident.restore_source, incident.from_step) == ("group_lost", "s3", 10)
+
+
+async def test_without_any_copy_left_the_job_begins_again(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    for agent in world.team()[:2]:
+        world.terminate(agent)
+    await world.until(lambda: is_running(world, 2))
+    assert world.plan().base_step == 0
+    assert all(not rank.sources for rank in world.plan().ranks)
+    (incident,) = world.incidents()
+    assert incident.restore_source is None
+    assert incident.lost_steps == 10
+
+
+async def test_a_load_that_fails_walks_back_to_an_older_step(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    bad = world.team()[2]
+    world.kill_rank(world.team()[0])
+    bad.fails_load = True
+    await world.until(lambda: world.job().generation == 2 and bad.phase is MemberPhase.LOAD_FAILED)
+    assert world.plan().base_step == 10
+    bad.fails_load = False
+    await world.until(lambda: is_running(world, 3))
+    assert world.plan().base_step == 9
+    (incident,) = world.incidents()
+    assert "could not load" in " ".join(incident.evidence)
+    assert incident.from_step == 9
+
+
+async def test_loads_that_always_fail_end_the_job(world: World) -> None:
+    world.submit(max_attempts=2)
+    await world.until(lambda: bool(world.agents))
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    for agent in world.agents.values():
+        agent.fails_load = True
+    await world.until(lambda: world.job().state == JobState.FAILED)
+    assert "could not be loaded" in world.job().reason
+
+
+async def test_a_cut_control_link_is_no_evidence_while_steps_advance(world: World) -> None:
+    world.submit()
+    await world.running()
+    deaf = world.team()[1]
+    deaf.is_deaf = True
+    deaf.disconnect()
+    for _ in range(300):
+        await world.train(1)
+    assert is_running(world, 1)
+    assert not world.incidents()
+    deaf.is_deaf = False
+    await world.train(1)
+    await world.tick()
+    assert is_running(world, 1)
+
+
+async def test_two_classes_of_evidence_end_the_generation_and_the_node_that_returns_is_used_again(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    lost = world.team()[1]
+    lost.is_deaf = True
+    lost.disconnect()
+    world.cut.add(lost.node_id)
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    lost.is_deaf = False
+    world.cut.clear()
+    await world.until(lambda: is_running(world, 2))
+    assert lost in world.team()
+    (incident,) = world.incidents()
+    assert incident.cause == "node_unreachable"
+    assert incident.instance_ids == ()
+
+
+async def test_an_unreachable_node_is_replaced_when_that_costs_no_step_and_never_terminated(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    lost = world.team()[1]
+    lost.is_deaf = True
+    lost.disconnect()
+    world.cut.add(lost.node_id)
+    await world.until(lambda: is_running(world, 2))
+    assert lost.node_id not in [agent.node_id for agent in world.team()]
+    assert world.plan().base_step == 10
+    assert world.nodes()[lost.node_id].state == NodeState.HELD
+    assert not [call for call in world.operator.calls if call[0] == "terminate_member"]
+    await world.until(lambda: len(world.agents) == 6)
+    lost.is_deaf = False
+    await world.until(lambda: world.nodes()[lost.node_id].state == NodeState.SPARE and lost.run is None)
+
+
+async def test_unreachable_nodes_that_hold_what_was_committed_are_waited_for(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    await world.upload(10)
+    await world.train(5)
+    pair = world.team()[:2]
+    for agent in pair:
+        agent.is_deaf = True
+        agent.disconnect()
+        world.cut.add(agent.node_id)
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    began = world.now
+    await world.until(lambda: is_running(world, 2), limit=1000)
+    assert (world.now - began).total_seconds() > world.timeouts.blind_wait_seconds
+    assert world.plan().base_step == 10
+    (incident,) = world.incidents()
+    assert incident.restore_source == "s3"
+    assert any("unreachable" in words for words in incident.evidence)
+
+
+async def test_a_fleet_that_falls_silent_at_once_is_not_dead(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    for agent in list(world.agents.values()):
+        agent.is_deaf = True
+        agent.disconnect()
+    for _ in range(200):
+        await world.tick()
+    assert is_running(world, 1)
+    with world.database.read() as session:
+        assert fleets.get(session, "main").state == "frozen"
+    for agent in world.agents.values():
+        agent.is_deaf = False
+    await world.train(3)
+    await world.tick()
+    assert is_running(world, 1)
+    assert not world.incidents()
+
+
+async def test_a_lost_coordinator_gets_another_one(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    coordinator = world.agents[world.plan().coordinator]
+    coordinator.is_deaf = True
+    coordinator.disconnect()
+    for agent in world.team():
+        frozen = agent.member()
+        assert frozen is not None
+    for _ in range(100):
+        for agent in world.team():  # ranks train on, but nothing is committed any more
+            for rank in agent.boundary:
+                agent.boundary[rank] = 11
+        await world.tick()
+        if world.job().state != JobState.RUNNING:
+            break
+    assert world.job().state == JobState.PREPARING
+    coordinator.is_deaf = False
+    await world.until(lambda: is_running(world, 2))
+    assert world.plan().coordinator != coordinator.node_id
+    assert world.incidents()[0].cause == "agent_lost"
+
+
+async def test_an_agent_that_forgot_its_job_makes_a_new_generation(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(4)
+    agent = world.team()[3]
+    agent.run, agent.slots, agent.plan = None, {}, None
+    agent.report()
+    await world.until(lambda: is_running(world, 2))
+    (incident,) = world.incidents()
+    assert (incident.cause, incident.restore_source, incident.from_step) == ("agent_lost", "peer", 4)
+
+
+async def test_a_stop_ends_with_a_checkpoint(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(7)
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    await world.until(lambda: world.is_stopped)
+    assert world.job().state == JobState.STOPPING
+    for agent in world.team():
+        agent.boundary = {rank: step + 1 for rank, step in agent.boundary.items()}
+    world.finish()
+    await world.upload(7)
+    await world.until(lambda: world.job().state == JobState.STOPPED)
+    assert "checkpoint is step 7" in world.job().reason
+    assert [message for _, message in world.said if isinstance(message, StopTraining)]
+
+
+async def test_a_stop_without_a_checkpoint_ends_all_the_same(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(7)
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    await world.until(lambda: world.is_stopped)
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.STOPPED)
+    assert "no checkpoint" in world.job().reason
+
+
+async def test_a_rank_that_fails_while_stopping_ends_the_job_stopped(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(7)
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    await world.until(lambda: world.is_stopped)
+    world.kill_rank(world.team()[1])
+    await world.until(lambda: world.job().state == JobState.STOPPED)
+    assert "rank 1" in world.job().reason
+    await world.until(lambda: all(agent.run is None for agent in world.agents.values()))
+
+
+async def test_a_queued_job_is_stopped_at_once(world: World) -> None:
+    world.submit("gpt", nodes=30)
+    await world.tick()
+    assert world.job().state == JobState.QUEUED
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    await world.tick()
+    assert world.job().state == JobState.STOPPED
+
+
+async def test_a_permanent_fault_fails_the_job_with_its_words(world: World) -> None:
+    world.submit()
+    await world.running()
+    agent = world.team()[0]
+    agent.faults = (NodeFault(code="protection_does_not_fit", message="needs 8 GiB, has 4 GiB", is_permanent=True),)
+    await world.until(lambda: world.job().state == JobState.FAILED)
+    assert world.job().reason == "needs 8 GiB, has 4 GiB"
+    await world.until(lambda: all(agent.run is None for agent in world.agents.values()))
+    assert [message for _, message in world.said if isinstance(message, HaltRanks)]
+
+
+async def test_jobs_start_whole_and_in_order(world: World) -> None:
+    world.submit("first", nodes=3)
+    world.submit("second", nodes=3)
+    world.submit("third", nodes=1, copies=1)
+    await world.running("first")
+    await world.running("second")
+    await world.running("third")
+    teams = [{agent.node_id for agent in world.team(name)} for name in ("first", "second", "third")]
+    assert not set.intersection(teams[0], teams[1])
+    assert not set.intersection(teams[1], teams[2])
+    names = ("first", "second", "third")
+    started = [world.job(name).started_at for name in names]
+    assert started == sorted(started)  # type: ignore[type-var]
+
+
+async def test_a_recovering_job_takes_the_spare_before_a_waiting_one(world: World) -> None:
+    world.operator.capacity = 5
+    world.submit("old", nodes=4)
+    await world.running("old")
+    world.submit("new", nodes=1, copies=1)
+    world.operator.capacity = 5
+    await world.until(lambda: world.job("new").state == JobState.RUNNING)
+    world.terminate(world.team("old")[0])
+    await world.until(lambda: is_running(world, 2, "old"))
+    assert world.job("new").state == JobState.RUNNING
+
+
+async def test_fleets_grow_for_jobs_and_shrink_afterwards(world: World) -> None:
+    world.submit(nodes=8)
+    await world.running()
+    assert len(world.agents) == 9
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+    await world.until(lambda: len(world.agents) == 5)
+    assert all(call[2] for call in world.operator.calls if call[0] == "terminate_member")
+
+
+async def test_an_instance_stopped_from_outside_counts_as_lost(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(3)
+    lost = world.team()[2]
+    world.operator.end_instance(lost.node_id, Ec2State.STOPPED)
+    await world.until(lambda: is_running(world, 2))
+    assert world.incidents()[0].cause == "instance_terminated"
+
+
+async def test_a_restart_in_the_middle_of_a_recovery_goes_on_where_it_was(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    world.terminate(world.team()[1])
+    for state in (JobState.PREPARING, JobState.LOADING, JobState.STARTING):
+        await world.until(lambda state=state: world.job().state in (state, JobState.RUNNING))
+        world.start_server()
+    await world.until(lambda: is_running(world, 2))
+    assert len(world.incidents()) == 1
+    prepared = {message.generation for _, message in world.said if isinstance(message, Prepare)}
+    assert prepared == {1, 2}
+
+
+async def test_a_second_replica_waits_for_the_lease_and_then_takes_over(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(5)
+    first = world.runner
+    world.start_server()
+    assert await world.runner.pass_over_job(world.team()[0].run or "") is None  # type: ignore[arg-type]
+    await world.until(lambda: "gpt" and world.job().state == JobState.RUNNING)
+    for _ in range(60):
+        await world.train(1)
+    assert world.job().boundary > 5
+    assert first is not world.runner
+
+
+async def test_keys_of_a_generation_are_the_same_for_everybody_and_no_other(world: World) -> None:
+    world.submit()
+    await world.running()
+    first = {key for agent in world.team() for key in agent.keys}
+    assert len(first) == 1
+    world.kill_rank(world.team()[0])
+    await world.until(lambda: is_running(world, 2))
+    assert len({key for agent in world.team() for key in agent.keys}) == 2
+
+
+async def test_every_load_follows_its_stored_plan_and_every_start_all_loads(world: World) -> None:
+    world.submit()
+    await world.running()
+    kinds = [type(message).__name__ for _, message in world.said if isinstance(message, Prepare | Load | Start)]
+    assert kinds == ["Prepare"] * 4 + ["Load"] * 4 + ["Start"] * 4
+    assert not [message for _, message in world.said if isinstance(message, Release)]
+
+
+async def test_a_node_with_ranks_that_will_not_die_is_replaced_and_ended(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(4)
+    stuck: Agent = world.team()[0]
+    world.kill_rank(world.team()[1])
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    stuck.faults = (NodeFault(code="ranks_not_gone", message="pid 7 is in D state", is_permanent=False),)
+    stuck.handle = lambda message: None  # type: ignore[method-assign]
+    await world.until(lambda: is_running(world, 2))
+    assert stuck.node_id not in [agent.node_id for agent in world.team()]
+    await world.until(lambda: stuck.node_id not in world.agents)
+    assert world.incidents()[0].cause == "node_fault"
+
+
+async def test_ranks_that_fail_because_a_node_died_are_not_the_breakers_business(world: World) -> None:
+    world.submit(max_attempts=1)
+    await world.running()
+    await world.train(10)
+    lost = world.team()[1]
+    lost.handle = lambda message: None  # type: ignore[method-assign]  # dead already, but nobody knows
+    for agent in world.team():
+        if agent is not lost:
+            world.kill_rank(agent, exit_class=ExitClass.ERROR, code=1, lines="connection closed by peer")
+    await world.tick()
+    assert world.job().state == JobState.PREPARING
+    assert world.incidents()[0].cause == "rank_exit"
+    await world.tick()
+    world.terminate(lost)
+    await world.until(lambda: is_running(world, 2))
+    (incident,) = world.incidents()
+    assert (incident.cause, incident.restore_source, incident.instance_ids) == ("instance_terminated", "peer", (lost.node_id,))
+    assert not world.job().failures
+
+
+async def test_a_failure_during_rework_is_an_incident_of_its_own(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    await world.upload(10)
+    await world.train(20)
+    for agent in world.team()[:2]:
+        world.terminate(agent)
+    await world.until(lambda: is_running(world, 2))
+    await world.train(5)
+    await world.tick()
+    world.kill_rank(world.team()[0])
+    await world.until(lambda: is_running(world, 3))
+    await world.train(3)
+    await world.tick()
+    first, second = world.incidents()
+    assert (first.cause, first.phase) == ("group_lost", "closed")
+    assert (second.cause, second.from_step, second.lost_steps) == ("rank_exit", 15, 0)
+    assert first.closed_at <= second.opened_at
+    assert first.rework_seconds > 0
+
+
+async def test_no_row_is_written_while_nothing_happens(world: World) -> None:
+    await world.until(lambda: len(world.agents) == 5)
+    for _ in range(4):
+        await world.tick()
+    before = len(world.events())
+    calls = list(world.operator.calls)
+    for _ in range(20):
+        await world.tick()
+    assert len(world.events()) == before
+    assert world.operator.calls == calls
+
+
+async def test_drift_freezes_what_ends_nodes_and_nothing_else(world: World) -> None:
+    world.submit(nodes=6)
+    await world.running()
+    world.operator.change_group("group", lambda state: replace(state, new_instances_protected=False))
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+    for _ in range(10):
+        await world.tick()
+    assert len(world.agents) == 7
+    world.operator.change_group("group", lambda state: replace(state, new_instances_protected=True))
+    await world.until(lambda: len(world.agents) == 5)
+
+
+async def test_a_deleted_fleet_ends_its_nodes_and_is_forgotten(world: World) -> None:
+    await world.until(lambda: len(world.agents) == 5)
+    with world.database.write() as session:
+        fleets.request_delete(session, "main", world.now)
+
+    def is_gone() -> bool:
+        with world.database.read() as session:
+            return not fleets.every(session)
+
+    await world.until(is_gone)
+    assert not world.agents
