@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from control_plane.core import placement
+from control_plane.errors import ImpossiblePlacement
+from everstep.protocol.ids import NodeId
+
+
+def nodes(count: int) -> list[NodeId]:
+    return [NodeId(f"n{i}") for i in range(count)]
+
+
+def test_the_example_of_the_paper() -> None:
+    planned = placement.plan(nodes(5), 2)
+    assert planned.groups == (("n0", "n1"), ("n2", "n3", "n4"))
+    assert planned.holders == {"n0": ("n0", "n1"), "n1": ("n1", "n0"), "n2": ("n2", "n3"), "n3": ("n3", "n4"), "n4": ("n4", "n2")}
+
+
+@pytest.mark.parametrize(("lost", "expected"), [(1, 1.0), (2, 0.9333), (3, 0.8), (4, 0.6154)])
+def test_published_and_corrected_probabilities(lost: int, expected: float) -> None:
+    assert placement.recovery_probability(16, 2, lost) == pytest.approx(expected, abs=5e-5)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(32, 0.9677), (64, 0.9841), (128, 0.9921), (1000, 0.9990)])
+def test_large_fleets(count: int, expected: float) -> None:
+    assert placement.recovery_probability(count, 2, 2) == pytest.approx(expected, abs=5e-5)
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_probabilities_against_brute_force(count: int) -> None:
+    for copies in range(1, count + 1):
+        holders = placement.plan(nodes(count), copies).holders
+        for lost in range(count + 1):
+            sets = list(combinations(nodes(count), lost))
+            survived = sum(all(set(held) - set(dead) for held in holders.values()) for dead in sets)
+            assert placement.recovery_probability(count, copies, lost) == pytest.approx(survived / len(sets))
+
+
+def test_a_replacement_takes_over_the_lost_nodes_part() -> None:
+    before = placement.plan(nodes(7), 3)
+    after = placement.plan([NodeId("new") if node == "n4" else node for node in nodes(7)], 3)
+
+    def renamed(held: tuple[NodeId, ...]) -> tuple[str, ...]:
+        return tuple("new" if node == "n4" else node for node in held)
+
+    assert {renamed((owner,))[0]: renamed(held) for owner, held in before.holders.items()} == after.holders
+
+
+def test_groups_span_domains_where_there_are_enough() -> None:
+    domains = {NodeId(f"n{i}"): f"rack{i // 4}" for i in range(8)}
+    planned = placement.plan(nodes(8), 2, domains)
+    assert all(len({domains[node] for node in group}) == 2 for group in planned.groups)
+    assert placement.domain_loss(planned, domains) == ()
+    assert placement.domain_loss(placement.plan(nodes(8), 2), domains) == ("rack0", "rack1")
+
+
+def test_one_domain_is_better_than_no_plan() -> None:
+    planned = placement.plan(nodes(4), 2, dict.fromkeys(nodes(4), "rack"))
+    assert placement.domain_loss(planned, dict.fromkeys(nodes(4), "rack")) == ("rack",)
+
+
+@pytest.mark.parametrize(("count", "copies"), [(3, 4), (3, 0), (0, 1)])
+def test_what_does_not_fit_is_refused_with_the_figures(count: int, copies: int) -> None:
+    with pytest.raises(ImpossiblePlacement, match=f"{copies} copies"):
+        placement.plan(nodes(count), copies)
+
+
+def test_a_doubled_node_is_refused() -> None:
+    with pytest.raises(ImpossiblePlacement, match="twice"):
+        placement.plan([NodeId("a"), NodeId("a")], 2)
+
+
+def test_impossible_losses_are_refused() -> None:
+    with pytest.raises(ImpossiblePlacement):
+        placement.recovery_probability(4, 2, 5)

@@ -1,0 +1,151 @@
+"""Which step, from where. Generation 1 ran to 15; generation 2 branched off at 10 and ran to 12."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.core import recovery
+from control_plane.core.observed import CheckpointRecord, GenerationRecord, RefusedSource
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.manifest import ManifestShard
+from everstep.protocol.plan import SlotRecord
+
+A, B, C, D = (NodeId(name) for name in "abcd")
+
+
+def link(generation: int, parent: int, base: int, *, started: bool = True) -> GenerationRecord:
+    return GenerationRecord(generation=Generation(generation), parent=Generation(parent), base_step=Step(base), was_started=started)
+
+
+LINEAGE = (link(1, 0, 0), link(2, 1, 10))
+
+
+def slot(rank: int, origin: int, step: int) -> SlotRecord:
+    content = bytes([rank, origin, step]) + bytes(13)
+    return SlotRecord(
+        owner_rank=Rank(rank), origin_generation=Generation(origin), step=Step(step), payload_bytes=1, digest=content, layout_hash=bytes(16)
+    )
+
+
+def checkpoint(step: int, origin: int, ranks: int = 2) -> CheckpointRecord:
+    shards = tuple(
+        ManifestShard(
+            rank=Rank(rank),
+            key=f"k/{step}/{rank}",
+            object_bytes=1,
+            etag="",
+            payload_bytes=1,
+            payload_digest=(bytes([rank, origin, step]) + bytes(13)).hex(),
+            layout_hash="",
+            origin_generation=Generation(origin),
+        )
+        for rank in range(ranks)
+    )
+    return CheckpointRecord(generation=Generation(origin), step=Step(step), bucket="b", shards=shards)
+
+
+def survey(inventories: dict[NodeId, list[SlotRecord]], **changes: object) -> recovery.Survey:
+    values: dict[str, object] = {
+        "owners": [A, B],
+        "inventories": {node: tuple(slots) for node, slots in inventories.items()},
+        "path": recovery.path_of(LINEAGE, Generation(2)),
+    }
+    return recovery.Survey(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_path_goes_through_its_ancestors_up_to_where_it_branched_off() -> None:
+    path = recovery.path_of((*LINEAGE, link(3, 2, 4), link(4, 3, 8)), Generation(4))
+    assert path == {4: recovery.UNBOUNDED, 3: 8, 2: 4, 1: 4}
+    assert recovery.path_of(LINEAGE, Generation(0)) == {}
+
+
+def test_the_parent_is_the_newest_generation_that_may_have_run() -> None:
+    assert recovery.newest_started((*LINEAGE, link(3, 2, 12, started=False))) == 2
+    assert recovery.newest_started(()) == 0
+
+
+@pytest.mark.parametrize(("origin", "step", "expected"), [(1, 10, True), (1, 11, False), (2, 11, True), (3, 5, False)])
+def test_a_slot_is_on_the_path_up_to_the_branch(origin: int, step: int, expected: bool) -> None:
+    assert recovery.is_on_path(recovery.path_of(LINEAGE, Generation(2)), Generation(origin), Step(step)) is expected
+
+
+def test_the_newest_step_that_every_rank_has_on_some_node() -> None:
+    restore = recovery.choose(survey({A: [slot(0, 2, 12), slot(0, 2, 11), slot(1, 2, 11)], B: [slot(1, 2, 11), slot(1, 1, 10)]}))
+    assert restore.base_step == 11
+    assert [[source.kind for source in sources] for sources in restore.sources] == [["local"], ["local", "peer"]]
+    assert restore.farthest == "local"
+
+
+def test_abandoned_branches_do_not_count() -> None:
+    restore = recovery.choose(survey({A: [slot(0, 1, 13), slot(0, 1, 10)], B: [slot(1, 1, 13), slot(1, 1, 10)]}))
+    assert restore.base_step == 10
+
+
+def test_a_replacement_reads_from_a_peer() -> None:
+    restore = recovery.choose(survey({A: [slot(0, 2, 12), slot(1, 2, 12)], B: []}))
+    assert restore.base_step == 12
+    source = restore.sources[1][0]
+    assert (source.kind, source.node_id, source.origin_generation, source.digest) == ("peer", A, 2, slot(1, 2, 12).digest)
+    assert restore.farthest == "peer"
+
+
+def test_memory_and_s3_may_complete_each_other() -> None:
+    restore = recovery.choose(survey({A: [slot(0, 1, 10)], B: []}, checkpoints=(checkpoint(10, 1),)))
+    assert restore.base_step == 10
+    assert [source.kind for source in restore.sources[0]] == ["local", "s3"]
+    assert [source.kind for source in restore.sources[1]] == ["s3"]
+    assert restore.farthest == "s3"
+
+
+def test_a_checkpoint_of_an_abandoned_branch_is_not_used() -> None:
+    assert recovery.choose(survey({A: [], B: []}, checkpoints=(checkpoint(13, 1), checkpoint(5, 1)))).base_step == 5
+
+
+def test_a_checkpoint_of_another_world_size_is_not_used() -> None:
+    assert recovery.choose(survey({A: [], B: []}, checkpoints=(checkpoint(5, 1, ranks=3),))).base_step == 0
+
+
+def test_nothing_left_means_the_scripts_own_state() -> None:
+    restore = recovery.choose(survey({A: [slot(0, 2, 12)], B: []}))
+    assert restore.base_step == 0
+    assert restore.sources == ((), ())
+    assert restore.farthest is None
+
+
+def test_refused_slots_lead_to_s3_or_an_older_step() -> None:
+    inventories = {A: [slot(0, 2, 12), slot(0, 2, 11)], B: [slot(1, 2, 12), slot(1, 2, 11)]}
+    refused = (RefusedSource(rank=Rank(1), origin_generation=Generation(2), step=Step(12)),)
+    assert recovery.choose(survey(inventories, refused=refused)).base_step == 11
+    with_object = recovery.choose(survey(inventories, refused=refused, checkpoints=(checkpoint(12, 2),)))
+    assert with_object.base_step == 12
+    assert [source.kind for source in with_object.sources[1]] == ["s3"]
+
+
+def kept(restore: recovery.Restore, node: NodeId) -> list[tuple[int, int]]:
+    return [(reference.owner_rank, reference.step) for reference in restore.keep[node]]
+
+
+def test_everything_up_to_the_base_is_kept_until_it_is_committed() -> None:
+    restore = recovery.choose(survey({A: [slot(0, 2, 12), slot(0, 2, 11)], B: [slot(1, 2, 11), slot(1, 1, 10)]}))
+    assert restore.base_step == 11
+    assert kept(restore, A) == [(0, 11)]
+    assert kept(restore, B) == [(1, 10), (1, 11)]
+
+
+def test_a_holder_that_lacks_the_base_frees_the_slot_that_is_not_the_newest_commit() -> None:
+    inventories = {A: [slot(0, 2, 12), slot(1, 2, 12)], B: [slot(1, 2, 11), slot(1, 1, 10)]}
+    assert kept(recovery.choose(survey(inventories, floor=Step(10))), B) == [(1, 10)]
+    assert kept(recovery.choose(survey(inventories, floor=Step(11))), B) == [(1, 11)]
+    assert kept(recovery.choose(survey(inventories, floor=Step(11), slot_count=3)), B) == [(1, 10), (1, 11)]
+
+
+def test_slots_of_abandoned_branches_are_free() -> None:
+    restore = recovery.choose(survey({A: [slot(0, 1, 13), slot(0, 1, 10)], B: [slot(1, 1, 10)]}))
+    assert kept(restore, A) == [(0, 10)]
+
+
+def test_the_farthest_of_two_incidents_parts() -> None:
+    assert recovery.farther("peer", "local") == "peer"
+    assert recovery.farther(None, "local") == "local"
+    assert recovery.farther("s3", None) == "s3"
+    assert recovery.farther(None, None) is None

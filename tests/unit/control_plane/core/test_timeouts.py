@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from control_plane.core import timeouts
+from control_plane.errors import InvalidTimeouts
+
+
+def test_the_ladder_of_the_design() -> None:
+    ladder = timeouts.ladder(3.0)
+    assert (ladder.lease_seconds, ladder.holder_deadline_seconds, ladder.prepare_deadline_seconds) == (3, 3, 6)
+    assert (ladder.coordinator_deadline_seconds, ladder.final_round_seconds) == (15, 30)
+    assert (ladder.exclude_seconds, ladder.blind_wait_seconds) == (60, 120)
+    assert timeouts.grace_seconds(ladder) == 9
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_impossible_detection_is_refused(seconds: float) -> None:
+    with pytest.raises(InvalidTimeouts, match="detection_seconds"):
+        timeouts.ladder(seconds)
+
+
+def test_a_rung_below_the_one_before_it_is_refused_by_name() -> None:
+    ladder = msgspec.structs.replace(timeouts.ladder(3.0), coordinator_deadline_seconds=5.0)
+    with pytest.raises(InvalidTimeouts, match=r"coordinator_deadline_seconds is 5, below prepare_deadline_seconds, which is 6"):
+        timeouts.check(ladder)
+
+
+def test_the_ladder_is_printed_lowest_first() -> None:
+    lines = timeouts.rungs(timeouts.ladder(3.0))
+    assert [line.split()[2] for line in lines] == [
+        "lease",
+        "holder_deadline",
+        "prepare_deadline",
+        "coordinator_deadline",
+        "final_round",
+        "exclude",
+        "blind_wait",
+    ]
