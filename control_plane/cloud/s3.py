@@ -112,6 +112,9 @@ class _Unclosed:
     def tell(self) -> int:
         return self._file.tell()
 
+    def close(self) -> None:
+        """Leave it open."""
+
 
 def _listed(bucket: str, entry: dict[str, Any]) -> ObjectInfo:
     reference = ObjectReference(bucket=bucket, key=entry["Key"])
