@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 PASS_SECONDS = 0.1
 """Longest time between two passes; every request that may have changed something brings the next one forward."""
-ADMIN_PREFIX = "/everstep-local/"
+ADMIN_PREFIX = "/_everstep/"
+"""No bucket can have this name."""
 MAX_ADMIN_BODY_BYTES = 64 * 1024
 
 StartResponse = Callable[[str, list[tuple[str, str]]], object]
@@ -131,7 +132,7 @@ class LocalAws:
         if request == ("GET", "instances"):
             return "200 OK", msgspec.json.encode(self._runner.pids())
         if request != ("PUT", "config"):
-            return "404 Not Found", msgspec.json.encode({"Message": "GET or PUT /everstep-local/config, GET /everstep-local/instances"})
+            return "404 Not Found", msgspec.json.encode({"Message": "GET or PUT /_everstep/config, GET /_everstep/instances"})
         length = int(environ.get("CONTENT_LENGTH") or 0)
         if length > MAX_ADMIN_BODY_BYTES:
             return "413 Content Too Large", msgspec.json.encode({"Message": f"at most {MAX_ADMIN_BODY_BYTES} bytes"})

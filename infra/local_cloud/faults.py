@@ -1,6 +1,6 @@
 """How the local cloud behaves today: what AWS's customers cannot choose, and its tests must.
 
-Read and changed at run time at `/everstep-local/config`; more kinds of bad days belong here.
+Read and changed at run time at `/_everstep/config`; more kinds of bad days belong here.
 """
 
 from __future__ import annotations

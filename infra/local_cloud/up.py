@@ -444,7 +444,7 @@ class LocalCluster:
 
     def _admin(self, method: str, path: str, *, content: bytes = b"") -> httpx.Response:
         try:
-            return httpx.request(method, f"{self.aws_url}/everstep-local/{path}", content=content, timeout=10, trust_env=False)
+            return httpx.request(method, f"{self.aws_url}/_everstep/{path}", content=content, timeout=10, trust_env=False)
         except httpx.TransportError as error:
             raise NotUp(f"the local AWS of {self.state_dir} does not answer: {error}") from error
 
