@@ -12,8 +12,9 @@ Invariant: the same script runs alone, under torchrun and under Everstep; only i
 from __future__ import annotations
 
 from everstep.training.errors import AgentUnreachable, CannotResume, RestoreMismatch, SessionMisuse, StaleGeneration, TrainingError
+from everstep.training.registration import init
 from everstep.training.script import hyperparameters, output_dir
-from everstep.training.session import Control, TrainingSession, init
+from everstep.training.session import Control, TrainingSession
 
 __all__ = [
     "AgentUnreachable",

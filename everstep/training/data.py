@@ -19,13 +19,10 @@ Invariant: an undisturbed run and a resumed one hand out the same batches and le
 from __future__ import annotations
 
 import logging
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
-import numpy as np
-import torch
 import xxhash
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
@@ -35,12 +32,6 @@ from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.state_tree import Tree
 
 logger = logging.getLogger("everstep.training")
-
-Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_SEARCH_DEPTH = 4
-MAX_PARTS = 64
-"""A longer list holds samples, not transforms."""
 
 
 @runtime_checkable
@@ -152,8 +143,8 @@ class _MapLoader:
         self._has_workers = loader.num_workers > 0
         self._user_samplers = [sampler for sampler in (loader.batch_sampler, loader.sampler) if sampler is not None]
         inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        of_dataset = find_generators([loader.dataset])
-        of_sampler = find_generators([*self._user_samplers, loader.generator])
+        of_dataset = rng.find_generators([loader.dataset])
+        of_sampler = rng.find_generators([*self._user_samplers, loader.generator])
         generators = [generator for generator in of_sampler if not any(generator is other for other in of_dataset)]
         self._dataset_generators = [] if self._has_workers else of_dataset
         self._sampler = PlacedSampler(inner, generators, seeding if self._has_workers else None)
@@ -172,13 +163,13 @@ class _MapLoader:
         return iterator
 
     def state_dict(self) -> dict[str, Tree]:
-        return {"began": self._sampler.began, "dataset": [generator_state(generator) for generator in self._dataset_generators]}
+        return {"began": self._sampler.began, "dataset": [rng.generator_state(generator) for generator in self._dataset_generators]}
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
         if state["began"] is not None:
             self._sampler.resume(cast("dict[str, Tree]", state["began"]), consumed_count)
         for generator, saved in zip(self._dataset_generators, cast("list[Tree]", state["dataset"]), strict=True):
-            set_generator_state(generator, saved)
+            rng.set_generator_state(generator, saved)
 
 
 class PlacedSampler:
@@ -190,7 +181,7 @@ class PlacedSampler:
         seeding: marks each batch with its seed, for the workers; None without workers.
     """
 
-    def __init__(self, inner: Iterable[object], generators: list[Generator], seeding: Seeding | None) -> None:
+    def __init__(self, inner: Iterable[object], generators: list[rng.Generator], seeding: Seeding | None) -> None:
         self._inner = inner
         self._generators = generators
         self._seeding = seeding
@@ -216,14 +207,14 @@ class PlacedSampler:
         # are the sampler's own, in the undisturbed run and here alike, whatever the kind and age of the loader's workers.
         count = 0
         if self._resume is None:
-            self.began = {"process": rng.observe(with_devices=False), "own": [generator_state(generator) for generator in self._generators]}
+            self.began = {"process": rng.observe(with_devices=False), "own": [rng.generator_state(generator) for generator in self._generators]}
             items = iter(self._inner)
         else:
             (began, count), self._resume = self._resume, None
             before = rng.observe(with_devices=False)
             rng.restore(cast(rng.RandomState, began["process"]))
             for generator, saved in zip(self._generators, cast("list[Tree]", began["own"]), strict=True):
-                set_generator_state(generator, saved)
+                rng.set_generator_state(generator, saved)
             items = iter(self._inner)
             for _ in range(count):
                 next(items, None)
@@ -249,7 +240,7 @@ class SeededDataset(Dataset[object]):
 
     def __init__(self, inner: Dataset[object]) -> None:
         self.inner = inner
-        self.generators: list[Generator] | None = None
+        self.generators: list[rng.Generator] | None = None
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__") or name == "inner":  # asked for by pickle before there is an inner one
@@ -273,9 +264,9 @@ class SeededDataset(Dataset[object]):
         assert get_worker_info() is not None
         rng.seed(number)
         if self.generators is None:
-            self.generators = find_generators([self.inner])
+            self.generators = rng.find_generators([self.inner])
         for generator in self.generators:
-            seed_generator(generator, number)
+            rng.seed_generator(generator, number)
 
 
 class _OwnState:
@@ -335,75 +326,6 @@ class _Replayed:
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
         self._skip = (cast(rng.RandomState, state["began"]), consumed_count)
-
-
-def find_generators(roots: Iterable[object]) -> list[Generator]:
-    """Return the random generators that these objects hold, in a fixed order, each once.
-
-    Args:
-        roots: samplers or datasets; searched through their attributes, lists and dicts, a few levels deep.
-
-    Returns:
-        Generators of torch, numpy and Python.
-    """
-    found: dict[int, Generator] = {}
-    seen: set[int] = set()
-
-    def search(value: object, depth: int) -> None:
-        if isinstance(value, _GENERATORS):
-            found.setdefault(id(value), value)
-        elif depth and id(value) not in seen and not isinstance(value, (torch.Tensor, np.ndarray, str, bytes, type, torch.nn.Module)):
-            seen.add(id(value))
-            for part in _parts(value):
-                search(part, depth - 1)
-
-    for root in roots:
-        search(root, _SEARCH_DEPTH)
-    return list(found.values())
-
-
-def _parts(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
-        return list(value.values()) if len(value) <= MAX_PARTS else ()
-    if isinstance(value, (list, tuple)):
-        return value if len(value) <= MAX_PARTS else ()
-    return vars(value).values() if hasattr(value, "__dict__") else ()
-
-
-def generator_state(generator: Generator) -> Tree:
-    """Return a generator's state as a tree."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state()
-    return generator.getstate()
-
-
-def set_generator_state(generator: Generator, state: Tree) -> None:
-    """Set a generator to what `generator_state` returned."""
-    if isinstance(generator, torch.Generator):
-        generator.set_state(cast(torch.Tensor, state))
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = cast("dict[str, object]", state)
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(cast("tuple[str, np.ndarray[tuple[int], np.dtype[np.uint32]], int, int, float]", state))
-    else:
-        generator.setstate(cast("tuple[object, ...]", state))
-
-
-def seed_generator(generator: Generator, number: int) -> None:
-    """Seed a generator with 64 bits."""
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(number)
-    elif isinstance(generator, np.random.Generator):
-        kind = cast("Callable[[int], np.random.BitGenerator]", type(generator.bit_generator))
-        generator.bit_generator.state = kind(number).state
-    elif isinstance(generator, np.random.RandomState):
-        generator.seed(number & 0xFFFFFFFF)
-    else:
-        generator.seed(number)
 
 
 def _source(name: str, loader: Iterable[object], seeding: Seeding) -> Resumable:

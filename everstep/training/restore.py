@@ -22,6 +22,8 @@ from everstep.training.capture import view_of
 from everstep.training.errors import RestoreMismatch
 from everstep.training.state_tree import Tree, decode
 
+VALUE_PREFIX = "value"
+"""Of the names of tensors that stand for large values of the tree: `value/rng/torch`."""
 SHOWN_DIFFERENCES = 8
 
 
@@ -100,7 +102,7 @@ def read_snapshot(path: Path, expected: Expected) -> Snapshot:
     tensors = {entry.name: view_of(payload, entry) for entry in index.tensors}
     try:
         # Objects may keep what load_state_dict hands them: give them memory of their own.
-        tree = decode(values.tree, lambda name: tensors[name].clone())
+        tree = decode(values.tree, lambda path: tensors[VALUE_PREFIX + path].clone())
     except ProtocolError as error:
         raise RestoreMismatch(f"the slot {path} cannot be read: {error}") from error
     return Snapshot(header.step, tensors, tree)

@@ -1,4 +1,4 @@
-"""The process's random number generators: torch (CPU and every CUDA device), numpy's global one and Python's.
+"""Random number generators: the process's own (torch on CPU and every CUDA device, numpy's global one, Python's), and those that objects hold.
 
 Invariant: `restore(observe())` changes nothing, and numbers drawn after it are those that would have been drawn after `observe`.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 import struct
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -15,6 +16,12 @@ import torch
 from everstep.training.state_tree import Tree
 
 RandomState: TypeAlias = dict[str, Tree]
+Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+
+SEARCH_DEPTH = 4
+MAX_PARTS = 64
+"""A longer list holds samples, not transforms."""
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _PYTHON_WORDS = struct.Struct("<625I")
 
 
@@ -60,3 +67,72 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
     np.random.seed(number & 0xFFFFFFFF)
     random.seed(number)
+
+
+def find_generators(roots: Iterable[object]) -> list[Generator]:
+    """Return the random generators that these objects hold, in a fixed order, each once.
+
+    Args:
+        roots: samplers or datasets; searched through their attributes, lists and dicts, a few levels deep.
+
+    Returns:
+        Generators of torch, numpy and Python.
+    """
+    found: dict[int, Generator] = {}
+    seen: set[int] = set()
+
+    def search(value: object, depth: int) -> None:
+        if isinstance(value, _GENERATORS):
+            found.setdefault(id(value), value)
+        elif depth and id(value) not in seen and not isinstance(value, (torch.Tensor, np.ndarray, str, bytes, type, torch.nn.Module)):
+            seen.add(id(value))
+            for part in _parts(value):
+                search(part, depth - 1)
+
+    for root in roots:
+        search(root, SEARCH_DEPTH)
+    return list(found.values())
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return list(value.values()) if len(value) <= MAX_PARTS else ()
+    if isinstance(value, (list, tuple)):
+        return value if len(value) <= MAX_PARTS else ()
+    return vars(value).values() if hasattr(value, "__dict__") else ()
+
+
+def generator_state(generator: Generator) -> Tree:
+    """Return a generator's state as a tree."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state()
+    return generator.getstate()
+
+
+def set_generator_state(generator: Generator, state: Tree) -> None:
+    """Set a generator to what `generator_state` returned."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(cast(torch.Tensor, state))
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = cast("dict[str, object]", state)
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(cast("tuple[str, np.ndarray[tuple[int], np.dtype[np.uint32]], int, int, float]", state))
+    else:
+        generator.setstate(cast("tuple[object, ...]", state))
+
+
+def seed_generator(generator: Generator, number: int) -> None:
+    """Seed a generator with 64 bits."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(number)
+    elif isinstance(generator, np.random.Generator):
+        kind = cast("Callable[[int], np.random.BitGenerator]", type(generator.bit_generator))
+        generator.bit_generator.state = kind(number).state
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(number & 0xFFFFFFFF)
+    else:
+        generator.seed(number)

@@ -11,6 +11,8 @@ from everstep.protocol.rank_messages import NONE, AgentHalf, StopState
 
 FINISHED = -2
 """In place of the proposed step: the final round is over, leave `close()`."""
+LATE = "late"
+"""The reason for abandoning a step that was passed before its slot was granted: the coordinator then gives more notice."""
 ECHO_YES = 1
 ECHO_NO = 2
 
@@ -24,7 +26,7 @@ class RankView:
     base: int
     """The step that was restored, 0 for none: it is never captured again."""
     settled: int
-    """The newest proposed step that was captured or abandoned; proposals only grow within a generation."""
+    """The proposed step that was captured or abandoned, as long as it is the proposed one."""
     echo_step: int = NONE
     """The newest announced stop that was answered."""
     has_slots: bool = False
@@ -74,12 +76,12 @@ def is_final_round_over(boundary: int, half: AgentHalf) -> bool:
 
 def _on_proposal(view: RankView, half: AgentHalf) -> tuple[int | None, tuple[int, str] | None]:
     step = half.proposed
-    if step <= max(view.base, view.settled) or step > view.boundary:
+    if step <= view.base or step == view.settled or step > view.boundary:
         return None, None
     if view.obstacle:
         return None, (step, view.obstacle)
     if step < view.boundary:
-        return None, None if half.vote_step == step else (step, "late: the rank had passed the step when it heard of it, or had no slot then")
+        return None, None if half.vote_step == step else (step, LATE)
     if half.slot == NONE or not view.has_slots:
         return None, None  # granted in time while the rank stands still, or late at the next boundary
     return half.slot, None

@@ -1,0 +1,136 @@
+"""`init`: what a script hands over becomes a session, or is refused by name.
+
+Invariant: nothing of the script's is changed before all of it is known to be resumable; a refusal reaches the agent before it is raised.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer
+
+from everstep.protocol.rank_messages import RankFault, RankHello
+from everstep.training.adapters.base import Adapter, qualified_name
+from everstep.training.adapters.ddp import DDPAdapter
+from everstep.training.adapters.deepspeed import DeepSpeedAdapter, is_engine
+from everstep.training.adapters.fsdp import FSDPAdapter
+from everstep.training.adapters.plain import PlainAdapter
+from everstep.training.agent_link import AgentLink, NullLink, UnixAgentLink
+from everstep.training.capture import CpuCopier
+from everstep.training.data import DataStream
+from everstep.training.errors import CannotResume, SessionMisuse, TrainingError
+from everstep.training.script import Environment
+from everstep.training.session import TrainingSession
+from everstep.training.state import RankState, Stateful
+
+
+def init(
+    *,
+    model: torch.nn.Module | Mapping[str, torch.nn.Module] | None = None,
+    optimizer: Optimizer | Mapping[str, Optimizer] | None = None,
+    engine: torch.nn.Module | Mapping[str, torch.nn.Module] | None = None,
+    scheduler: Stateful | Mapping[str, Stateful] | None = None,
+    data: Iterable[Any] | Mapping[str, Iterable[Any]] | None = None,
+    extra: Mapping[str, Stateful] | None = None,
+    guard: Literal["step", "forward"] = "step",
+    trusted_optimizers: Sequence[type] = (),
+) -> TrainingSession:
+    """Register what a run's state is made of. Every rank, once, after wrapping, compiling and building the optimizer, before the first forward.
+
+    Args:
+        model: one module, or several by name; wrapped as they will be called.
+        optimizer: one, or several by name.
+        engine: a DeepSpeed engine, or several by name, instead of model and optimizer.
+        scheduler: one, or several by name; with `state_dict` and `load_state_dict` of tensors and plain values.
+        data: one loader, or several by name; what kinds can be resumed is in `everstep.training.data`.
+        extra: whatever else the run depends on (a gradient scaler, an average of the weights, a record of losses), likewise stateful.
+        guard: what the background copy is waited for: "step", the next optimizer step; "forward", the next forward, for optimizers that
+            run inside backward or inside a captured CUDA graph.
+        trusted_optimizers: classes outside torch.optim that keep all their state in `state` and `param_groups`.
+
+    Returns:
+        The session.
+
+    Raises:
+        CannotResume: something registered cannot be brought back; named.
+        SessionMisuse: neither a model nor an engine, or ranks without a process group.
+        AgentUnreachable: the agent that the environment names does not answer.
+        StaleGeneration: it runs another generation.
+    """
+    environment = Environment.read()
+    link = _link(environment)
+    try:
+        if environment.world_size > 1 and not (dist.is_available() and dist.is_initialized()):
+            raise SessionMisuse("init() comes after torch.distributed.init_process_group (or deepspeed.init_distributed)")
+        link.welcome()
+        adapters = _adapters(_named(model), _named(optimizer), _named(engine), trusted_optimizers)
+        objects = {f"scheduler/{name}" if name else "scheduler": item for name, item in _named(scheduler).items()}
+        objects |= {f"extra/{name}": item for name, item in (extra or {}).items()}
+        for name, item in objects.items():
+            if not callable(getattr(item, "state_dict", None)) or not callable(getattr(item, "load_state_dict", None)):
+                raise CannotResume(name, f"{qualified_name(type(item))} has no state_dict and load_state_dict")
+        seed = torch.initial_seed()
+        streams = {
+            name or "data": DataStream(f"data/{name}" if name else "data", loader, seed, environment.rank) for name, loader in _named(data).items()
+        }
+        state = RankState(adapters, objects, streams, environment)
+        session = TrainingSession(state, link, environment, CpuCopier(), has_many_streams=isinstance(data, Mapping))
+    except TrainingError as error:
+        link.send(RankFault(generation=link.generation, code=error.code, message=str(error)))
+        link.close()
+        raise
+    if guard == "forward":
+        for module in (module for adapter in adapters for module in adapter.modules()):
+            module.register_forward_pre_hook(lambda *_: session.fence())
+    for adapter in adapters:
+        adapter.prepare()
+    return session
+
+
+def _link(environment: Environment) -> AgentLink:
+    if environment.agent_socket is None:
+        return NullLink()
+    hello = RankHello(job=environment.job, run=environment.run, generation=environment.generation, rank=environment.rank, pid=os.getpid())
+    return UnixAgentLink(environment.agent_socket, hello)
+
+
+def _named(given: object) -> dict[str, Any]:
+    if given is None:
+        return {}
+    return dict(given) if isinstance(given, Mapping) else {"": given}
+
+
+def _adapters(
+    models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], engines: Mapping[str, torch.nn.Module], trusted: Sequence[type]
+) -> list[Adapter]:
+    engines = {**engines, **{name: model for name, model in models.items() if is_engine(model)}}
+    models = {name: model for name, model in models.items() if not is_engine(model)}
+    adapters: list[Adapter] = [DeepSpeedAdapter(name, engine, trusted) for name, engine in engines.items()]
+    if engines:
+        optimizers = {}  # an engine brings its own
+    if models or optimizers:
+        adapters.append(_torch_adapter(models, optimizers, trusted))
+    if not adapters:
+        raise SessionMisuse("init() needs a model and its optimizer, or a DeepSpeed engine")
+    return adapters
+
+
+def _torch_adapter(models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type]) -> Adapter:
+    kinds: set[type[PlainAdapter]] = set()
+    for name, model in models.items():
+        for module in model.modules():
+            if isinstance(module, (FullyShardedDataParallel, torch.nn.DataParallel)):
+                raise CannotResume(f"model/{name}", f"{qualified_name(type(module))} is not known to come back bit for bit; use fully_shard or DDP")
+            if isinstance(module, DistributedDataParallel):
+                kinds.add(DDPAdapter)
+            elif isinstance(module, FSDPModule):
+                kinds.add(FSDPAdapter)
+    if len(kinds) > 1:
+        raise CannotResume("model", "DDP and fully_shard in one session are not known to come back bit for bit")
+    return (kinds.pop() if kinds else PlainAdapter)(models, optimizers, trusted)

@@ -1,0 +1,321 @@
+"""An agent in a thread, for tests: real socket, real pages, real slot files; its rounds are those of one node without peers.
+
+It proposes, waits until every rank has captured or one has abandoned, seals, commits, proposes again. `hold` keeps it from proposing, `finish`
+answers ranks that stand still.
+"""
+
+from __future__ import annotations
+
+import mmap
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from everstep.protocol.codec import LENGTH, decode, frame, frame_length
+from everstep.protocol.rank_messages import (
+    NONE,
+    RANK_WORD_BYTES,
+    Abandoned,
+    AgentHalf,
+    Captured,
+    Logged,
+    RankFault,
+    RankHello,
+    RankToAgent,
+    SlotsGranted,
+    SlotsRequest,
+    Standing,
+    StopState,
+    Vote,
+    Welcome,
+    WordChanged,
+    read_rank_half,
+    write_agent_half,
+)
+from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, digest, pack_header, unpack_header
+
+JOB = "job"
+RUN = "ab" * 16
+
+
+class Line:
+    """One rank as the agent sees it."""
+
+    def __init__(self, directory: Path, rank: int, generation: int) -> None:
+        self.rank = rank
+        self.page_path = directory / f"page-{rank}-{generation}"
+        self.slot_paths = [directory / f"slot-{rank}-{generation}-{number}" for number in (0, 1)]
+        if not self.page_path.exists():
+            self.page_path.write_bytes(bytes(RANK_WORD_BYTES))
+        with self.page_path.open("r+b") as file:
+            self.page = memoryview(mmap.mmap(file.fileno(), RANK_WORD_BYTES))
+        self.half = AgentHalf(generation)
+        self.connection: socket.socket | None = None
+        self.request: SlotsRequest | None = None
+        self.captured: Captured | None = None
+
+    def say(self, message: object) -> None:
+        if self.connection is not None:
+            try:
+                self.connection.sendall(frame(message))  # type: ignore[arg-type]
+            except OSError:
+                self.connection = None
+
+    def write(self, **changes: object) -> None:
+        self.half = replace(self.half, **changes)  # type: ignore[arg-type]
+        write_agent_half(self.page, self.half)
+
+
+class FakeAgent:
+    """Serves all ranks of one generation. A context manager: nothing is left when it ends."""
+
+    def __init__(
+        self,
+        directory: Path,
+        world_size: int,
+        generation: int = 1,
+        *,
+        base_step: int = 0,
+        base_slots: dict[int, Path] | None = None,
+        first: int = 1,
+        lead: int = 2,
+        commit_target: int = 1,
+        on_message: Callable[[FakeAgent, int, object], None] | None = None,
+    ) -> None:
+        self.path = directory / f"agent-{generation}.sock"
+        self.generation = generation
+        self.base_step = base_step
+        self.base_slots = base_slots or {}
+        self.lines = [Line(directory, rank, generation) for rank in range(world_size)]
+        self.committed = NONE
+        self.proposed = NONE
+        self.newest = max(base_step, first - 1)
+        self.lead = lead
+        self.commit_target = commit_target
+        self.commits: list[int] = []
+        self.sealed: dict[tuple[int, int], Path] = {}
+        """(rank, step) → file."""
+        self.messages: list[tuple[int, object]] = []
+        self.changed = threading.Condition(threading.RLock())
+        self.reached = threading.Event()
+        """`commit_target` steps were committed."""
+        self.is_held = False
+        self._on_message = on_message
+        self._server: socket.socket | None = None
+        self._threads: list[threading.Thread] = []
+        for line in self.lines:
+            line.write()
+
+    def __enter__(self) -> FakeAgent:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        for line in self.lines:
+            line.page.release()
+
+    def start(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server.bind(str(self.path))
+        self._server.listen(16)
+        self._spawn(self._accept, self._server)
+
+    def stop(self) -> None:
+        """Go away, as an agent that is killed."""
+        if self._server is not None:
+            self._server.shutdown(socket.SHUT_RDWR)
+            self._server.close()
+            self._server = None
+        for line in self.lines:
+            if line.connection is not None:
+                connection, line.connection = line.connection, None
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(timeout=10)
+        self._threads.clear()
+        self.path.unlink(missing_ok=True)
+
+    def of_kind(self, kind: type) -> list[tuple[int, object]]:
+        with self.changed:
+            return [(rank, message) for rank, message in self.messages if isinstance(message, kind)]
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 30) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, timeout), f"not in {timeout} s; heard {self.messages[-10:]}"
+
+    def announce_stop(self, step: int, state: StopState) -> None:
+        with self.changed:
+            for line in self.lines:
+                line.write(stop=step, stop_state=state)
+                line.say(WordChanged())
+
+    def halves(self) -> list[object]:
+        return [read_rank_half(line.page) for line in self.lines]
+
+    # -- inside -------------------------------------------------------------------------------------------------------------------------
+
+    def _spawn(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _accept(self, server: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            self._spawn(self._serve, connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        line: Line | None = None
+        with connection:
+            while (message := self._read(connection)) is not None:
+                with self.changed:
+                    if isinstance(message, RankHello):
+                        line = self.lines[message.rank]
+                        line.connection = connection
+                        self._welcome(line, message)
+                    assert line is not None
+                    self.messages.append((line.rank, message))
+                    if self._on_message is not None:
+                        self._on_message(self, line.rank, message)
+                    self._take(line, message)
+                    self.changed.notify_all()
+            if line is not None and line.connection is connection:
+                line.connection = None
+
+    @staticmethod
+    def _read(connection: socket.socket) -> object | None:
+        def exactly(count: int) -> bytes | None:
+            data = b""
+            while len(data) < count:
+                try:
+                    piece = connection.recv(count - len(data))
+                except OSError:
+                    return None
+                if not piece:
+                    return None
+                data += piece
+            return data
+
+        prefix = exactly(LENGTH.size)
+        body = exactly(frame_length(prefix)) if prefix is not None else None
+        return decode(body, RankToAgent) if body is not None else None  # type: ignore[arg-type]
+
+    def _welcome(self, line: Line, hello: RankHello) -> None:
+        assert (hello.job, hello.run, hello.generation) == (JOB, RUN, self.generation)
+        base = self.base_slots.get(line.rank)
+        line.say(
+            Welcome(
+                generation=self.generation,
+                word_path=str(line.page_path),
+                base_step=self.base_step,  # type: ignore[arg-type]
+                base_slot_path=str(base) if base else None,
+            )
+        )
+
+    def _take(self, line: Line, message: object) -> None:
+        if isinstance(message, SlotsRequest):
+            line.request = message
+            for path in line.slot_paths:
+                self._make_slot(line, path, message)
+            paths = tuple(str(path) for path in line.slot_paths)
+            line.say(SlotsGranted(layout_hash=message.layout_hash, capacity_bytes=message.capacity_bytes, paths=paths))
+            if self.proposed != NONE:
+                self._drop()
+        elif isinstance(message, Captured) and message.step == self.proposed:
+            line.captured = message
+            if all(each.captured is not None for each in self.lines):
+                self._commit()
+        elif isinstance(message, Abandoned) and message.step == self.proposed:
+            self._drop()
+        self._propose()
+        self._finish()
+
+    def _make_slot(self, line: Line, path: Path, request: SlotsRequest) -> None:
+        """A new file: what an older one holds stays as it is, for whoever has it mapped."""
+        path.unlink(missing_ok=True)
+        header = self._header(line, request.capacity_bytes, SlotState.EMPTY)
+        with path.open("wb") as file:
+            file.write(pack_header(header))
+            file.truncate(HEADER_BYTES + request.capacity_bytes)
+
+    def _header(self, line: Line, capacity: int, state: SlotState, **fields: object) -> SlotHeader:
+        return SlotHeader(
+            job=JOB,  # type: ignore[arg-type]
+            run=RUN,  # type: ignore[arg-type]
+            owner_rank=line.rank,  # type: ignore[arg-type]
+            origin_generation=self.generation,  # type: ignore[arg-type]
+            state=state,
+            capacity_bytes=capacity,
+            **{"step": 0, **fields},  # type: ignore[arg-type]
+        )
+
+    def _propose(self) -> None:
+        """Propose the next step when none is, and every rank has slots."""
+        boundaries = [half.boundary for half in (read_rank_half(line.page) for line in self.lines) if half is not None]
+        is_idle = self.proposed == NONE and not self.is_held and len(self.commits) < self.commit_target
+        if not is_idle or any(line.request is None for line in self.lines):
+            return
+        self.newest = self.proposed = max(self.newest + 1, max(boundaries) + self.lead)
+        slot = len(self.commits) % 2
+        for line in self.lines:
+            line.captured = None
+            line.write(proposed=self.proposed, slot=slot, committed=self.committed, vote_step=NONE, vote=Vote.NONE)
+            line.say(WordChanged())
+
+    def _drop(self) -> None:
+        self.proposed = NONE
+        self.lead += 2  # whoever abandoned was told too late
+        for line in self.lines:
+            line.write(proposed=NONE, slot=NONE)
+
+    def _commit(self) -> None:
+        for line in self.lines:
+            assert line.captured is not None
+            self.sealed[line.rank, self.proposed] = self._seal(line, line.captured)
+        self.committed, self.proposed = self.proposed, NONE
+        self.commits.append(self.committed)
+        for line in self.lines:
+            line.write(committed=self.committed, proposed=NONE, slot=NONE)
+            line.say(WordChanged())
+        if len(self.commits) >= self.commit_target:
+            self.reached.set()
+
+    def _seal(self, line: Line, captured: Captured) -> Path:
+        path = line.slot_paths[captured.slot]
+        data = path.read_bytes()
+        payload = data[HEADER_BYTES : HEADER_BYTES + captured.payload_bytes]
+        header = self._header(
+            line,
+            unpack_header(data[:HEADER_BYTES]).capacity_bytes,
+            SlotState.SEALED,
+            step=captured.step,
+            payload_bytes=captured.payload_bytes,
+            index_offset=captured.index_offset,
+            index_bytes=captured.index_bytes,
+            payload_digest=digest(payload),
+            layout_hash=captured.layout_hash,
+        )
+        with path.open("r+b") as file:
+            file.write(pack_header(header))
+        return path
+
+    def _finish(self) -> None:
+        """Every rank stands still: the final round is over at once."""
+        halves = [read_rank_half(line.page) for line in self.lines]
+        if all(half is not None and half.standing in (Standing.CLOSING, Standing.CLOSED) for half in halves) and not self.is_held:
+            for line in self.lines:
+                line.write(proposed=-2, slot=NONE)
+                line.say(WordChanged())
+
+    def logged(self) -> list[Logged]:
+        return [message for _, message in self.of_kind(Logged)]  # type: ignore[misc]
+
+    def faults(self) -> list[RankFault]:
+        return [message for _, message in self.of_kind(RankFault)]  # type: ignore[misc]

@@ -1,0 +1,447 @@
+"""What the ranks of the adapter tests run: small models, each with one trait that a resume could get wrong.
+
+A scenario builds everything anew from seeds and returns what to register and how to make a step. `run` trains it and writes down a digest of the
+whole state, every loss since this launch began, and the next random draws.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+import everstep.training
+from everstep.training.session import TrainingSession
+from everstep.training.state_tree import tensor_bytes
+
+WIDTH = 16
+
+
+@dataclass
+class Scenario:
+    """What to register, and how to make a step."""
+
+    register: dict[str, Any]
+    step: Callable[[Any, TrainingSession], float]
+    accumulate: int = 1
+    after: Callable[[], None] = field(default=lambda: None)
+
+
+class Losses:
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values = state["values"]
+
+
+def run(name: str, directory: str, arguments: dict[str, Any]) -> int:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.use_deterministic_algorithms(True)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
+    torch.manual_seed(0)
+    scenario = SCENARIOS[name](**arguments.get("options", {}))
+    torch.manual_seed(100 + rank)
+    np.random.seed(200 + rank)
+    random.seed(300 + rank)
+    losses = Losses()
+    session = _init(scenario, losses)
+    begun = session.restore()
+    for batch in session.batches(until_step=arguments["until"], accumulate=scenario.accumulate):
+        losses.values.append(scenario.step(batch, session))
+    scenario.after()
+    result = {
+        "rank": rank,
+        "begun": begun,
+        "step": session.step - 1,
+        "losses": [value.hex() for value in losses.values],
+        "digest": digest(session),
+        "draws": [torch.rand(()).item().hex(), float(np.random.rand()).hex(), random.random().hex()],
+        "unstable": sorted(session._guard.unstable),
+        "blocked": len(session.blocked_seconds),
+    }
+    session.close()
+    Path(directory, f"result-{rank}.json").write_text(json.dumps(result))
+    return 0
+
+
+def _init(scenario: Scenario, losses: Losses) -> TrainingSession:
+    register = dict(scenario.register)
+    extra = {"losses": losses, **register.pop("extra", {})}
+    return everstep.training.init(extra=extra, **register)
+
+
+def digest(session: TrainingSession) -> dict[str, str]:
+    """Return a short hash of each tensor, and one of all plain values."""
+    observed = session._state.observe()
+    hashes = {item.name: hashlib.sha256(tensor_bytes(item.tensor).numpy().tobytes()).hexdigest()[:16] for item in observed.tensors}
+    return {**hashes, "(values)": hashlib.sha256(observed.values).hexdigest()[:16]}
+
+
+class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A regression problem; `noisy` adds noise to each sample when it is fetched."""
+
+    def __init__(self, count: int = 96, noisy: bool = False) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.inputs = torch.randn(count, WIDTH, generator=generator)
+        self.targets = torch.randn(count, 1, generator=generator)
+        self.noisy = noisy
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = self.inputs[index]
+        if self.noisy:
+            inputs = inputs + 0.1 * torch.randn(WIDTH) + float(np.random.rand()) + random.random()
+        return inputs, self.targets[index]
+
+
+class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __iter__(self) -> Any:
+        yield from (Numbers()[index] for index in range(40))
+
+
+def network(dropout: float = 0.1, depth: int = 3) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, 1))
+
+
+def loader(batch_size: int = 4, **options: Any) -> DataLoader[Any]:
+    noisy = options.pop("noisy", False)
+    dataset = Numbers(noisy=noisy)
+    sampler = DistributedSampler(dataset, seed=3)
+    return DataLoader(dataset, batch_size=batch_size, sampler=sampler, **options)
+
+
+def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 5) * 0.98**step)
+
+
+def average_gradients(*modules: nn.Module) -> None:
+    for module in modules:
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+
+
+def usual_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, *, averages: bool = False
+) -> Callable[[Any, TrainingSession], float]:
+    def step(batch: Any, _session: TrainingSession) -> float:
+        inputs, targets = batch
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(inputs), targets)
+        loss.backward()
+        if averages:
+            average_gradients(model)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        return loss.item()
+
+    return step
+
+
+def plain() -> Scenario:
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = schedule(optimizer)
+    return Scenario(
+        {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, usual_step(model, optimizer, scheduler, averages=True)
+    )
+
+
+def ddp(bucket_cap_mb: float = 0.001) -> Scenario:
+    """Small buckets, so that there are several and their layout matters."""
+    model = nn.parallel.DistributedDataParallel(network(depth=6), bucket_cap_mb=bucket_cap_mb)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = schedule(optimizer)
+    return Scenario({"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, usual_step(model, optimizer, scheduler))
+
+
+def fsdp(dtype: str = "fp32") -> Scenario:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model = network()
+    options: dict[str, Any] = {"mesh": init_device_mesh("cpu", (dist.get_world_size(),))}
+    if dtype == "bf16":
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for module in model:
+        if isinstance(module, nn.Linear):
+            fully_shard(module, **options)
+    fully_shard(model, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = schedule(optimizer)
+
+    def step(batch: Any, session: TrainingSession) -> float:
+        inputs, targets = batch
+        if session.step % 3 == 0:
+            with torch.no_grad(), session.phase("eval"):
+                model(inputs)  # afterwards named_parameters() shows gathered tensors
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(inputs).float(), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        return loss.item()
+
+    return Scenario({"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, step)
+
+
+def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool = False) -> Scenario:
+    import deepspeed
+
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": accumulate,
+        "gradient_clipping": 1.0,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**31,
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 64},
+    }
+    if dtype == "bf16":
+        config["bf16"] = {"enabled": True}
+    deepspeed.init_distributed("gloo", dist_init_required=False)
+    if stage == 3:
+        with deepspeed.zero.Init(config_dict_or_path=config):
+            model = network()
+    else:
+        model = network()
+    if freeze:
+        for parameter in model[0].parameters():
+            parameter.requires_grad_(False)
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule(optimizer), config=config, dist_init_required=False)
+
+    def step(batch: Any, _session: TrainingSession) -> float:
+        inputs, targets = batch
+        output = engine(inputs.to(torch.bfloat16) if dtype == "bf16" else inputs)
+        loss = F.mse_loss(output.float(), targets)
+        engine.backward(loss)
+        engine.step()
+        return loss.item()
+
+    return Scenario({"engine": engine, "data": loader()}, step)
+
+
+def batch_norm() -> Scenario:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+    model.register_buffer("scratch", torch.zeros(3), persistent=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, nesterov=True)
+    scheduler = schedule(optimizer)
+    usual = usual_step(model, optimizer, scheduler, averages=True)
+
+    def step(batch: Any, session: TrainingSession) -> float:
+        model.scratch = model.scratch + 1  # replaced, not written: buffers are looked up anew
+        return usual(batch, session) + float(model.scratch[0])
+
+    return Scenario({"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, step)
+
+
+def two_optimizers() -> Scenario:
+    """The second steps every third time, on gradients accumulated over the boundaries between."""
+    models = {"body": network(), "head": nn.Linear(1, 1)}
+    optimizers: dict[str, torch.optim.Optimizer] = {
+        "body": torch.optim.AdamW(models["body"].parameters(), lr=1e-2),
+        "head": torch.optim.Adagrad(models["head"].parameters(), lr=1e-1),
+    }
+    schedulers = {name: schedule(optimizer) for name, optimizer in optimizers.items()}
+
+    def step(batch: Any, session: TrainingSession) -> float:
+        inputs, targets = batch
+        optimizers["body"].zero_grad()
+        loss = F.mse_loss(models["head"](models["body"](inputs)), targets)
+        loss.backward()
+        average_gradients(models["body"])
+        optimizers["body"].step()
+        schedulers["body"].step()
+        if session.step % 3 == 0:
+            average_gradients(models["head"])
+            optimizers["head"].step()
+            optimizers["head"].zero_grad()
+            schedulers["head"].step()
+        return loss.item()
+
+    return Scenario({"model": models, "optimizer": optimizers, "scheduler": schedulers, "data": loader()}, step)
+
+
+def scaler() -> Scenario:
+    """Every fourth step overflows and is skipped."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = schedule(optimizer)
+    gradient_scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+
+    def step(batch: Any, session: TrainingSession) -> float:
+        inputs, targets = batch
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(inputs), targets)
+        gradient_scaler.scale(loss).backward()
+        average_gradients(model)
+        if session.step % 4 == 0:
+            next(model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
+        gradient_scaler.step(optimizer)
+        gradient_scaler.update()
+        scheduler.step()
+        return loss.item() + gradient_scaler.get_scale()
+
+    register = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader(), "extra": {"scaler": gradient_scaler}}
+    return Scenario(register, step)
+
+
+def max_norm() -> Scenario:
+    """The embedding changes in forward: only an audit can find out."""
+    model = nn.ModuleDict({"table": nn.Embedding(32, WIDTH, max_norm=0.5), "rest": network()})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = schedule(optimizer)
+
+    def step(batch: Any, _session: TrainingSession) -> float:
+        inputs, targets = batch
+        optimizer.zero_grad()
+        rows = model["table"]((inputs[:, 0].abs() * 10).long() % 32)
+        loss = F.mse_loss(model["rest"](inputs + rows), targets)
+        loss.backward()
+        average_gradients(model)
+        optimizer.step()
+        scheduler.step()
+        return loss.item()
+
+    return Scenario({"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, step)
+
+
+def momentum_encoder() -> Scenario:
+    """Frozen weights that follow the others through `.data`, which torch's version counter misses."""
+    online = network(dropout=0.0)
+    target = copy.deepcopy(online)
+    target.requires_grad_(False)
+    optimizer = torch.optim.AdamW(online.parameters(), lr=1e-2)
+    scheduler = schedule(optimizer)
+
+    def step(batch: Any, _session: TrainingSession) -> float:
+        inputs, targets = batch
+        for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
+            slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
+        optimizer.zero_grad()
+        loss = F.mse_loss(online(inputs), targets + target(inputs).detach())
+        loss.backward()
+        average_gradients(online)
+        optimizer.step()
+        scheduler.step()
+        return loss.item()
+
+    return Scenario({"model": {"online": online, "target": target}, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, step)
+
+
+def kept_gradients() -> Scenario:
+    """set_to_none=False, a frozen layer, a branch that is used only in the first steps: a zero gradient is not no gradient."""
+    model = nn.ModuleDict({"body": network(), "side": nn.Linear(1, 1), "never": nn.Linear(1, 1), "frozen": nn.Linear(1, 1)})
+    model["frozen"].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = schedule(optimizer)
+
+    def step(batch: Any, session: TrainingSession) -> float:
+        inputs, targets = batch
+        optimizer.zero_grad(set_to_none=False)
+        output = model["frozen"](model["body"](inputs))
+        if session.step <= 2:
+            output = model["side"](output)
+        loss = F.mse_loss(output, targets)
+        loss.backward()
+        average_gradients(model)
+        optimizer.step()
+        scheduler.step()
+        return loss.item()
+
+    return Scenario({"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, step)
+
+
+def accumulated() -> Scenario:
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = schedule(optimizer)
+    count = 0
+
+    def step(batch: Any, _session: TrainingSession) -> float:
+        nonlocal count
+        inputs, targets = batch
+        loss = F.mse_loss(model(inputs), targets)
+        (loss / 3).backward()
+        count += 1
+        if count % 3 == 0:
+            average_gradients(model)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        return loss.item()
+
+    return Scenario({"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, step, accumulate=3)
+
+
+def data(kind: str = "plain", workers: int = 0, persistent: bool = False) -> Scenario:
+    """Augmented data through one kind of loader; four batches to an epoch at two ranks."""
+    options: dict[str, Any] = {"noisy": True, "num_workers": workers, "batch_size": 12}
+    if workers:
+        options["persistent_workers"] = persistent
+    made: Any
+    if kind == "plain":
+        made = loader(**options)
+    elif kind == "random":  # draws its order from the process's generator
+        made = DataLoader(Numbers(noisy=True), batch_size=24, shuffle=True, num_workers=workers, persistent_workers=persistent and workers > 0)
+    elif kind == "generator":
+        generator = torch.Generator().manual_seed(9)
+        made = DataLoader(Numbers(noisy=True), batch_size=24, shuffle=True, num_workers=workers, generator=generator)
+    elif kind == "stateful":
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        made = StatefulDataLoader(Numbers(noisy=True), batch_size=24, shuffle=True, num_workers=workers)
+    elif kind == "iterable":
+        made = DataLoader(Stream(), batch_size=10, num_workers=workers)
+    elif kind == "list":
+        made = list(loader())
+    else:
+        raise ValueError(kind)
+    scenario = plain()
+    scenario.register["data"] = made
+    return scenario
+
+
+SCENARIOS: dict[str, Callable[..., Scenario]] = {
+    function.__name__: function
+    for function in (
+        plain,
+        ddp,
+        fsdp,
+        zero,
+        batch_norm,
+        two_optimizers,
+        scaler,
+        max_norm,
+        momentum_encoder,
+        kept_gradients,
+        accumulated,
+        data,
+    )
+}
