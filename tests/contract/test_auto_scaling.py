@@ -441,5 +441,5 @@ def test_bad_conditions_are_refused_and_strangers_get_nothing(aws: ServedAws) ->
     for body in (b"{", b'{"boot_delay_seconds": -1}', b'{"boot_delay": 1}', b'{"capacity": {"p5.48xlarge": "many"}}'):
         assert httpx.put(f"{aws.url}/_everstep/config", content=body, trust_env=False).status_code == 400
     assert httpx.get(f"{aws.url}/_everstep/config", headers={"Host": "evil.example"}, trust_env=False).status_code == 403
-    assert httpx.get(f"{aws.url}/everstep-local/else", trust_env=False).status_code == 404
+    assert httpx.get(f"{aws.url}/_everstep/else", trust_env=False).status_code == 404
     assert httpx.get(f"{aws.url}/_everstep/config", trust_env=False).json()["boot_delay_seconds"] == QUICK.boot_delay_seconds

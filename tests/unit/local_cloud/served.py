@@ -51,10 +51,10 @@ class ServedAws:
         return self._clients[service]
 
     def set_conditions(self, conditions: Conditions) -> None:
-        httpx.put(f"{self.url}/everstep-local/config", content=msgspec.json.encode(conditions), trust_env=False).raise_for_status()
+        httpx.put(f"{self.url}/_everstep/config", content=msgspec.json.encode(conditions), trust_env=False).raise_for_status()
 
     def pids(self) -> dict[str, int]:
-        answer: dict[str, int] = httpx.get(f"{self.url}/everstep-local/instances", trust_env=False).json()
+        answer: dict[str, int] = httpx.get(f"{self.url}/_everstep/instances", trust_env=False).json()
         return answer
 
     def make_group(
