@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 after a graceful stop, 2 when it cannot be started like this, 1 when it failed.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("botocore").setLevel(logging.WARNING)
+    for chatty in ("botocore", "alembic"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
         settings, start = _parse(arguments)
         os.umask(0o077)

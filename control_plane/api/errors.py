@@ -189,6 +189,8 @@ def _path(location: tuple[int | str, ...]) -> str:
     parts = location[1:] if location and location[0] in ("body", "query", "path", "header") else location
     path = ""
     for part in parts:
+        if part == "[key]":  # pydantic's mark for a dictionary's key
+            continue
         path += f"[{part}]" if isinstance(part, int) else f".{part}"
     return path.lstrip(".")
 

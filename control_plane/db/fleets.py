@@ -79,8 +79,9 @@ def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
     Raises:
         AlreadyExists: the name is taken, or the group belongs to another fleet.
     """
-    other = session.scalar(select(Fleet).where(Fleet.auto_scaling_group_name == fleet.auto_scaling_group_name))
-    if other is not None and other.name != fleet.name:
+    if session.get(Fleet, fleet.name) is not None:
+        raise AlreadyExists("fleet", fleet.name)
+    if session.scalar(select(Fleet).where(Fleet.auto_scaling_group_name == fleet.auto_scaling_group_name)) is not None:
         raise AlreadyExists("fleet of the group", fleet.auto_scaling_group_name)
     row = Fleet(
         name=fleet.name,

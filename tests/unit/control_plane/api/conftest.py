@@ -58,7 +58,7 @@ class Service:
         )
         self.admin_token = (self.settings.state_directory / "admin_token").read_text().strip()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "127.0.0.1:{}".format(self._listener.getsockname()[1])
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, ws="websockets-sansio", ws_max_size=2**24))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
 

@@ -1,5 +1,216 @@
 from __future__ import annotations
 
-def test_x(client, fleet, source):
-    print(client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=4))
-    print(client.describe_training_job(TrainingJobName="gpt"))
+import pytest
+
+from control_plane.cloud.errors import Throttled
+from control_plane.db import jobs
+from control_plane.db.leases import Leaser
+from control_plane.db.tokens import Role
+from everstep.errors import AccessDenied, Conflict, NotFound, ServiceUnavailable, Unauthorized, ValidationError
+from tests.unit.control_plane.api.conftest import BUCKET, GROUP
+
+
+@pytest.fixture
+def request_(fleet, source):
+    return {"TrainingJobName": "gpt", "Source": source, "EntryPoint": "train.py", "NodeCount": 4}
+
+
+def names(client, **query):
+    return [job["TrainingJobName"] for job in client.list_training_jobs(**query)["TrainingJobSummaries"]]
+
+
+def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service):
+    created = client.create_training_job(**request_)
+    job = client.describe_training_job(TrainingJobName="gpt")
+    assert created == {"TrainingJobName": "gpt", "RunId": job["RunId"], "TrainingJobStatus": "InProgress"}
+    assert (job["TrainingJobStatus"], job["SecondaryStatus"], job["FleetName"]) == ("InProgress", "Pending", "main")
+    assert job["Protection"] == {"Copies": 2}
+    assert job["CheckpointConfig"]["S3Uri"] == f"s3://{BUCKET}/jobs/gpt/run={job['RunId']}/checkpoints/"
+    assert (job["Generation"], job["CommittedStep"], job["Boundary"], job["EttrRatio"], job["NodeIds"]) == (0, -1, -1, None, [])
+    assert [event["Type"] for event in client.list_events(TrainingJobName="gpt")["Events"]] == ["TrainingJobCreated"]
+
+
+def test_a_request_can_say_everything(client, request_):
+    client.create_training_job(
+        **request_,
+        FleetName="main",
+        HyperParameters={"steps": "200", "learning-rate": "1e-3"},
+        Environment={"MODE": "fast"},
+        RanksPerNode=2,
+        Protection={"Copies": 3},
+        CheckpointConfig={"EverySteps": 100, "S3Uri": "s3://mine/checkpoints", "ThirdSlot": True},
+        OutputDataConfig={"S3OutputPath": "s3://mine/out/"},
+        StoppingCondition={"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60},
+        RetryStrategy={"MaxAttempts": 5},
+        Priority=7,
+        Project="speech",
+        Tags={"team": "a"},
+    )
+    job = client.describe_training_job(TrainingJobName="gpt")
+    assert job["HyperParameters"] == {"steps": "200", "learning-rate": "1e-3"}
+    assert job["CheckpointConfig"] == {"EverySteps": 100, "S3Uri": "s3://mine/checkpoints/gpt/", "ThirdSlot": True}
+    assert job["OutputDataConfig"] == {"S3OutputPath": "s3://mine/out/gpt/"}
+    assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60, "MaxCostUsd": None}
+    assert (job["RanksPerNode"], job["Protection"], job["Priority"], job["Project"]) == (2, {"Copies": 3}, 7, "speech")
+    assert (job["RetryStrategy"], job["Tags"], job["Environment"]) == ({"MaxAttempts": 5}, {"team": "a"}, {"MODE": "fast"})
+
+
+def test_one_node_has_one_copy(client, request_):
+    client.create_training_job(**{**request_, "NodeCount": 1})
+    assert client.describe_training_job(TrainingJobName="gpt")["Protection"] == {"Copies": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "figure"),
+    [
+        ({"Protection": {"Copies": 5}}, "Protection.Copies", "5 copies need 5 nodes; NodeCount is 4"),
+        ({"NodeCount": 9}, "NodeCount", "9 nodes; the group training-group of the fleet main has MaxSize 8"),
+        ({"EntryPoint": "missing.py"}, "EntryPoint", "'missing.py' is not among the 2 files of the source; it has train.py at its top"),
+        ({"EntryPoint": "../train.py"}, "EntryPoint", "is not among"),
+        ({"EntryPoint": "data.txt"}, "EntryPoint", "is not a Python file"),
+        ({"Source": {"SourceId": "0" * 64}}, "Source.SourceId", "no source"),
+        ({"Source": {"SourceId": "../../etc"}}, "Source.SourceId", "pattern"),
+        ({"FleetName": "other"}, "FleetName", "there is no fleet named 'other'; registered: main"),
+        ({"TrainingJobName": "no_underscores"}, "TrainingJobName", "no_underscores"),
+        ({"TrainingJobName": "a" * 64}, "TrainingJobName", "pattern"),
+        ({"TrainingJobName": "trailing\n"}, "TrainingJobName", "pattern"),
+        ({"Environment": {"RANK": "0"}}, "Environment.RANK", "set by Everstep"),
+        ({"Environment": {"EVERSTEP_TOKEN": "x"}}, "Environment.EVERSTEP_TOKEN", "set by Everstep"),
+        ({"Environment": {"A=B": "x"}}, "Environment.A=B", "pattern"),
+        ({"NodeCount": 0}, "NodeCount", "greater than or equal to 1, not '0'"),
+        ({"NodeCount": "many"}, "NodeCount", "many"),
+        ({"RanksPerNode": 65}, "RanksPerNode", "64"),
+        ({"Secrets": {"A": "arn"}}, "Secrets", "not available"),
+        ({"RoleArn": "arn:aws:iam::1:role/x"}, "RoleArn", "not available"),
+        ({"InputDataConfig": [{"ChannelName": "x"}]}, "InputDataConfig", "not available"),
+        ({"StoppingCondition": {"MaxCostUsd": 5}}, "StoppingCondition.MaxCostUsd", "not available"),
+        ({"CheckpointConfig": {"EverySteps": -1}}, "CheckpointConfig.EverySteps", "0"),
+        ({"CheckpointConfig": {"S3Uri": "http://x"}}, "CheckpointConfig.S3Uri", "s3"),
+        ({"RetryStrategy": {"MaxAttempts": 0}}, "RetryStrategy.MaxAttempts", "1"),
+        ({"Unknown": 1}, "Unknown", "is not a field of this request"),
+        ({"HyperParameters": {"steps": 200}}, "HyperParameters.steps", "string"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_field_and_figure_and_leaves_nothing(client, request_, change, field, figure):
+    with pytest.raises(ValidationError) as refused:
+        client.create_training_job(**{**request_, **change})
+    (wrong,) = [error for error in refused.value.fields if error.field == field]
+    assert figure in wrong.message
+    assert field in refused.value.message
+    assert refused.value.code == "ValidationException"
+    assert names(client) == []
+    assert client.list_events(TrainingJobName="gpt")["Events"] == []
+
+
+def test_all_that_is_wrong_is_said_at_once(client, request_):
+    with pytest.raises(ValidationError) as refused:
+        client.create_training_job(**{**request_, "NodeCount": 9, "Protection": {"Copies": 8}, "EntryPoint": "x.py", "Environment": {"RANK": "1"}})
+    assert [error.field for error in refused.value.fields] == ["Environment.RANK", "NodeCount", "EntryPoint"]
+
+
+def test_a_missing_field_is_named(client, fleet):
+    with pytest.raises(ValidationError) as refused:
+        client.create_training_job(TrainingJobName="gpt", NodeCount=1)
+    assert [(error.field, error.message) for error in refused.value.fields] == [("Source", "is missing"), ("EntryPoint", "is missing")]
+
+
+def test_a_name_is_taken_once(client, request_):
+    client.create_training_job(**request_)
+    with pytest.raises(Conflict, match="already a training job named 'gpt'") as refused:
+        client.create_training_job(**request_)
+    assert (refused.value.code, bool(refused.value.hint)) == ("ResourceInUse", True)
+
+
+def test_the_fleet_may_be_left_out_only_where_there_is_one(client, request_, service):
+    service.operator.create_group("another")
+    client.create_fleet(FleetName="second", AutoScalingGroupName="another")
+    with pytest.raises(ValidationError, match="exactly one fleet; registered: main, second"):
+        client.create_training_job(**request_)
+
+
+def test_a_cloud_that_does_not_answer_does_not_hold_up_a_job(client, request_, service):
+    service.operator.fail_next(Throttled("Rate exceeded"))
+    client.create_training_job(**request_)
+    assert names(client) == ["gpt"]
+
+
+def test_jobs_are_listed_in_pages_newest_first(client, request_, service):
+    for number in range(5):
+        service.clock.advance(1)
+        client.create_training_job(**{**request_, "TrainingJobName": f"job-{number}"})
+    assert [job["TrainingJobName"] for job in client.paginate("list_training_jobs", MaxResults=2)] == [f"job-{n}" for n in (4, 3, 2, 1, 0)]
+    assert names(client, NameContains="-3") == ["job-3"]
+    assert names(client, StatusEquals="Completed") == []
+    for query in ({"NextToken": "nonsense"}, {"MaxResults": 0}, {"StatusEquals": "Sleeping"}):
+        with pytest.raises(ValidationError):
+            client.list_training_jobs(**query)
+
+
+def test_a_stop_is_a_wish_until_the_loop_has_granted_it(client, request_, service):
+    client.create_training_job(**request_)
+    assert client.stop_training_job(TrainingJobName="gpt")["TrainingJobStatus"] == "Stopping"
+    assert client.stop_training_job(TrainingJobName="gpt")["TrainingJobStatus"] == "Stopping"
+    assert names(client, StatusEquals="Stopping") == ["gpt"]
+    assert names(client, StatusEquals="InProgress") == []
+    assert [event["Type"] for event in client.list_events()["Events"]].count("StopRequested") == 1
+    _finish(service, "stopped", "It was stopped.")
+    with pytest.raises(Conflict, match="has ended: It was stopped"):
+        client.stop_training_job(TrainingJobName="gpt")
+
+
+def test_a_failed_job_says_why(client, request_, service):
+    client.create_training_job(**request_)
+    _finish(service, "failed", "rank 0 exited with code 1: boom")
+    job = client.describe_training_job(TrainingJobName="gpt")
+    assert (job["TrainingJobStatus"], job["FailureReason"]) == ("Failed", "rank 0 exited with code 1: boom")
+    assert [(entry["Status"], entry["EndTime"] is None) for entry in job["SecondaryStatusTransitions"]] == [("Pending", False), ("Failed", False)]
+
+
+def test_what_is_not_there_is_not_found(client, fleet):
+    for call in (client.describe_training_job, client.stop_training_job, client.describe_protection, client.list_checkpoints, client.list_logs):
+        with pytest.raises(NotFound, match="no training job named 'nothing'"):
+            call(TrainingJobName="nothing")
+
+
+def test_roles_and_projects(client, request_, service):
+    client.create_training_job(**request_, Project="speech")
+    speaker, viewer = service.client(service.token(Role.USER, "speech")), service.client(service.token(Role.READER, "speech"))
+    stranger = service.client(service.token(Role.USER, "vision"))
+    assert names(viewer) == ["gpt"]
+    assert names(stranger) == []
+    for call in (stranger.describe_training_job, stranger.stop_training_job, stranger.list_logs):
+        with pytest.raises(NotFound):
+            call(TrainingJobName="gpt")
+    with pytest.raises(AccessDenied, match="may read"):
+        viewer.stop_training_job(TrainingJobName="gpt")
+    with pytest.raises(AccessDenied, match="cannot create anything in 'vision'"):
+        speaker.create_training_job(**{**request_, "TrainingJobName": "other", "Project": "vision"})
+    speaker.create_training_job(**{**request_, "TrainingJobName": "other"})
+    assert client.describe_training_job(TrainingJobName="other")["Project"] == "speech"
+    with pytest.raises(AccessDenied, match="needs the role admin"):
+        speaker.create_fleet(FleetName="x", AutoScalingGroupName=GROUP)
+    nobody = service.client("est_wrong")
+    with pytest.raises(Unauthorized, match="unknown, expired or revoked"):
+        names(nobody)
+    for other in (speaker, viewer, stranger, nobody):
+        other.close()
+
+
+def test_an_agents_token_opens_nothing_here(client, service):
+    token = client.create_join_token(FleetName="main")["JoinToken"]
+    with pytest.raises(AccessDenied, match="agent's"), service.client(token) as agent:
+        agent.list_training_jobs()
+
+
+def test_a_cloud_that_is_away_is_said_to_be_away(client, service):
+    for _ in range(2):
+        service.operator.fail_next(Throttled("Rate exceeded"))
+    with pytest.raises(ServiceUnavailable, match="Rate exceeded"):
+        client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP)
+
+
+def _finish(service, state: str, reason: str) -> None:
+    with service.database.write() as session:
+        job = jobs.get(session, "gpt")
+        lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "job", job.run_id)
+        jobs.transition(session, lease, before=job.state, after=state, now=service.clock(), reason=reason, ended_at=service.clock())

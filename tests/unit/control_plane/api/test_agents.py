@@ -1,0 +1,192 @@
+"""The agents' connection, spoken to as an agent speaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import asynccontextmanager
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from control_plane.cloud.errors import CloudUnavailable
+from everstep.protocol.agent_messages import AgentReport, AgentWelcome, ControlToAgent, Hello, Release
+from everstep.protocol.codec import decode, encode
+from everstep.protocol.ids import NodeId, RunId
+from tests.unit.control_plane.api.conftest import GROUP
+
+
+@pytest.fixture
+def token(client, fleet, service):
+    service.operator.set_desired(GROUP, 2)
+    return client.create_join_token(FleetName="main")["JoinToken"]
+
+
+@pytest.fixture
+def node(service, token):
+    return service.operator.describe_group(GROUP).members[0].instance_id
+
+
+def hello(node: str, agent: str = "a1") -> Hello:
+    return Hello(node_id=NodeId(node), agent_id=agent, address="127.0.0.9", peer_port=4000, memory_bytes=2**30, version="0.1.0")
+
+
+def report(node: str, sequence: int = 1) -> AgentReport:
+    return AgentReport(node_id=NodeId(node), sequence=sequence, member=None)
+
+
+@asynccontextmanager
+async def line(service, token: str):
+    url = f"ws://{service.address}/v1/agents/connect"
+    async with connect(url, additional_headers={"Authorization": f"Bearer {token}"}, proxy=None, compression=None, close_timeout=5) as opened:
+        yield opened
+
+
+async def join(opened, node: str, agent: str = "a1") -> AgentWelcome:
+    await opened.send(encode(hello(node, agent)))
+    welcome = decode(await opened.recv(), ControlToAgent)
+    assert isinstance(welcome, AgentWelcome)
+    return welcome
+
+
+async def closed(opened) -> tuple[int, str]:
+    """Read to the end and return the server's code and reason."""
+    async with asyncio.timeout(10):
+        await opened.wait_closed()
+    return opened.close_code, opened.close_reason
+
+
+async def until(condition) -> None:
+    """Wait for what the server's thread is about to do; it has no event of ours to wait for."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_a_member_joins_reports_and_is_told(client, service, token, node):
+    async with line(service, token) as opened:
+        welcome = await join(opened, node)
+        assert (welcome.fleet, welcome.timeouts.lease_seconds) == ("main", 3.0)
+        await opened.send(encode(report(node)))
+        await until(lambda: (view := service.services.registry.views().get(node)) and view.report)
+        shown = await asyncio.to_thread(client.describe_node, NodeId=node)
+        assert (shown["Connected"], shown["Address"], shown["FleetName"]) == (True, "127.0.0.9", "main")
+        service.services.registry.send(NodeId(node), Release(run=RunId("0" * 32)))
+        assert decode(await opened.recv(), ControlToAgent) == Release(run=RunId("0" * 32))
+    await until(lambda: not service.services.registry.views()[node].is_connected)
+
+
+async def test_a_session_token_opens_the_next_connections(service, token, node):
+    async with line(service, token) as opened:
+        session = (await join(opened, node)).session_token
+        await opened.send(encode(report(node)))
+        await until(lambda: service.services.registry.views()[node].report)
+    for _ in range(2):
+        async with line(service, session) as opened:
+            assert (await join(opened, node)).session_token == session
+
+
+async def test_a_join_token_is_used_up_by_the_first_report(service, token, node):
+    for agent in ("a1", "a2"):  # never reported: the welcome may not have arrived, so the instance may try again
+        async with line(service, token) as opened:
+            session = (await join(opened, node, agent)).session_token
+    async with line(service, session) as opened:
+        await join(opened, node)
+    async with line(service, token) as opened:
+        await join(opened, node)
+        await opened.send(encode(report(node)))
+        await until(lambda: service.services.registry.views()[node].report)
+    async with line(service, token) as opened:
+        await opened.send(encode(hello(node)))
+        code, reason = await closed(opened)
+    assert (code, "used this join token" in reason) == (4401, True)
+    with pytest.raises(InvalidStatus) as refused:  # the earlier session ended with it
+        async with line(service, session):
+            pass
+    assert refused.value.response.status_code == 403
+
+
+async def test_another_instance_of_the_group_may_use_it_too(service, token):
+    for member in service.operator.describe_group(GROUP).members:
+        async with line(service, token) as opened:
+            await join(opened, member.instance_id)
+
+
+async def test_a_session_belongs_to_its_node(service, token):
+    first, second = (member.instance_id for member in service.operator.describe_group(GROUP).members)
+    async with line(service, token) as opened:
+        session = (await join(opened, first)).session_token
+    async with line(service, session) as opened:
+        await opened.send(encode(hello(second)))
+        assert (await closed(opened))[0] == 4401
+
+
+async def test_who_is_not_a_member_does_not_join(service, token, node):
+    async with line(service, token) as opened:
+        await opened.send(encode(hello("i-0123456789abcdef0")))
+        assert (await closed(opened))[0] == 4403
+    service.operator.end_instance(NodeId(node))
+    async with line(service, token) as opened:
+        await opened.send(encode(hello(node)))
+        code, reason = await closed(opened)
+    assert code == 4403
+    assert "EC2 says" in reason or "not a member" in reason
+
+
+async def test_a_fleet_or_cloud_that_is_not_there_yet_means_later(client, service, token, node):
+    early = (await asyncio.to_thread(client.create_join_token, FleetName="later"))["JoinToken"]
+    async with line(service, early) as opened:
+        await opened.send(encode(hello(node)))
+        assert (await closed(opened))[0] == 1013
+    service.operator.fail_next(CloudUnavailable("no answer"))
+    async with line(service, token) as opened:
+        await opened.send(encode(hello(node)))
+        assert (await closed(opened))[0] == 1013
+
+
+@pytest.mark.parametrize("bad", [b"", b"\x00\x01nonsense", b"\x00\x63" + b"x", encode(Release(run=RunId("0" * 32))), "text"])
+async def test_what_is_no_hello_is_refused(service, token, bad):
+    async with line(service, token) as opened:
+        await opened.send(bad)
+        assert (await closed(opened))[0] == 4400
+
+
+async def test_what_is_no_report_ends_the_line_and_nothing_else(service, token, node):
+    async with line(service, token) as opened:
+        session = (await join(opened, node)).session_token
+        await opened.send(encode(report(node)))
+        await opened.send(b"\x00\x01\xff\xff")
+        assert (await closed(opened))[0] == 4400
+    async with line(service, session) as opened:
+        await join(opened, node)
+        await opened.send(encode(report("i-another")))
+        assert (await closed(opened))[0] == 4400
+
+
+async def test_a_newer_connection_ends_the_older(service, token, node):
+    async with line(service, token) as first, line(service, token) as second:
+        await join(first, node)
+        await join(second, node, "a2")
+        assert (await closed(first))[0] == 4409
+        await second.send(encode(report(node)))
+        await until(lambda: service.services.registry.views()[node].report)
+        assert service.services.registry.views()[node].is_connected
+
+
+@pytest.mark.parametrize("kind", ["none", "wrong", "user"])
+async def test_without_an_agents_token_there_is_no_line(service, kind):
+    headers = {"wrong": {"Authorization": "Bearer est_wrong"}, "user": {"Authorization": f"Bearer {service.admin_token}"}, "none": {}}[kind]
+    with pytest.raises(InvalidStatus) as refused:
+        async with connect(f"ws://{service.address}/v1/agents/connect", additional_headers=headers, proxy=None):
+            pass
+    assert refused.value.response.status_code == 403
+
+
+async def test_an_oversized_message_ends_the_line(service, token, node):
+    async with line(service, token) as opened:
+        await join(opened, node)
+        with contextlib.suppress(ConnectionClosed):  # the server hangs up on the announced length, before it has all
+            await opened.send(bytes(2**24 + 1))
+        assert (await closed(opened))[0] in (1009, 1006)
+    await until(lambda: not service.services.registry.views()[node].is_connected)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import httpx
+import pytest
+
+
+@pytest.fixture
+def http(service):
+    with httpx.Client(base_url=f"http://{service.address}", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False) as made:
+        yield made
+
+
+def assert_refused(response: httpx.Response, status: int, code: str) -> dict:
+    body = response.json()
+    assert response.status_code == status
+    assert set(body) == {"Code", "Message", "RequestId", "Hint", "Fields"}
+    assert body["Code"] == response.headers["x-amzn-errortype"] == code
+    assert body["RequestId"] == response.headers["x-amzn-requestid"]
+    return body
+
+
+def test_every_refusal_has_one_form(http, service):
+    assert_refused(http.get("/v1/nothing"), 404, "ResourceNotFound")
+    assert_refused(http.get("/"), 404, "ResourceNotFound")
+    assert_refused(http.delete("/v1/training-jobs"), 405, "MethodNotAllowedException")
+    assert_refused(http.get("/v1/training-jobs/none"), 404, "ResourceNotFound")
+    assert_refused(http.post("/v1/training-jobs", content=b"{"), 400, "ValidationException")
+    assert_refused(http.post("/v1/training-jobs", json=[]), 400, "ValidationException")
+    assert_refused(http.get("/v1/training-jobs", headers={"authorization": "Bearer no"}), 401, "UnauthorizedException")
+    assert_refused(http.get("/v1/training-jobs", headers={"authorization": "Basic abc"}), 401, "UnauthorizedException")
+    assert_refused(httpx.get(f"http://{service.address}/v1/fleets", trust_env=False), 401, "UnauthorizedException")
+
+
+def test_bodies_are_bounded_announced_or_not(http):
+    assert_refused(http.post("/v1/fleets", content=b"x" * (2**20 + 1)), 413, "RequestTooLargeException")
+    assert_refused(http.post("/v1/fleets", content=iter([b"x" * 2**19] * 3)), 413, "RequestTooLargeException")
+
+
+def test_a_fault_of_ours_is_answered_and_logged_under_its_id(http, service, caplog, monkeypatch):
+    def broken() -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(service.operator, "describe_group", lambda _name: broken())
+    body = assert_refused(http.post("/v1/fleets", json={"FleetName": "main", "AutoScalingGroupName": "g"}), 500, "InternalServerException")
+    assert "secret detail" not in body["Message"]
+    (record,) = [record for record in caplog.records if body["RequestId"] in record.getMessage()]
+    assert "secret detail" in str(record.exc_info)
+
+
+def test_health_needs_no_token(service):
+    answer = httpx.get(f"http://{service.address}/v1/health", trust_env=False)
+    assert (answer.status_code, answer.json()["Status"]) == (200, "ok")
+
+
+def test_every_operation_is_named_and_described(http):
+    document = http.get("/v1/openapi.json").json()
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    ids = [operation["operationId"] for operation in operations]
+    assert len(ids) == len(set(ids))
+    assert all(name[0].isupper() and "_" not in name for name in ids)
+    assert all(operation["description"].endswith(".") for operation in operations)
+
+
+def test_fields_are_pascal_case_everywhere(http):
+    schemas = http.get("/v1/openapi.json").json()["components"]["schemas"]
+    ours = {name: shape for name, shape in schemas.items() if name not in ("HTTPValidationError", "ValidationError")}
+    wrong = [f"{name}.{field}" for name, shape in ours.items() for field in shape.get("properties", {}) if not field[0].isupper() or "_" in field]
+    assert wrong == []

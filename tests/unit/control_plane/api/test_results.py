@@ -1,0 +1,255 @@
+"""What a job leaves: logs, outputs, protection, checkpoints, incidents, metrics, as the loops and agents would leave it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from control_plane.db import checkpoints, incidents, jobs, nodes, protection
+from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.incidents import NewIncident
+from control_plane.db.leases import Leaser
+from control_plane.db.nodes import AgentFacts
+from control_plane.db.protection import HolderRecord, ShardRecord
+from everstep.errors import NotFound, TransferFailed, ValidationError
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId
+from everstep.protocol.plan import ObjectReference, PlanNode, RankPlan
+from tests.unit.control_plane.api.conftest import BUCKET, START
+from tests.unit.control_plane.db.test_jobs import plan as any_plan
+
+
+class Job:
+    """A job that runs on two nodes, put together by hand."""
+
+    def __init__(self, service, client, source) -> None:
+        self.service = service
+        self.run = client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=2)["RunId"]
+        self.leaser = Leaser("test", 3.0, lambda: 0.0)
+
+    def write(self, function, *arguments, **named):
+        with self.service.database.write() as session:
+            lease = self.leaser.claim(session, "job", self.run)
+            return function(session, lease, *arguments, **named)
+
+    def launch(self, number: int, *, base: int = 0) -> None:
+        plan = any_plan(number, base)
+        members = tuple(PlanNode(node_id=NodeId(f"i-{n}"), address="127.0.0.2", peer_port=1, ranks=(Rank(n),)) for n in range(2))
+        ranks = tuple(RankPlan(rank=Rank(n), holders=(NodeId(f"i-{n}"), NodeId(f"i-{1 - n}"))) for n in range(2))
+        changes = {"job": JobName("gpt"), "run": RunId(self.run), "generation": Generation(number), "nodes": members, "ranks": ranks}
+        fields = {name: getattr(plan, name) for name in plan.__struct_fields__}
+        self.write(jobs.add_generation, type(plan)(**{**fields, **changes}), START)
+        self.write(jobs.mark_generation_started, number, START)
+
+    def connect(self, *node_ids: str) -> None:
+        with self.service.database.write() as session:
+            for node_id in node_ids:
+                facts = AgentFacts(node_id=node_id, fleet_name="main", address="", peer_port=0, memory_bytes=0, agent_id="a", version="1")
+                nodes.note_hello(session, facts, initial_state="joining", now=START)
+
+    def put(self, kind: str, path: str, body: bytes = b"x") -> None:
+        self.service.objects.put(ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={self.run}/{kind}/{path}"), body)
+
+
+@pytest.fixture
+def job(service, client, fleet, source):
+    return Job(service, client, source)
+
+
+def shard(rank: int, *in_view: bool, generation: int = 1, reason: str = "") -> ShardRecord:
+    holders = tuple(HolderRecord(node_id=f"i-{(rank + n) % 2}", is_in_view=seen) for n, seen in enumerate(in_view))
+    return ShardRecord(
+        rank=rank, generation=generation, owner_node_id=f"i-{rank}", committed_step=9, payload_bytes=100, reason=reason, holders=holders
+    )
+
+
+def test_protection_of_a_job_that_has_not_begun(client, job):
+    answer = client.describe_protection(TrainingJobName="gpt")
+    assert (answer["ProtectionState"], answer["Shards"], answer["LastCheckpoint"], answer["CommittedAt"]) == ("Unprotected", [], None, None)
+    assert answer["Reason"] == "No step has been committed yet: Waiting for its turn in the fleet main."
+
+
+def test_protection_of_a_job_that_runs(client, job):
+    job.launch(1)
+    job.write(jobs.change, committed_step=9, proposed_step=10, boundary=10, committed_at=START)
+    job.write(protection.record, [shard(0, True, True), shard(1, True, True)], START)
+    answer = client.describe_protection(TrainingJobName="gpt")
+    assert (answer["ProtectionState"], answer["Reason"], answer["CommittedStep"], answer["ProposedStep"]) == ("Protected", "", 9, 10)
+    assert answer["Shards"][1] == {
+        "Rank": 1,
+        "OwnerNodeId": "i-1",
+        "CommittedStep": 9,
+        "Bytes": 100,
+        "Holders": [{"NodeId": "i-1", "InView": True}, {"NodeId": "i-0", "InView": True}],
+        "Reason": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("shards", "words"),
+    [
+        ([shard(0, True, False, reason="i-1 does not answer"), shard(1, True, True)], "1 shards have fewer than 2 copies in view; rank 0 has 1: i-1"),
+        ([shard(0, True, True)], "1 of 2 ranks have not reported"),
+        ([shard(0, True, True), shard(1, True, True, reason="no room")], "Rank 1: no room"),
+    ],
+)
+def test_protection_that_is_less_than_asked_for_says_so(client, job, shards, words):
+    job.launch(1)
+    job.write(jobs.change, committed_step=9)
+    job.write(protection.record, shards, START)
+    answer = client.describe_protection(TrainingJobName="gpt")
+    assert answer["ProtectionState"] == "Degraded"
+    assert words in answer["Reason"]
+
+
+def test_holders_of_an_older_generation_do_not_count(client, job):
+    job.launch(1)
+    job.write(jobs.change, committed_step=9)
+    job.write(protection.record, [shard(0, True, True), shard(1, True, True)], START)
+    job.launch(2, base=9)
+    assert client.describe_protection(TrainingJobName="gpt")["Shards"] == []
+
+
+def test_checkpoints_are_listed_and_the_last_complete_one_is_shown(client, job):
+    for step, manifest in ((100, b"m"), (200, None)):
+        record = CheckpointRecord(
+            generation=1,
+            step=step,
+            state="complete" if manifest else "uploading",
+            bucket=BUCKET,
+            manifest_key=f"{step}/manifest.json",
+            manifest=manifest,
+            object_bytes=5,
+            created_at=START,
+            completed_at=START if manifest else None,
+        )
+        job.write(checkpoints.record, record)
+    listed = client.list_checkpoints(TrainingJobName="gpt")["Checkpoints"]
+    assert [(entry["Step"], entry["Status"], entry["S3Uri"]) for entry in listed] == [
+        (200, "Uploading", f"s3://{BUCKET}/200/manifest.json"),
+        (100, "Complete", f"s3://{BUCKET}/100/manifest.json"),
+    ]
+    assert client.describe_protection(TrainingJobName="gpt")["LastCheckpoint"]["Step"] == 100
+
+
+def test_logs_come_in_order_and_what_is_missing_is_said(client, job):
+    job.connect("i-0")
+    job.launch(1)
+    job.launch(2)
+    job.put("logs", "gen=1/rank=0.stdout", b"one\n")
+    job.put("logs", "gen=1/rank=0.stderr", b"")
+    job.put("logs", "gen=2/rank=1.stdout", b"two\n")
+    job.put("logs", "gen=2/rank=1.stdout.partial", b"not a log")
+    listed = client.list_logs(TrainingJobName="gpt")["Logs"]
+    assert [(entry["Generation"], entry["Rank"], entry["Stream"], entry["MissingReason"]) for entry in listed] == [
+        (1, 0, "stderr", None),
+        (1, 0, "stdout", None),
+        (1, 1, None, "node i-1 was lost before it had uploaded anything"),
+        (2, 0, None, "nothing has been uploaded yet"),
+        (2, 1, "stdout", None),
+    ]
+    assert b"".join(client.get_log(TrainingJobName="gpt", Key=listed[-1]["Key"])) == b"two\n"
+    assert b"".join(client.get_log(TrainingJobName="gpt", Key=listed[0]["Key"])) == b""
+
+
+def test_only_keys_of_the_job_are_read(client, job, service):
+    service.objects.put(ObjectReference(bucket=BUCKET, key="sources/secret"), b"s")
+    for key in ("sources/secret", f"jobs/gpt/run={job.run}/output/gen=1/rank=0/x", f"jobs/gpt/run={job.run}/logs/gen=9/rank=0.stdout"):
+        with pytest.raises(NotFound):
+            b"".join(client.get_log(TrainingJobName="gpt", Key=key))
+
+
+def test_outputs_of_the_newest_generation_are_downloaded(client, job, tmp_path):
+    for path, body in {
+        "gen=1/rank=0/model.bin": b"old",
+        "gen=2/rank=0/model.bin": b"new",
+        "gen=2/rank=1/deep/er/état.txt": b"",
+        "gen=10/rank=0/a b.txt": b"newest",
+        "gen=10/rank=1/big": bytes(3 * 2**20),
+    }.items():
+        job.put("output", path, body)
+    written = client.download_outputs(TrainingJobName="gpt", Directory=tmp_path / "out")
+    assert sorted(path.relative_to(tmp_path / "out").as_posix() for path in written) == ["rank=0/a b.txt", "rank=1/big"]
+    assert (tmp_path / "out/rank=0/a b.txt").read_bytes() == b"newest"
+    assert (tmp_path / "out/rank=1/big").stat().st_size == 3 * 2**20
+    client.download_outputs(TrainingJobName="gpt", Directory=tmp_path / "two", Generation=2)
+    assert (tmp_path / "two/rank=1/deep/er/état.txt").read_bytes() == b""
+    assert not list(tmp_path.rglob("*.partial"))
+    assert len(list(client.paginate("list_outputs", TrainingJobName="gpt", MaxResults=2))) == 5
+
+
+def test_an_output_that_would_leave_the_directory_is_not_written(client, job, tmp_path):
+    job.put("output", "gen=1/rank=0/../../../evil", b"x")
+    with pytest.raises(TransferFailed, match="clean relative path"):
+        client.download_outputs(TrainingJobName="gpt", Directory=tmp_path / "out")
+    assert not list(tmp_path.rglob("evil"))
+
+
+def test_an_output_does_not_follow_links_that_lie_there(client, job, tmp_path):
+    job.put("output", "gen=1/rank=0/file", b"x")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out/rank=0").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(TransferFailed, match="is a link"):
+        client.download_outputs(TrainingJobName="gpt", Directory=tmp_path / "out")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_job_without_outputs_says_so(client, job, tmp_path):
+    with pytest.raises(NotFound, match="has no outputs"):
+        client.download_outputs(TrainingJobName="gpt", Directory=tmp_path)
+
+
+def test_incidents_are_listed_and_described(client, job):
+    for number in range(3):
+        job.write(
+            incidents.open_incident,
+            f"inc-{number}",
+            NewIncident(
+                job_name="gpt",
+                project="default",
+                phase="replace",
+                cause="instance_terminated",
+                evidence=("EC2 says terminated",),
+                decision="a spare takes over",
+                reason="lost",
+                reached_step=12,
+                generation_before=1,
+                instance_ids=("i-1",),
+                failed_at=START,
+                opened_at=START + timedelta(seconds=number),
+                detect_seconds=0.5,
+                detail={},
+            ),
+        )
+    assert [entry["IncidentId"] for entry in client.paginate("list_incidents", TrainingJobName="gpt", MaxResults=1)] == ["inc-0", "inc-1", "inc-2"]
+    one = client.describe_incident(IncidentId="inc-1")
+    assert (one["Cause"], one["InstanceId"], one["ReplacementInstanceId"], one["ReachedStep"]) == ("instance_terminated", "i-1", None, 12)
+    assert client.describe_training_job(TrainingJobName="gpt")["IncidentCount"] == 3
+    with pytest.raises(NotFound):
+        client.describe_incident(IncidentId="inc-9")
+    with pytest.raises(NotFound):
+        client.list_incidents(TrainingJobName="other")
+    with pytest.raises(ValidationError):
+        client.list_incidents(NextToken="bm9uc2Vuc2U=")
+
+
+def test_events_go_on_where_they_ended(client, job):
+    first = client.list_events(MaxResults=1)
+    assert [event["EventId"] for event in client.paginate("list_events", MaxResults=1)] == [1, 2]
+    rest = client.list_events(AfterEventId=first["Events"][0]["EventId"])
+    assert [event["Type"] for event in rest["Events"]] == ["TrainingJobCreated"]
+    assert client.list_events(AfterEventId=99) == {"Events": [], "NextToken": None}
+
+
+def test_nodes_show_whose_they_are(client, job, service):
+    job.connect("i-0", "i-1")
+    with service.database.write() as session:
+        lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
+        nodes.change(session, lease, "i-0", initial_state="joining", now=START, state="assigned", run_id=job.run)
+        nodes.change(session, lease, "i-1", initial_state="joining", now=START, state="gone", ended_at=START)
+    assert [(node["NodeId"], node["NodeStatus"], node["TrainingJobName"]) for node in client.list_nodes()["Nodes"]] == [("i-0", "assigned", "gpt")]
+    assert len(client.list_nodes(FleetName="main", IncludeEnded=True)["Nodes"]) == 2
+    assert client.describe_node(NodeId="i-1")["EndTime"] is not None
+    with pytest.raises(NotFound):
+        client.describe_node(NodeId="i-9")

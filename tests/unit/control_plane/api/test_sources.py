@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import random
+import tarfile
+
+import pytest
+
+from control_plane.db.tokens import Role
+from everstep.errors import AccessDenied, RequestTooLarge, ValidationError
+from everstep.protocol.plan import ObjectReference
+from tests.unit.control_plane.api.conftest import BUCKET
+
+
+def archive(*members: tarfile.TarInfo | tuple[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as tar:
+        for member in members:
+            if isinstance(member, tuple):
+                info = tarfile.TarInfo(member[0])
+                info.size = len(member[1])
+                tar.addfile(info, io.BytesIO(member[1]))
+            else:
+                tar.addfile(member)
+    return file.getvalue()
+
+
+def special(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+def test_a_source_is_stored_under_its_digest_once(client, service):
+    body = archive(special("pkg", tarfile.DIRTYPE), ("train.py", b"print()"), ("pkg/model.py", b"x = 1"))
+    source_id = client.upload_source(Body=body)["SourceId"]
+    assert source_id == hashlib.sha256(body).hexdigest()
+    stored = ObjectReference(bucket=BUCKET, key=f"sources/{source_id}.tar.gz")
+    assert service.objects.get(stored) == body
+    assert client.upload_source(Body=io.BytesIO(body))["SourceId"] == source_id
+
+
+def test_an_archive_larger_than_memory_is_spooled(client, service):
+    noise = random.Random(7).randbytes(2**20 - 4096)
+    assert client.upload_source(Body=archive(("train.py", b""), ("noise", noise)))["SourceId"]
+    assert list((service.settings.state_directory / "spool").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ([("../evil.py", b"")], "'../evil.py' is not a clean relative path"),
+        ([("a/../../evil.py", b"")], "is not a clean relative path"),
+        ([("/etc/passwd", b"")], "is not a clean relative path"),
+        ([("a\\b.py", b"")], "is not a clean relative path"),
+        ([("a\nb.py", b"")], "is not a clean relative path"),
+        ([special("link", tarfile.SYMTYPE, "/etc/passwd")], "'link' is a symbolic link to '/etc/passwd'"),
+        ([("a.py", b""), special("hard", tarfile.LNKTYPE, "a.py")], "'hard' is a hard link"),
+        ([special("dev", tarfile.CHRTYPE)], "device"),
+        ([special("pipe", tarfile.FIFOTYPE)], "device or a pipe"),
+        ([("a.py", b"1"), ("./a.py", b"2")], "twice"),
+        ([("a", b"1"), ("a/b.py", b"2")], "both a file and a directory"),
+        ([special("only", tarfile.DIRTYPE)], "no files"),
+        ([("zeros", bytes(8 * 2**20))], "bytes when unpacked"),
+    ],
+)
+def test_an_archive_that_could_hurt_is_refused(client, service, members, words):
+    with pytest.raises(ValidationError) as refused:
+        client.upload_source(Body=archive(*members))
+    assert words in refused.value.message
+    assert list(service.objects.list(ObjectReference(bucket=BUCKET, key=""))) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"not gzip at all", gzip.compress(b"not a tar" * 200), archive(("a.py", b"x" * 5000))[:-20]],
+    ids=["empty", "no gzip", "no tar", "cut"],
+)
+def test_what_is_no_archive_is_refused(client, body):
+    with pytest.raises(ValidationError, match=r"not a whole gzipped tar|no files"):
+        client.upload_source(Body=body)
+
+
+def test_a_flipped_bit_is_refused(client):
+    body = bytearray(archive(("a.py", random.Random(1).randbytes(5000))))
+    body[len(body) // 2] ^= 1
+    with pytest.raises(ValidationError):
+        client.upload_source(Body=bytes(body))
+
+
+def test_another_digest_than_announced_is_refused(client):
+    with pytest.raises(ValidationError, match="SHA-256 is"):
+        client._put_file(f"/v1/sources/{'0' * 64}", io.BytesIO(archive(("a.py", b""))))
+
+
+def test_the_limit_holds_while_it_comes_in(client):
+    with pytest.raises(RequestTooLarge, match="longer than 1048576 bytes"):
+        client.upload_source(Body=random.Random(3).randbytes(2**20 + 1))
+
+
+def test_readers_store_nothing(service):
+    with service.client(service.token(Role.READER)) as reader, pytest.raises(AccessDenied):
+        reader.upload_source(Body=archive(("a.py", b"")))

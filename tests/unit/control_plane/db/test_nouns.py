@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from control_plane.db import checkpoints, fleets, incidents, intents, jobs, nodes, protection, tokens
+from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
+from control_plane.db.fleets import NewFleet
+from control_plane.db.incidents import NewIncident
+from control_plane.db.intents import IntentState
+from control_plane.db.leases import Lease, Leaser
+from control_plane.db.models import Token
+from control_plane.db.nodes import AgentFacts
+from control_plane.db.protection import HolderRecord, ShardRecord
+from control_plane.db.tokens import NewToken, Role, TokenKind
+from tests.unit.control_plane.db.conftest import NOW, new_job
+
+
+def stale(lease: Lease) -> Lease:
+    return Lease(lease.kind, lease.key, lease.owner, lease.counter - 1)
+
+
+def fleet(**changes):
+    values = {
+        "name": "main",
+        "auto_scaling_group_name": "group",
+        "project": "default",
+        "state": "active",
+        "min_node_count": 2,
+        "spare_count": 1,
+        "max_node_count": 8,
+        "instance_type": "p5.48xlarge",
+        "availability_zone": "us-east-1a",
+        "tags": {},
+    }
+    return NewFleet(**{**values, **changes})
+
+
+# Protection
+
+
+def shard(*holders: tuple[str, bool], step: int = 5) -> ShardRecord:
+    return ShardRecord(
+        rank=0,
+        generation=1,
+        owner_node_id=holders[0][0],
+        committed_step=step,
+        payload_bytes=100,
+        reason="",
+        holders=tuple(HolderRecord(node_id=node_id, is_in_view=in_view) for node_id, in_view in holders),
+    )
+
+
+def test_replica_rows_change_with_the_view_and_not_with_the_step(database, job, lease):
+    def record(what: ShardRecord, minutes: int) -> int:
+        with database.write() as session:
+            return protection.record(session, lease, [what], NOW + timedelta(minutes=minutes))
+
+    assert record(shard(("i-1", True), ("i-2", True)), 0) == 2
+    assert record(shard(("i-1", True), ("i-2", True), step=6), 1) == 0
+    assert record(shard(("i-1", True), ("i-2", False), step=6), 2) == 1
+    assert record(shard(("i-1", True), ("i-3", True), step=7), 3) == 2
+    with database.read() as session:
+        (stored,) = protection.of_run(session, job.run_id)
+    assert stored.committed_step == 7
+    assert [(holder.node_id, holder.is_in_view, holder.changed_at) for holder in stored.holders] == [
+        ("i-1", True, NOW),
+        ("i-3", True, NOW + timedelta(minutes=3)),
+    ]
+
+
+def test_an_owner_that_moves_is_a_change(database, job, lease):
+    with database.write() as session:
+        protection.record(session, lease, [shard(("i-1", True), ("i-2", True))], NOW)
+        assert protection.record(session, lease, [shard(("i-2", True), ("i-1", True))], NOW) == 2
+
+
+# Checkpoints
+
+
+def checkpoint(step: int, manifest: bytes | None = None) -> CheckpointRecord:
+    return CheckpointRecord(
+        generation=1,
+        step=step,
+        state="uploading" if manifest is None else "complete",
+        bucket="b",
+        manifest_key=f"step={step}/manifest.json",
+        manifest=manifest,
+        object_bytes=10,
+        created_at=NOW,
+        completed_at=None if manifest is None else NOW,
+    )
+
+
+def test_a_complete_checkpoint_stays_as_it_is(database, job, lease):
+    with database.write() as session:
+        checkpoints.record(session, lease, checkpoint(10))
+        checkpoints.record(session, lease, checkpoint(10, b"first"))
+        checkpoints.record(session, lease, checkpoint(10, b"second"))
+        checkpoints.record(session, lease, checkpoint(20))
+    with database.read() as session:
+        newest = checkpoints.newest_complete(session, job.run_id)
+        assert [record.step for record in checkpoints.of_run(session, job.run_id)] == [20, 10]
+    assert newest is not None
+    assert (newest.step, newest.manifest) == (10, b"first")
+
+
+# Incidents
+
+
+def incident(**changes) -> NewIncident:
+    values = {
+        "job_name": "gpt",
+        "project": "default",
+        "phase": "detect",
+        "cause": "rank_exit",
+        "evidence": ("rank 1 exited with code 1",),
+        "decision": "restart ranks",
+        "reason": "a rank exited",
+        "reached_step": 12,
+        "generation_before": 1,
+        "instance_ids": (),
+        "failed_at": NOW,
+        "opened_at": NOW,
+        "detect_seconds": 0.1,
+        "detail": {},
+    }
+    return NewIncident(**{**values, **changes})
+
+
+def test_an_incident_from_its_opening_to_its_close(database, job, lease):
+    with database.write() as session:
+        incidents.open_incident(session, lease, "inc-1", incident())
+        again = incidents.open_incident(session, lease, "inc-1", incident(cause="other"))
+        assert again.cause == "rank_exit"
+        assert [entry.id for entry in incidents.open_of_run(session, job.run_id)] == ["inc-1"]
+        incidents.change(session, lease, "inc-1", phase="closed", closed_at=NOW, lost_steps=2, restore_source="local", instance_ids=("i-1", "i-2"))
+    with database.read() as session:
+        stored = incidents.get(session, "inc-1")
+        assert incidents.open_of_run(session, job.run_id) == ()
+        assert incidents.count_of_run(session, job.run_id) == 1
+    assert (stored.lost_steps, stored.restore_source, stored.instance_ids, stored.evidence) == (2, "local", ("i-1", "i-2"), incident().evidence)
+
+
+def test_an_incident_belongs_to_its_job(database, job, lease):
+    with database.write() as session:
+        other = jobs.create(session, new_job("other"), NOW)
+        theirs = Leaser("owner", 3.0, lambda: 0.0).claim(session, "job", other.run_id)
+        incidents.open_incident(session, lease, "inc-1", incident())
+        with pytest.raises(NotFound):
+            incidents.change(session, theirs, "inc-1", phase="closed")
+
+
+def test_incidents_are_paged_in_the_order_they_were_opened(database, job, lease):
+    with database.write() as session:
+        for number in (3, 1, 2):
+            incidents.open_incident(session, lease, f"inc-{number}", incident(opened_at=NOW + timedelta(seconds=number // 2)))
+        first = incidents.page(session, job_name="gpt", project=None, after=None, limit=2)
+        rest = incidents.page(session, job_name="gpt", project=None, after=(first[-1].opened_at, first[-1].id), limit=2)
+        assert [entry.id for entry in first + rest] == ["inc-1", "inc-2", "inc-3"]
+        assert incidents.page(session, job_name=None, project="another", after=None, limit=2) == ()
+
+
+# Intents
+
+
+def test_an_intent_is_written_before_and_finished_after(database, lease):
+    def begin():
+        with database.write() as session:
+            return intents.begin(session, lease, key="terminate/i-1", action="terminate", detail={"id": "i-1"}, now=NOW)
+
+    assert (begin().state, begin().attempt_count) == ("open", 2)
+    with database.write() as session:
+        assert [entry.key for entry in intents.unfinished(session, lease)] == ["terminate/i-1"]
+        intents.finish(session, lease, key="terminate/i-1", state=IntentState.DONE, outcome="gone", now=NOW)
+        assert intents.unfinished(session, lease) == ()
+    spent = begin()
+    assert (spent.state, spent.attempt_count, spent.outcome) == ("done", 2, "gone")
+
+
+# Everything that is written under a lease
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda session, lease: protection.record(session, lease, [shard(("i-1", True))], NOW),
+        lambda session, lease: checkpoints.record(session, lease, checkpoint(1)),
+        lambda session, lease: incidents.open_incident(session, lease, "inc-1", incident()),
+        lambda session, lease: incidents.change(session, lease, "inc-1", phase="x"),
+        lambda session, lease: intents.begin(session, lease, key="k", action="a", detail={}, now=NOW),
+        lambda session, lease: intents.finish(session, lease, key="k", state=IntentState.DONE, outcome="", now=NOW),
+        lambda session, lease: jobs.change(session, lease, reason="x"),
+        lambda session, lease: jobs.transition(session, lease, before="queued", after="x", now=NOW, reason="x"),
+        lambda session, lease: jobs.mark_generation_started(session, lease, 1, NOW),
+    ],
+)
+def test_nothing_is_written_under_a_stale_lease(database, lease, write):
+    with pytest.raises(StaleLease), database.write() as session:
+        write(session, stale(lease))
+
+
+# Fleets and nodes
+
+
+def test_a_group_belongs_to_one_fleet(database):
+    with database.write() as session:
+        fleets.create(session, fleet(), NOW)
+    with pytest.raises(AlreadyExists, match="group"), database.write() as session:
+        fleets.create(session, fleet(name="other"), NOW)
+    with pytest.raises(AlreadyExists, match="main"), database.write() as session:
+        fleets.create(session, fleet(), NOW)
+
+
+def test_a_fleet_with_unfinished_jobs_is_not_deleted(database, job, lease):
+    with database.write() as session:
+        fleets.create(session, fleet(), NOW)
+    with pytest.raises(Conflict, match="not ended: 1"), database.write() as session:
+        fleets.request_delete(session, "main", NOW)
+    with database.write() as session:
+        jobs.transition(session, lease, before="queued", after="stopped", now=NOW, reason="x", ended_at=NOW)
+        assert fleets.request_delete(session, "main", NOW).delete_requested_at == NOW
+        assert fleets.request_delete(session, "main", NOW + timedelta(1)).delete_requested_at == NOW
+        mine = Leaser("owner", 3.0, lambda: 0.0).claim(session, "fleet", "main")
+        nodes.change(session, mine, "i-1", initial_state="joining", now=NOW)
+        fleets.remove(session, mine)
+        assert nodes.of_fleet(session, with_ended=True) == ()
+    with pytest.raises(NotFound), database.read() as session:
+        fleets.get(session, "main")
+
+
+def test_wanted_figures_change_one_by_one(database):
+    with database.write() as session:
+        fleets.create(session, fleet(), NOW)
+        assert fleets.set_wanted(session, "main", min_node_count=None, spare_count=3).min_node_count == 2
+        assert fleets.set_wanted(session, "main", min_node_count=0, spare_count=None).spare_count == 3
+        with pytest.raises(NotFound):
+            fleets.set_wanted(session, "other", min_node_count=1, spare_count=1)
+
+
+def test_a_hello_does_not_change_what_a_node_is_used_for(database):
+    facts = AgentFacts(node_id="i-1", fleet_name="main", address="10.0.0.1", peer_port=1, memory_bytes=5, agent_id="a", version="1")
+    with database.write() as session:
+        fleets.create(session, fleet(), NOW)
+        lease = Leaser("owner", 3.0, lambda: 0.0).claim(session, "fleet", "main")
+        assert nodes.note_hello(session, facts, initial_state="joining", now=NOW).state == "joining"
+        nodes.change(session, lease, "i-1", initial_state="joining", now=NOW, state="assigned", run_id="r")
+        again = nodes.note_hello(session, facts, initial_state="joining", now=NOW + timedelta(1))
+        assert (again.state, again.run_id, again.created_at, again.connected_at) == ("assigned", "r", NOW, NOW + timedelta(1))
+        assert [node.id for node in nodes.of_run(session, "r")] == ["i-1"]
+        nodes.change(session, lease, "i-1", initial_state="joining", now=NOW, state="gone", ended_at=NOW)
+        assert nodes.of_fleet(session, "main") == ()
+        assert [node.id for node in nodes.of_fleet(session, "main", with_ended=True)] == ["i-1"]
+
+
+# Tokens
+
+
+def test_a_token_is_stored_as_its_digest_alone(database):
+    with database.write() as session:
+        secret, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.READER), NOW)
+        row = session.get(Token, record.id)
+        stored = "|".join(str(value) for value in vars(row).values())
+    assert secret.startswith("est_")
+    assert len(secret) >= 40
+    assert secret not in stored
+    assert secret[4:20] not in stored
+
+
+def test_a_token_is_good_until_it_expires_or_is_revoked(database):
+    with database.write() as session:
+        secret, _ = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.USER, expires_at=NOW + timedelta(seconds=10)), NOW)
+        other, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.USER), NOW)
+        assert tokens.find(session, secret, NOW + timedelta(seconds=9)) is not None
+        assert tokens.find(session, secret, NOW + timedelta(seconds=10)) is None
+        assert tokens.find(session, secret + "x", NOW) is None
+        assert tokens.revoke(session, record.id, NOW)
+        assert not tokens.revoke(session, record.id, NOW)
+        assert tokens.find(session, other, NOW) is None
+
+
+def test_a_join_token_is_used_up_per_instance(database):
+    with database.write() as session:
+        _, record = tokens.mint(session, NewToken(kind=TokenKind.JOIN, role=Role.AGENT, fleet_name="main"), NOW)
+        assert not tokens.is_redeemed(session, record.id, "i-1")
+        assert tokens.redeem(session, record.id, "i-1", NOW)
+        assert not tokens.redeem(session, record.id, "i-1", NOW)
+        assert tokens.is_redeemed(session, record.id, "i-1")
+        assert tokens.redeem(session, record.id, "i-2", NOW)
+
+
+def test_a_node_keeps_one_session(database):
+    with database.write() as session:
+        minted = [tokens.mint(session, NewToken(kind=TokenKind.SESSION, role=Role.AGENT, node_id="i-1"), NOW) for _ in range(3)]
+        tokens.revoke_sessions(session, "i-1", NOW, but=minted[1][1].id)
+        assert [tokens.find(session, secret, NOW) is not None for secret, _ in minted] == [False, True, False]
