@@ -1,0 +1,269 @@
+"""Shards to the object store and back, straight from and into slots.
+
+    upload      slot ─▶ one safetensors object, streamed; digested on the way, so that what is stored is what was sealed
+    download    object ─▶ granted slot ─▶ sealed only if it hashes to the digest that the plan names
+
+Invariant: an object that is named by an `UploadedShard` is complete and holds what its slot's digest says; a slot is sealed from an object only
+as exactly the content that was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import Collection, Iterator
+
+import xxhash
+
+from everstep.protocol.agent_messages import UploadedShard
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.ids import Rank
+from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource
+from everstep.protocol.slot import SlotHeader, SlotState, unpack_index
+from worker.core.slots import Content
+from worker.errors import CorruptCheckpoint, NoRoom, StorageError, StoreRefused
+from worker.shm.slot_file import SlotFile
+from worker.shm.store import SlotStore, in_thread
+from worker.storage import safetensors
+from worker.storage.object_store import ObjectReader, ObjectStore
+from worker.storage.safetensors import Restore
+
+log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 3
+RETRY_SECONDS = 0.5
+_PIECE_BYTES = 4 * 1024 * 1024
+
+
+class _Cancelled(Exception):
+    """The task that waits for this thread was cancelled."""
+
+
+def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> ObjectReference:
+    """Return where a shard goes (layout: `everstep.protocol.manifest`). Pure.
+
+    Args:
+        plan: of the generation that uploads.
+        header: of the slot.
+        upload_id: fresh; no key is ever written twice.
+    """
+    folder = f"run={plan.run}/gen={plan.generation}/step={header.step}"
+    prefix = plan.checkpoint.prefix
+    return ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}{folder}/{upload_id}/rank={header.owner_rank}.safetensors")
+
+
+async def upload_shard(objects: ObjectStore, slot: SlotFile, plan: GenerationPlan, *, rank: Rank) -> UploadedShard:
+    """Store one sealed slot. The caller has pinned it; a cancelled call returns when its thread no longer reads the slot.
+
+    Called on the owner's agent, for each step that is persisted.
+
+    Args:
+        objects: where to.
+        slot: sealed, pinned.
+        plan: of the generation that uploads.
+        rank: the shard's.
+
+    Returns:
+        What the control plane needs for the manifest.
+
+    Raises:
+        StorageError: the store failed, after `MAX_ATTEMPTS` where it may help.
+        CorruptCheckpoint: the slot no longer holds what was sealed.
+    """
+    header = slot.header
+    if header.state is not SlotState.SEALED or header.owner_rank != rank:
+        raise StoreRefused(f"the slot of rank {rank} is not sealed")
+
+    def work(cancelled: threading.Event) -> UploadedShard | None:
+        try:
+            return _upload(objects, slot, header, shard_key(plan, header, secrets.token_hex(8)), cancelled)
+        except _Cancelled:
+            return None  # nobody waits for it any more
+
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        try:
+            uploaded = await in_thread(work)
+            assert uploaded is not None, "a cancelled thread returned to somebody"
+            return uploaded
+        except StorageError as error:
+            if not error.retryable or attempt == MAX_ATTEMPTS:
+                raise
+            log.warning("upload of step %d of rank %d, attempt %d: %s", header.step, rank, attempt, error)
+            await asyncio.sleep(RETRY_SECONDS * 2**attempt)
+    raise AssertionError
+
+
+def _upload(objects: ObjectStore, slot: SlotFile, header: SlotHeader, where: ObjectReference, cancelled: threading.Event) -> UploadedShard:
+    with slot.payload(header.index_offset, header.index_offset + header.index_bytes) as view:
+        packed = bytes(view)
+    try:
+        index = unpack_index(packed, header.index_offset)
+        beginning = safetensors.encode_header(header, packed)
+    except ProtocolError as error:
+        raise CorruptCheckpoint(f"step {header.step} of rank {header.owner_rank} in memory is not what was sealed: {error}") from error
+    entries = safetensors.tensors_in_order(index)
+    size = len(beginning) + sum(entry.bytes for entry in entries)
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        yield beginning
+        hasher = xxhash.xxh3_128()
+        position = 0
+        for entry in entries:
+            _digest(slot, hasher, position, entry.offset)
+            position = entry.offset + entry.bytes
+            for start in range(entry.offset, position, _PIECE_BYTES):
+                if cancelled.is_set():
+                    raise _Cancelled
+                with slot.payload(start, min(position, start + _PIECE_BYTES)) as view:
+                    hasher.update(view)
+                    yield view
+        _digest(slot, hasher, position, header.payload_bytes)
+        if hasher.digest() != header.payload_digest:
+            raise CorruptCheckpoint(f"step {header.step} of rank {header.owner_rank} in memory no longer hashes to its digest")
+
+    stored = objects.put_stream(where, pieces(), size)
+    return UploadedShard(
+        rank=header.owner_rank,
+        step=header.step,
+        origin_generation=header.origin_generation,
+        object=stored.reference,
+        object_bytes=stored.bytes,
+        etag=stored.etag,
+        payload_bytes=header.payload_bytes,
+        payload_digest=header.payload_digest,
+        layout_hash=header.layout_hash,
+    )
+
+
+def _digest(slot: SlotFile, hasher: xxhash.xxh3_128, begin: int, end: int) -> None:
+    for start in range(begin, end, _PIECE_BYTES):
+        with slot.payload(start, min(end, start + _PIECE_BYTES)) as view:
+            hasher.update(view)
+
+
+async def download_shard(
+    objects: ObjectStore, source: ShardSource, store: SlotStore, *, rank: Rank, content: Content, keep: Collection[Content], slot_count: int
+) -> None:
+    """Bring one shard from the object store into a slot and seal it. Called at Load, on the owner's node, when no memory holds it.
+
+    Args:
+        objects: where from.
+        source: of kind s3; its digest is what the payload must hash to.
+        store: this node's slots.
+        rank: the shard's.
+        content: what the slot will hold: origin generation and step.
+        keep: contents of this shard that must survive.
+        slot_count: slots that this shard may have here.
+
+    Raises:
+        CorruptCheckpoint: the object is not what the plan says; nothing is sealed.
+        StorageError: the store failed, after `MAX_ATTEMPTS` where it may help.
+        NoRoom: the node's memory for slots does not suffice, or every slot must be kept.
+    """
+    if source.object is None:
+        raise CorruptCheckpoint(f"the plan names no object for step {source.step} of rank {rank}")
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        try:
+            await _download(objects, source.object, source, store, rank=rank, content=content, keep=keep, slot_count=slot_count)
+            return
+        except StorageError as error:
+            if not error.retryable or attempt == MAX_ATTEMPTS:
+                raise
+            log.warning("download of step %d of rank %d, attempt %d: %s", source.step, rank, attempt, error)
+            await asyncio.sleep(RETRY_SECONDS * 2**attempt)
+
+
+async def _download(
+    objects: ObjectStore,
+    where: ObjectReference,
+    source: ShardSource,
+    store: SlotStore,
+    *,
+    rank: Rank,
+    content: Content,
+    keep: Collection[Content],
+    slot_count: int,
+) -> None:
+    """One attempt: the header tells what slot is needed, then the data goes straight into it."""
+    reading = objects.open(where)
+
+    def begin(cancelled: threading.Event) -> tuple[ObjectReader, Restore]:
+        reader = reading.__enter__()
+        try:
+            plan = _read_header(reader, where)
+        except BaseException:
+            reading.__exit__(None, None, None)
+            raise
+        if cancelled.is_set():
+            reading.__exit__(None, None, None)
+        return reader, plan
+
+    reader, plan = await in_thread(begin)
+    try:
+        _check(plan, source, where)
+        index = await store.grant(rank, content, keep=keep, capacity_bytes=plan.payload_bytes, layout_hash=plan.layout_hash, slot_count=slot_count)
+        if index is None:
+            raise NoRoom(needed_bytes=plan.payload_bytes, available_bytes=0)
+        slot = store.shards[rank][index].file
+        try:
+            await in_thread(lambda cancelled: _fill(reader, plan, slot, cancelled))
+        except BaseException:
+            slot.empty()
+            raise
+    finally:
+        reading.__exit__(None, None, None)
+    header = SlotHeader(
+        job=store.job,
+        run=slot.header.run,
+        owner_rank=rank,
+        origin_generation=content.origin,
+        step=content.step,
+        state=SlotState.WRITING,
+        capacity_bytes=slot.header.capacity_bytes,
+        payload_bytes=plan.payload_bytes,
+        index_offset=plan.index_offset,
+        index_bytes=len(plan.index),
+        layout_hash=plan.layout_hash,
+    )
+    if await store.seal(rank, index, header, expected=source.digest) is None:
+        raise CorruptCheckpoint(f"s3://{where.bucket}/{where.key} does not hash to {source.digest.hex()}")
+
+
+def _read_header(reader: ObjectReader, where: ObjectReference) -> Restore:
+    prefix = bytearray(safetensors.LENGTH.size)
+    if reader.bytes < len(prefix):
+        raise CorruptCheckpoint(f"s3://{where.bucket}/{where.key} has {reader.bytes} bytes")
+    reader.read_into(memoryview(prefix))
+    (length,) = safetensors.LENGTH.unpack(prefix)
+    if length > min(safetensors.MAX_HEADER_BYTES, reader.bytes - len(prefix)):
+        raise CorruptCheckpoint(f"s3://{where.bucket}/{where.key} announces a header of {length} bytes")
+    header = bytearray(length)
+    reader.read_into(memoryview(header))
+    return safetensors.plan_restore(bytes(header), reader.bytes)
+
+
+def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
+    """Refuse another object than the one that was asked for before any slot is touched."""
+    if plan.payload_bytes != source.payload_bytes or plan.payload_digest != source.digest:
+        raise CorruptCheckpoint(
+            f"s3://{where.bucket}/{where.key} holds {plan.payload_bytes} bytes with digest {plan.payload_digest.hex()}; "
+            f"the plan says {source.payload_bytes} with {source.digest.hex()}"
+        )
+
+
+def _fill(reader: ObjectReader, plan: Restore, slot: SlotFile, cancelled: threading.Event) -> None:
+    for begin, end in plan.spans:
+        for start in range(begin, end, _PIECE_BYTES):
+            if cancelled.is_set():
+                return
+            with slot.payload(start, min(end, start + _PIECE_BYTES)) as view:
+                reader.read_into(view)
+    for begin, end in plan.gaps():
+        for start in range(begin, end, _PIECE_BYTES):
+            stop = min(end, start + _PIECE_BYTES)
+            with slot.payload(start, stop) as view:
+                view[:] = bytes(stop - start)
+    with slot.payload(plan.index_offset, plan.index_offset + len(plan.index)) as view:
+        view[:] = plan.index

@@ -1,0 +1,86 @@
+"""An object store in this process's memory: for tests and simulators. The contract suite holds it to what S3 does."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from everstep.protocol.plan import ObjectReference
+from worker.errors import CorruptCheckpoint, ObjectMissing, StoreRefused
+from worker.storage.object_store import ObjectReader, Piece, StoredObject
+
+
+class MemoryObjectStore:
+    """See `ObjectStore`. Buckets must be named when it is made, as S3's must exist."""
+
+    def __init__(self, *buckets: str) -> None:
+        self.objects: dict[str, dict[str, bytes]] = {bucket: {} for bucket in buckets}
+
+    def put_bytes(self, reference: ObjectReference, data: bytes) -> StoredObject:
+        """See `ObjectStore.put_bytes`."""
+        self._bucket(reference)[reference.key] = bytes(data)
+        return self._described(reference)
+
+    def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> StoredObject:
+        """See `ObjectStore.put_file`."""
+        with path.open("rb") as file:
+            data = file.read() if size is None else file.read(size)
+        if size is not None and len(data) < size:
+            raise StoreRefused(f"{path.name} has {len(data)} bytes, not {size}")
+        return self.put_bytes(reference, data)
+
+    def put_stream(self, reference: ObjectReference, pieces: Iterable[Piece], size: int) -> StoredObject:
+        """See `ObjectStore.put_stream`."""
+        bucket = self._bucket(reference)
+        data = bytearray()
+        for piece in pieces:
+            data += piece
+        if len(data) != size:
+            raise StoreRefused(f"{len(data)} bytes were given for an object of {size}")
+        bucket[reference.key] = bytes(data)
+        return self._described(reference)
+
+    def get_bytes(self, reference: ObjectReference) -> bytes:
+        """See `ObjectStore.get_bytes`."""
+        try:
+            return self._bucket(reference)[reference.key]
+        except KeyError:
+            raise ObjectMissing(f"s3://{reference.bucket}/{reference.key} does not exist") from None
+
+    @contextmanager
+    def open(self, reference: ObjectReference) -> Iterator[ObjectReader]:
+        """See `ObjectStore.open`."""
+        yield _MemoryReader(self.get_bytes(reference))
+
+    def head(self, reference: ObjectReference) -> StoredObject | None:
+        """See `ObjectStore.head`."""
+        return self._described(reference) if reference.key in self._bucket(reference) else None
+
+    def list(self, prefix: ObjectReference) -> Iterator[StoredObject]:
+        """See `ObjectStore.list`."""
+        for key in sorted(self._bucket(prefix)):
+            if key.startswith(prefix.key):
+                yield self._described(ObjectReference(bucket=prefix.bucket, key=key))
+
+    def _bucket(self, reference: ObjectReference) -> dict[str, bytes]:
+        try:
+            return self.objects[reference.bucket]
+        except KeyError:
+            raise ObjectMissing(f"bucket {reference.bucket} does not exist") from None
+
+    def _described(self, reference: ObjectReference) -> StoredObject:
+        data = self.objects[reference.bucket][reference.key]
+        return StoredObject(reference, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())
+
+
+class _MemoryReader:
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self.bytes = len(data)
+
+    def read_into(self, target: memoryview) -> None:
+        if len(self._data) < len(target):
+            raise CorruptCheckpoint(f"the object ends {len(target) - len(self._data)} bytes early")
+        target[:], self._data = self._data[: len(target)], self._data[len(target) :]

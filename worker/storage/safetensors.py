@@ -1,0 +1,185 @@
+"""A slot's payload as one valid safetensors file, and back. Pure: bytes in, bytes out, nothing copied that is a tensor.
+
+    offset  size  field
+    0       8     length of the header, little endian
+    8       …     JSON: tensor names → dtype, shape, data_offsets; `__metadata__`; padded with blanks to a multiple of 8
+    …       …     the tensors' data, contiguous, in the order of their offsets in the slot
+
+`__metadata__` holds what the tensors alone do not say: the slot's index (with the plain values of the step), the payload's geometry and digest,
+and whose shard of which step it is. Any safetensors reader can read the file; only Everstep restores from it.
+Source: the format's description, https://github.com/huggingface/safetensors#format
+
+Invariant: `plan_restore` accepts only what `encode_header` could have written for that slot geometry; the payload's digest is the caller's to check.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.slot import DIGEST_BYTES, SlotHeader, SlotIndex, TensorEntry, unpack_index
+from worker.errors import CorruptCheckpoint, StoreRefused
+
+LENGTH = struct.Struct("<Q")
+MAX_HEADER_BYTES = 100_000_000
+"""Source: the safetensors reader refuses longer ones."""
+_FORMAT = "everstep-1"
+_METADATA = "__metadata__"
+_DTYPES = {
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "int64": ("I64", 8),
+    "int32": ("I32", 4),
+    "int16": ("I16", 2),
+    "int8": ("I8", 1),
+    "uint64": ("U64", 8),
+    "uint32": ("U32", 4),
+    "uint16": ("U16", 2),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
+}
+"""torch's names → (safetensors' name, bytes of an element). Any other dtype is stored as U8; its true name is in the index."""
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All values are strings, as the format wants it."""
+
+    everstep: str
+    job: str
+    run: str
+    rank: str
+    step: str
+    origin_generation: str
+    payload_bytes: str
+    index_offset: str
+    payload_digest: str
+    layout_hash: str
+    index: str
+    """The packed index, base64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Where each byte of a payload comes from: data of the object in order, zeros, the index."""
+
+    payload_bytes: int
+    index_offset: int
+    index: bytes
+    layout_hash: bytes
+    payload_digest: bytes
+    spans: tuple[tuple[int, int], ...]
+    """Begin and end within the payload of each tensor, in the order of the object's data."""
+
+    @property
+    def data_bytes(self) -> int:
+        """How much data follows the header."""
+        return sum(end - begin for begin, end in self.spans)
+
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """Yield what must be zero: begin and end within the payload."""
+        end = 0
+        for begin, next_end in (*self.spans, (self.index_offset, self.index_offset + len(self.index)), (self.payload_bytes, self.payload_bytes)):
+            if begin > end:
+                yield end, begin
+            end = max(end, next_end)
+
+
+def tensors_in_order(index: SlotIndex) -> list[TensorEntry]:
+    """Return the tensors as their data lies in slot and object."""
+    return sorted(index.tensors, key=lambda entry: (entry.offset, entry.bytes))
+
+
+def encode_header(header: SlotHeader, packed_index: bytes) -> bytes:
+    """Return the beginning of the object, up to the first byte of data.
+
+    Args:
+        header: of a sealed slot.
+        packed_index: the index as it stands in the payload.
+
+    Raises:
+        CorruptSlot: the index is not sound.
+        StoreRefused: the header would be longer than safetensors allows.
+    """
+    described: dict[str, _Tensor | _Metadata] = {
+        _METADATA: _Metadata(
+            everstep=_FORMAT,
+            job=header.job,
+            run=header.run,
+            rank=str(header.owner_rank),
+            step=str(header.step),
+            origin_generation=str(header.origin_generation),
+            payload_bytes=str(header.payload_bytes),
+            index_offset=str(header.index_offset),
+            payload_digest=header.payload_digest.hex(),
+            layout_hash=header.layout_hash.hex(),
+            index=base64.b64encode(packed_index).decode(),
+        )
+    }
+    position = 0
+    for entry in tensors_in_order(unpack_index(packed_index, header.index_offset)):
+        dtype, element_bytes = _DTYPES.get(entry.dtype, ("", 0))
+        is_known = dtype and math.prod(entry.shape) * element_bytes == entry.bytes
+        name = entry.name
+        while name in described:  # the index may name two tensors alike (and anything "__metadata__"); a JSON object cannot
+            name += "'"
+        offsets = (position, position + entry.bytes)
+        described[name] = _Tensor(dtype, entry.shape, offsets) if is_known else _Tensor("U8", (entry.bytes,), offsets)
+        position += entry.bytes
+    text = msgspec.json.encode(described)
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER_BYTES:
+        raise StoreRefused(f"the header of this shard would be {len(text):,} bytes; safetensors allows {MAX_HEADER_BYTES:,}")
+    return LENGTH.pack(len(text)) + text
+
+
+def plan_restore(header: bytes, object_bytes: int) -> Restore:
+    """Return how an object becomes a payload.
+
+    Args:
+        header: the JSON, without its length.
+        object_bytes: of the whole object.
+
+    Raises:
+        CorruptCheckpoint: not a header of ours, or one that contradicts itself or the object's size.
+    """
+    try:
+        described = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        metadata = msgspec.json.decode(described.pop(_METADATA), type=_Metadata)
+        if metadata.everstep != _FORMAT:
+            raise CorruptCheckpoint(f"a checkpoint of format {metadata.everstep!r}")
+        payload_bytes, index_offset = int(metadata.payload_bytes), int(metadata.index_offset)
+        packed = base64.b64decode(metadata.index, validate=True)
+        digests = bytes.fromhex(metadata.layout_hash), bytes.fromhex(metadata.payload_digest)
+        entries = tensors_in_order(unpack_index(packed, index_offset))
+        tensors = sorted(msgspec.json.decode(raw, type=_Tensor).data_offsets for raw in described.values())
+    except (KeyError, ValueError, binascii.Error, msgspec.DecodeError, ProtocolError) as error:
+        raise CorruptCheckpoint(f"the object's header is not one of a checkpoint: {error}") from error
+    found = Restore(payload_bytes, index_offset, packed, *digests, tuple((entry.offset, entry.offset + entry.bytes) for entry in entries))
+    position, expected = 0, []
+    for entry in entries:
+        expected.append((position, position + entry.bytes))
+        position += entry.bytes
+    if tensors != sorted(expected) or any(len(value) != DIGEST_BYTES for value in digests):
+        raise CorruptCheckpoint("the object's tensors are not those of its index")
+    if not 0 <= index_offset <= index_offset + len(packed) <= payload_bytes:
+        raise CorruptCheckpoint(f"the object's index lies outside of its payload: {index_offset}+{len(packed)} of {payload_bytes}")
+    if object_bytes != LENGTH.size + len(header) + found.data_bytes:
+        raise CorruptCheckpoint(f"the object has {object_bytes} bytes; its header says {LENGTH.size + len(header) + found.data_bytes}")
+    return found
