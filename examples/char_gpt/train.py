@@ -109,7 +109,7 @@ session.close()
 
 output = everstep.training.output_dir()
 write_safetensors(output / f"state-rank{rank}.safetensors", session.state_tensors())
+(output / f"losses-rank{rank}.json").write_text(json.dumps({"losses": losses.values}))
 if rank == 0:
-    (output / "losses.json").write_text(json.dumps({"losses": losses.values}))
     print(f"{len(losses.values)} steps, loss {losses.values[0]:.4f} to {losses.values[-1]:.4f}, results in {output}", flush=True)
 dist.destroy_process_group()

@@ -56,6 +56,16 @@ def identify(pid: int) -> Process | None:
     return Process(pid, stat.start_ticks) if stat else None
 
 
+def is_rank(pid: int, rank: int) -> bool:
+    """Say whether a process is this rank: a warm one carries it in its name, a cold one in its environment."""
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{pid}/comm").read_text().strip() == f"rank {rank}":
+            return True
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"RANK={rank}".encode() in words and any(word.startswith(b"EVERSTEP_AGENT_SOCKET=") for word in words)
+    return False
+
+
 def descendants(root_pid: int) -> list[Process]:
     """Return every living process below `root_pid`, parents before children; zombies are left out."""
     children: dict[int, list[tuple[int, _Stat]]] = {}

@@ -33,7 +33,7 @@ from infra.local_cloud.errors import NotUp, PreflightFailed, StartFailed
 from infra.local_cloud.faults import Conditions
 from infra.local_cloud.instance_init import memory_directory
 from infra.local_cloud.parts import Parts, tail, write_private
-from infra.local_cloud.processes import end, kill_descendants, marked_with, wait_gone
+from infra.local_cloud.processes import descendants, end, is_rank, kill_descendants, marked_with, wait_gone
 
 AWS, CONTROL_PLANE = "aws", "control-plane"
 BUCKET: Final = "everstep-local"
@@ -259,6 +259,25 @@ class LocalCluster:
         if record:
             record.process.send(signal.SIGKILL)
             wait_gone([record.process], timeout_seconds=10)
+
+    def kill_rank(self, instance_id: str, rank: int) -> int:
+        """SIGKILL one rank process, as a crash would.
+
+        Args:
+            instance_id: the node that it runs on.
+            rank: of the job.
+
+        Returns:
+            The pid that was killed.
+
+        Raises:
+            NotUp: no such instance or no such rank runs.
+        """
+        init = self.instances().get(instance_id)
+        for process in descendants(init) if init is not None else []:
+            if is_rank(process.pid, rank) and process.send(signal.SIGKILL):
+                return process.pid
+        raise NotUp(f"no rank {rank} runs on {instance_id}")
 
     def restart_control_plane(self) -> None:
         """Start the control plane again at the same address, after ending it if it runs.
