@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -24,6 +28,18 @@ from everstep.config import ClientConfig
 BUCKET = "everstep"
 GROUP = "training-group"
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@functools.cache
+def _migrated() -> Path:
+    """A database with the newest schema, made once: migrating takes longer than most tests."""
+    directory = tempfile.TemporaryDirectory(prefix="everstep-test-")
+    atexit.register(directory.cleanup)
+    path = Path(directory.name) / "template.db"
+    database = Database(f"sqlite:///{path}")
+    schema.migrate(database)
+    database.close()
+    return path
 
 
 class Clock:
@@ -50,8 +66,8 @@ class Service:
             state_directory=directory / "server", bucket=BUCKET, mode=CloudMode.LOCAL, aws_endpoint_url="http://127.0.0.1:1", max_source_bytes=2**20
         )
         self.settings.state_directory.mkdir()
+        shutil.copyfile(_migrated(), self.settings.state_directory / "everstep.db")
         self.database = Database(self.settings.database)
-        schema.migrate(self.database)
         self._is_ready = threading.Event()
         self.app = create_app(
             self.settings, operator=self.operator, objects=self.objects, loops=lambda *_: (), now=self.clock, when_ready=self._is_ready.set

@@ -1,0 +1,72 @@
+"""Jobs that cannot run: one service for all of them, because none of them leaves anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from everstep.errors import ValidationError
+from tests.unit.control_plane.api.conftest import GROUP, Service
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with Service(tmp_path_factory.mktemp("service")) as running:
+        running.operator.create_group(GROUP, max_size=8)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(service):
+    with service.client() as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def request_(client, tmp_path_factory):
+    client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP)
+    directory = tmp_path_factory.mktemp("code")
+    (directory / "train.py").write_text("pass")
+    (directory / "data.txt").write_text("x")
+    return {"TrainingJobName": "gpt", "Source": client.upload_source(Directory=directory), "EntryPoint": "train.py", "NodeCount": 4}
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "figure"),
+    [
+        ({"Protection": {"Copies": 5}}, "Protection.Copies", "5 copies need 5 nodes; NodeCount is 4"),
+        ({"NodeCount": 9}, "NodeCount", "9 nodes; the group training-group of the fleet main has MaxSize 8"),
+        ({"EntryPoint": "missing.py"}, "EntryPoint", "'missing.py' is not among the 2 files of the source; it has train.py at its top"),
+        ({"EntryPoint": "../train.py"}, "EntryPoint", "is not among"),
+        ({"EntryPoint": "data.txt"}, "EntryPoint", "is not a Python file"),
+        ({"Source": {"SourceId": "0" * 64}}, "Source.SourceId", "no source"),
+        ({"Source": {"SourceId": "../../etc"}}, "Source.SourceId", "pattern"),
+        ({"FleetName": "other"}, "FleetName", "there is no fleet named 'other'; registered: main"),
+        ({"TrainingJobName": "no_underscores"}, "TrainingJobName", "no_underscores"),
+        ({"TrainingJobName": "a" * 64}, "TrainingJobName", "pattern"),
+        ({"TrainingJobName": "trailing\n"}, "TrainingJobName", "pattern"),
+        ({"Environment": {"RANK": "0"}}, "Environment.RANK", "set by Everstep"),
+        ({"Environment": {"EVERSTEP_TOKEN": "x"}}, "Environment.EVERSTEP_TOKEN", "set by Everstep"),
+        ({"Environment": {"A=B": "x"}}, "Environment.A=B", "pattern"),
+        ({"NodeCount": 0}, "NodeCount", "greater than or equal to 1, not '0'"),
+        ({"NodeCount": "many"}, "NodeCount", "many"),
+        ({"RanksPerNode": 65}, "RanksPerNode", "64"),
+        ({"Secrets": {"A": "arn"}}, "Secrets", "not available"),
+        ({"RoleArn": "arn:aws:iam::1:role/x"}, "RoleArn", "not available"),
+        ({"InputDataConfig": [{"ChannelName": "x"}]}, "InputDataConfig", "not available"),
+        ({"StoppingCondition": {"MaxCostUsd": 5}}, "StoppingCondition.MaxCostUsd", "not available"),
+        ({"CheckpointConfig": {"EverySteps": -1}}, "CheckpointConfig.EverySteps", "0"),
+        ({"CheckpointConfig": {"S3Uri": "http://x"}}, "CheckpointConfig.S3Uri", "s3"),
+        ({"RetryStrategy": {"MaxAttempts": 0}}, "RetryStrategy.MaxAttempts", "1"),
+        ({"Unknown": 1}, "Unknown", "is not a field of this request"),
+        ({"HyperParameters": {"steps": 200}}, "HyperParameters.steps", "string"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_field_and_figure_and_leaves_nothing(client, request_, change, field, figure):
+    with pytest.raises(ValidationError) as refused:
+        client.create_training_job(**{**request_, **change})
+    (wrong,) = [error for error in refused.value.fields if error.field == field]
+    assert figure in wrong.message
+    assert field in refused.value.message
+    assert refused.value.code == "ValidationException"
+    assert client.list_training_jobs()["TrainingJobSummaries"] == []
+    assert client.list_events(TrainingJobName="gpt")["Events"] == []
