@@ -213,19 +213,21 @@ class _S3Reader:
 
 def _parts(pieces: Iterable[Piece], part_bytes: int, size: int) -> Iterator[bytearray]:
     """Cut a stream into parts of equal size; the last takes the rest."""
-    part, total = bytearray(), 0
+    part, left = bytearray(), size
     for piece in pieces:
-        total += len(piece)
+        left -= len(piece)
+        if left < 0:
+            raise StoreRefused(f"more bytes were given than the {size} of the object")
         view = memoryview(piece)
         while len(view):
             room = part_bytes - len(part)
             part += view[:room]
             view = view[room:]
-            if len(part) == part_bytes and total <= size:
+            if len(part) == part_bytes:
                 yield part
                 part = bytearray()
-    if total != size:
-        raise StoreRefused(f"{total} bytes were given for an object of {size}")
+    if left:
+        raise StoreRefused(f"{size - left} bytes were given for an object of {size}")
     if part:
         yield part
 

@@ -1,0 +1,236 @@
+"""What every object store must do: one suite, run against the one in memory and against S3's protocol, spoken over HTTP to moto."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from everstep.protocol.plan import ObjectReference
+from worker.errors import CorruptCheckpoint, ForbiddenEndpoint, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
+from worker.storage.memory import MemoryObjectStore
+from worker.storage.object_store import ObjectStore
+from worker.storage.s3 import S3ObjectStore, s3_store
+
+BUCKET = "bucket"
+MIB = 1024 * 1024
+PART_BYTES = 5 * MIB
+"""The smallest that S3 takes."""
+
+
+def reference(key: str) -> ObjectReference:
+    return ObjectReference(bucket=BUCKET, key=key)
+
+
+def environment(url: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "EVERSTEP_LOCAL": "1",
+    }
+
+
+@pytest.fixture(scope="module")
+def s3_url() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def s3(s3_url: str) -> Iterator[S3ObjectStore]:
+    made = S3ObjectStore(s3_store(environment(s3_url))._client, part_bytes=PART_BYTES)
+    yield made
+    made._client.close()
+
+
+@pytest.fixture(params=["memory", "s3"])
+def store(request: pytest.FixtureRequest) -> Iterator[ObjectStore]:
+    if request.param == "memory":
+        yield MemoryObjectStore(BUCKET)
+        return
+    made: S3ObjectStore = request.getfixturevalue("s3")
+    client = made._client
+    client.create_bucket(Bucket=BUCKET)
+    yield made
+    for entry in client.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
+        client.delete_object(Bucket=BUCKET, Key=entry["Key"])
+    assert not client.list_multipart_uploads(Bucket=BUCKET).get("Uploads"), "an upload that failed was left unfinished"
+    client.delete_bucket(Bucket=BUCKET)
+
+
+def read_all(store: ObjectStore, key: str) -> bytes:
+    with store.open(reference(key)) as reader:
+        data = bytearray(reader.bytes)
+        view = memoryview(data)
+        for start in range(0, len(data), 3 * MIB):
+            reader.read_into(view[start : start + 3 * MIB])
+        return bytes(data)
+
+
+def test_bytes_come_back(store: ObjectStore) -> None:
+    stored = store.put_bytes(reference("a/b"), b"hello")
+    assert (stored.bytes, stored.reference) == (5, reference("a/b"))
+    assert store.get_bytes(reference("a/b")) == b"hello"
+    assert store.head(reference("a/b")) == stored
+
+
+def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
+    store.put_stream(reference("empty"), [], 0)
+    assert store.get_bytes(reference("empty")) == b""
+
+
+@pytest.mark.parametrize("size", [1, PART_BYTES, PART_BYTES + 1, 2 * PART_BYTES, 2 * PART_BYTES + 12_345])
+def test_a_stream_of_any_size_comes_back(store: ObjectStore, size: int) -> None:
+    data = os.urandom(size)
+    view = memoryview(data)
+    piece = 777_777
+    stored = store.put_stream(reference("stream"), (view[start : start + piece] for start in range(0, size, piece)), size)
+    assert stored.bytes == size
+    assert read_all(store, "stream") == data
+    found = store.head(reference("stream"))
+    assert found is not None
+    assert found == stored
+
+
+def test_each_piece_is_used_up_before_the_next(store: ObjectStore) -> None:
+    """A slot's pieces are views that are released, and a buffer may be used again."""
+    buffer = bytearray(MIB)
+
+    def pieces() -> Iterator[memoryview]:
+        for number in range(12):
+            buffer[:] = bytes([number]) * MIB
+            with memoryview(buffer) as view:
+                yield view
+
+    store.put_stream(reference("reused"), pieces(), 12 * MIB)
+    assert read_all(store, "reused") == b"".join(bytes([number]) * MIB for number in range(12))
+
+
+def test_a_stream_that_fails_leaves_what_was_there(store: ObjectStore) -> None:
+    class Broken(Exception):
+        pass
+
+    def pieces() -> Iterator[bytes]:
+        yield bytes(11 * MIB)
+        raise Broken
+
+    store.put_bytes(reference("kept"), b"before")
+    with pytest.raises(Broken):
+        store.put_stream(reference("kept"), pieces(), 20 * MIB)
+    assert store.get_bytes(reference("kept")) == b"before"
+
+
+@pytest.mark.parametrize("given", [9, 11, 12 * MIB])
+def test_a_stream_of_another_length_is_refused(store: ObjectStore, given: int) -> None:
+    with pytest.raises(StoreRefused):
+        store.put_stream(reference("wrong"), [bytes(given)], 10)
+    with pytest.raises(StoreRefused):
+        store.put_stream(reference("wrong"), [bytes(given)], 11 * MIB)
+    assert store.head(reference("wrong")) is None
+
+
+def test_of_a_growing_file_the_first_bytes_are_sent(store: ObjectStore, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"first line\nsecond")
+    store.put_file(reference("log"), path, 11)
+    assert store.get_bytes(reference("log")) == b"first line\n"
+    store.put_file(reference("log"), path)
+    assert store.get_bytes(reference("log")) == b"first line\nsecond"
+    with pytest.raises(StoreRefused):
+        store.put_file(reference("log"), path, 1000)
+
+
+def test_a_missing_object_is_missing(store: ObjectStore) -> None:
+    assert store.head(reference("none")) is None
+    with pytest.raises(ObjectMissing):
+        store.get_bytes(reference("none"))
+    with pytest.raises(ObjectMissing), store.open(reference("none")):
+        pass
+    with pytest.raises(ObjectMissing):
+        store.put_bytes(ObjectReference(bucket="other", key="key"), b"")
+
+
+def test_reading_beyond_the_end_is_an_error(store: ObjectStore) -> None:
+    store.put_bytes(reference("short"), b"12345")
+    with store.open(reference("short")) as reader, pytest.raises(CorruptCheckpoint):
+        reader.read_into(memoryview(bytearray(6)))
+
+
+def test_objects_are_listed_by_key(store: ObjectStore) -> None:
+    for key in ("p/b", "p/a", "q", "p/c/d"):
+        store.put_bytes(reference(key), key.encode())
+    listed = list(store.list(reference("p/")))
+    assert [found.reference.key for found in listed] == ["p/a", "p/b", "p/c/d"]
+    assert [found.bytes for found in listed] == [3, 3, 5]
+    assert all(store.head(found.reference) == found for found in listed)
+    assert list(store.list(reference("nothing"))) == []
+
+
+def test_odd_keys_come_back(store: ObjectStore) -> None:
+    for key in ("gen=1/rank=0/a b+c%20/ü.txt", "x/../y"):
+        store.put_bytes(reference(key), b"odd")
+        assert store.get_bytes(reference(key)) == b"odd"
+
+
+def test_many_threads_share_a_store(store: ObjectStore) -> None:
+    def work(number: int) -> None:
+        store.put_bytes(reference(f"thread/{number}"), bytes([number]))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [store.get_bytes(found.reference) for found in store.list(reference("thread/"))] == [bytes([number]) for number in range(8)]
+
+
+def test_nobody_listening_is_worth_another_try() -> None:
+    """Port 9 of an address that nothing serves: refused at once."""
+    with pytest.raises(StoreUnavailable) as raised:
+        s3_store(environment("http://127.255.255.254:9")).get_bytes(reference("key"))
+    assert raised.value.retryable
+
+
+@pytest.mark.parametrize("url", ["", "https://s3.amazonaws.com", "http://10.0.0.1:9000", "http://127.0.0.1.example.com", "http://[::2]:1"])
+def test_local_mode_reaches_loopback_only(url: str) -> None:
+    with pytest.raises(ForbiddenEndpoint):
+        s3_store(environment(url))
+
+
+def test_a_poisoned_configuration_changes_nothing(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's own files name other keys, another endpoint and a proxy: local mode must not even read them."""
+    config = tmp_path / "config"
+    config.write_text("[profile real]\nregion = eu-west-1\nendpoint_url = http://198.51.100.1\n[default]\nendpoint_url = http://198.51.100.1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_PROFILE", "real")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://198.51.100.1")
+    monkeypatch.setenv("HTTP_PROXY", "http://198.51.100.1:3128")
+    monkeypatch.setenv("http_proxy", "http://198.51.100.1:3128")
+    made = s3_store(environment(s3_url))
+    assert made._client.meta.endpoint_url == s3_url
+    assert made._client.meta.region_name == "us-east-1"
+    assert made.head(reference("key")) is None
+    made._client.close()
+
+
+def test_errors_say_what_can_be_done(s3_url: str) -> None:
+    made = s3_store(environment(s3_url))
+    with pytest.raises(StorageError) as raised:
+        made.put_bytes(ObjectReference(bucket="no such bucket!", key="k"), b"")
+    assert not raised.value.retryable
+    made._client.close()
+
+
+def test_aws_without_an_endpoint_needs_no_network_to_be_named() -> None:
+    made = s3_store({"AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"})
+    assert made._client.meta.endpoint_url == "https://s3.amazonaws.com"
+    made._client.close()

@@ -1,0 +1,127 @@
+"""The safetensors form of a payload: any tensors come back byte for byte, anything else is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everstep.protocol.slot import SlotIndex, TensorEntry, pack_index, unpack_index
+from tests.unit.worker.storage.slots import Tensors, header_of, payload_of
+from worker.errors import CorruptCheckpoint, StoreRefused
+from worker.storage.safetensors import LENGTH, encode_header, plan_restore, tensors_in_order
+
+WIDTHS = {"float32": 4, "bfloat16": 2, "int64": 8, "uint8": 1, "bool": 1, "float64": 8}
+
+
+@st.composite
+def tensor_sets(draw: st.DrawFn) -> Tensors:
+    found: Tensors = []
+    for number in range(draw(st.integers(0, 6))):
+        dtype = draw(st.sampled_from([*WIDTHS, "complex64", "quint4x2"]))
+        shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
+        count = 1
+        for length in shape:
+            count *= length
+        size = count * WIDTHS.get(dtype, draw(st.integers(0, 9)))
+        name = draw(st.sampled_from([f"t{number}", "same", "__metadata__", "ü/…", ""]))
+        found.append((name, dtype, shape, draw(st.binary(min_size=size, max_size=size))))
+    return found
+
+
+def to_object(tensors: Tensors, values: bytes, slack: int) -> tuple[bytes, bytes]:
+    """Return a payload and the object made of it."""
+    payload, offset, size = payload_of(tensors, values, slack)
+    beginning = encode_header(header_of(payload, offset, size), payload[offset : offset + size])
+    index = unpack_index(payload[offset:], offset)
+    return payload, beginning + b"".join(payload[entry.offset : entry.offset + entry.bytes] for entry in tensors_in_order(index))
+
+
+def from_object(data: bytes) -> bytes:
+    """Return the payload that an object describes; every byte of the target is dirty before."""
+    (length,) = LENGTH.unpack_from(data)
+    if length > len(data) - LENGTH.size:
+        raise CorruptCheckpoint
+    plan = plan_restore(data[LENGTH.size : LENGTH.size + length], len(data))
+    target = bytearray(b"\xaa" * plan.payload_bytes)
+    position = LENGTH.size + length
+    for begin, end in plan.spans:
+        target[begin:end] = data[position : position + end - begin]
+        position += end - begin
+    for begin, end in plan.gaps():
+        target[begin:end] = bytes(end - begin)
+    target[plan.index_offset : plan.index_offset + len(plan.index)] = plan.index
+    assert len(target) == plan.payload_bytes
+    return bytes(target)
+
+
+@given(tensor_sets(), st.binary(max_size=40), st.sampled_from([0, 64, 128]))
+@settings(max_examples=150, deadline=None)
+def test_any_payload_comes_back(tensors: Tensors, values: bytes, slack: int) -> None:
+    payload, data = to_object(tensors, values, slack)
+    assert from_object(data) == payload
+
+
+@given(tensor_sets(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_what_is_cut_is_refused(tensors: Tensors, data: st.DataObject) -> None:
+    _, whole = to_object(tensors, b"values", 0)
+    cut = whole[: data.draw(st.integers(8, len(whole) - 1))]
+    with pytest.raises(CorruptCheckpoint):
+        from_object(cut)
+    with pytest.raises(CorruptCheckpoint):
+        from_object(whole + b"\0")
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_changed_header_is_refused_or_means_another_payload(data: st.DataObject) -> None:
+    """A flipped bit of the header never gives the same payload by another road, nor any error but the typed one."""
+    payload, whole = to_object([("weight", "float32", (2, 3), bytes(range(24))), ("flag", "bool", (1,), b"\1")], b"values", 64)
+    (length,) = LENGTH.unpack_from(whole)
+    changed = bytearray(whole)
+    position = data.draw(st.integers(0, LENGTH.size + length - 1))
+    changed[position] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        restored = from_object(bytes(changed))
+    except CorruptCheckpoint:
+        return
+    assert len(restored) == len(payload)  # a name, a dtype or a digest in the metadata: the payload's digest is checked by the caller
+
+
+def test_the_object_is_what_safetensors_describes() -> None:
+    _, whole = to_object([("weight", "bfloat16", (2, 3), bytes(12)), ("odd", "complex64", (2,), bytes(16))], b"", 0)
+    (length,) = LENGTH.unpack_from(whole)
+    header = json.loads(whole[8 : 8 + length])
+    assert whole[8:9] == b"{"
+    assert length % 8 == 0
+    metadata = header.pop("__metadata__")
+    assert all(isinstance(value, str) for value in metadata.values())
+    assert metadata["step"] == "7"
+    assert header == {
+        "weight": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]},
+        "odd": {"dtype": "U8", "shape": [16], "data_offsets": [12, 28]},
+    }
+    assert len(whole) == 8 + length + 28
+
+
+def test_tensors_lie_in_the_order_of_their_offsets() -> None:
+    entries = (TensorEntry("b", "uint8", (1,), 64, 1), TensorEntry("a", "uint8", (2,), 0, 2))
+    packed = pack_index(SlotIndex(tensors=entries, values=b""))
+    payload = b"ab" + bytes(62) + b"c" + bytes(63) + packed
+    beginning = encode_header(header_of(payload, 128, len(packed)), packed)
+    assert from_object(beginning + b"abc") == payload
+
+
+def test_a_header_beyond_the_limit_of_safetensors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.storage.safetensors.MAX_HEADER_BYTES", 100)
+    with pytest.raises(StoreRefused, match="header"):
+        to_object([("weight", "uint8", (1,), b"1")], b"", 0)
+
+
+@pytest.mark.parametrize("header", [b"", b"[]", b"{}", b'{"__metadata__": {}}', b'{"__metadata__": {"everstep": "everstep-1"}}', b"\xff" * 8])
+def test_foreign_headers_are_refused(header: bytes) -> None:
+    with pytest.raises(CorruptCheckpoint):
+        plan_restore(header, LENGTH.size + len(header))
