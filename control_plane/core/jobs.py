@@ -496,9 +496,8 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
     record, plan = view.record, view.plan
     issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, view.spec.run)) + 1)
     gone = [verdict for verdict in view.verdicts.values() if verdict.is_final]
-    decision = _in_words(tuple(verdict.node_id for verdict in gone))
     reached = max(record.boundary, faults.reached(view.reports))
-    closed, incident = _incident_of(view, found, decision, reached)
+    closed, incident = _incident_of(view, found, reached)
     record = replace(record, exclusions=_exclusions(view, record, tuple(gone)))
     is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.LOAD_FAILED) for fault in found)
     detected = incident.opened_at - incident.failed_at if incident.opened_at == view.now else 0.0
@@ -520,11 +519,11 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
     event = EventDraft(
         type="GenerationEnded", message=f"generation {plan.generation} ended: {'; '.join(incident.evidence)}", node_id=found[0].node_id
     )
-    moved = _moved(replace(view, record=record), JobEvent.FAULTED, f"{found[0].evidence}; {decision}")
+    moved = _moved(replace(view, record=record), JobEvent.FAULTED, f"{found[0].evidence}; {incident.decision}")
     return replace(moved, actions=halts, incidents=(*closed, *moved.incidents), events=(event, *moved.events))
 
 
-def _incident_of(view: _View, found: tuple[Fault, ...], decision: str, reached: Step) -> tuple[tuple[IncidentRecord, ...], IncidentRecord]:
+def _incident_of(view: _View, found: tuple[Fault, ...], reached: Step) -> tuple[tuple[IncidentRecord, ...], IncidentRecord]:
     """Return the incident that the faults belong to, and the one before it if they end that.
 
     A failure before training has begun again is part of the same recovery. One that comes later is an incident of its own; the open one ends
@@ -536,12 +535,12 @@ def _incident_of(view: _View, found: tuple[Fault, ...], decision: str, reached: 
         again = incidents.with_faults(again, tuple(replace(fault, at=max(fault.at, before.failed_at)) for fault in found))
         if view.seen.plan is not None:
             again = incidents.with_faults(again, faults.group_loss(view.seen.plan, again.instance_ids, again.failed_at))
-        return (), replace(again, decision=decision)
+        return (), replace(again, decision=_in_words(again.instance_ids))
     opened = incidents.opened(
         view.spec.run,
         view.plan.generation,
         found,
-        decision=decision,
+        decision=_in_words(tuple(fault.node_id for fault in found if fault.node_id is not None)),
         reason="the plan follows when every node has promised",
         reached=reached,
         now=view.now,

@@ -91,8 +91,8 @@ class NodeObserved:
 class Cause(StrEnum):
     """Why an incident was opened, from the mildest to the gravest: a graver one found later replaces a milder."""
 
-    RANK_EXIT = "rank_exit"
     LOAD_FAILED = "load_failed"
+    RANK_EXIT = "rank_exit"
     AGENT_LOST = "agent_lost"
     NODE_UNREACHABLE = "node_unreachable"
     NODE_FAULT = "node_fault"

@@ -1,0 +1,156 @@
+"""Scripts that read like incident reports: what was done to a job, and everything that followed.
+
+A script is a drawing (`#`), commands, `----`, and what the control plane said, sent and stored. The world is that of
+`tests/unit/control_plane/loop/world.py`: the real loops and decisions, virtual time. After a change that is meant, write them anew with
+EVERSTEP_UPDATE_GOLDEN=1 and read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from control_plane.core.states import JobState
+from control_plane.db import events, jobs
+from everstep.protocol.agent_messages import AgentWelcome, ControlToAgent, ExitClass, HaltRanks, Load, Prepare, Release, Start, StopTraining
+from tests.unit.control_plane.loop.world import START, Agent, World
+
+SCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))
+MARK = "----\n"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+async def test_incident(script: Path, tmp_path: Path) -> None:
+    story, _, expected = script.read_text().partition(MARK)
+    world = World(tmp_path)
+    try:
+        teller = Teller(world)
+        for line in story.splitlines():
+            if line and not line.startswith("#"):
+                await teller.obey(line.split())
+        told = "\n".join([*teller.lines, *teller.summary()]) + "\n"
+    finally:
+        world.close()
+    if os.environ.get("EVERSTEP_UPDATE_GOLDEN"):
+        script.write_text(story + MARK + told)
+        return
+    assert told == expected
+
+
+class Teller:
+    """Obeys the commands of a script and tells what follows from them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.lines: list[str] = []
+        self.told_events = 0
+        self.told_messages = 0
+        self.silenced: dict[str, Agent] = {}
+        world.before_pass = self.tell
+
+    async def obey(self, words: list[str]) -> None:
+        world = self.world
+        self.lines.append(f"> {' '.join(words)}")
+        match words:
+            case ["submit", *settings]:
+                given = dict(setting.split("=") for setting in settings)
+                world.submit(nodes=int(given.pop("nodes", "4")), **{name: int(value) for name, value in given.items()})
+            case ["until", state]:
+                await world.until(lambda: world.job().state == state, limit=1000)
+            case ["until", "generation", number, state]:
+                await world.until(lambda: world.job().generation == int(number) and world.job().state == state, limit=1000)
+            case ["train", steps]:
+                await world.train(int(steps))
+            case ["upload", step]:
+                await world.upload(int(step))
+            case ["kill", "rank", rank]:
+                world.kill_rank(world.team()[int(rank)])
+            case ["fail", "rank", rank, *lines]:
+                world.kill_rank(world.team()[int(rank)], exit_class=ExitClass.ERROR, code=1, lines=" ".join(lines))
+            case ["terminate", *places]:
+                for agent in [world.team()[int(place)] for place in places]:
+                    world.terminate(agent)
+            case ["silence", *places]:
+                for place in places:
+                    agent = self.silenced[place] = world.team()[int(place)]
+                    agent.is_deaf = True
+                    agent.disconnect()
+                    world.cut.add(agent.node_id)
+            case ["hear", *places]:
+                for place in places:
+                    self.silenced[place].is_deaf = False
+                    world.cut.discard(self.silenced[place].node_id)
+            case ["loads", "fail", place]:
+                world.team()[int(place)].fails_load = True
+            case ["loads", "work"]:
+                for agent in world.agents.values():
+                    agent.fails_load = False
+            case ["stop"]:
+                with world.database.write() as session:
+                    jobs.request_stop(session, "gpt", world.now)
+            case ["agreed"]:
+                await world.until(lambda: world.is_stopped)
+            case ["finish"]:
+                world.finish()
+            case ["restart", "control", "plane"]:
+                world.start_server()
+            case ["wait", seconds]:
+                for _ in range(int(float(seconds) * 2)):
+                    await world.tick()
+            case _:
+                raise AssertionError(f"no such command: {words}")
+        await self.tell()
+
+    async def tell(self) -> None:
+        """Tell what was stored and sent since the last time."""
+        world = self.world
+        with world.database.read() as session:
+            found = events.page(session, job_name=None, fleet_name=None, project=None, after_id=self.told_events, limit=1000)
+        for event in found:
+            who = f"{_short(event.node_id)} " if event.node_id is not None and event.type == "NodeStateChanged" else ""
+            self.lines.append(f"{(event.at - START).total_seconds():7.1f}  {who}{_short(event.message)}".partition("\n")[0])
+            self.told_events = event.id
+        grouped: dict[str, list[str]] = {}
+        for node_id, message in world.said[self.told_messages :]:
+            grouped.setdefault(_told(message), []).append(_short(node_id))
+        for what, nodes in grouped.items():
+            self.lines.append(f"{world.monotonic():7.1f}    {what} → {' '.join(nodes)}")
+        self.told_messages = len(world.said)
+
+    def summary(self) -> list[str]:
+        lines = []
+        for incident in self.world.incidents():
+            phases = (incident.detect_seconds, incident.replace_seconds, incident.restore_seconds, incident.rework_seconds)
+            lengths = " + ".join("…" if phase is None else f"{phase:.1f}" for phase in phases)
+            lines += [
+                f"incident {incident.cause}, generation {incident.generation_before} → {incident.generation_after}: {_short(incident.decision)}",
+                *(f"  because {_short(words)}" for words in incident.evidence),
+                f"  from step {incident.from_step} ({incident.restore_source}), {incident.lost_steps} steps lost, {incident.phase}",
+                f"  detect + replace + restore + rework = {lengths} s",
+            ]
+            if incident.instance_ids:
+                replaced = ", ".join(incident.replacement_instance_ids)
+                lines.append(f"  lost {_short(', '.join(incident.instance_ids))}, replaced by {_short(replaced) or 'nobody yet'}")
+        job = self.world.job()
+        lines.append(f"job {JobState(job.state).value}, generation {job.generation}: {_short(job.reason)}".replace("\n", " ⏎ "))
+        return lines
+
+
+def _short(text: str | None) -> str:
+    return (text or "").replace("i-0000000000000000", "i-").replace("i-000000000000000", "i-")
+
+
+def _told(message: ControlToAgent) -> str:
+    match message:
+        case Prepare():
+            return f"Prepare({message.generation}, parent {message.parent})"
+        case Load(plan=plan):
+            return f"Load({plan.generation}, base {plan.base_step})"
+        case Start() | StopTraining():
+            return f"{type(message).__name__}({message.generation})"
+        case HaltRanks():
+            return f"HaltRanks({message.generation})"
+        case Release() | AgentWelcome():
+            return type(message).__name__

@@ -1,0 +1,417 @@
+"""Two jobs on one fleet without loops, database or cloud: the two `decide`s, agents that keep their word, and anything that can happen to them.
+
+What the shells would store is kept here in plain values; what they would send is handed to the agents, or lost on the way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from control_plane.core import evidence, fleets, jobs
+from control_plane.core.actions import (
+    Decision,
+    PutManifest,
+    SendHalt,
+    SendLoad,
+    SendPrepare,
+    SendRelease,
+    SendStart,
+    SendStop,
+    SetDesired,
+    TerminateMember,
+)
+from control_plane.core.observed import (
+    CheckpointRecord,
+    FleetJob,
+    FleetObserved,
+    FleetSpec,
+    GenerationRecord,
+    GroupMember,
+    GroupObserved,
+    InstanceCondition,
+    JobObserved,
+    JobRecord,
+    JobSpec,
+    NodeObserved,
+    NodeRecord,
+    Policy,
+)
+from control_plane.core.states import ENDED_JOBS, JobState, NodeState
+from control_plane.core.timeouts import ladder
+from everstep.protocol.agent_messages import (
+    ControlToAgent,
+    ExitClass,
+    HaltRanks,
+    Load,
+    MemberPhase,
+    MemberReport,
+    Prepare,
+    RankExit,
+    Release,
+    Start,
+    StopTraining,
+    UploadedShard,
+)
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
+from everstep.protocol.plan import GenerationPlan, ObjectReference, ScriptPlan, SourceArchive
+from tests.unit.control_plane.loop.world import Agent, digest
+
+REFERENCE = ObjectReference(bucket="b", key="k/")
+POLICY = Policy(timeouts=ladder(3.0))
+FLEET = FleetSpec(name=FleetName("main"), group="group", min_node_count=4, spare_count=1)
+MAX_SIZE = 12
+
+
+def spec_of(name: str, run: str, nodes: int, copies: int) -> JobSpec:
+    script = ScriptPlan(
+        source=SourceArchive(object=REFERENCE, sha256="", bytes=1),
+        entry_point="t.py",
+        hyperparameters={},
+        environment={},
+        output=REFERENCE,
+        logs=REFERENCE,
+    )
+    return JobSpec(
+        job=JobName(name),
+        run=RunId(run * 32),
+        fleet=FLEET.name,
+        node_count=nodes,
+        ranks_per_node=1,
+        copies=copies,
+        script=script,
+        checkpoint_prefix=REFERENCE,
+        max_attempts=50,
+    )
+
+
+@dataclass
+class SimulatedJob:
+    """What the database would have of a job."""
+
+    spec: JobSpec
+    record: JobRecord
+    plans: dict[Generation, GenerationPlan] = field(default_factory=dict)
+    started: set[Generation] = field(default_factory=set)
+    checkpoints: list[CheckpointRecord] = field(default_factory=list)
+    committed: int = -1
+    """The newest step that every holder of every shard had at once, on the present path: what must not be lost lightly."""
+
+    @property
+    def plan(self) -> GenerationPlan | None:
+        return self.plans.get(self.record.generation)
+
+    @property
+    def lineage(self) -> tuple[GenerationRecord, ...]:
+        return tuple(
+            GenerationRecord(generation=plan.generation, parent=plan.parent, base_step=plan.base_step, was_started=plan.generation in self.started)
+            for plan in self.plans.values()
+        )
+
+
+class Simulation:
+    """The fleet, its two jobs, and time."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+        self.agents: dict[NodeId, Agent] = {}
+        self.silent_since: dict[NodeId, float] = {}
+        self.cut: set[NodeId] = set()
+        self.last_words: dict[NodeId, MemberReport | None] = {}
+        self.ended: dict[NodeId, str] = {}
+        self.removed: set[NodeId] = set()
+        self.desired = 0
+        self.launched = 0
+        self.booting: dict[NodeId, float] = {}
+        self.table: dict[NodeId, NodeRecord] = {}
+        self.is_stopped = False
+        self.losses = 0
+        """Messages still to be lost."""
+        specs = (spec_of("gpt", "a", 4, 2), spec_of("bert", "b", 3, 3))
+        self.jobs = [
+            SimulatedJob(spec, JobRecord(state=JobState.QUEUED, reason="", created_at=self.seconds, state_since=self.seconds)) for spec in specs
+        ]
+
+    # What an `Agent` asks of its world
+
+    @property
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.seconds, UTC)
+
+    def serves(self, node_id: NodeId) -> bool:
+        return node_id in self.agents and node_id not in self.cut
+
+    # Time
+
+    def step(self, seconds: float = 1.0) -> None:
+        self.seconds += seconds
+        members = [node_id for node_id in [*self.agents, *self.booting, *self.ended] if node_id not in self.removed]
+        for _ in range(self.desired - len(members)):
+            self.launched += 1
+            self.booting[NodeId(f"i-{self.launched}")] = self.seconds + 5
+        for node_id in [node_id for node_id, due in self.booting.items() if due <= self.seconds]:
+            del self.booting[node_id]
+            self.agents[node_id] = Agent(self, node_id, int(node_id[2:]))  # type: ignore[arg-type]
+        self.pass_over_fleet()
+        for job in self.jobs:
+            self.pass_over_job(job)
+
+    def nodes(self) -> dict[NodeId, NodeObserved]:
+        seen = {}
+        for node_id in {*self.table, *self.agents, *self.booting, *self.ended}:
+            agent = self.agents.get(node_id)
+            silent = node_id in self.cut or agent is None
+            since = self.silent_since.setdefault(node_id, self.seconds) if silent else self.seconds
+            if not silent:
+                self.silent_since.pop(node_id, None)
+            member = agent.member() if agent is not None else None
+            if agent is not None and silent:
+                member = self.last_words.get(node_id)
+            elif agent is not None:
+                self.last_words[node_id] = member
+            gone = node_id in self.ended or node_id in self.removed or (node_id in self.table and self.table[node_id].state is NodeState.GONE)
+            seen[node_id] = NodeObserved(
+                node_id=node_id,
+                instance=InstanceCondition.ENDED if gone else InstanceCondition.PRESENT,
+                instance_words=self.ended.get(node_id, "terminated" if gone else ""),
+                is_connected=agent is not None and not silent,
+                silent_seconds=self.seconds - since,
+                heard_at=since,
+                address=node_id,
+                peer_port=1,
+                has_reported=agent is not None,
+                member=member,
+            )
+        return seen
+
+    def pass_over_fleet(self) -> None:
+        nodes = self.nodes()
+        members = tuple(
+            GroupMember(node_id=node_id, is_leaving=False, awaits_termination=False)
+            for node_id in sorted({*self.agents, *self.booting, *self.ended} - self.removed)
+        )
+        observed = FleetObserved(
+            group=GroupObserved(desired_count=self.desired, min_size=0, max_size=MAX_SIZE, members=members, termination_hooks=(), drift=()),
+            records=tuple(row for row in self.table.values() if row.state is not NodeState.GONE),
+            nodes=nodes,
+            jobs=tuple(self.fleet_jobs()),
+        )
+        decision = fleets.decide(self.seconds, FLEET, observed, POLICY)
+        assert fleets.decide(self.seconds, FLEET, observed, POLICY) == decision
+        for row in decision.records:
+            self.table[row.node_id] = row
+        for action in decision.actions:
+            match action:
+                case SetDesired(desired_count=desired):
+                    assert self.desired < desired <= MAX_SIZE
+                    self.desired = desired
+                case TerminateMember(node_id=node_id, decrement=decrement):
+                    owner = self.table[node_id]
+                    assert owner.state is not NodeState.ASSIGNED, "a node was ended while a job had it"
+                    self.agents.pop(node_id, None)
+                    self.booting.pop(node_id, None)
+                    self.removed.add(node_id)
+                    self.desired -= decrement
+                case SendRelease(node_id=node_id, run=run):
+                    self.send(node_id, Release(run=run))
+                case SendHalt():
+                    self.send(action.node_id, HaltRanks(job=action.job, run=action.run, generation=action.generation, reason=action.reason))
+                case _:
+                    raise AssertionError(action)
+
+    def fleet_jobs(self) -> list[FleetJob]:
+        return [
+            FleetJob(
+                job=job.spec.job,
+                run=job.spec.run,
+                state=job.record.state,
+                node_count=job.spec.node_count,
+                priority=0,
+                created_at=job.record.created_at,
+                exclusions=job.record.exclusions,
+            )
+            for job in self.jobs
+            if job.record.state not in ENDED_JOBS
+        ]
+
+    def observe(self, job: SimulatedJob) -> JobObserved:
+        nodes = self.nodes()
+        rows = sorted(self.table.values(), key=lambda row: (row.created_at, row.node_id))
+        in_use = [nodes[row.node_id] for row in rows if row.state in (NodeState.SPARE, NodeState.ASSIGNED)]
+        return JobObserved(
+            record=job.record,
+            plan=job.plan,
+            lineage=job.lineage,
+            checkpoints=tuple(job.checkpoints),
+            assigned=tuple(row.node_id for row in rows if row.state is NodeState.ASSIGNED and row.run == job.spec.run),
+            nodes=nodes,
+            is_admitted=job.spec.run in fleets.admitted(self.fleet_jobs(), MAX_SIZE),
+            is_fleet_blind=evidence.is_fleet_blind(in_use, POLICY.timeouts),
+        )
+
+    def pass_over_job(self, job: SimulatedJob) -> Decision:
+        observed = self.observe(job)
+        decision = jobs.decide(self.seconds, job.spec, observed, POLICY)
+        assert jobs.decide(self.seconds, job.spec, observed, POLICY) == decision
+        before, job.record = job.record, decision.record
+        assert job.record.issued_generation >= before.issued_generation
+        if decision.plan is not None:
+            self.check_plan(job, observed, decision.plan)
+            job.plans[decision.plan.generation] = decision.plan
+        if job.record.state is JobState.STARTING:
+            job.started.add(job.record.generation)
+        for action in decision.actions:
+            match action:
+                case SendPrepare():
+                    assert action.generation == job.record.issued_generation
+                    self.send(action.node_id, Prepare(job=action.job, run=action.run, generation=action.generation, parent=action.parent))
+                case SendLoad():
+                    assert action.plan is job.plan
+                    self.send(action.node_id, Load(plan=action.plan, key=b""))
+                case SendStart():
+                    self.send(action.node_id, Start(job=action.job, run=action.run, generation=action.generation))
+                case SendHalt():
+                    self.send(action.node_id, HaltRanks(job=action.job, run=action.run, generation=action.generation, reason=action.reason))
+                case SendStop():
+                    self.send(action.node_id, StopTraining(job=action.job, run=action.run, generation=action.generation))
+                case PutManifest(manifest=manifest):
+                    record = CheckpointRecord(generation=manifest.generation, step=manifest.step, bucket="b", shards=manifest.shards)
+                    job.checkpoints.append(record)
+                case _:
+                    raise AssertionError(action)
+        return decision
+
+    def send(self, node_id: NodeId, message: ControlToAgent) -> None:
+        if self.losses > 0:
+            self.losses -= 1
+        elif node_id in self.agents and node_id not in self.cut:
+            self.agents[node_id].handle(message)
+
+    # What must hold
+
+    def check_plan(self, job: SimulatedJob, observed: JobObserved, plan: GenerationPlan) -> None:
+        assert plan.generation > max(job.plans, default=0)
+        assert all(agent.generation <= plan.generation for agent in self.agents.values() if agent.run == plan.run)
+        nodes = [node.node_id for node in plan.nodes]
+        assert len(nodes) == len(set(nodes)) == job.spec.node_count
+        assert set(nodes) <= set(observed.assigned)
+        owners = {rank: node.node_id for node in plan.nodes for rank in node.ranks}
+        assert sorted(owners) == list(range(job.spec.world_size))
+        if job.plan is not None:
+            before = [node.node_id for node in job.plan.nodes]
+            assert all(a == b for a, b in zip(nodes, before, strict=True) if a in before), "a node changed its place"
+        history = self.history(job, plan.parent)
+        for rank in plan.ranks:
+            assert len(rank.holders) == len(set(rank.holders)) == job.spec.copies
+            assert rank.holders[0] == owners[rank.rank]
+            assert set(rank.holders) <= set(nodes)
+            assert bool(rank.sources) == (plan.base_step > 0)
+            for source in rank.sources:
+                assert source.step == plan.base_step
+                assert history[source.step] == source.origin_generation, "a source off the path"
+                assert source.digest == digest(rank.rank, source.origin_generation, source.step)
+        for node in plan.nodes:
+            for reference in node.keep:
+                assert reference.step <= plan.base_step
+                assert history[reference.step] == reference.origin_generation
+            by_rank = [reference.owner_rank for reference in node.keep]
+            assert all(by_rank.count(rank) <= 2 for rank in by_rank)
+
+    def history(self, job: SimulatedJob, generation: Generation) -> dict[int, Generation]:
+        """Say for every step on a generation's path which generation made it, by walking forward through its ancestors."""
+        chain: list[GenerationPlan] = []
+        while generation in job.plans:
+            chain.append(job.plans[generation])
+            generation = job.plans[generation].parent
+        made: dict[int, Generation] = {}
+        for plan in reversed(chain):
+            made = {step: origin for step, origin in made.items() if step <= plan.base_step}
+            made |= dict.fromkeys(range(plan.base_step + 1, plan.base_step + 500), plan.generation)
+        return made
+
+    def check(self) -> None:
+        working = [row.node_id for row in self.table.values() if row.state is NodeState.ASSIGNED]
+        assert len(working) == len(set(working))
+        for node_id, agent in self.agents.items():
+            if agent.phase is MemberPhase.RUNNING and agent.run is not None and node_id not in self.cut:
+                holders = [job for job in self.jobs if job.spec.run == agent.run]
+                assert holders
+
+    # What can happen
+
+    def running(self, job: SimulatedJob) -> list[Agent]:
+        plan = job.plan
+        if plan is None:
+            return []
+        team = [self.agents[node.node_id] for node in plan.nodes if node.node_id in self.agents]
+        is_whole = len(team) == len(plan.nodes) and all(
+            agent.phase is MemberPhase.RUNNING and agent.generation == plan.generation and agent.run == plan.run for agent in team
+        )
+        return team if is_whole else []
+
+    def train(self, job: SimulatedJob, steps: int) -> None:
+        plan = job.plan
+        for _ in range(steps):
+            for agent in self.running(job):
+                assert plan is not None
+                for rank in agent.boundary:
+                    agent.boundary[rank] += 1
+                    for holder in plan.ranks[rank].holders:
+                        other = self.agents[holder]
+                        if other.run == plan.run and other.generation == plan.generation and (holder == agent.node_id or self.serves(holder)):
+                            other.seal(rank, plan.generation, agent.boundary[rank])
+
+    def kill_rank(self, agent: Agent) -> None:
+        if agent.phase is MemberPhase.RUNNING:
+            for rank, step in list(agent.boundary.items())[:1]:
+                agent.exits[rank] = RankExit(exit_class=ExitClass.KILLED, code=-9, at_seconds=self.seconds, boundary=Step(step))
+            agent.phase = MemberPhase.EXITED
+
+    def terminate(self, node_id: NodeId) -> None:
+        self.agents.pop(node_id, None)
+        self.cut.discard(node_id)
+        self.ended[node_id] = "terminated"
+
+    def upload(self, job: SimulatedJob) -> None:
+        """Let the newest step that every rank has be complete in S3, from the generation that runs."""
+        team = self.running(job)
+        step = min((agent.boundary[rank] for agent in team for rank in agent.boundary), default=0)
+        for agent in team:
+            agent.uploads = tuple(
+                UploadedShard(
+                    rank=rank,
+                    step=Step(step),
+                    origin_generation=origin,
+                    object=ObjectReference(bucket="b", key=f"{step}/{rank}"),
+                    object_bytes=1,
+                    etag="",
+                    payload_bytes=100,
+                    payload_digest=digest(rank, origin, step),
+                    layout_hash=b"l" * 16,
+                )
+                for rank in agent.boundary
+                for origin in [next((key[1] for key in agent.slots if key[0] == rank and key[2] == step), agent.generation)]
+            )
+
+    def forget(self, agent: Agent) -> None:
+        agent.run, agent.slots, agent.plan, agent.boundary, agent.exits = None, {}, None, {}, {}
+
+    def settle(self, limit: int = 400) -> None:
+        """Let nothing more happen: whatever still runs has to run again soon."""
+        self.cut.clear()
+        self.losses = 0
+        for agent in self.agents.values():
+            agent.fails_load = False
+        for _ in range(limit):
+            self.step()
+            self.check()
+            if all(job.record.state in ENDED_JOBS or (job.record.state is JobState.RUNNING and self.running(job)) for job in self.jobs):
+                return
+        raise AssertionError([(job.record.state, job.record.reason) for job in self.jobs])
+
+
+def fresh() -> Simulation:
+    """Return a simulation in which both jobs run."""
+    simulation = Simulation()
+    simulation.settle()
+    return simulation
