@@ -1,0 +1,311 @@
+"""The command line as a person calls it, over a client that answers from a table."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from everstep.cli import main as cli
+from everstep.cli import output, programs
+from everstep.cli.progress import incident_line, line_of
+from everstep.client import EverstepClient
+from everstep.errors import AccessDenied, Conflict, FieldError, NotFound, ServiceFault, ServiceUnavailable, SourceRefused, ValidationError
+
+JOB = {
+    "TrainingJobName": "gpt",
+    "RunId": "r" * 32,
+    "FleetName": "main",
+    "Project": "default",
+    "TrainingJobStatus": "Completed",
+    "SecondaryStatus": "Completed",
+    "SecondaryStatusTransitions": [
+        {"Status": "Pending", "State": "queued", "StartTime": "2026-03-01T12:00:00Z", "EndTime": None, "StatusMessage": "Waiting [its] turn."}
+    ],
+    "Reason": "All ranks exited with success.",
+    "FailureReason": None,
+    "EntryPoint": "train.py",
+    "HyperParameters": {"steps": "200"},
+    "NodeCount": 4,
+    "RanksPerNode": 1,
+    "Protection": {"Copies": 2},
+    "CheckpointConfig": {"EverySteps": 100, "S3Uri": "s3://b/c/", "ThirdSlot": False},
+    "OutputDataConfig": {"S3OutputPath": "s3://b/o/"},
+    "StoppingCondition": {"MaxRuntimeInSeconds": None, "MaxPendingTimeInSeconds": None, "MaxCostUsd": None},
+    "CreationTime": "2026-03-01T12:00:00Z",
+    "TrainingStartTime": "2026-03-01T12:00:10Z",
+    "TrainingEndTime": "2026-03-01T12:05:00Z",
+    "Generation": 3,
+    "BaseStep": 120,
+    "CommittedStep": 199,
+    "Boundary": 200,
+    "MaxBoundary": 200,
+    "NodeIds": ["i-1", "i-2"],
+    "CoordinatorNodeId": "i-1",
+    "IncidentCount": 1,
+    "AccountingSeconds": {"train": 100.0, "queue": 0.0},
+    "EttrRatio": 0.75,
+    "Priority": 0,
+}
+INCIDENT = {
+    "IncidentId": "inc-1",
+    "TrainingJobName": "gpt",
+    "Cause": "instance_terminated",
+    "Phase": "closed",
+    "Evidence": ["EC2 says that i-1 is terminated"],
+    "Decision": "a spare takes over",
+    "Reason": "the node is gone",
+    "RestoreSource": "peer",
+    "FromStep": 120,
+    "ReachedStep": 121,
+    "LostSteps": 1,
+    "GenerationBefore": 2,
+    "GenerationAfter": 3,
+    "InstanceIds": ["i-1"],
+    "ReplacementInstanceIds": ["i-5"],
+    "FailedAt": "2026-03-01T12:01:00Z",
+    "OpenedAt": "2026-03-01T12:01:01Z",
+    "ClosedAt": "2026-03-01T12:01:05Z",
+    "DetectSeconds": 1.0,
+    "ReplaceSeconds": 0.5,
+    "RestoreSeconds": 2.0,
+    "ReworkSeconds": 0.5,
+}
+PROTECTION = {
+    "TrainingJobName": "gpt",
+    "Generation": 3,
+    "CommittedStep": 9,
+    "ProposedStep": 10,
+    "Boundary": 10,
+    "CommittedAt": "2026-03-01T12:01:05Z",
+    "Copies": 2,
+    "ProtectionState": "Degraded",
+    "Reason": "rank 0 has 1.",
+    "Shards": [
+        {
+            "Rank": 0,
+            "OwnerNodeId": "i-1",
+            "CommittedStep": 9,
+            "Bytes": 2048,
+            "Holders": [{"NodeId": "i-1", "InView": True}, {"NodeId": "i-2", "InView": False}],
+            "Reason": "silent",
+        }
+    ],
+    "LastCheckpoint": None,
+}
+
+
+class Client(EverstepClient):
+    """Remembers what it is asked and answers from a table; an exception in it is raised."""
+
+    def __init__(self, answers: dict) -> None:
+        self.answers = answers
+        self.calls: list[tuple[str, dict]] = []
+        self._pause = lambda _seconds: None
+
+    def close(self) -> None:
+        pass
+
+    def __getattribute__(self, name: str):
+        if name.startswith(("_", "answers", "calls", "close", "get_waiter", "paginate", "download")):
+            return super().__getattribute__(name)
+
+        def call(**request):
+            self.calls.append((name, request))
+            answer = self.answers[name]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer(**request) if callable(answer) else answer
+
+        return call
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a command and return (exit code, stdout, stderr, the client's calls)."""
+
+    def run(*arguments: str, **answers):
+        client = Client(answers)
+        monkeypatch.setattr(output, "client", lambda: client)
+        monkeypatch.setattr(sys, "argv", ["everstep", *arguments])
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("NO_COLOR", "1")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err, client.calls
+
+    return run
+
+
+SUBMIT = ("jobs", "submit", "--name", "gpt", "--source-dir", "code", "--entry-point", "train.py", "--node-count", "4")
+
+
+def test_submit_as_the_readme_says(run):
+    code, out, err, calls = run(
+        *SUBMIT,
+        *("--ranks-per-node", "1", "--copies", "2", "--checkpoint-every-steps", "100", "--hyperparameter", "steps=200", "--hyperparameter", "seed=7"),
+        *("--environment", "A=b=c", "--fleet", "main", "--priority", "3", "--tag", "team=x"),
+        upload_source={"SourceId": "s"},
+        create_training_job={"TrainingJobName": "gpt"},
+    )
+    assert (code, out) == (0, "submitted gpt: 4 nodes × 1 ranks\n")
+    assert "everstep jobs wait gpt" in err
+    request = calls[1][1]
+    assert request["HyperParameters"] == {"steps": "200", "seed": "7"}
+    assert (request["Environment"], request["Protection"], request["FleetName"], request["Priority"]) == ({"A": "b=c"}, {"Copies": 2}, "main", 3)
+    assert (request["CheckpointConfig"]["EverySteps"], request["Tags"], request["Source"]) == (100, {"team": "x"}, {"SourceId": "s"})
+
+
+def test_submit_leaves_out_what_is_not_said(run):
+    _, _, _, calls = run(*SUBMIT, upload_source={"SourceId": "s"}, create_training_job={})
+    assert not {"FleetName", "Project", "Protection"} & calls[1][1].keys()
+    assert calls[1][1]["StoppingCondition"] == {}
+
+
+@pytest.mark.parametrize(
+    "bad", [("--hyperparameter", "steps"), ("--tag", "=x"), ("--environment", "A=1", "--environment", "A=2"), ("--node-count", "x")]
+)
+def test_a_wrong_option_is_wrong_usage(run, bad):
+    code, out, err, _ = run(*SUBMIT, *bad, upload_source={"SourceId": "s"}, create_training_job={})
+    assert (code, out) == (2, "")
+    assert bad[0] in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValidationError("NodeCount: 9 nodes.", hint="Fewer.", fields=[FieldError("NodeCount", "9 nodes")]), 2),
+        (SourceRefused("a is a link."), 2),
+        (NotFound("There is no training job named 'gpt'."), 3),
+        (AccessDenied("No."), 4),
+        (Conflict("There is already one."), 5),
+        (ServiceUnavailable("Nobody answers."), 6),
+        (ServiceFault("It failed [inside].", request_id="r-9"), 1),
+    ],
+)
+def test_errors_are_one_line_with_a_hint_and_an_exit_code(run, error, code):
+    ended, out, err, _ = run("jobs", "describe", "gpt", describe_training_job=error)
+    assert (ended, out) == (code, "")
+    assert err.startswith(f"error: {error.message}\n")
+    assert "Traceback" not in err
+    assert ("hint: Fewer." in err) == bool(error.hint)
+    assert ("request id: r-9" in err) == (code == 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answers", "words"),
+    [
+        (
+            ("jobs", "describe", "gpt"),
+            {"describe_training_job": JOB},
+            ["Completed", "200, committed 199", "Waiting [its] turn.", "0.750", "train 100.0 s"],
+        ),
+        (("jobs", "list"), {"list_training_jobs": {"TrainingJobSummaries": [JOB]}}, ["gpt", "199", "NAME"]),
+        (("jobs", "stop", "gpt"), {"stop_training_job": {"TrainingJobStatus": "Stopping"}}, ["gpt is Stopping"]),
+        (("protection", "describe", "gpt"), {"describe_protection": PROTECTION}, ["Degraded: rank 0 has 1.", "i-1, i-2 (out of view)", "2.0 KiB"]),
+        (("incidents", "list"), {"list_incidents": {"Incidents": [INCIDENT]}}, ["inc-1", "peer", "120"]),
+        (("incidents", "describe", "inc-1"), {"describe_incident": INCIDENT}, ["a spare takes over", "2 → 3", "detect 1.0 s, replace 0.5 s"]),
+    ],
+)
+def test_what_a_person_asks_for_is_shown_and_a_program_gets_json(run, arguments, answers, words):
+    code, out, _, _ = run(*arguments, **answers)
+    assert code == 0
+    assert [word for word in words if word not in out] == []
+    code, out, _, _ = run(*arguments, "--output", "json", **answers)
+    assert code == 0
+    assert isinstance(json.loads(out), dict)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answers"),
+    [
+        (("jobs", "list"), {"list_training_jobs": {"TrainingJobSummaries": []}}),
+        (("incidents", "list"), {"list_incidents": {"Incidents": []}}),
+        (("events", "list"), {"list_events": {"Events": []}}),
+        (("nodes", "list"), {"list_nodes": {"Nodes": []}}),
+        (("fleets", "list"), {"list_fleets": {"Fleets": []}}),
+    ],
+)
+def test_an_empty_list_says_so_and_prints_nothing(run, arguments, answers):
+    code, out, err, _ = run(*arguments, **answers)
+    assert (code, out) == (0, "")
+    assert err.startswith("No ")
+
+
+def test_wait_shows_the_way_and_ends_well(run):
+    looks = iter([{**JOB, "TrainingJobStatus": "InProgress", "SecondaryStatus": "Training", "Boundary": 50, "CommittedStep": 49}, JOB])
+    answers = {"describe_training_job": lambda **_: next(looks), "list_incidents": {"Incidents": [INCIDENT]}}
+    code, out, err, _ = run("jobs", "wait", "gpt", **answers)
+    assert code == 0
+    assert "gpt is Completed at step 200, 1 incidents" in out
+    assert "step 50, committed 49" in err
+    assert err.count("✓ instance_terminated: training again from step 120 (peer), 1 steps lost, 4.0 s") == 1
+
+
+def test_wait_ends_badly_with_the_reason(run):
+    failed = {**JOB, "TrainingJobStatus": "Failed", "Reason": "rank 0: boom", "IncidentCount": 0}
+    code, out, err, _ = run("jobs", "wait", "gpt", describe_training_job=failed)
+    assert (code, out) == (1, "")
+    assert "error: gpt is Failed: rank 0: boom" in err
+    assert "hint: everstep jobs logs gpt" in err
+
+
+def test_logs_go_to_the_streams_they_came_from(run):
+    logs = [
+        {"Generation": 1, "Rank": 0, "Stream": "stderr", "Key": "e", "Bytes": 4, "MissingReason": None},
+        {"Generation": 1, "Rank": 0, "Stream": "stdout", "Key": "a", "Bytes": 4, "MissingReason": None},
+        {"Generation": 1, "Rank": 1, "Stream": "stdout", "Key": "x", "Bytes": 4, "MissingReason": None},
+        {"Generation": 2, "Rank": 0, "Stream": None, "Key": None, "Bytes": None, "MissingReason": "node i-1 was lost"},
+    ]
+    content = {"a": b"one\n", "e": b"bad\n", "x": b"other\n"}
+    answers = {"list_logs": {"Logs": logs}, "get_log": lambda TrainingJobName, Key: iter([content[Key]])}
+    code, out, err, _ = run("jobs", "logs", "gpt", "--rank", "0", **answers)
+    assert (code, out) == (0, "one\n")
+    assert "bad\n" in err
+    assert "--- generation 2 · rank 0 · missing: node i-1 was lost" in err
+    _, out, err, _ = run("jobs", "logs", "gpt", "--stream", "stdout", "--generation", "1", **answers)
+    assert out == "one\nother\n"
+    assert "bad" not in err
+
+
+def test_outputs_are_downloaded(run, tmp_path):
+    outputs = [{"Generation": 2, "Path": "rank=0/model.bin", "Key": "k", "Bytes": 3}]
+    answers = {"list_outputs": {"Outputs": outputs}, "get_output": lambda TrainingJobName, Key: iter([b"ab", b"c"])}
+    code, out, _, _ = run("jobs", "output", "gpt", "--to", str(tmp_path / "out"), **answers)
+    assert (code, out) == (0, f"1 files, 3 B, in {tmp_path / 'out'}\n")
+    assert (tmp_path / "out/rank=0/model.bin").read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize(("command", "module", "extra"), [("server", "control_plane", "server"), ("agent", "worker", "worker")])
+def test_programs_are_run_without_the_working_directory_on_the_path(run, monkeypatch, command, module, extra):
+    became: list[list[str]] = []
+    monkeypatch.setattr(programs.os, "execv", lambda _path, arguments: became.append(arguments))
+    run(command, "--help", "--port", "0")
+    assert became == [[sys.executable, "-P", "-m", module, "--help", "--port", "0"]]
+    monkeypatch.setattr(programs.importlib.util, "find_spec", lambda _name: None)
+    code, _, err, _ = run(command)
+    assert code == 2
+    assert f"pip install 'everstep[{extra}]'" in err
+    assert len(became) == 1
+
+
+def test_nothing_configured_says_what_to_do(monkeypatch, capsys, tmp_path):
+    for name in ("EVERSTEP_ENDPOINT_URL", "EVERSTEP_TOKEN", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["everstep", "jobs", "list"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "everstep local env" in capsys.readouterr().err
+
+
+def test_a_line_on_a_job_that_waits_has_its_reason():
+    waiting = {**JOB, "SecondaryStatus": "Pending", "Boundary": -1, "Reason": "Waiting for 2 nodes."}
+    assert line_of(waiting) == "gpt: Pending: Waiting for 2 nodes."
+
+
+def test_a_line_on_an_open_incident_has_its_evidence():
+    assert incident_line({**INCIDENT, "ClosedAt": None}) == "! instance_terminated: EC2 says that i-1 is terminated → a spare takes over"

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from everstep import config
+from everstep.errors import ConfigurationError
+
+
+@pytest.fixture
+def home(tmp_path):
+    (tmp_path / ".config/everstep").mkdir(parents=True)
+    return tmp_path
+
+
+def write(home, text, mode=0o600):
+    path = home / ".config/everstep/config.toml"
+    path.write_text(text)
+    path.chmod(mode)
+
+
+def test_arguments_win_over_the_environment_and_that_over_the_file(home):
+    write(home, 'endpoint_url = "http://127.0.0.1:1"\ntoken = "filed"\n')
+    environment = {"HOME": str(home)}
+    assert config.load(environment=environment) == config.ClientConfig("http://127.0.0.1:1", "filed")
+    environment |= {"EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:2/", "EVERSTEP_TOKEN": "set\n"}
+    assert config.load(environment=environment) == config.ClientConfig("http://127.0.0.1:2", "set")
+    assert config.load("http://127.0.0.1:3", "given", environment) == config.ClientConfig("http://127.0.0.1:3", "given")
+
+
+def test_xdg_is_honoured(tmp_path):
+    (tmp_path / "everstep").mkdir()
+    (tmp_path / "everstep/config.toml").write_text('endpoint_url = "https://everstep.example"')
+    environment = {"XDG_CONFIG_HOME": str(tmp_path), "EVERSTEP_TOKEN": "t"}
+    assert config.load(environment=environment).endpoint_url == "https://everstep.example"
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({}, "No endpoint is configured"),
+        ({"EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:1"}, "No token is configured for http://127.0.0.1:1"),
+        ({"EVERSTEP_ENDPOINT_URL": "http://10.0.0.1:1", "EVERSTEP_TOKEN": "t"}, "cross the network in the clear"),
+        ({"EVERSTEP_ENDPOINT_URL": "http://127.0.0.1.example:1", "EVERSTEP_TOKEN": "t"}, "cross the network in the clear"),
+        ({"EVERSTEP_ENDPOINT_URL": "ftp://127.0.0.1", "EVERSTEP_TOKEN": "t"}, "not an http or https URL"),
+        ({"EVERSTEP_ENDPOINT_URL": "https://me:secret@x.example", "EVERSTEP_TOKEN": "t"}, "holds a user name or a password"),
+    ],
+)
+def test_what_is_missing_or_dangerous_is_refused(home, environment, words):
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        config.load(environment={"HOME": str(home), **environment})
+    assert "secret" not in refused.value.message
+
+
+@pytest.mark.parametrize("url", ["http://localhost:1", "http://127.9.9.9", "http://[::1]:8080", "https://everstep.example"])
+def test_a_token_may_go_to_this_machine_or_through_tls(url):
+    assert config.checked_endpoint(url) == url
+
+
+def test_a_file_that_others_can_read_holds_no_token(home):
+    write(home, 'token = "x"', mode=0o644)
+    with pytest.raises(ConfigurationError, match="can be read by others") as refused:
+        config.load("http://127.0.0.1:1", environment={"HOME": str(home)})
+    assert refused.value.hint.startswith("chmod 600")
+
+
+@pytest.mark.parametrize(("text", "words"), [("endpoint = 1", "not known: endpoint"), ("token = 1", "must be text"), ("=", "is not TOML")])
+def test_a_wrong_file_is_named(home, text, words):
+    write(home, text)
+    with pytest.raises(ConfigurationError, match=words):
+        config.load(environment={"HOME": str(home)})
+
+
+def test_a_token_is_not_shown():
+    assert "hush" not in repr(config.ClientConfig("http://127.0.0.1", "hush"))

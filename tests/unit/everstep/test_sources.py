@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+
+import pytest
+
+from everstep import sources
+from everstep.errors import SourceRefused
+
+
+def packed(directory) -> tuple[str, bytes]:
+    file = io.BytesIO()
+    return sources.pack(directory, file), file.getvalue()
+
+
+@pytest.fixture
+def code(tmp_path):
+    directory = tmp_path / "code"
+    (directory / "pkg").mkdir(parents=True)
+    (directory / "train.py").write_text("import pkg\n")
+    (directory / "pkg/__init__.py").write_text("")
+    (directory / "run.sh").write_text("#!/bin/sh\n")
+    (directory / "run.sh").chmod(0o775)
+    return directory
+
+
+def test_the_same_files_are_the_same_bytes(code, tmp_path):
+    first = packed(code)
+    for path in code.rglob("*"):
+        os.utime(path, (1, 1))
+    (code / "train.py").chmod(0o600)
+    assert packed(code) == first
+    code.rename(tmp_path / "elsewhere")
+    assert packed(tmp_path / "elsewhere") == first
+
+
+def test_any_other_content_is_another_source(code):
+    before = packed(code)[0]
+    (code / "train.py").write_text("import pkg \n")
+    assert packed(code)[0] != before
+
+
+def test_an_archive_has_the_files_sorted_and_nobody_s_name(code):
+    with tarfile.open(fileobj=io.BytesIO(packed(code)[1]), mode="r:gz") as archive:
+        members = archive.getmembers()
+    assert [(member.name, member.mode) for member in members] == [("pkg", 0o755), ("pkg/__init__.py", 0o644), ("run.sh", 0o755), ("train.py", 0o644)]
+    assert {(member.uid, member.gid, member.uname, member.gname, member.mtime) for member in members} == {(0, 0, "", "", 0)}
+
+
+@pytest.mark.parametrize("name", [".git", "__pycache__", ".venv", ".everstep"])
+def test_version_control_and_caches_are_left_out(code, name):
+    before = packed(code)
+    (code / "pkg" / name).mkdir()
+    (code / "pkg" / name / "x").write_text("x")
+    (code / "stray.pyc").write_bytes(b"x")
+    assert packed(code) == before
+
+
+def test_links_are_refused_by_name(code):
+    (code / "pkg/data").symlink_to("/etc")
+    with pytest.raises(SourceRefused, match=r"pkg/data is a link \(to /etc\)"):
+        packed(code)
+
+
+def test_special_files_are_refused(code):
+    os.mkfifo(code / "pipe")
+    with pytest.raises(SourceRefused, match="pipe is neither a file nor a directory"):
+        packed(code)
+
+
+def test_there_must_be_something(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceRefused, match="holds no file"):
+        packed(tmp_path / "empty")
+    with pytest.raises(SourceRefused, match="is not a directory"):
+        packed(tmp_path / "absent")
