@@ -157,7 +157,7 @@ def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
         for name in sorted([*names, *(name for name in folders if (Path(parent) / name).is_symlink())]):
             path = Path(parent) / name
             relative = path.relative_to(root).as_posix()
-            target = path.resolve()
+            target = Path(os.path.realpath(path))  # unlike `resolve`, gives a loop of links back as it is
             if not target.is_relative_to(root):
                 refused.append(f"output {relative} is not in S3: it is a link that leads out of the output folder")
             elif not target.is_file():

@@ -97,7 +97,7 @@ def rank_environment(plan: GenerationPlan, here: PlanNode, rank: Rank, paths: Ra
         "EVERSTEP_HYPERPARAMETERS": json.dumps(plan.script.hyperparameters),
         "EVERSTEP_OUTPUT_DIR": str(paths.output_dir),
         "EVERSTEP_AGENT_SOCKET": str(paths.agent_socket),
-        "EVERSTEP_FINAL_ROUND_SECONDS": str(plan.timeouts.final_round_seconds),
+        "EVERSTEP_FINAL_ROUND_SECONDS": str(float(plan.timeouts.final_round_seconds)),
     }
     return environment
 
