@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
+from fastapi import Path as PathParameter
 
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
@@ -63,6 +64,11 @@ def services(request: Request) -> Services:
 
 ServicesDep = Annotated[Services, Depends(services)]
 MaxResults = Annotated[int, Query(alias="MaxResults", ge=1, le=1000)]
+TrainingJobNamePath = Annotated[str, PathParameter(alias="TrainingJobName", max_length=63)]
+FleetNamePath = Annotated[str, PathParameter(alias="FleetName", max_length=63)]
+NodeIdPath = Annotated[str, PathParameter(alias="NodeId", max_length=63)]
+IncidentIdPath = Annotated[str, PathParameter(alias="IncidentId", max_length=63)]
+SourceIdPath = Annotated[str, PathParameter(alias="SourceId", pattern=r"^[0-9a-f]{64}$")]
 NextToken = Annotated[str | None, Query(alias="NextToken", max_length=1024)]
 
 

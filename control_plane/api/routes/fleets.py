@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import Services, ServicesDep
+from control_plane.api.deps import FleetNamePath, Services, ServicesDep
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud import contract
@@ -67,16 +67,16 @@ def list_fleets(_caller: Reader, services: ServicesDep) -> schemas.ListFleetsRes
     return schemas.ListFleetsResponse(fleets=[_shown(services, fleet) for fleet in every])
 
 
-@router.get("/{fleet_name}", operation_id="DescribeFleet")
-def describe_fleet(fleet_name: str, _caller: Reader, services: ServicesDep) -> schemas.Fleet:
+@router.get("/{FleetName}", operation_id="DescribeFleet")
+def describe_fleet(fleet_name: FleetNamePath, _caller: Reader, services: ServicesDep) -> schemas.Fleet:
     """Describe one fleet."""
     with services.database.read() as session:
         fleet = fleets.get(session, fleet_name)
     return _shown(services, fleet)
 
 
-@router.post("/{fleet_name}", operation_id="UpdateFleet")
-def update_fleet(fleet_name: str, request: schemas.UpdateFleetRequest, _caller: Admin, services: ServicesDep) -> schemas.Fleet:
+@router.post("/{FleetName}", operation_id="UpdateFleet")
+def update_fleet(fleet_name: FleetNamePath, request: schemas.UpdateFleetRequest, _caller: Admin, services: ServicesDep) -> schemas.Fleet:
     """Change how many nodes and spares are kept."""
     with services.database.write() as session:
         before = fleets.get(session, fleet_name)
@@ -88,8 +88,8 @@ def update_fleet(fleet_name: str, request: schemas.UpdateFleetRequest, _caller: 
     return _shown(services, fleet)
 
 
-@router.delete("/{fleet_name}", operation_id="DeleteFleet", status_code=202)
-def delete_fleet(fleet_name: str, _caller: Admin, services: ServicesDep) -> schemas.Fleet:
+@router.delete("/{FleetName}", operation_id="DeleteFleet", status_code=202)
+def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDep) -> schemas.Fleet:
     """End a fleet's nodes and forget it. Refused while jobs on it have not ended. Asking again changes nothing."""
     now = services.now()
     with services.database.write() as session:

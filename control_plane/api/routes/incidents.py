@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Reader
-from control_plane.api.deps import MaxResults, NextToken, ServicesDep, page_position, page_token
+from control_plane.api.deps import IncidentIdPath, MaxResults, NextToken, ServicesDep, page_position, page_token
 from control_plane.api.routes.jobs import find_job
 from control_plane.db import incidents
 
@@ -40,8 +40,8 @@ def list_incidents(
     )
 
 
-@router.get("/{incident_id}", operation_id="DescribeIncident")
-def describe_incident(incident_id: str, caller: Reader, services: ServicesDep) -> schemas.Incident:
+@router.get("/{IncidentId}", operation_id="DescribeIncident")
+def describe_incident(incident_id: IncidentIdPath, caller: Reader, services: ServicesDep) -> schemas.Incident:
     """Describe one incident: its evidence, what was decided and why, and what it cost."""
     with services.database.read() as session:
         record = incidents.get(session, incident_id)

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from control_plane.api import schemas, views
 from control_plane.api.admission import admit
 from control_plane.api.auth import Caller, Reader, User
-from control_plane.api.deps import MaxResults, NextToken, Services, ServicesDep, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, Services, ServicesDep, TrainingJobNamePath, page_position, page_token
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud.errors import CloudError
@@ -87,8 +87,8 @@ def list_training_jobs(
     return schemas.ListTrainingJobsResponse(training_job_summaries=[views.job_summary(job) for job in shown], next_token=more)
 
 
-@router.get("/{training_job_name}", operation_id="DescribeTrainingJob")
-def describe_training_job(training_job_name: str, caller: Reader, services: ServicesDep) -> schemas.TrainingJob:
+@router.get("/{TrainingJobName}", operation_id="DescribeTrainingJob")
+def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> schemas.TrainingJob:
     """Describe one training job: what it is, where it stands, and why."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
@@ -97,8 +97,8 @@ def describe_training_job(training_job_name: str, caller: Reader, services: Serv
     return views.job(job, plan=plan, incident_count=incident_count, now=services.now())
 
 
-@router.post("/{training_job_name}/stop", operation_id="StopTrainingJob")
-def stop_training_job(training_job_name: str, caller: User, services: ServicesDep) -> schemas.TrainingJobSummary:
+@router.post("/{TrainingJobName}/stop", operation_id="StopTrainingJob")
+def stop_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> schemas.TrainingJobSummary:
     """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
     now = services.now()
     with services.database.write() as session:
@@ -112,8 +112,8 @@ def stop_training_job(training_job_name: str, caller: User, services: ServicesDe
     return views.job_summary(job)
 
 
-@router.get("/{training_job_name}/protection", operation_id="DescribeProtection")
-def describe_protection(training_job_name: str, caller: Reader, services: ServicesDep) -> schemas.DescribeProtectionResponse:
+@router.get("/{TrainingJobName}/protection", operation_id="DescribeProtection")
+def describe_protection(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> schemas.DescribeProtectionResponse:
     """Describe who holds which shard of a job right now."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
@@ -122,8 +122,8 @@ def describe_protection(training_job_name: str, caller: Reader, services: Servic
     return views.protection(job, shards, checkpoint)
 
 
-@router.get("/{training_job_name}/checkpoints", operation_id="ListCheckpoints")
-def list_checkpoints(training_job_name: str, caller: Reader, services: ServicesDep) -> schemas.ListCheckpointsResponse:
+@router.get("/{TrainingJobName}/checkpoints", operation_id="ListCheckpoints")
+def list_checkpoints(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> schemas.ListCheckpointsResponse:
     """List a job's checkpoints in S3, newest step first."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
@@ -131,9 +131,9 @@ def list_checkpoints(training_job_name: str, caller: Reader, services: ServicesD
     return schemas.ListCheckpointsResponse(checkpoints=[views.checkpoint(record) for record in found])
 
 
-@router.get("/{training_job_name}/metrics", operation_id="ListMetrics")
+@router.get("/{TrainingJobName}/metrics", operation_id="ListMetrics")
 def list_metrics(
-    training_job_name: str,
+    training_job_name: TrainingJobNamePath,
     caller: Reader,
     services: ServicesDep,
     after_step: Annotated[int, Query(alias="AfterStep", ge=-1)] = -1,

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Caller, Reader
-from control_plane.api.deps import Services, ServicesDep
+from control_plane.api.deps import NodeIdPath, Services, ServicesDep
 from control_plane.db import jobs, nodes
 from control_plane.db.nodes import NodeRecord
 from everstep.protocol.ids import NodeId
@@ -30,8 +30,8 @@ def list_nodes(
         return schemas.ListNodesResponse(nodes=[_shown(session, services, record, caller) for record in found])
 
 
-@router.get("/{node_id}", operation_id="DescribeNode")
-def describe_node(node_id: str, caller: Reader, services: ServicesDep) -> schemas.Node:
+@router.get("/{NodeId}", operation_id="DescribeNode")
+def describe_node(node_id: NodeIdPath, caller: Reader, services: ServicesDep) -> schemas.Node:
     """Describe one node."""
     with services.database.read() as session:
         return _shown(session, services, nodes.get(session, node_id), caller)

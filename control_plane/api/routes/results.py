@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from control_plane.api import schemas
 from control_plane.api.auth import Caller, Reader
-from control_plane.api.deps import MaxResults, NextToken, Services, ServicesDep, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, Services, ServicesDep, TrainingJobNamePath, page_position, page_token
 from control_plane.api.errors import NotFound
 from control_plane.api.routes.jobs import find_job
 from control_plane.cloud.objects import ObjectInfo
@@ -24,7 +24,7 @@ from control_plane.db import jobs, nodes
 from control_plane.db.jobs import GenerationRecord, JobRecord
 from everstep.protocol.plan import ObjectReference
 
-router = APIRouter(prefix="/v1/training-jobs/{training_job_name}", tags=["Results"])
+router = APIRouter(prefix="/v1/training-jobs/{TrainingJobName}", tags=["Results"])
 
 _LOG = re.compile(r"gen=(\d+)/rank=(\d+)\.(stdout|stderr)")
 _OUTPUT = re.compile(r"gen=(\d+)/(.+)", re.DOTALL)
@@ -32,7 +32,7 @@ Key = Annotated[str, Query(alias="Key", min_length=1, max_length=2048)]
 
 
 @router.get("/logs", operation_id="ListLogs")
-def list_logs(training_job_name: str, caller: Reader, services: ServicesDep) -> schemas.ListLogsResponse:
+def list_logs(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> schemas.ListLogsResponse:
     """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
@@ -46,14 +46,14 @@ def list_logs(training_job_name: str, caller: Reader, services: ServicesDep) -> 
 
 
 @router.get("/logs/content", operation_id="GetLog", response_class=StreamingResponse)
-def get_log(training_job_name: str, key: Key, caller: Reader, services: ServicesDep) -> StreamingResponse:
+def get_log(training_job_name: TrainingJobNamePath, key: Key, caller: Reader, services: ServicesDep) -> StreamingResponse:
     """Stream one log, by the key that ListLogs gave."""
     return _content(services, _reference(_find(services, training_job_name, caller).spec.log_uri), key, "text/plain; charset=utf-8")
 
 
 @router.get("/outputs", operation_id="ListOutputs")
 def list_outputs(
-    training_job_name: str, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
+    training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
 ) -> schemas.ListOutputsResponse:
     """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
     prefix = _reference(_find(services, training_job_name, caller).spec.output_uri)
@@ -66,7 +66,7 @@ def list_outputs(
 
 
 @router.get("/outputs/content", operation_id="GetOutput", response_class=StreamingResponse)
-def get_output(training_job_name: str, key: Key, caller: Reader, services: ServicesDep) -> StreamingResponse:
+def get_output(training_job_name: TrainingJobNamePath, key: Key, caller: Reader, services: ServicesDep) -> StreamingResponse:
     """Stream one output file, by the key that ListOutputs gave."""
     return _content(services, _reference(_find(services, training_job_name, caller).spec.output_uri), key, "application/octet-stream")
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from control_plane.api import schemas
 from control_plane.api.archive import RefusedArchive, inspect
 from control_plane.api.auth import Caller, Reader, User
-from control_plane.api.deps import Services, ServicesDep
+from control_plane.api.deps import Services, ServicesDep, SourceIdPath
 from control_plane.api.errors import InvalidRequest, TooLarge
 from control_plane.api.schemas import FieldError
 from control_plane.db import sources
@@ -25,8 +25,8 @@ IN_MEMORY_BYTES = 1024 * 1024
 """Archives up to this size never touch the disk of the control plane."""
 
 
-@router.put("/{source_id}", operation_id="PutSource")
-async def put_source(source_id: schemas.Sha256, request: Request, caller: User, services: ServicesDep) -> schemas.PutSourceResponse:
+@router.put("/{SourceId}", operation_id="PutSource")
+async def put_source(source_id: SourceIdPath, request: Request, caller: User, services: ServicesDep) -> schemas.PutSourceResponse:
     """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
     limit = services.source_limits.archive_bytes
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=str(services.spool_directory)) as spool:
@@ -45,8 +45,8 @@ async def put_source(source_id: schemas.Sha256, request: Request, caller: User, 
         return await asyncio.to_thread(_store, services, caller, source_id, cast(BinaryIO, spool), received)
 
 
-@router.get("/{source_id}", operation_id="DescribeSource")
-def describe_source(source_id: schemas.Sha256, _caller: Reader, services: ServicesDep) -> schemas.PutSourceResponse:
+@router.get("/{SourceId}", operation_id="DescribeSource")
+def describe_source(source_id: SourceIdPath, _caller: Reader, services: ServicesDep) -> schemas.PutSourceResponse:
     """Say whether a source is stored already, so that nobody uploads it twice."""
     with services.database.read() as session:
         return _shown(sources.get(session, source_id))

@@ -1,0 +1,58 @@
+"""The flags of the command line, as people's scripts rely on them: `flags.txt` beside this file is what was promised.
+
+python -m tests.tidy.test_command_line      writes flags.txt anew; read the difference before you commit it
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from everstep.cli.main import app
+
+SNAPSHOT = Path(__file__).with_name("flags.txt")
+
+
+def lines(command, path: str) -> Iterator[str]:
+    for name, inner in sorted(getattr(command, "commands", {}).items()):
+        yield from lines(inner, f"{path} {name}")
+    if not hasattr(command, "commands"):
+        options = sorted("/".join(parameter.opts) for parameter in command.params if parameter.opts[0].startswith("-"))
+        arguments = [parameter.name.upper() for parameter in command.params if not parameter.opts[0].startswith("-")]
+        yield " ".join([path, *arguments, *options])
+
+
+def described() -> str:
+    return "\n".join(lines(typer.main.get_command(app), "everstep")) + "\n"
+
+
+def test_flags_are_what_was_promised():
+    assert described() == SNAPSHOT.read_text(), "run python -m tests.tidy.test_command_line if the change is meant"
+
+
+def test_every_option_and_command_has_a_help_text():
+    def unhelpful(command, path: str) -> Iterator[str]:
+        if not (command.help or "").strip():
+            yield path
+        for parameter in command.params:
+            if parameter.opts[0] != "--help" and not getattr(parameter, "help", None):
+                yield f"{path} {parameter.opts[0]}"
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from unhelpful(inner, f"{path} {name}")
+
+    assert list(unhelpful(typer.main.get_command(app), "everstep")) == []
+
+
+def test_the_client_and_the_command_line_need_the_base_install_alone():
+    heavy = ("torch", "deepspeed", "numpy", "fastapi", "sqlalchemy", "moto", "pydantic", "control_plane", "worker", "infra")
+    code = f"import sys, everstep, everstep.client, everstep.cli.main; print([name for name in {heavy!r} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(described())
