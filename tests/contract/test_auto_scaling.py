@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
@@ -98,7 +99,11 @@ def test_a_lack_of_capacity_is_an_activity_in_awss_words_and_the_launch_is_repea
     aws.set_conditions(Conditions(boot_delay_seconds=0.05, launch_retry_seconds=0.1, capacity={"p5.48xlarge": 1}))
     aws.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=3)
     activities = aws.client("autoscaling").describe_scaling_activities
-    failed = eventually(lambda: [a for a in activities(AutoScalingGroupName=group)["Activities"] if a["StatusCode"] == "Failed"])[0]
+
+    def failures() -> list[dict[str, Any]]:
+        return [activity for activity in activities(AutoScalingGroupName=group)["Activities"] if activity["StatusCode"] == "Failed"]
+
+    failed = eventually(lambda: len(failures()) >= 3 and failures()[0])
     assert "We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-east-1a)" in failed["StatusMessage"]
     assert failed["Description"].startswith("Launching a new EC2 instance")
     assert failed["AutoScalingGroupName"] == group
@@ -188,7 +193,7 @@ def test_a_suspended_health_check_sees_nothing(aws: ServedAws) -> None:
     aws.client("autoscaling").suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["HealthCheck"])
     aws.client("ec2").terminate_instances(InstanceIds=[id])
     aws.in_service(aws.make_group(desired=1), 1)
-    assert [member["HealthStatus"] for member in aws.group(group)["Instances"]] == ["Healthy"]
+    assert [(member["InstanceId"], member["HealthStatus"]) for member in aws.group(group)["Instances"]] == [(id, "Healthy")]
 
 
 def test_ec2_forgets_an_instance_some_time_after_its_end(aws: ServedAws) -> None:
@@ -244,7 +249,9 @@ def test_a_stopped_instance_loses_its_processes_and_boots_again_at_the_same_addr
     assert aws.instance(id)["PrivateIpAddress"] == address
 
 
-def test_a_rebooted_instance_begins_anew(aws: ServedAws) -> None:
+@pytest.mark.parametrize("boot_delay", [0.0, 0.05])
+def test_a_rebooted_instance_begins_anew(aws: ServedAws, boot_delay: float) -> None:
+    aws.set_conditions(Conditions(boot_delay_seconds=boot_delay))
     group = aws.make_group(desired=1)
     (id,) = aws.in_service(group, 1)
     first = process_of(aws, id)
@@ -311,6 +318,10 @@ def test_a_terminating_hook_holds_the_instance_alive_until_it_is_completed(aws: 
     assert eventually(lambda: aws.members(group, "Terminating:Wait")) == [id]
     assert aws.instance(id)["State"]["Name"] == "running"
     auto_scaling.record_lifecycle_action_heartbeat(AutoScalingGroupName=group, LifecycleHookName="notice", InstanceId=id)
+    with pytest.raises(ClientError):
+        auto_scaling.complete_lifecycle_action(AutoScalingGroupName=group, LifecycleHookName="other", InstanceId=id, LifecycleActionResult="CONTINUE")
+    with pytest.raises(ClientError):
+        auto_scaling.complete_lifecycle_action(AutoScalingGroupName=group, LifecycleHookName="notice", InstanceId=id, LifecycleActionResult="GO")
     auto_scaling.complete_lifecycle_action(AutoScalingGroupName=group, LifecycleHookName="notice", InstanceId=id, LifecycleActionResult="CONTINUE")
     eventually(lambda: aws.members(group) == [])
     with pytest.raises(ClientError) as error:

@@ -25,7 +25,7 @@ QUICK = Conditions(boot_delay_seconds=0.05, launch_retry_seconds=0.1)
 _numbers = itertools.count()
 
 
-def eventually(check: Callable[[], Any], *, timeout_seconds: float = 15.0) -> Any:
+def eventually(check: Callable[[], Any], *, timeout_seconds: float = 30.0) -> Any:
     """Return the first true answer of `check`; what is observed over HTTP offers no event to wait for."""
     deadline = time.monotonic() + timeout_seconds
     while True:
