@@ -154,7 +154,7 @@ class _Table:
                 self.move(row, NodeEvent.CONNECTED, "its agent is connected")
 
     def follow_jobs(self, policy: Policy) -> None:
-        """Take nodes back from jobs that ended or excluded them; take held ones back once they are heard again."""
+        """Take nodes back from jobs that ended or excluded them; take held ones back once they answer again."""
         for row in self.in_state(NodeState.ASSIGNED):
             job = self.jobs.get(row.run) if row.run is not None else None
             if job is None:
@@ -165,8 +165,8 @@ class _Table:
                 self.move(row, NodeEvent.EXCLUDED if exclusion.may_terminate else NodeEvent.HELD, _excluded(job, exclusion))
         for row in self.in_state(NodeState.HELD):
             node = self.node(row.node_id)
-            if row.reason.startswith(_UNREACHABLE) and node.is_connected and not is_silent(node, policy.timeouts):
-                self.move(row, NodeEvent.RELEASED, "its agent is heard again")
+            if row.reason.startswith(_UNREACHABLE) and self._is_idle(row.node_id, policy):
+                self.move(row, NodeEvent.RELEASED, "its agent is heard again and works for nobody")
 
     def assign(self, policy: Policy) -> None:
         """Give idle nodes to jobs: to recovering ones as many as they lack, to waiting ones whole gangs only."""

@@ -1,0 +1,138 @@
+"""What ends a generation, and what ends a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from control_plane.core import faults, members
+from control_plane.core.observed import FailureRecord, JobSpec
+from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankExit, RankStatus
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from tests.properties.control_plane.simulated import fresh, spec_of
+
+RUN = RunId("a" * 32)
+
+
+def report(*ranks: RankStatus, **changes: object) -> MemberReport:
+    return MemberReport(job=JobName("gpt"), run=RUN, generation=Generation(1), phase=MemberPhase.RUNNING, ranks=ranks, **changes)  # type: ignore[arg-type]
+
+
+def rank(number: int, exit_class: ExitClass | None = None, at: float = 0.0, code: int = -9) -> RankStatus:
+    ended = None if exit_class is None else RankExit(exit_class=exit_class, code=code, at_seconds=at, boundary=Step(7), last_lines="boom")
+    return RankStatus(rank=Rank(number), boundary=Step(7), exit=ended)
+
+
+def spec(max_attempts: int = 3) -> JobSpec:
+    return replace(spec_of("gpt", "a", 4, 2), max_attempts=max_attempts)
+
+
+def failure(step: int = 5, code: int = 1, top: int = 5, exit_class: ExitClass | None = ExitClass.ERROR) -> FailureRecord:
+    return FailureRecord(
+        generation=Generation(1), step=Step(step), exit_class=exit_class, code=code, at=0.0, max_boundary=Step(top), last_lines="boom"
+    )
+
+
+def test_the_first_rank_that_failed_is_the_fault_and_halted_ones_are_not() -> None:
+    reports = {
+        NodeId("n0"): report(rank(0, ExitClass.HALTED, at=1.0)),
+        NodeId("n1"): report(rank(1, ExitClass.ERROR, at=5.0, code=1)),
+        NodeId("n2"): report(rank(2, ExitClass.KILLED, at=4.0)),
+        NodeId("n3"): report(rank(3)),
+    }
+    (found,) = faults.of_ranks(reports)
+    assert found.evidence == "rank 2 on n2 ended: killed, signal 9"
+    assert found.at == 4.0
+    remembered = faults.failure_of_ranks(reports, Generation(1), Step(9))
+    assert remembered is not None
+    assert (remembered.exit_class, remembered.code, remembered.step) == (ExitClass.KILLED, -9, 7)
+
+
+def test_ranks_that_were_only_halted_are_a_fault_but_no_failure() -> None:
+    reports = {NodeId("n0"): report(rank(0, ExitClass.HALTED))}
+    assert len(faults.of_ranks(reports)) == 1
+    assert faults.failure_of_ranks(reports, Generation(1), Step(9)) is None
+
+
+def test_success_is_no_fault() -> None:
+    assert faults.of_ranks({NodeId("n0"): report(rank(0, ExitClass.SUCCESS, code=0))}) == ()
+
+
+@pytest.mark.parametrize(
+    ("failures", "trips"),
+    [
+        ([failure()] * 2, False),
+        ([failure()] * 3, True),
+        ([failure(), failure(), failure(code=2)], False),
+        ([failure(), failure(), failure(step=6)], False),
+        ([failure(code=2), failure(), failure(), failure()], True),
+        ([failure(code=code, top=5) for code in range(9)], True),
+        ([failure(code=code, top=code) for code in range(9)], False),
+    ],
+)
+def test_the_breaker(failures: list[FailureRecord], trips: bool) -> None:
+    why = faults.breaker(failures, spec())
+    assert (why is not None) is trips
+    if why is not None:
+        assert "boom" in why
+
+
+def test_memory_of_failures_is_bounded_and_a_lost_nodes_failures_are_forgiven() -> None:
+    many: tuple[FailureRecord, ...] = ()
+    for _ in range(50):
+        many = faults.remembered(many, failure(), spec(2))
+    assert len(many) == 6
+    assert faults.forgiven(many, Generation(1)) == ()
+    assert faults.forgiven(many, Generation(2)) == many
+
+
+def test_a_node_fault_is_not_the_jobs() -> None:
+    stuck = NodeFault(code="ranks_not_gone", message="", is_permanent=True)
+    refused = NodeFault(code="cannot_resume", message="no", is_permanent=True)
+    assert faults.permanent({NodeId("n0"): report(faults=(stuck,))}) is None
+    assert faults.permanent({NodeId("n0"): report(faults=(stuck, refused))}) == refused
+
+
+def failed_load(fault_code: str | None):
+    simulation = fresh()
+    job = simulation.jobs[0]
+    for _ in range(3):
+        simulation.train(job, 1)
+    simulation.upload(job)
+    simulation.step()
+    simulation.kill_rank(simulation.running(job)[0])
+    while job.record.state != "loading":
+        simulation.step(0.1)
+    assert job.plan is not None
+    observed = simulation.observe(job)
+    given = (NodeFault(code=fault_code, message="", is_permanent=False),) if fault_code else ()
+    owner = job.plan.nodes[1].node_id
+    reports = {owner: MemberReport(job=job.spec.job, run=job.spec.run, generation=job.plan.generation, phase=MemberPhase.LOAD_FAILED, faults=given)}
+    return job.plan, reports, observed.nodes
+
+
+def test_an_outage_of_s3_does_not_cost_a_checkpoint_and_a_mismatch_does() -> None:
+    plan, reports, nodes = failed_load(None)
+    assert {source.kind for source in plan.ranks[1].sources} == {"local", "peer", "s3"}
+    assert {item.is_object for item in faults.refused_sources(plan, reports, nodes)} == {False}
+    plan, reports, nodes = failed_load("source_mismatch")
+    assert {item.is_object for item in faults.refused_sources(plan, reports, nodes)} == {False, True}
+
+
+def test_slots_of_nodes_that_were_away_are_not_refused() -> None:
+    plan, reports, nodes = failed_load(None)
+    away = {node_id: replace(node, is_connected=False) for node_id, node in nodes.items()}
+    assert faults.refused_sources(plan, reports, away) == ()
+
+
+def test_newcomers_take_the_places_of_the_lost_in_the_order_they_came() -> None:
+    plan = failed_load(None)[0]
+    first = [node.node_id for node in plan.nodes]
+    lost = [first[0], *first[2:3]]
+    available = [NodeId("x"), *[node for node in first if node not in lost], NodeId("y")]
+    assert members.places(plan, available, 4) == ("x", first[1], "y", first[3])
+    assert members.places(plan, available[:-1], 4) == ("x", first[1], None, first[3])
+    assert members.places(None, [NodeId("x")], 2) == ("x", None)
+    assert members.lost_shards(plan, first[:2]) == (0, 1)
+    assert members.lost_shards(plan, first[1:3]) == ()

@@ -1,0 +1,232 @@
+"""What the fleet loop does, case by case; whole stories are in the loop's tests."""
+
+from __future__ import annotations
+
+from control_plane.core import fleets
+from control_plane.core.actions import CompleteTermination, SendHalt, SendRelease, SetDesired, TerminateMember
+from control_plane.core.observed import (
+    Exclusion,
+    FleetJob,
+    FleetObserved,
+    FleetSpec,
+    GroupMember,
+    GroupObserved,
+    InstanceCondition,
+    NodeObserved,
+    NodeRecord,
+    Policy,
+)
+from control_plane.core.states import JobState, NodeState
+from control_plane.core.timeouts import ladder
+from everstep.protocol.agent_messages import MemberPhase, MemberReport
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId
+
+POLICY = Policy(timeouts=ladder(3.0))
+SPEC = FleetSpec(name=FleetName("main"), group="group", min_node_count=2, spare_count=1)
+NOW = 1000.0
+
+
+def job(name: str, state: JobState, count: int, *, created: float = 0.0, priority: int = 0, exclusions: tuple[Exclusion, ...] = ()) -> FleetJob:
+    return FleetJob(job=JobName(name), run=RunId(name), state=state, node_count=count, priority=priority, created_at=created, exclusions=exclusions)
+
+
+def row(name: str, state: NodeState = NodeState.SPARE, run: str | None = None, reason: str = "") -> NodeRecord:
+    return NodeRecord(node_id=NodeId(name), state=state, run=RunId(run) if run else None, reason=reason, created_at=float(name[1:]))
+
+
+def member_of(run: str, phase: MemberPhase = MemberPhase.PROMISED) -> MemberReport:
+    return MemberReport(job=JobName(run), run=RunId(run), generation=Generation(3), phase=phase)
+
+
+def seen(
+    rows: list[NodeRecord],
+    jobs: list[FleetJob],
+    *,
+    desired: int = 3,
+    ended: tuple[str, ...] = (),
+    silent: tuple[str, ...] = (),
+    working: dict[str, MemberReport] | None = None,
+    awaiting: tuple[str, ...] = (),
+    drift: tuple[str, ...] = (),
+    max_size: int = 10,
+    failures: tuple[str, ...] = (),
+) -> FleetObserved:
+    nodes = {
+        record.node_id: NodeObserved(
+            node_id=record.node_id,
+            instance=InstanceCondition.ENDED if record.node_id in ended else InstanceCondition.PRESENT,
+            instance_words="terminated" if record.node_id in ended else "",
+            is_connected=record.node_id not in silent and record.node_id not in ended,
+            silent_seconds=100.0 if record.node_id in silent else 0.0,
+            has_reported=True,
+            member=(working or {}).get(record.node_id),
+        )
+        for record in rows
+    }
+    members = tuple(
+        GroupMember(node_id=record.node_id, is_leaving=record.node_id in awaiting, awaits_termination=record.node_id in awaiting) for record in rows
+    )
+    group = GroupObserved(
+        desired_count=desired,
+        min_size=0,
+        max_size=max_size,
+        members=members,
+        termination_hooks=("hook",),
+        drift=drift,
+        launch_failures=failures,
+    )
+    return FleetObserved(group=group, records=tuple(rows), nodes=nodes, jobs=tuple(jobs))
+
+
+def decide(observed: FleetObserved, spec: FleetSpec = SPEC):
+    decision = fleets.decide(NOW, spec, observed, POLICY)
+    assert fleets.decide(NOW, spec, observed, POLICY) == decision
+    return decision
+
+
+def states(decision) -> dict[str, tuple[str, str | None]]:
+    return {record.node_id: (record.state.value, record.run) for record in decision.records}
+
+
+def test_a_fleet_as_it_should_be_is_left_alone() -> None:
+    decision = decide(seen([row("i1"), row("i2"), row("i3")], []))
+    assert (decision.records, decision.actions) == ((), ())
+    assert decision.reason == "keeps 3 nodes"
+
+
+def test_the_floor_and_the_spares_are_kept_without_any_job() -> None:
+    assert decide(seen([], [], desired=0)).actions == (SetDesired(group="group", desired_count=3),)
+
+
+def test_desired_capacity_stays_within_the_group() -> None:
+    waiting = [job("a", JobState.QUEUED, 4)]
+    assert decide(seen([], waiting, desired=0, max_size=4)).desired_count == 4
+
+
+def test_a_gang_starts_whole_or_not_at_all() -> None:
+    assert decide(seen([row("i1"), row("i2"), row("i3")], [job("a", JobState.ALLOCATING, 4)], desired=5)).records == ()
+    assert states(decide(seen([row("i1"), row("i2"), row("i3")], [job("a", JobState.ALLOCATING, 2)]))) == {
+        "i1": ("assigned", "a"),
+        "i2": ("assigned", "a"),
+    }
+
+
+def test_who_waits_first_is_not_overtaken() -> None:
+    waiting = [job("big", JobState.ALLOCATING, 4, created=1), job("small", JobState.ALLOCATING, 1, created=2)]
+    assert decide(seen([row("i1"), row("i2")], waiting, desired=6)).records == ()
+
+
+def test_priority_comes_before_age() -> None:
+    waiting = [job("old", JobState.ALLOCATING, 1, created=1), job("urgent", JobState.ALLOCATING, 1, created=2, priority=5)]
+    assert states(decide(seen([row("i1")], waiting)))["i1"] == ("assigned", "urgent")
+
+
+def test_recovering_jobs_come_before_any_that_wait() -> None:
+    waiting = [job("urgent", JobState.ALLOCATING, 1, created=1, priority=9), job("hurt", JobState.PREPARING, 2, created=2)]
+    assert states(decide(seen([row("i1", NodeState.ASSIGNED, "hurt"), row("i2")], waiting)))["i2"] == ("assigned", "hurt")
+
+
+def test_a_recovering_job_takes_what_there_is() -> None:
+    assert states(decide(seen([row("i1")], [job("hurt", JobState.PREPARING, 4)], desired=5))) == {"i1": ("assigned", "hurt")}
+
+
+def test_only_idle_nodes_are_given() -> None:
+    observed = seen([row("i1"), row("i2"), row("i3")], [job("a", JobState.ALLOCATING, 1)], silent=("i1",), working={"i2": member_of("old")})
+    assert states(decide(observed)) == {"i3": ("assigned", "a")}
+
+
+def test_the_queue_is_admitted_in_order_as_far_as_the_group_can_grow() -> None:
+    queue = [
+        job("held", JobState.RUNNING, 4),
+        job("first", JobState.QUEUED, 4, created=1),
+        job("second", JobState.QUEUED, 4, created=2),
+        job("third", JobState.QUEUED, 1, created=3),
+    ]
+    assert fleets.admitted(queue, 10) == {"held", "first"}
+    assert fleets.admitted(queue, 13) == {"held", "first", "second", "third"}
+
+
+def test_nodes_of_an_ended_job_are_spares_again_and_forget_it() -> None:
+    observed = seen([row("i1", NodeState.ASSIGNED, "a"), row("i2"), row("i3")], [], working={"i1": member_of("a", MemberPhase.EXITED)})
+    decision = decide(observed)
+    assert states(decision) == {"i1": ("spare", None)}
+    assert decision.actions == (SendRelease(node_id=NodeId("i1"), run=RunId("a")),)
+
+
+def test_ranks_of_a_job_that_failed_elsewhere_are_halted_before_it_is_forgotten() -> None:
+    observed = seen([row("i1", NodeState.ASSIGNED, "a"), row("i2"), row("i3")], [], working={"i1": member_of("a", MemberPhase.RUNNING)})
+    assert [type(action) for action in decide(observed).actions] == [SendHalt]
+
+
+def test_an_ended_member_is_removed_by_name_and_replaced() -> None:
+    decision = decide(seen([row("i1"), row("i2"), row("i3")], [], ended=("i2",)))
+    assert states(decision) == {"i2": ("gone", None)}
+    assert decision.actions == (TerminateMember(group="group", node_id=NodeId("i2"), decrement=False, reason="EC2: terminated"),)
+    assert decision.forgotten == ("i2",)
+
+
+def test_an_ended_member_that_nobody_needs_takes_its_capacity_along() -> None:
+    decision = decide(seen([row("i1"), row("i2"), row("i3"), row("i4")], [], desired=4, ended=("i2",)))
+    assert decision.actions[0] == TerminateMember(group="group", node_id=NodeId("i2"), decrement=True, reason="EC2: terminated")
+
+
+def test_surplus_is_ended_newest_first_with_its_capacity() -> None:
+    decision = decide(seen([row(f"i{n}") for n in range(1, 6)], [], desired=5))
+    assert [(action.node_id, action.decrement) for action in decision.actions if isinstance(action, TerminateMember)] == [("i5", True), ("i4", True)]
+    assert states(decision) == {"i4": ("draining", None), "i5": ("draining", None)}
+
+
+def test_surplus_that_is_on_its_way_is_not_counted_twice() -> None:
+    rows = [row("i1"), row("i2"), row("i3"), row("i4"), row("i5", NodeState.DRAINING, reason="surplus: the fleet needs 3 nodes")]
+    decision = decide(seen(rows, [], desired=5))
+    assert {action.node_id for action in decision.actions if isinstance(action, TerminateMember)} == {"i5", "i4"}
+
+
+def test_working_nodes_are_never_surplus() -> None:
+    rows = [row(f"i{n}", NodeState.ASSIGNED, "a") for n in range(1, 6)]
+    assert not decide(seen(rows, [job("a", JobState.RUNNING, 5)], desired=9)).actions
+
+
+def test_drift_and_blindness_freeze_what_ends_nodes() -> None:
+    rows = [row(f"i{n}") for n in range(1, 6)]
+    assert decide(seen(rows, [], desired=5, drift=("AZRebalance is on.",))).actions == ()
+    blind = decide(seen(rows, [], desired=5, silent=("i1", "i2", "i3")))
+    assert blind.actions == ()
+    assert blind.is_frozen
+    assert "silent" in blind.reason
+
+
+def test_an_excluded_node_is_ended_if_aws_or_its_agent_said_so_and_held_if_nobody_did() -> None:
+    def excluded(may_terminate: bool):
+        exclusion = Exclusion(node_id=NodeId("i1"), evidence="words", may_terminate=may_terminate)
+        rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3")]
+        return decide(seen(rows, [job("a", JobState.PREPARING, 2, exclusions=(exclusion,))], working={"i1": member_of("a")}))
+
+    ended = excluded(True)
+    assert states(ended)["i1"] == ("draining", None)
+    assert [action.node_id for action in ended.actions if isinstance(action, TerminateMember)] == ["i1"]
+    held = excluded(False)
+    assert states(held)["i1"] == ("held", None)
+    assert held.actions == (SendRelease(node_id=NodeId("i1"), run=RunId("a")), SetDesired(group="group", desired_count=4))
+    assert states(held)["i3"] == ("assigned", "a")
+
+
+def test_a_node_held_by_a_person_stays_held_one_that_was_unreachable_returns() -> None:
+    rows = [row("i1", NodeState.HELD, reason="unreachable by a: words"), row("i2", NodeState.HELD, reason="inspection"), row("i3")]
+    assert states(decide(seen(rows, [], desired=4))) == {"i1": ("spare", None)}
+
+
+def test_a_held_node_that_has_not_let_go_of_its_job_stays_held() -> None:
+    rows = [row("i1", NodeState.HELD, reason="unreachable by a: words"), row("i2"), row("i3")]
+    assert states(decide(seen(rows, [], desired=4, working={"i1": member_of("a")}))) == {}
+
+
+def test_an_instance_that_a_hook_holds_is_let_go_once_no_job_has_it() -> None:
+    rows = [row("i1", NodeState.DRAINING), row("i2", NodeState.ASSIGNED, "a"), row("i3", NodeState.ASSIGNED, "a")]
+    decision = decide(seen(rows, [job("a", JobState.RUNNING, 2)], awaiting=("i1", "i2")))
+    released = [action for action in decision.actions if isinstance(action, CompleteTermination)]
+    assert released == [CompleteTermination(group="group", hook="hook", node_id=NodeId("i1"))]
+
+
+def test_why_instances_do_not_come_is_said_in_aws_words() -> None:
+    assert "InsufficientInstanceCapacity" in decide(seen([row("i1")], [], failures=("InsufficientInstanceCapacity: none",))).reason
