@@ -24,11 +24,14 @@ class MemoryFacts:
 
 
 def memory_facts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
-    """Return how much memory this process and its children can have.
+    """Read how much memory this process and its children can have.
 
     Args:
         proc: where procfs is mounted.
         cgroups: where cgroups are mounted.
+
+    Returns:
+        The facts, the cgroup's limit taken into account.
     """
     fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
     total = _kib(fields["MemTotal"])
@@ -55,13 +58,16 @@ def slot_memory_bytes(tmpfs: Path) -> int:
 
 
 def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return how often the kernel has killed for want of memory: in this process's cgroup if it counts, else on the machine; None if unknown.
+    """Read how often the kernel has killed for want of memory: in this process's cgroup if that counts, else on the machine.
 
     The supervisor compares two readings; the number itself means nothing.
 
     Args:
         proc: where procfs is mounted.
         cgroups: where cgroups are mounted.
+
+    Returns:
+        The count, or None if nobody counts.
     """
     group = _memory_cgroup(proc, cgroups)
     files = [group / "memory.events", group / "memory.oom_control"] if group is not None else []

@@ -40,7 +40,15 @@ class FileStore(Protocol):
     """The part of an object store that is needed here."""
 
     def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> object:
-        """Store the first `size` bytes of a file.
+        """Store the first bytes of a file.
+
+        Args:
+            reference: where.
+            path: an ordinary file.
+            size: how many; None: all that it has now.
+
+        Returns:
+            What is stored.
 
         Raises:
             StorageError: of the type that says what can be done about it.

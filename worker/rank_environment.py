@@ -53,11 +53,14 @@ def is_reserved(name: str) -> bool:
 
 
 def node_environment(environment: Mapping[str, str], address: str) -> dict[str, str]:
-    """Return what of the agent's own environment ranks inherit; also the environment of the shim, which warm ranks are forked from.
+    """Choose what of the agent's own environment ranks inherit.
 
     Args:
         environment: the agent's. Whatever is Everstep's own (tokens among it) stays behind.
         address: this node's. On loopback, gloo is told so: left to itself it takes the interface that the machine's name leads to.
+
+    Returns:
+        It; also the environment of the shim and its template, which warm ranks are forked from.
     """
     inherited = {name: value for name, value in environment.items() if not is_reserved(name) and name != "PYTHONSAFEPATH"}
     # DeepSpeed compiles its operator with the `ninja` that stands beside this interpreter.
@@ -71,7 +74,7 @@ def node_environment(environment: Mapping[str, str], address: str) -> dict[str, 
 
 
 def rank_environment(plan: GenerationPlan, here: PlanNode, rank: Rank, paths: RankPaths, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment of one rank.
+    """Build the environment of one rank.
 
     Args:
         plan: the generation's.
@@ -79,6 +82,9 @@ def rank_environment(plan: GenerationPlan, here: PlanNode, rank: Rank, paths: Ra
         rank: one of this node's.
         paths: of this rank on this node.
         inherited: what `node_environment` returned.
+
+    Returns:
+        All of it: nothing else reaches the rank.
     """
     environment = dict(inherited)
     environment |= {name: value for name, value in plan.script.environment.items() if not is_reserved(name)}

@@ -62,11 +62,14 @@ def outputs_of(state_dir: Path, run: RunId) -> Path:
 
 
 def last_lines(path: Path, limit_bytes: int = LAST_LINES_BYTES) -> str:
-    """Return the last whole lines of a text file; of a single longer line its end. A file that is not there is empty.
+    """Read the end of a text file. A file that is not there is empty.
 
     Args:
         path: UTF-8; other bytes are shown as replacement characters.
         limit_bytes: how much is returned at most, encoded.
+
+    Returns:
+        The last whole lines; of a single longer line its end.
     """
     try:
         with path.open("rb") as file:

@@ -84,10 +84,13 @@ class ExitedRank:
         return classify(self.end.code, is_stopped=self.end.stopped, is_out_of_memory=self.is_out_of_memory)
 
     def describe(self, boundary: Step) -> RankExit:
-        """Return the exit as the control plane wants to hear of it.
+        """Put the exit as the control plane wants to hear of it.
 
         Args:
             boundary: the last that the rank passed, or -1.
+
+        Returns:
+            The message, with the last lines of the rank's stderr.
         """
         text = last_lines(self.stderr)
         return RankExit(
@@ -100,12 +103,15 @@ class ExitedRank:
 
 
 def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClass:
-    """Return what an exit means. Pure.
+    """Say what an exit means. Pure.
 
     Args:
         code: exit code, or minus the signal's number.
         is_stopped: the agent had asked for the end.
         is_out_of_memory: the kernel has killed for want of memory in the seconds before.
+
+    Returns:
+        Its class.
     """
     if code == 0:
         return ExitClass.SUCCESS
@@ -280,6 +286,11 @@ class Supervisor:
 
     async def release_ranks(self, run: RunId, generation: Generation, *, grace_seconds: float) -> None:
         """Ask the ranks to end (SIGTERM), kill what lives after the grace; returns when they have ended.
+
+        Args:
+            run: whose ranks.
+            generation: up to which.
+            grace_seconds: how long they may take to end by themselves.
 
         Raises:
             RanksNotGone: they live on although killed.

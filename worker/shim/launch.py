@@ -35,11 +35,14 @@ _APPLIED_LATE = frozenset({"OMP_NUM_THREADS", "PYTHONUNBUFFERED"})
 
 
 def needs_cold_start(environment: dict[str, str], template: dict[str, str]) -> str | None:
-    """Return the name of a variable that a warm start would be too late for, or None. Pure.
+    """Find a variable that a warm start would be too late for. Pure.
 
     Args:
         environment: what the rank is to see.
         template: what the template was started with, and has acted on.
+
+    Returns:
+        The first such variable's name, or None.
     """
     for name in sorted(environment.keys() | template.keys()):
         late = (name.startswith(_STALE_PREFIXES) or name == "LANG") and name not in _APPLIED_LATE
@@ -62,8 +65,6 @@ def settle(stdout: int, stderr: int, gate: int) -> None:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.setsid()
-    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
-        os.setpriority(os.PRIO_PROCESS, 0, 0)  # the agent's precedence is not for what it starts
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
@@ -85,6 +86,9 @@ def execute(start: StartRank) -> NoReturn:
 
 def become(start: StartRank) -> NoReturn:
     """Become `python -u script` in place: a warm rank. In the template's fork, after `settle`, as the last thing that its main function does.
+
+    Args:
+        start: what to become.
 
     Raises:
         SystemExit: always; the interpreter then ends as it does after any script.

@@ -25,7 +25,10 @@ class Line:
         self._unsent = bytearray()
 
     def receive(self) -> list[bytes] | None:
-        """Return the frames that have arrived whole, or None when the other side is gone.
+        """Take what has arrived.
+
+        Returns:
+            The frames that are whole, or None when the other side is gone.
 
         Raises:
             OversizedMessage: it announces a frame beyond the limit.

@@ -48,6 +48,9 @@ def preload(modules: Sequence[str]) -> None:
 
     Called once by the template. A module that is not installed is skipped: it is no loss for a rank that does without it.
 
+    Args:
+        modules: their full names, in order.
+
     Raises:
         PreloadFailed: a thread has been left running.
     """

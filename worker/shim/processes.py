@@ -72,13 +72,16 @@ def tree(root: int, processes: Mapping[int, Process]) -> set[int]:
 
 
 def kill_tree(root: int) -> frozenset[Process]:
-    """Kill a process, all its descendants and its session with SIGKILL; return those that were signalled.
+    """Kill a process, all its descendants and its session with SIGKILL.
 
     Blocks for some milliseconds; does not wait for the ends and reaps nothing. The tree is frozen before it is killed: a killed parent's
     children would move to another parent and out of sight.
 
     Args:
         root: the leader. The caller makes sure that this pid is still the process it means, or a zombie of it.
+
+    Returns:
+        Those that were signalled.
     """
     frozen: dict[int, Process] = {}
     for _ in range(_MAX_PASSES):
@@ -161,12 +164,15 @@ def set_title(words: Iterable[str]) -> None:
         data = file.read()
     fields = data[data.rindex(b")") + 2 :].split()
     begin, end = int(fields[45]), int(fields[46])
-    title = b"\0".join(word.encode() for word in words)[: max(0, end - begin - 1)]
+    title = b"\0".join(os.fsencode(word) for word in words)[: max(0, end - begin - 1)]
     ctypes.memmove(begin, title.ljust(end - begin, b"\0"), end - begin)
 
 
 def set_name(name: str) -> None:
-    """Set the name that `ps` and `top` show for this thread, 15 bytes at most.
+    """Set the name that `ps` and `top` show for this thread.
+
+    Args:
+        name: what is beyond 15 bytes is cut.
 
     Raises:
         OSError: the kernel refuses.

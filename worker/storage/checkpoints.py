@@ -42,12 +42,15 @@ class _Cancelled(Exception):
 
 
 def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> ObjectReference:
-    """Return where a shard goes (layout: `everstep.protocol.manifest`). Pure.
+    """Name a shard's object (layout: `everstep.protocol.manifest`). Pure.
 
     Args:
         plan: of the generation that uploads.
         header: of the slot.
         upload_id: fresh; no key is ever written twice.
+
+    Returns:
+        Where the shard goes.
     """
     folder = f"run={plan.run}/gen={plan.generation}/step={header.step}"
     prefix = plan.checkpoint.prefix

@@ -35,6 +35,9 @@ class ObjectReader(Protocol):
     def read_into(self, target: memoryview) -> None:
         """Fill `target` with the next bytes.
 
+        Args:
+            target: uint8, as long as is wanted.
+
         Raises:
             CorruptCheckpoint: the object ends before `target` is full.
             StoreUnavailable: the line broke.
@@ -47,12 +50,27 @@ class ObjectStore(Protocol):
     def put_bytes(self, reference: ObjectReference, data: bytes) -> StoredObject:
         """Store a small object.
 
+        Args:
+            reference: where.
+            data: all of it.
+
+        Returns:
+            What is stored.
+
         Raises:
             StorageError: of the type that says what can be done about it.
         """
 
     def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> StoredObject:
-        """Store the first `size` bytes of a file (all that it has now, by default): it may grow meanwhile.
+        """Store a file, which may grow meanwhile.
+
+        Args:
+            reference: where.
+            path: an ordinary file.
+            size: how many of its first bytes; None: all that it has now.
+
+        Returns:
+            What is stored.
 
         Raises:
             StorageError: of the type that says what can be done about it; StoreRefused if the file is shorter.
@@ -66,12 +84,21 @@ class ObjectStore(Protocol):
             pieces: each is used up before the next is asked for.
             size: their bytes together.
 
+        Returns:
+            What is stored.
+
         Raises:
             StorageError: of the type that says what can be done about it; StoreRefused if they are not `size` bytes.
         """
 
     def get_bytes(self, reference: ObjectReference) -> bytes:
-        """Return a small object.
+        """Read a small object.
+
+        Args:
+            reference: which.
+
+        Returns:
+            All of it.
 
         Raises:
             ObjectMissing: there is none.
@@ -79,7 +106,13 @@ class ObjectStore(Protocol):
         """
 
     def open(self, reference: ObjectReference) -> AbstractContextManager[ObjectReader]:
-        """Read an object of any size as a stream; close it by leaving the context.
+        """Read an object of any size as a stream.
+
+        Args:
+            reference: which.
+
+        Returns:
+            The stream; it is closed by leaving the context.
 
         Raises:
             ObjectMissing: there is none.
@@ -87,14 +120,26 @@ class ObjectStore(Protocol):
         """
 
     def head(self, reference: ObjectReference) -> StoredObject | None:
-        """Return what is known of an object, or None when there is none.
+        """Ask for an object without reading it.
+
+        Args:
+            reference: which.
+
+        Returns:
+            What is known of it, or None when there is none.
 
         Raises:
             StorageError: of the type that says what can be done about it.
         """
 
     def list(self, prefix: ObjectReference) -> Iterator[StoredObject]:
-        """Yield the objects whose keys begin with the prefix, by key.
+        """Yield the objects whose keys begin with the prefix.
+
+        Args:
+            prefix: bucket and beginning of the keys.
+
+        Returns:
+            What is known of each, by key.
 
         Raises:
             StorageError: of the type that says what can be done about it.

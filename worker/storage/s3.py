@@ -57,13 +57,16 @@ _BUSY = frozenset({"SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "Thrott
 
 
 def s3_store(environment: Mapping[str, str] = os.environ) -> S3ObjectStore:
-    """Return the store that the environment names: AWS's, or the one at AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
+    """Connect to the store that the environment names: AWS's, or the one at AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
 
     Called once, when the agent starts. With EVERSTEP_LOCAL=1, or against any endpoint on loopback, the user's own AWS configuration files are
     not read.
 
     Args:
         environment: the agent's.
+
+    Returns:
+        The store; nothing has been sent yet.
 
     Raises:
         ForbiddenEndpoint: EVERSTEP_LOCAL=1, and the endpoint is not on loopback.

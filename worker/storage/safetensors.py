@@ -107,11 +107,14 @@ def tensors_in_order(index: SlotIndex) -> list[TensorEntry]:
 
 
 def encode_header(header: SlotHeader, packed_index: bytes) -> bytes:
-    """Return the beginning of the object, up to the first byte of data.
+    """Write the beginning of the object, up to the first byte of data.
 
     Args:
         header: of a sealed slot.
         packed_index: the index as it stands in the payload.
+
+    Returns:
+        Length and JSON.
 
     Raises:
         CorruptSlot: the index is not sound.
@@ -150,11 +153,14 @@ def encode_header(header: SlotHeader, packed_index: bytes) -> bytes:
 
 
 def plan_restore(header: bytes, object_bytes: int) -> Restore:
-    """Return how an object becomes a payload.
+    """Read how an object becomes a payload.
 
     Args:
         header: the JSON, without its length.
         object_bytes: of the whole object.
+
+    Returns:
+        Where each byte of the payload comes from.
 
     Raises:
         CorruptCheckpoint: not a header of ours, or one that contradicts itself or the object's size.
