@@ -164,7 +164,6 @@ class _Table:
             if exclusion is not None:
                 self.move(row, NodeEvent.EXCLUDED if exclusion.may_terminate else NodeEvent.HELD, _excluded(job, exclusion))
         for row in self.in_state(NodeState.HELD):
-            node = self.node(row.node_id)
             if row.reason.startswith(_UNREACHABLE) and self._is_idle(row.node_id, policy):
                 self.move(row, NodeEvent.RELEASED, "its agent is heard again and works for nobody")
 

@@ -1,0 +1,70 @@
+"""What is stored and read back is equal to what was decided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core.observed import Cause, Exclusion, FailureRecord, IncidentRecord, RefusedSource, Silence
+from control_plane.core.states import IncidentState
+from control_plane.db import jobs
+from control_plane.loop import records
+from everstep.protocol.agent_messages import ExitClass
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.plan import ObjectReference
+from tests.unit.control_plane.loop.world import World
+
+
+async def test_a_job_record_survives_the_database(world: World) -> None:
+    run = world.submit()
+    record = records.job_record(world.job())
+    full = replace(
+        record,
+        reason="why",
+        state_since=1.5,
+        started_at=2.0,
+        generation=Generation(3),
+        issued_generation=Generation(4),
+        base_step=Step(5),
+        committed=Step(6),
+        proposed=Step(7),
+        boundary=Step(8),
+        max_boundary=Step(9),
+        committed_at=10.0,
+        progress_at=11.0,
+        asked=((NodeId("i-1"), 12.0),),
+        failures=(
+            FailureRecord(generation=Generation(1), step=Step(2), exit_class=ExitClass.ERROR, code=1, at=3.0, max_boundary=Step(4), last_lines="x"),
+            FailureRecord(generation=Generation(1), step=Step(2), exit_class=None, code=1, at=3.0, max_boundary=Step(4)),
+        ),
+        exclusions=(Exclusion(node_id=NodeId("i-1"), evidence="e", may_terminate=True),),
+        silences=(Silence(node_id=NodeId("i-1"), since=1.0, boundary=Step(2), committed=Step(3)),),
+        refused=(RefusedSource(rank=Rank(1), origin_generation=Generation(2), step=Step(3), is_object=True),),
+        stop_reason="s",
+        seconds={"train": 1.25},
+        accounted_until=13.0,
+        incident=IncidentRecord(
+            id="inc",
+            state=IncidentState.RESTORING,
+            cause=Cause.GROUP_LOST,
+            evidence=("a", "b"),
+            decision="d",
+            reason="r",
+            generation_before=Generation(1),
+            failed_at=1.0,
+            opened_at=2.0,
+            reached_step=Step(3),
+            instance_ids=(NodeId("i-1"),),
+            replaced_at=4.0,
+        ),
+    )
+    lease = world.runner._job_leases.hold(run)
+    assert lease is not None
+    with world.database.write() as session:
+        jobs.change(session, lease, **records.job_update(full))
+    assert records.job_record(world.job()) == full
+
+
+def test_prefixes_end_with_a_slash() -> None:
+    assert records.prefix_of("s3://bucket/a/b") == ObjectReference(bucket="bucket", key="a/b/")
+    assert records.prefix_of("s3://bucket/a/b/") == ObjectReference(bucket="bucket", key="a/b/")
+    assert records.prefix_of("s3://bucket") == ObjectReference(bucket="bucket", key="")
