@@ -79,7 +79,8 @@ torch.manual_seed(settings.seed)
 config = {
     "train_micro_batch_size_per_gpu": settings.batch,
     "gradient_clipping": 1.0,
-    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000},
+    # Buckets to the size of the model: the default reserves 2 GB on every rank.
+    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000, "reduce_bucket_size": 1_000_000},
     "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False,
     "steps_per_print": 2**31,

@@ -220,7 +220,7 @@ def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool 
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**31,
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 64},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 64, "reduce_bucket_size": 4096, "allgather_bucket_size": 4096},
     }
     if dtype == "bf16":
         config["bf16"] = {"enabled": True}

@@ -9,6 +9,7 @@ It ends, and its ranks with it, when its standard input does.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -71,6 +72,7 @@ def launch(scripts: object, request: dict[str, object], rank: int) -> int:
         os.dup2(null, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1: where does it hang?
         world = str(request["world"])
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, GLOO_SOCKET_IFNAME="lo", **request["environment"])  # type: ignore[arg-type]
         code = scripts.run(str(request["launch"]), directory, request["arguments"])  # type: ignore[attr-defined]
