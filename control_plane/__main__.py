@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -145,6 +146,9 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
             ws_ping_interval=settings.detection_seconds,
             ws_ping_timeout=4 * settings.detection_seconds,
         )
+        # uvicorn stops gracefully at these and then sends them to us once more, for the handlers that were there before it.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
     log.info("stopped")
     return 0
@@ -152,9 +156,9 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
 
 def _tell(url: str, settings: Settings, ready_file: Path | None) -> None:
     token_path = admin_token_path(settings.state_directory)
-    log.info("listening on %s; administrator's token in %s", url, token_path)
     if ready_file is not None:
         write_private(ready_file, json.dumps({"url": url, "pid": os.getpid(), "admin_token_path": str(token_path)}) + "\n")
+    log.info("listening on %s; administrator's token in %s", url, token_path)
 
 
 if __name__ == "__main__":

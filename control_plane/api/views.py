@@ -113,7 +113,8 @@ def protection(job: JobRecord, shards: Sequence[ShardRecord], checkpoint: Checkp
         shards: of its newest generation; ranks that have reported nothing are missing.
         checkpoint: the newest complete one, if any.
     """
-    current = [shard for shard in shards if shard.generation == job.generation]
+    is_over = job.state in states.ENDED_JOBS  # its agents have let go of all slots
+    current = [shard for shard in shards if shard.generation == job.generation and not is_over]
     state, reason = _protection_state(job, current)
     return schemas.DescribeProtectionResponse(
         training_job_name=job.name,

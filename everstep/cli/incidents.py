@@ -33,9 +33,9 @@ def list_incidents(
         "FROM": lambda row: row["RestoreSource"] or "-",
         "BASE": lambda row: step(row["FromStep"]),
         "LOST STEPS": lambda row: "-" if row["LostSteps"] is None else str(row["LostSteps"]),
-        "DETECT": lambda row: seconds(row["DetectSeconds"]),
-        "REPLACE": lambda row: seconds(row["ReplaceSeconds"]),
-        "RESTORE": lambda row: seconds(row["RestoreSeconds"]),
+        "DETECT s": lambda row: seconds(row["DetectSeconds"]),
+        "REPLACE s": lambda row: seconds(row["ReplaceSeconds"]),
+        "RESTORE s": lambda row: seconds(row["RestoreSeconds"]),
         "REWORK s": lambda row: seconds(row["ReworkSeconds"]),
     }
     show_rows(incidents, columns, empty="No incidents.")

@@ -167,6 +167,7 @@ def logs(
             if (rank is None or entry["Rank"] == rank)
             and (generation is None or entry["Generation"] == generation)
             and (stream is Stream.BOTH or entry["Stream"] in (stream.value, None))
+            and entry["Bytes"] != 0
         ]
         if output is OutputFormat.JSON:
             show_json({"Logs": entries})

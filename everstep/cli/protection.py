@@ -44,7 +44,7 @@ def describe(name: Annotated[str, typer.Argument(help="Name of the training job.
         "HOLDERS (owner first)": _holders,
         "REASON": "Reason",
     }
-    show_rows(protection["Shards"], columns, empty="No rank has reported its shard yet.")
+    show_rows(protection["Shards"], columns, empty="No shard is held in memory.")
 
 
 def _holders(shard: Json) -> str:

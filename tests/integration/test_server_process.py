@@ -1,0 +1,124 @@
+"""The server as a process: how it starts, refuses to start, answers and stops. Its cloud is a socket that answers one question."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.integration
+
+IDENTITY = b"""<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult>
+<Arn>arn:aws:iam::123456789012:user/x</Arn><UserId>x</UserId><Account>123456789012</Account>
+</GetCallerIdentityResult><ResponseMetadata><RequestId>r</RequestId></ResponseMetadata></GetCallerIdentityResponse>"""
+
+
+class Sts(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-type", "text/xml")
+        self.send_header("content-length", str(len(IDENTITY)))
+        self.end_headers()
+        self.wfile.write(IDENTITY)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def cloud():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sts) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def command(directory: Path, cloud: str, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-P", "-m", "control_plane", "--state-dir", str(directory / "state"), "--mode", "local", "--aws-endpoint-url", cloud),
+        *("--bucket", "b", "--port", "0", "--ready-file", str(directory / "ready.json"), *more),
+    ]
+
+
+def start(directory: Path, cloud: str, *more: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    """Start a server and return it with its ready file's content; reading its log to the announcement is waiting for it."""
+    (directory / "ready.json").unlink(missing_ok=True)
+    process = subprocess.Popen(command(directory, cloud, *more), cwd=directory, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    seen: list[str] = []
+    for line in process.stderr:
+        seen.append(line)
+        if "listening on" in line:
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            break
+    else:
+        raise AssertionError("".join(seen))
+    return process, json.loads((directory / "ready.json").read_text())
+
+
+def stop(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
+    process.send_signal(number)
+    code = process.wait(30)
+    assert process.stderr is not None
+    process.stderr.close()
+    return code
+
+
+def test_a_server_starts_answers_restarts_and_stops(tmp_path, cloud):
+    process, ready = start(tmp_path, cloud, "--migrate")
+    try:
+        token = Path(ready["admin_token_path"])
+        assert ready["pid"] == process.pid
+        assert {stat.S_IMODE(path.stat().st_mode) for path in (token, token.with_name("server_secret"), token.with_name("everstep.db"))} == {0o600}
+        assert httpx.get(f"{ready['url']}/v1/health", trust_env=False).status_code == 200
+        headers = {"authorization": f"Bearer {token.read_text().strip()}"}
+        assert httpx.get(f"{ready['url']}/v1/fleets", headers=headers, trust_env=False).json() == {"Fleets": []}
+    finally:
+        assert stop(process) == 0
+    secrets = {name: token.with_name(name).read_text() for name in ("admin_token", "server_secret")}
+    process, ready = start(tmp_path, cloud)
+    try:
+        assert {name: token.with_name(name).read_text() for name in secrets} == secrets
+        assert httpx.get(f"{ready['url']}/v1/fleets", headers=headers, trust_env=False).status_code == 200
+    finally:
+        assert stop(process, signal.SIGINT) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ([], "start once with --migrate"),
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 can be reached from other machines"),
+        (["--aws-endpoint-url", "http://10.0.0.1:1"], "local mode needs --aws-endpoint-url on this machine"),
+        (["--aws-endpoint-url", "https://sts.amazonaws.com"], "local mode needs --aws-endpoint-url on this machine"),
+        (["--bucket", ""], "a bucket is needed"),
+        (["--detection-seconds", "0"], "detection_seconds is 0"),
+        (["--database-url", "nonsense"], "SQLAlchemy URL"),
+    ],
+)
+def test_a_server_that_cannot_work_does_not_start_and_says_why(tmp_path, cloud, more, words):
+    ended = subprocess.run(command(tmp_path, cloud, *more), cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "ready.json").exists()
+
+
+def test_files_of_the_working_directory_shadow_nothing(tmp_path, cloud):
+    for name in ("control_plane", "alembic", "uvicorn"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
+    process, _ = start(tmp_path, cloud, "--migrate")
+    assert stop(process) == 0
+    assert os.listdir(tmp_path / "state/spool") == []
