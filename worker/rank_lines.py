@@ -36,6 +36,7 @@ from worker.core.slots import Content, slot_bytes_per_node
 from worker.errors import NoRoom
 from worker.owned_shard import OwnedShard
 from worker.rank_server import RankLine
+from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
 from worker.tasks import end
 
@@ -206,7 +207,7 @@ class RankLines:
                 return
             if shard.page.rank().copying == NONE:
                 self._store.settle_copiers(shard.rank)
-            before = self._paths(shard)
+            before = self._files(shard)
             try:
                 index = await self._store.grant(
                     shard.rank,
@@ -223,14 +224,17 @@ class RankLines:
                 shard.apply(shard.core.forget(lost))
             if index is None or shard.core.proposed != step:
                 return
-            if self._paths(shard) != before:
+            if self._files(shard) != before:  # made anew under the same name: the rank must map it again
                 self._send(shard, SlotsGranted(layout_hash=layout[0], capacity_bytes=layout[1], paths=self._paths(shard)))
             shard.granted_slot = index
             shard.publish()
             self._send(shard, WordChanged())
 
+    def _files(self, shard: OwnedShard) -> list[SlotFile]:
+        return [slot.file for slot in self._store.shards.get(shard.rank, [])]
+
     def _paths(self, shard: OwnedShard) -> tuple[str, ...]:
-        return tuple(str(slot.file.path) for slot in self._store.shards.get(shard.rank, []))
+        return tuple(str(file.path) for file in self._files(shard))
 
     @staticmethod
     def _can_capture(shard: OwnedShard, step: Step) -> bool:

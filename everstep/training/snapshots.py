@@ -10,13 +10,15 @@ Invariant: a snapshot is said to be captured only when every byte of it is of it
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.protocol.ids import Step
 from everstep.protocol.rank_messages import NONE, Abandoned, Captured, SlotsGranted, SlotsRefused, SlotsRequest
+from everstep.protocol.slot import HEADER_BYTES
 from everstep.training.agent_link import AgentLink
 from everstep.training.capture import CapturePlan, Copier, CopyPiece, SlotMemory
 from everstep.training.guard import Flight, Guard, Watched, mark_of
@@ -52,7 +54,7 @@ class Snapshotter:
         self._on_copying = on_copying
         self._plan: CapturePlan | None = None
         self._granted: SlotsGranted | None = None
-        self._memories: list[SlotMemory] = []
+        self._memories: Mapping[int, SlotMemory] = {}
         self.settled = NONE
         """The step that was captured or abandoned last."""
 
@@ -104,7 +106,7 @@ class Snapshotter:
             return
         try:
             memory = self._map(granted)[slot]
-        except (OSError, ValueError, IndexError) as error:
+        except (OSError, ValueError, LookupError) as error:
             self.abandon(step, f"slot {slot} cannot be mapped: {error}")
             return
         self.settled = step
@@ -133,7 +135,7 @@ class Snapshotter:
     def close(self) -> None:
         """End the copier and let go of the slots."""
         self._copier.close()
-        self._memories.clear()
+        self._memories = {}
 
     def _fly(self, written: _Written, later: Sequence[CopyPiece], watched: Sequence[Watched], begun: float) -> None:
         """Start the deferred copies and put the guard before the next change."""
@@ -177,10 +179,15 @@ class Snapshotter:
         self._plan = CapturePlan.make(observed.tensors, observed.values)
         self._link.send(SlotsRequest(generation=self._link.generation, layout_hash=self._state.layout_hash, capacity_bytes=self._plan.capacity_bytes))
 
-    def _map(self, granted: SlotsGranted) -> list[SlotMemory]:
+    def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:
+        """Map the slots that lie ready; one that still holds an older, smaller state is made anew, and told of, before it is granted."""
         if granted is not self._granted:  # the same paths may be new files
-            self._memories = [SlotMemory(Path(path), granted.capacity_bytes) for path in granted.paths]
             self._granted = granted
-            for memory in self._memories:
+            self._memories = {
+                slot: SlotMemory(Path(path), granted.capacity_bytes)
+                for slot, path in enumerate(granted.paths)
+                if os.stat(path).st_size >= HEADER_BYTES + granted.capacity_bytes
+            }
+            for memory in self._memories.values():
                 self._copier.prepare(memory)
         return self._memories

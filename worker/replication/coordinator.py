@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import Generation, NodeId, Rank
+from everstep.protocol.rank_messages import Vote
 from everstep.protocol.rounds import Announcement, RankRound, RoundReport
 from worker.core.rounds import NONE, Coordinator
 from worker.errors import PeerError
@@ -55,6 +56,8 @@ class RoundServer:
         self._final_round_seconds = final_round_seconds
         self._now = now
         self._final_timer: asyncio.TimerHandle | None = None
+        self._refused: list[str] = []
+        """Why the last step was abandoned; logged when it changes."""
 
     def announcement(self) -> Announcement:
         """Return the coordinator's state as members hear it."""
@@ -78,6 +81,10 @@ class RoundServer:
         """
         if not {each.rank for each in rounds} <= self._ranks_of.get(node_id, frozenset()):
             raise MalformedMessage(f"{node_id} reports ranks that it does not have")
+        refused = sorted({each.reason for each in rounds if each.vote is Vote.ABANDON and each.proposed == self.core.proposed})
+        if refused and refused != self._refused:
+            self._refused = refused
+            log.info("step %d is abandoned: %s", self.core.proposed, "; ".join(refused))
         self._apply(self.core.report(*rounds))
 
     def request_stop(self) -> None:
