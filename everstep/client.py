@@ -148,6 +148,12 @@ class EverstepClient:
     def get_waiter(self, name: str) -> Waiter:
         """Return a waiter: training_job_completed, training_job_completed_or_stopped or training_job_ended.
 
+        Args:
+            name: which.
+
+        Returns:
+            A waiter; its `wait` blocks.
+
         Raises:
             ConfigurationError: there is none of that name.
         """

@@ -58,6 +58,12 @@ def load(endpoint_url: str | None = None, token: str | None = None, environment:
 def checked_endpoint(url: str) -> str:
     """Return the endpoint without a trailing slash.
 
+    Args:
+        url: of the service.
+
+    Returns:
+        The same URL, as paths are appended to it.
+
     Raises:
         ConfigurationError: it is not an http(s) URL, or is plain http to another machine.
     """

@@ -43,6 +43,12 @@ class Caller:
     def choose_project(self, wanted: str | None) -> str:
         """Return the project that something new belongs to.
 
+        Args:
+            wanted: what the request names, or None.
+
+        Returns:
+            A project, never empty.
+
         Raises:
             Forbidden: the caller may not create in the project it named.
         """
@@ -53,6 +59,11 @@ class Caller:
     def require_sight(self, noun: str, name: str, project: str) -> None:
         """Check that something that was found may be seen.
 
+        Args:
+            noun: what it is, for the error.
+            name: its name, for the error.
+            project: that it belongs to.
+
         Raises:
             NotFound: it belongs to another project.
         """
@@ -62,6 +73,12 @@ class Caller:
 
 def bearer(authorization: str | None) -> str:
     """Return the token in an Authorization header.
+
+    Args:
+        authorization: value of the header, or None.
+
+    Returns:
+        The token, not yet looked up.
 
     Raises:
         Unauthenticated: there is none.

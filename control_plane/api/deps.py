@@ -82,7 +82,7 @@ def page_position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
 
     Args:
         token: what the caller gave back.
-        kinds: what turns each JSON value into the position's part.
+        *kinds: what turns each JSON value into the position's part.
 
     Returns:
         As many values as kinds.

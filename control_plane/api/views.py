@@ -61,6 +61,9 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incident_count: int, now
         plan: of its newest generation, if it has one.
         incident_count: how many incidents it has had.
         now: for the ratio of a job that goes on.
+
+    Returns:
+        All fields of the contract.
     """
     spec = job.spec
     return schemas.TrainingJob(
@@ -112,6 +115,9 @@ def protection(job: JobRecord, shards: Sequence[ShardRecord], checkpoint: Checkp
         job: as stored.
         shards: of its newest generation; ranks that have reported nothing are missing.
         checkpoint: the newest complete one, if any.
+
+    Returns:
+        All fields of the contract.
     """
     is_over = job.state in states.ENDED_JOBS  # its agents have let go of all slots
     current = [shard for shard in shards if shard.generation == job.generation and not is_over]
@@ -207,6 +213,9 @@ def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[Age
         record: as stored.
         nodes: of the fleet, without ended ones.
         agents: that are connected now, of any fleet.
+
+    Returns:
+        All fields of the contract.
     """
     connected = {view.node_id for view in agents if view.is_connected}
     return schemas.Fleet(
@@ -237,6 +246,9 @@ def node(record: NodeRecord, *, is_connected: bool, job_name: str | None) -> sch
         record: as stored.
         is_connected: its agent is connected to this server.
         job_name: of the run that it belongs to, if any.
+
+    Returns:
+        All fields of the contract.
     """
     return schemas.Node(
         node_id=record.id,

@@ -40,6 +40,11 @@ class CheckpointRecord:
 def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> None:
     """Write a checkpoint as it is now. Writing the same again changes nothing, and a complete one stays as it is.
 
+    Args:
+        session: a writing one.
+        lease: of the checkpoint's job.
+        checkpoint: as it is now.
+
     Raises:
         StaleLease: the lease was taken over; nothing was written.
     """

@@ -77,6 +77,9 @@ def page(
         project: only of this project, or None.
         after_id: only events with a higher id.
         limit: at most this many.
+
+    Returns:
+        At most `limit` events.
     """
     query = select(Event).where(Event.id > after_id).order_by(Event.id).limit(limit)
     if job_name is not None:

@@ -76,6 +76,14 @@ class FleetUpdate(TypedDict, total=False):
 def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
     """Store a new fleet.
 
+    Args:
+        session: a writing one.
+        fleet: what to store.
+        now: when.
+
+    Returns:
+        The fleet as stored.
+
     Raises:
         AlreadyExists: the name is taken, or the group belongs to another fleet.
     """
@@ -108,6 +116,13 @@ def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
 def get(session: Session, name: str) -> FleetRecord:
     """Return the fleet of this name.
 
+    Args:
+        session: any.
+        name: of the fleet.
+
+    Returns:
+        The fleet as stored.
+
     Raises:
         NotFound: there is none.
     """
@@ -125,6 +140,15 @@ def every(session: Session) -> tuple[FleetRecord, ...]:
 def set_wanted(session: Session, name: str, *, min_node_count: int | None, spare_count: int | None) -> FleetRecord:
     """Change what the user wants of a fleet; None leaves a figure as it is.
 
+    Args:
+        session: a writing one.
+        name: of the fleet.
+        min_node_count: nodes to keep when no job runs, or None.
+        spare_count: nodes that wait, or None.
+
+    Returns:
+        The fleet as it is now.
+
     Raises:
         NotFound: there is no such fleet.
     """
@@ -138,6 +162,11 @@ def set_wanted(session: Session, name: str, *, min_node_count: int | None, spare
 def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> None:
     """Write what a pass of the fleet loop found out.
 
+    Args:
+        session: a writing one.
+        lease: the fleet's.
+        **changes: what changes.
+
     Raises:
         StaleLease: the lease was taken over; nothing was written.
     """
@@ -148,6 +177,14 @@ def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> No
 
 def request_delete(session: Session, name: str, now: datetime) -> FleetRecord:
     """Note that the user wants the fleet gone: the loop ends its nodes, then removes it. Asking again changes nothing.
+
+    Args:
+        session: a writing one.
+        name: of the fleet.
+        now: when.
+
+    Returns:
+        The fleet as it is now.
 
     Raises:
         NotFound: there is no such fleet.
@@ -161,6 +198,10 @@ def request_delete(session: Session, name: str, now: datetime) -> FleetRecord:
 
 def remove(session: Session, lease: Lease) -> None:
     """Forget a fleet and its nodes.
+
+    Args:
+        session: a writing one.
+        lease: the fleet's; it ends with the row.
 
     Raises:
         StaleLease: the lease was taken over; nothing was written.

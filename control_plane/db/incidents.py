@@ -104,6 +104,15 @@ class NewIncident:
 def open_incident(session: Session, lease: Lease, incident_id: str, incident: NewIncident) -> IncidentRecord:
     """Store a new incident of the lease's job. Opening the same id again changes nothing.
 
+    Args:
+        session: a writing one.
+        lease: of the incident's job.
+        incident_id: fresh, or the same to try again.
+        incident: what is known so far.
+
+    Returns:
+        The incident as stored.
+
     Raises:
         StaleLease: the lease was taken over; nothing was written.
     """
@@ -136,6 +145,12 @@ def open_incident(session: Session, lease: Lease, incident_id: str, incident: Ne
 def change(session: Session, lease: Lease, incident_id: str, **changes: Unpack[IncidentUpdate]) -> None:
     """Write how a recovery goes on.
 
+    Args:
+        session: a writing one.
+        lease: of the incident's job.
+        incident_id: which.
+        **changes: what changes.
+
     Raises:
         StaleLease: the lease was taken over; nothing was written.
         NotFound: the job has no such incident.
@@ -151,6 +166,13 @@ def change(session: Session, lease: Lease, incident_id: str, **changes: Unpack[I
 
 def get(session: Session, incident_id: str) -> IncidentRecord:
     """Return one incident.
+
+    Args:
+        session: any.
+        incident_id: which.
+
+    Returns:
+        The incident as stored.
 
     Raises:
         NotFound: there is none of this id.
@@ -183,6 +205,9 @@ def page(
         project: only of this project, or None.
         after: `(opened_at, id)` of the last one of the page before, or None for the first page.
         limit: at most this many.
+
+    Returns:
+        At most `limit` incidents.
     """
     query = select(Incident).order_by(Incident.opened_at, Incident.id).limit(limit)
     if job_name is not None:

@@ -81,6 +81,14 @@ def begin(session: Session, lease: Lease, *, key: str, action: str, detail: Mapp
 def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outcome: str, now: datetime) -> None:
     """Write down how it went.
 
+    Args:
+        session: a writing one.
+        lease: of the job or fleet that wanted it.
+        key: the intent's.
+        state: DONE or FAILED.
+        outcome: how it went, in a sentence.
+        now: when.
+
     Raises:
         StaleLease: the lease was taken over; the new owner finds out for itself.
     """

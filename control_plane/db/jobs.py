@@ -173,6 +173,14 @@ class LineageEntry:
 def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
     """Store a new job.
 
+    Args:
+        session: a writing one.
+        job: what to store.
+        now: when.
+
+    Returns:
+        The job as stored.
+
     Raises:
         AlreadyExists: the name is taken, by a running job or by one of the past.
     """
@@ -200,6 +208,13 @@ def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
 def get(session: Session, name: str) -> JobRecord:
     """Return the job of this name.
 
+    Args:
+        session: any.
+        name: of the job.
+
+    Returns:
+        The job as stored.
+
     Raises:
         NotFound: there is none.
     """
@@ -211,6 +226,13 @@ def get(session: Session, name: str) -> JobRecord:
 
 def get_run(session: Session, run_id: str) -> JobRecord:
     """Return the job of this run.
+
+    Args:
+        session: any.
+        run_id: the job's run.
+
+    Returns:
+        The job as stored.
 
     Raises:
         NotFound: there is none.
@@ -237,6 +259,9 @@ def page(session: Session, which: JobFilter, *, after: tuple[datetime, str] | No
         which: the filter.
         after: `(created_at, run_id)` of the last job of the page before, or None for the first page.
         limit: at most this many.
+
+    Returns:
+        At most `limit` jobs.
     """
     query = select(Job).order_by(Job.created_at.desc(), Job.run_id.desc()).limit(limit)
     if which.states is not None:
@@ -256,6 +281,14 @@ def page(session: Session, which: JobFilter, *, after: tuple[datetime, str] | No
 def request_stop(session: Session, name: str, now: datetime) -> JobRecord:
     """Note that the user wants the job to stop. Asking again changes nothing.
 
+    Args:
+        session: a writing one.
+        name: of the job.
+        now: when.
+
+    Returns:
+        The job as it is now.
+
     Raises:
         NotFound: there is no such job.
         Conflict: it has ended.
@@ -271,6 +304,11 @@ def request_stop(session: Session, name: str, now: datetime) -> JobRecord:
 
 def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None:
     """Write what a pass found out, without leaving the state.
+
+    Args:
+        session: a writing one.
+        lease: the job's.
+        **changes: what changes.
 
     Raises:
         StaleLease: the lease was taken over; nothing was written.
@@ -307,6 +345,12 @@ def transition(session: Session, lease: Lease, *, before: str, after: str, now: 
 def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: datetime) -> None:
     """Store a plan, once and for all, and make it the job's newest generation.
 
+    Args:
+        session: a writing one.
+        lease: the job's.
+        plan: of the generation.
+        now: when.
+
     Raises:
         StaleLease: the lease was taken over; nothing was written.
         AlreadyExists: the generation has a plan already.
@@ -325,6 +369,12 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
 def mark_generation_started(session: Session, lease: Lease, number: int, now: datetime) -> None:
     """Note that the ranks of a generation were told to start. The first time counts.
 
+    Args:
+        session: a writing one.
+        lease: the job's.
+        number: of the generation.
+        now: when.
+
     Raises:
         StaleLease: the lease was taken over; nothing was written.
     """
@@ -336,6 +386,14 @@ def mark_generation_started(session: Session, lease: Lease, number: int, now: da
 
 def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
     """Return one generation with its plan.
+
+    Args:
+        session: any.
+        run_id: the job's run.
+        number: of the generation.
+
+    Returns:
+        The generation with its plan.
 
     Raises:
         NotFound: it has no plan.

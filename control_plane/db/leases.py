@@ -78,6 +78,13 @@ class Leaser:
     def renew(self, session: Session, lease: Lease) -> Lease:
         """Show that the owner is alive in the middle of a long pass, and return the lease to go on with.
 
+        Args:
+            session: a writing one.
+            lease: as last claimed or renewed.
+
+        Returns:
+            The lease with its counter bumped.
+
         Raises:
             StaleLease: another replica has taken over.
         """
@@ -109,6 +116,10 @@ def guard(session: Session, lease: Lease) -> None:
     """Make everything that this transaction writes depend on the lease: nothing of it is committed once the lease is lost.
 
     The row is written, not only read, so that a claim that comes at the same time waits for this transaction on any database.
+
+    Args:
+        session: the one that writes.
+        lease: that what is written was worked out under.
 
     Raises:
         StaleLease: the row's owner or counter is another one, or the row is gone.

@@ -67,6 +67,13 @@ class AgentFacts:
 def get(session: Session, node_id: str) -> NodeRecord:
     """Return one node.
 
+    Args:
+        session: any.
+        node_id: of the node.
+
+    Returns:
+        The node as stored.
+
     Raises:
         NotFound: no such node was ever seen.
     """

@@ -43,6 +43,12 @@ class ShardRecord:
 def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: datetime) -> int:
     """Write the shards of a job as they are now; ranks that are not named stay as they are.
 
+    Args:
+        session: a writing one.
+        lease: of the shards' job.
+        shards: as their owners reported them.
+        now: when.
+
     Returns:
         How many holders joined, left or changed their view: zero on most passes.
 

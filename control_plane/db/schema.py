@@ -22,6 +22,9 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 def migrations() -> Path:
     """Return the folder of migrations: `alembic` of a checkout, or its copy inside an installed control plane.
 
+    Returns:
+        An existing folder.
+
     Raises:
         SchemaMismatch: neither is there; the installation is not whole.
     """
@@ -47,6 +50,9 @@ def current(database: Database) -> str | None:
 def migrate(database: Database) -> str | None:
     """Bring the database to the newest schema. Idempotent.
 
+    Args:
+        database: any, also an empty one.
+
     Returns:
         The revision that it had before.
 
@@ -64,6 +70,9 @@ def migrate(database: Database) -> str | None:
 
 def require_current(database: Database) -> None:
     """Check that the database has the schema that this code was written for.
+
+    Args:
+        database: any.
 
     Raises:
         SchemaMismatch: it has an older one, a newer one or none; the message says what to do.

@@ -32,6 +32,13 @@ class SourceRecord:
 def get(session: Session, sha256: str) -> SourceRecord:
     """Return one source.
 
+    Args:
+        session: any.
+        sha256: the source's id.
+
+    Returns:
+        The source as stored.
+
     Raises:
         NotFound: nothing was uploaded under this digest.
     """

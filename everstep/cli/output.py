@@ -168,6 +168,9 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
         option: its name, for the error.
         given: what the user wrote.
 
+    Returns:
+        Values by name.
+
     Raises:
         typer.BadParameter: there is no `=`, no name, or a name twice.
     """

@@ -199,6 +199,15 @@ def _decoded(data: bytes, kind: type[T]) -> T:
 def _admit(services: Services, token: TokenRecord, secret: str, hello: Hello) -> _Admission:
     """Check that the token is this node's and return what it is admitted as. Blocks on the database and on the cloud.
 
+    Args:
+        services: what the routes stand on.
+        token: the record of the token.
+        secret: the token itself; a session goes on with it.
+        hello: the agent's first message.
+
+    Returns:
+        What it is admitted as.
+
     Raises:
         _Refusal: it is not.
     """

@@ -151,6 +151,14 @@ def list_metrics(
 def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
     """Return a job that the caller may see.
 
+    Args:
+        session: any.
+        name: of the job.
+        caller: who asks.
+
+    Returns:
+        The job as stored.
+
     Raises:
         NotFound: there is none, or it is of another project.
     """
