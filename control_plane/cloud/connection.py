@@ -143,8 +143,6 @@ class Connection:
             user_agent_extra="everstep",
             s3={"addressing_style": "path"} if self.settings.endpoint_url else None,
             proxies={} if is_local else None,
-            use_fips_endpoint=False if is_local else None,
-            use_dualstack_endpoint=False if is_local else None,
         )
         client = self._session.client(service, endpoint_url=self.settings.endpoint_url, config=config)
         if is_local:

@@ -135,8 +135,6 @@ def local_client(service: str, endpoint_url: str) -> Any:
         retries={"mode": "standard", "total_max_attempts": 3},
         s3={"addressing_style": "path"},
         proxies={},
-        use_fips_endpoint=False,
-        use_dualstack_endpoint=False,
     )
     client = session.client(service, endpoint_url=endpoint_url, config=config)
     client.meta.events.register_first("before-send.*", _refuse_elsewhere)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.parsers import ResponseParserError
 
 from control_plane.cloud import connection as control_plane_side
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
@@ -43,6 +45,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()
+
+    do_POST = do_GET
 
     def log_message(self, *_: object) -> None:
         pass
@@ -114,6 +118,15 @@ def test_a_poisoned_configuration_changes_nothing(make: Any, recorder: Recorder,
     assert "/us-east-1/s3/" in authorization
     assert client.meta.region_name == "us-east-1"
     assert "AKIA" not in authorization
+
+
+@pytest.mark.parametrize("make", [local_client, control_plane_client])
+def test_nor_does_it_for_the_other_services(make: Any, recorder: Recorder, poison: dict[str, str]) -> None:
+    client = make("autoscaling", recorder.url)
+    with contextlib.suppress(ResponseParserError):  # the recorder's answer is empty
+        client.describe_auto_scaling_groups()
+    client.close()
+    assert "Credential=everstep-local/" in recorder.requests[0][1]
 
 
 @pytest.mark.parametrize("make", [local_client, control_plane_client])
