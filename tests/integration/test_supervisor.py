@@ -25,6 +25,7 @@ pytestmark = pytest.mark.integration
 
 PRELOADED = ("graphlib",)
 """A small module that no script imports by itself: what is there only in a warm rank."""
+LEAVE_A_CHILD = "import os, signal\npid = os.fork()\nif pid == 0:\n    signal.pause()\nprint(pid, flush=True)\nos._exit(0)\n"
 WAIT_FOR_EVER = "import signal\nprint('up', flush=True)\nsignal.pause()\n"
 
 
@@ -234,10 +235,20 @@ signal.pause()
 
 
 async def test_what_a_rank_leaves_behind_is_ended_with_it(cold: Bench) -> None:
-    await cold.start("import os, signal\npid = os.fork()\nif pid == 0:\n    signal.pause()\nprint(pid, flush=True)\nos._exit(0)\n")
+    await cold.start(LEAVE_A_CHILD)
     await cold.exit()
     await cold.supervisor.prove_gone(RUN)
     assert processes.find(int(cold.files().stdout.read_text())) is None
+
+
+async def test_what_one_rank_leaves_behind_goes_while_others_live(cold: Bench) -> None:
+    await cold.start(WAIT_FOR_EVER)
+    survivor = await cold.living()
+    await cold.start(LEAVE_A_CHILD, generation=2)
+    await cold.exit(generation=2)
+    left = int(cold.files(generation=2).stdout.read_text())
+    await cold.until(lambda: processes.find(left) is None)
+    assert processes.is_alive(survivor.pid, survivor.start_ticks)
 
 
 async def test_nothing_of_a_halted_generation_starts_any_more(bench: Bench) -> None:

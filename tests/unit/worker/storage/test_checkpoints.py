@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,13 +139,57 @@ async def test_a_damaged_object_is_never_sealed(objects: MemoryObjectStore, tmp_
             try:
                 await fetch(objects, source_of(uploaded), store)
             except CorruptCheckpoint:
-                assert store.sealed(RANK, CONTENT) is None
+                assert all(slot.file.header.state is SlotState.EMPTY for slot in store.shards.get(RANK, ()))
                 continue
             found = store.sealed(RANK, CONTENT)
             assert found is not None
             with found.file.payload() as view:
                 assert bytes(view) == PAYLOAD
             found.file.empty()
+    store.close()
+
+
+class BreakingStore(MemoryObjectStore):
+    """The line breaks in the middle of the data, `breaks` times."""
+
+    def __init__(self) -> None:
+        super().__init__("bucket")
+        self.breaks = 0
+
+    @contextmanager
+    def open(self, reference: ObjectReference) -> Iterator[ObjectReader]:
+        with super().open(reference) as reader:
+            yield _BreakingReader(reader, self)
+
+
+class _BreakingReader:
+    def __init__(self, reader: ObjectReader, store: BreakingStore) -> None:
+        self.bytes = reader.bytes
+        self._reader = reader
+        self._store = store
+        self._count = 0
+
+    def read_into(self, target: memoryview) -> None:
+        self._count += 1
+        if self._count == 4 and self._store.breaks:
+            self._store.breaks -= 1
+            raise StoreUnavailable("reset by peer")
+        self._reader.read_into(target)
+
+
+async def test_a_line_that_breaks_in_the_middle_leaves_an_empty_slot(tmp_path: Path) -> None:
+    first, slot = await sealed(tmp_path / "a")
+    objects = BreakingStore()
+    uploaded = await upload_shard(objects, slot, rank_plan(), rank=RANK)
+    first.close()
+    store = node(tmp_path / "b")
+    objects.breaks = 99
+    with pytest.raises(StoreUnavailable):
+        await fetch(objects, source_of(uploaded), store)
+    assert {found.file.header.state for found in store.shards[RANK]} == {SlotState.EMPTY}
+    objects.breaks = 1
+    await fetch(objects, source_of(uploaded), store)
+    assert store.sealed(RANK, CONTENT) is not None
     store.close()
 
 
