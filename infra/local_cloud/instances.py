@@ -72,10 +72,9 @@ class InstanceRunner:
     def _start(self, instance: RunningInstance) -> None:
         directory = self._nodes / instance.instance_id
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        script = directory / "user-data"
+        script = self._script(instance.instance_id)
         script.write_bytes(instance.user_data)
         script.chmod(0o700)
-        exit_file(script).unlink(missing_ok=True)
         environment = {
             **self._environment,
             "EVERSTEP_INSTANCE_ID": instance.instance_id,
@@ -106,4 +105,8 @@ class InstanceRunner:
             process.kill()
             process.wait()
         shutil.rmtree(memory_directory(instance_id), ignore_errors=True)
+        exit_file(self._script(instance_id)).unlink(missing_ok=True)  # it speaks of machines that are there
         log.info("%s is gone with %d processes", instance_id, count)
+
+    def _script(self, instance_id: str) -> Path:
+        return self._nodes / instance_id / "user-data"

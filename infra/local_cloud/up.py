@@ -314,7 +314,7 @@ class LocalCluster:
                 if connected >= count:
                     return
                 if any(self.nodes_directory.glob("*/user-data.exit")):
-                    break  # an agent that has ended does not come back by itself
+                    break  # an agent that has ended on a living machine does not come back by itself
                 _pause(NODES_POLL_SECONDS)
         raise StartFailed(
             f"{connected} of {count} nodes connected; see {self.nodes_directory}/*/console.log and {self.logs}/*.log{self._last_console()}"

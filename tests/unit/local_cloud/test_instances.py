@@ -68,6 +68,10 @@ def test_an_instance_outlives_its_user_data_and_says_how_that_ended(runner: Inst
     process = identify(runner.pids()[wanted.instance_id])
     assert process is not None
     assert process.is_alive
+    told = tmp_path / wanted.instance_id / "user-data.exit"
+    eventually(lambda: told.exists() and told.read_text() == "3")
+    runner.reconcile([])
+    assert not told.exists(), "only a machine that is there has ended user data"
 
 
 def test_user_data_that_cannot_run_harms_nobody(runner: InstanceRunner, tmp_path: Path) -> None:
