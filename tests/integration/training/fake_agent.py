@@ -309,7 +309,11 @@ class FakeAgent:
     def _finish(self) -> None:
         """Every rank stands still: the final round is over at once."""
         halves = [read_rank_half(line.page) for line in self.lines]
-        if all(half is not None and half.standing in (Standing.CLOSING, Standing.CLOSED) for half in halves) and not self.is_held:
+        if (
+            all(half is not None and half.standing in (Standing.CLOSING, Standing.CLOSED) for half in halves)
+            and not self.is_held
+            and self.proposed == NONE
+        ):
             for line in self.lines:
                 line.write(proposed=-2, slot=NONE)
                 line.say(WordChanged())

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from everstep.protocol.rank_messages import Abandoned
 from tests.integration.training.conftest import WarmParent
 from tests.integration.training.fake_agent import FakeAgent
 
@@ -16,10 +17,10 @@ MORE_STEPS = 5
 
 
 def interrupted(
-    parent: WarmParent, directory: Path, name: str, world: int, options: dict[str, Any], *, commits: int = 1, first: int = 3
+    parent: WarmParent, directory: Path, name: str, world: int, options: dict[str, Any], *, commits: int = 1, first: int = 3, lead: int = 2
 ) -> tuple[int, FakeAgent]:
     """Train until a step is committed, kill every rank, and return the step and the agent that holds it."""
-    agent = FakeAgent(directory, world, first=first, commit_target=commits)
+    agent = FakeAgent(directory, world, first=first, lead=lead, commit_target=commits)
     with agent:
         ranks = parent.launch(name, world, directory, until=1_000_000, options=options, agent=agent)
         try:
@@ -31,8 +32,10 @@ def interrupted(
     return agent.committed, agent
 
 
-def check(parent: WarmParent, directory: Path, name: str, world: int, *, commits: int = 1, first: int = 3, **options: Any) -> list[dict[str, Any]]:
-    base, agent = interrupted(parent, directory, name, world, options, commits=commits, first=first)
+def check(
+    parent: WarmParent, directory: Path, name: str, world: int, *, commits: int = 1, first: int = 3, lead: int = 2, **options: Any
+) -> list[dict[str, Any]]:
+    base, agent = interrupted(parent, directory, name, world, options, commits=commits, first=first, lead=lead)
     assert base >= first
     slots = {rank: agent.sealed[rank, base] for rank in range(world)}
     until = base + MORE_STEPS
@@ -43,10 +46,15 @@ def check(parent: WarmParent, directory: Path, name: str, world: int, *, commits
         assert one["begun"] == base
         assert other["begun"] == 0
         assert one["losses"] == other["losses"]
-        assert {key: value for key, value in one["digest"].items() if other["digest"].get(key) != value} == {}
-        assert one["digest"] == other["digest"]
+        assert differences(one["digest"], other["digest"]) == {}
         assert one["draws"] == other["draws"]
     return found
+
+
+def differences(one: dict[str, str], other: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
+    """What is not equal. A run that has captured lists gradients that it once saw accumulating, even while there are none."""
+    names = {name for name in one.keys() | other.keys() if not (name.startswith("gradient/") and (name in one) != (name in other))}
+    return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
 
 
 WORLDS = [pytest.param(2), pytest.param(3), pytest.param(4, marks=pytest.mark.full), pytest.param(5, marks=pytest.mark.full)]
@@ -69,3 +77,51 @@ def test_fsdp(warm_parent: WarmParent, tmp_path: Path, dtype: str, world: int) -
 @pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.full), 2, 3])
 def test_zero(warm_parent: WarmParent, tmp_path: Path, stage: int, dtype: str, world: int) -> None:
     check(warm_parent, tmp_path, "zero", world, stage=stage, dtype=dtype)
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["batch_norm", "two_optimizers", "scaler", "kept_gradients", "accumulated"])
+def test_traits(warm_parent: WarmParent, tmp_path: Path, name: str, world: int) -> None:
+    check(warm_parent, tmp_path, name, world, commits=4)
+
+
+@pytest.mark.parametrize("name", ["max_norm", "momentum_encoder"])
+def test_the_audit_finds_what_changes_outside_the_step(warm_parent: WarmParent, tmp_path: Path, name: str) -> None:
+    _, agent = interrupted(warm_parent, tmp_path, name, 2, {}, commits=2)
+    reasons = {message.reason for _, message in agent.of_kind(Abandoned)}  # type: ignore[attr-defined]
+    found = "model/table.weight" if name == "max_norm" else "model/target."
+    assert any(reason.startswith(found) and "outside an optimizer step" in reason for reason in reasons)
+    (tmp_path / "resume").mkdir()
+    check(warm_parent, tmp_path / "resume", name, 2, commits=2)
+
+
+def test_frozen_parameters_under_zero(warm_parent: WarmParent, tmp_path: Path) -> None:
+    check(warm_parent, tmp_path, "zero", 2, stage=3, freeze=True)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_frozen_parameters_under_the_other_stages(warm_parent: WarmParent, tmp_path: Path, stage: int) -> None:
+    check(warm_parent, tmp_path, "zero", 2, stage=stage, dtype="bf16", freeze=True, accumulate=1)
+
+
+@pytest.mark.parametrize("first", [3, 4])  # in mid-epoch, and at its edge: four batches an epoch
+@pytest.mark.parametrize(
+    ("kind", "workers", "persistent"),
+    [
+        ("plain", 0, False),
+        ("plain", 2, False),
+        ("plain", 2, True),
+        ("random", 0, False),
+        ("random", 2, False),
+        ("random", 2, True),
+        ("generator", 0, False),
+        ("generator", 2, False),
+        ("stateful", 0, False),
+        ("stateful", 2, False),
+        ("iterable", 0, False),
+        ("list", 0, False),
+    ],
+)
+def test_data(warm_parent: WarmParent, tmp_path: Path, kind: str, workers: int, persistent: bool, first: int) -> None:
+    options: dict[str, Any] = {"kind": kind, "workers": workers, "persistent": persistent}
+    check(warm_parent, tmp_path, "data", 2, first=first, lead=1, **options)

@@ -1,0 +1,403 @@
+"""One rank in this process against an agent in a thread: what is captured, when, and what is said about it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import everstep.training
+from everstep.protocol.rank_messages import (
+    NONE,
+    Abandoned,
+    Boundary,
+    Captured,
+    Phase,
+    RankHalf,
+    RankHello,
+    SlotsRefused,
+    SlotsRequest,
+    Standing,
+    StopState,
+    read_rank_half,
+)
+from everstep.protocol.slot import HEADER_BYTES, digest, unpack_header, unpack_index
+from everstep.training import TrainingSession, agent_link
+from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def _rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("EVERSTEP_JOB_NAME", JOB)
+    monkeypatch.setenv("EVERSTEP_RUN_ID", RUN)
+    monkeypatch.setenv("EVERSTEP_FINAL_ROUND_SECONDS", "5")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+Begin = Callable[..., tuple[TrainingSession, Callable[[], None]]]
+
+
+@pytest.fixture
+def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
+    """Return a session of a small model against an agent, and what makes one optimizer step."""
+    sessions: list[TrainingSession] = []
+
+    def make(agent: FakeAgent, *, width: int = 5, **register: Any) -> tuple[TrainingSession, Callable[[], None]]:
+        monkeypatch.setenv("EVERSTEP_AGENT_SOCKET", str(agent.path))
+        monkeypatch.setenv("EVERSTEP_GENERATION", str(agent.generation))
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(3, width), nn.Dropout(0.5), nn.Linear(width, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        session = everstep.training.init(model=model, optimizer=optimizer, **register)
+        sessions.append(session)
+        session.restore()
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+
+        return session, step
+
+    yield make
+    for session in sessions:
+        monkeypatch.setattr(session, "_final_round", lambda: None)
+        session.close()
+
+
+def train(session: TrainingSession, step: Callable[[], None], until: Callable[[], bool], limit: int = 5000) -> int:
+    for _ in range(limit):
+        step()
+        session.boundary()
+        if until():
+            return session.step - 1
+    raise AssertionError("it never happened")
+
+
+def rank_half(agent: FakeAgent) -> RankHalf:
+    half = read_rank_half(agent.lines[0].page)
+    assert half is not None
+    return half
+
+
+def test_a_captured_slot_is_the_state_and_nothing_else(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=6) as agent:
+        session, step = begin(agent)
+        train(session, step, agent.reached.is_set)
+        slots = [path.read_bytes() for path in agent.lines[0].slot_paths]
+        assert len(agent.commits) == 6
+        session.fence()
+        assert len(session.blocked_seconds) >= 6
+        assert all(0 < seconds < 5 for seconds in session.blocked_seconds)
+    for data in slots:
+        header = unpack_header(data[:HEADER_BYTES])
+        payload = data[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
+        assert digest(payload) == header.payload_digest
+        index = unpack_index(payload[header.index_offset :], header.index_offset)
+        covered = bytearray(payload[: header.index_offset])
+        for entry in index.tensors:
+            covered[entry.offset : entry.offset + entry.bytes] = bytes(entry.bytes)
+        assert not any(covered), "the gaps between tensors are zero"
+        names = {entry.name for entry in index.tensors}
+        assert {"model/0.weight", "optimizer/0.weight/exp_avg", "optimizer/2.bias/step", "value/rng/torch"} <= names
+
+
+def test_who_hears_of_a_step_too_late_says_so_once(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, step = begin(agent)
+        for _ in range(4):
+            step()
+            session.boundary()
+        agent.lines[0].write(proposed=2, slot=0)
+        for _ in range(3):
+            step()
+            session.boundary()
+        agent.wait_for(lambda: bool(agent.of_kind(Abandoned)))
+        assert [(message.step, message.reason) for _, message in agent.of_kind(Abandoned)] == [(2, "late")]  # type: ignore[attr-defined]
+
+
+def test_the_base_is_never_captured_again(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, step = begin(agent)
+        session._base = 3  # type: ignore[assignment]
+        agent.lines[0].write(proposed=3, slot=0)
+        for _ in range(5):
+            step()
+            session.boundary()
+        agent.wait_for(lambda: any(message.boundary == 5 for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
+        assert agent.of_kind(Abandoned) == agent.of_kind(Captured) == []
+
+
+def test_refused_slots_make_it_abandon_with_the_reason(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        take = agent._take
+
+        def refuse(line: Any, message: object) -> None:
+            if isinstance(message, SlotsRequest):
+                line.say(SlotsRefused(layout_hash=message.layout_hash, reason="8 GiB needed, 4 GiB there"))
+            else:
+                take(line, message)
+
+        agent._take = refuse  # type: ignore[method-assign]
+        session, step = begin(agent)
+        train(session, step, lambda: bool(session._snapshotter.obstacle))
+        agent.lines[0].write(proposed=session.step, slot=NONE)
+        step()
+        session.boundary()
+        agent.wait_for(lambda: bool(agent.of_kind(Abandoned)))
+        assert agent.of_kind(Abandoned)[0][1].reason == "8 GiB needed, 4 GiB there"  # type: ignore[attr-defined]
+
+
+def test_a_layout_that_changes_costs_a_snapshot_and_asks_anew(tmp_path: Path, begin: Begin) -> None:
+    class Growing:
+        tensor = torch.zeros(500)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"tensor": self.tensor}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    growing = Growing()
+    with FakeAgent(tmp_path, 1, commit_target=3) as agent:
+        session, step = begin(agent, extra={"growing": growing})
+        train(session, step, lambda: len(agent.commits) >= 1)
+        growing.tensor = torch.ones(20_000)
+        train(session, step, agent.reached.is_set)
+        requests = [message for _, message in agent.of_kind(SlotsRequest)]
+        assert len(requests) == 2
+        assert requests[0].layout_hash == requests[1].layout_hash, "what grows is not what must fit"  # type: ignore[attr-defined]
+        assert any("layout" in message.reason for _, message in agent.of_kind(Abandoned))  # type: ignore[attr-defined]
+
+
+def test_values_that_outgrow_their_room_ask_for_more(tmp_path: Path, begin: Begin) -> None:
+    class Record:
+        values: list[float]
+
+        def __init__(self) -> None:
+            self.values = []
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"values": self.values}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    record = Record()
+    with FakeAgent(tmp_path, 1, commit_target=3) as agent:
+        session, step = begin(agent, extra={"record": record})
+        train(session, step, lambda: len(agent.commits) >= 1)
+        record.values = [0.5] * 50_000
+        train(session, step, agent.reached.is_set)
+        first, second = (message for _, message in agent.of_kind(SlotsRequest))
+        assert second.capacity_bytes > first.capacity_bytes + 9 * 50_000  # type: ignore[attr-defined]
+
+
+def test_a_stop_ahead_is_echoed_and_obeyed_at_its_step(tmp_path: Path, begin: Begin) -> None:
+    def confirm(agent: FakeAgent, _rank: int, message: object) -> None:
+        half = read_rank_half(agent.lines[0].page)
+        if isinstance(message, Boundary) and half is not None and half.echo_step == 4 and half.boundary == 4:
+            assert half.echo == 1
+            agent.announce_stop(4, StopState.CONFIRMED)
+
+    with FakeAgent(tmp_path, 1, commit_target=0, on_message=confirm) as agent:
+        session, step = begin(agent)
+        agent.announce_stop(4, StopState.ANNOUNCED)
+        stops = []
+        for _ in range(4):
+            step()
+            stops.append(session.boundary().stop)
+            if len(stops) == 3:
+                assert (rank_half(agent).echo_step, rank_half(agent).echo) == (4, 1)
+        assert stops == [False, False, False, True]
+        assert rank_half(agent).standing is Standing.STOPPED
+        assert list(session.batches(until_step=100)) == [], "a stopped session hands out no more batches"
+
+
+def test_a_stop_that_was_passed_is_answered_no(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, step = begin(agent)
+        for _ in range(3):
+            step()
+            session.boundary()
+        agent.announce_stop(2, StopState.ANNOUNCED)
+        step()
+        assert not session.boundary().stop
+        assert (rank_half(agent).echo_step, rank_half(agent).echo) == (2, 2)
+
+
+def test_a_withdrawn_stop_lets_the_waiting_rank_go_on(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, step = begin(agent)
+        agent.announce_stop(1, StopState.ANNOUNCED)
+
+        def withdraw() -> None:
+            agent.wait_for(lambda: rank_half(agent).echo_step == 1)
+            agent.announce_stop(NONE, StopState.NONE)
+
+        thread = threading.Thread(target=withdraw)
+        thread.start()
+        step()
+        assert not session.boundary().stop
+        thread.join()
+
+
+def test_a_rank_that_waits_for_a_stop_outlives_its_agent(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, step = begin(agent)
+        agent.announce_stop(1, StopState.ANNOUNCED)
+
+        def restart() -> None:
+            agent.wait_for(lambda: rank_half(agent).echo_step == 1)
+            agent.stop()
+            agent.start()
+            agent.wait_for(lambda: len(agent.of_kind(RankHello)) == 2)
+            agent.announce_stop(1, StopState.CONFIRMED)
+
+        thread = threading.Thread(target=restart)
+        thread.start()
+        step()
+        assert session.boundary().stop
+        thread.join()
+
+
+def test_training_goes_on_without_its_agent_and_captures_when_it_is_back(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=2) as agent:
+        session, step = begin(agent)
+        train(session, step, lambda: len(agent.commits) >= 1)
+        agent.is_held = True
+        agent.stop()
+        for _ in range(20):
+            step()
+            assert not session.boundary().stop
+        agent.is_held = False
+        agent.start()
+        train(session, step, agent.reached.is_set, limit=100_000)
+        assert len(agent.of_kind(RankHello)) == 2
+        assert len(agent.of_kind(SlotsRequest)) == 2, "asked again of the agent that came back"
+        assert rank_half(agent).boundary == session.step - 1
+
+
+def test_the_last_step_is_captured_inside_close(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def propose(agent: FakeAgent, _rank: int, _message: object) -> None:
+        half = read_rank_half(agent.lines[0].page)
+        if half is not None and half.standing is Standing.CLOSING and agent.proposed == NONE and agent.committed != half.boundary:
+            agent.commit_target, agent.lead, agent.newest = 10, 0, half.boundary - 1
+
+    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose) as agent:
+        session, step = begin(agent)
+        last = train(session, step, agent.reached.is_set)
+        step()
+        session.boundary()
+        session.close()
+        agent.wait_for(lambda: rank_half(agent).standing is Standing.CLOSED)
+        assert agent.committed == last + 1
+        assert rank_half(agent).phase is Phase.CLOSE
+        session.close()  # twice is once
+
+
+def test_close_is_bounded(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("EVERSTEP_FINAL_ROUND_SECONDS", "0.2")
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        agent.is_held = True
+        session, step = begin(agent)
+        step()
+        session.boundary()
+        session.close()
+        assert "not committed within" in caplog.text
+
+
+def test_what_cannot_be_resumed_reaches_the_agent_before_it_is_raised(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1) as agent:
+        with pytest.raises(everstep.training.CannotResume, match=r"data: builtins\.generator can be walked once only"):
+            begin(agent, data=(number for number in range(3)))
+        agent.wait_for(lambda: bool(agent.faults()))
+        assert agent.faults()[0].code == "cannot_resume"
+
+
+def test_a_snapshot_of_another_layout_is_refused_by_what_differs(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1) as agent:
+        session, step = begin(agent)
+        train(session, step, agent.reached.is_set)
+        base, slot = agent.committed, agent.sealed[0, agent.committed]
+    with FakeAgent(tmp_path, 1, 2, base_step=base, base_slots={0: slot}) as agent:
+        with pytest.raises(everstep.training.RestoreMismatch, match=r"tensor model/0.bias was float32\[5\], is float32\[6\]"):
+            begin(agent, width=6)
+        agent.wait_for(lambda: bool(agent.faults()))
+        assert agent.faults()[0].code == "restore_mismatch"
+
+
+@pytest.mark.parametrize("where", ["magic", "index", "step"])
+def test_a_damaged_slot_is_refused(tmp_path: Path, begin: Begin, where: str) -> None:
+    with FakeAgent(tmp_path, 1) as agent:
+        session, step = begin(agent)
+        train(session, step, agent.reached.is_set)
+        base, slot = agent.committed, agent.sealed[0, agent.committed]
+    data = bytearray(slot.read_bytes())
+    header = unpack_header(bytes(data[:HEADER_BYTES]))
+    data[{"magic": 0, "index": HEADER_BYTES + header.index_offset, "step": 16}[where]] ^= 1
+    slot.write_bytes(data)
+    with FakeAgent(tmp_path, 1, 2, base_step=base, base_slots={0: slot}) as agent, pytest.raises(everstep.training.RestoreMismatch):
+        begin(agent)
+
+
+def test_what_is_logged_arrives_with_its_step(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, step = begin(agent)
+        for _ in range(3):
+            step()
+            session.log(loss=torch.tensor(2.5), rate=1)
+            session.boundary()
+        session.close()
+        agent.wait_for(lambda: rank_half(agent).standing is Standing.CLOSED)
+        records = [record for message in agent.logged() for record in message.records]
+        assert [record.step for record in records] == [1, 2, 3]
+        assert records[0].values == {"loss": 2.5, "rate": 1.0}
+
+
+def test_phases_are_on_the_page(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, _ = begin(agent)
+        assert rank_half(agent).phase is Phase.TRAIN
+        with session.phase("eval"):
+            assert rank_half(agent).phase is Phase.EVAL
+        assert rank_half(agent).phase is Phase.TRAIN
+
+
+def test_an_agent_of_another_generation_is_refused(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeAgent(tmp_path, 1) as agent:
+        welcome = agent._welcome
+
+        def later(line: Any, hello: RankHello) -> None:
+            agent.generation += 1
+            welcome(line, RankHello(job=hello.job, run=hello.run, generation=hello.generation + 1, rank=hello.rank, pid=1))  # type: ignore[arg-type]
+
+        monkeypatch.setattr(agent, "_welcome", later)
+        with pytest.raises(everstep.training.StaleGeneration):
+            begin(agent)
+
+
+def test_no_agent_at_the_socket_is_said(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_link, "WELCOME_SECONDS", 0.3)
+    agent = FakeAgent(tmp_path, 1)
+    with pytest.raises(everstep.training.AgentUnreachable, match="gave no answer"):
+        begin(agent)
+    agent.lines[0].page.release()
+
+
+def test_boundary_has_its_place(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, _ = begin(agent)
+        session.close()
+        with pytest.raises(everstep.training.SessionMisuse):
+            session.boundary()

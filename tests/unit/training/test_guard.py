@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from everstep.training.capture import CopyTicket
+from everstep.training.guard import AUDITED_AT_START, AUDITED_EVERY, Flight, Guard, Watched, mark_of
+
+
+class Settled:
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+
+    def __call__(self, changed: Sequence[str]) -> None:
+        self.calls.append(list(changed))
+
+
+def flight(live: torch.Tensor, settle: Settled, *, is_audited: bool) -> Flight:
+    ticket = CopyTicket()
+    ticket.finish()
+    return Flight(1, [Watched("w", live, live.detach().clone(), mark_of(live))], is_audited, ticket, settle, 0.25)
+
+
+def test_an_untouched_tensor_settles_without_a_word() -> None:
+    guard, settled = Guard(clock=iter([1.0, 3.0]).__next__), Settled()
+    guard.arm(flight(torch.tensor([float("nan"), -0.0]), settled, is_audited=True))
+    guard.reach()
+    guard.reach()
+    assert settled.calls == [[]]
+    assert list(guard.blocked_seconds) == [2.25]
+    assert guard.unstable == set()
+
+
+@pytest.mark.parametrize("is_audited", [True, False])
+def test_a_change_that_torch_counts_is_always_found(is_audited: bool) -> None:
+    guard, settled, live = Guard(), Settled(), torch.ones(3)
+    guard.arm(flight(live, settled, is_audited=is_audited))
+    live.add_(1)
+    with pytest.warns(RuntimeWarning, match="w changed outside an optimizer step"):
+        guard.reach()
+    assert settled.calls == [["w"]]
+    assert guard.unstable == {"w"}
+
+
+def test_a_change_behind_torchs_back_is_found_by_an_audit_alone() -> None:
+    live = torch.nn.Parameter(torch.ones(3))
+    for is_audited, found in ((False, []), (True, ["w"])):
+        guard, settled = Guard(), Settled()
+        guard.arm(flight(live, settled, is_audited=is_audited))
+        live.data.add_(1)
+        if found:
+            with pytest.warns(RuntimeWarning):
+                guard.reach()
+        else:
+            guard.reach()
+        assert settled.calls == [found]
+
+
+def test_a_flipped_sign_of_zero_is_a_change() -> None:
+    guard, settled, live = Guard(), Settled(), torch.nn.Parameter(torch.zeros(2))
+    guard.arm(flight(live, settled, is_audited=True))
+    live.data.neg_()
+    with pytest.warns(RuntimeWarning):
+        guard.reach()
+    assert settled.calls == [["w"]]
+
+
+def test_other_memory_is_a_change() -> None:
+    guard, settled, live = Guard(), Settled(), torch.nn.Parameter(torch.ones(2))
+    guard.arm(flight(live, settled, is_audited=False))
+    live.data = torch.ones(2)
+    with pytest.warns(RuntimeWarning):
+        guard.reach()
+    assert settled.calls == [["w"]]
+
+
+def test_a_tensor_is_reported_once() -> None:
+    guard, settled, live = Guard(), Settled(), torch.ones(3)
+    for number in range(2):
+        guard.arm(flight(live, settled, is_audited=False))
+        live.add_(1)
+        if number == 0:
+            with pytest.warns(RuntimeWarning):
+                guard.reach()
+        else:
+            guard.reach()
+    assert settled.calls == [["w"], ["w"]]
+
+
+def test_the_first_and_every_thousandth_snapshot_are_audited() -> None:
+    guard = Guard()
+    audited = []
+    for number in range(1, 2 * AUDITED_EVERY + 1):
+        if guard.is_next_audited():
+            audited.append(number)
+        guard.arm(flight(torch.ones(1), Settled(), is_audited=False))
+        guard.reach()
+    assert audited == [*range(1, AUDITED_AT_START + 1), AUDITED_EVERY, 2 * AUDITED_EVERY]
+
+
+def test_the_guard_waits_for_the_copy() -> None:
+    guard, settled, ticket = Guard(), Settled(), CopyTicket()
+    waited = []
+    ticket.wait = lambda: waited.append(True)  # type: ignore[method-assign]
+    guard.arm(Flight(1, [], False, ticket, settled, 0.0))
+    guard.reach()
+    assert waited == [True]

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.protocol.rank_messages import NONE, AgentHalf, StopState, Vote
+from everstep.training.step_rules import ECHO_NO, ECHO_YES, FINISHED, LATE, Decision, RankView, decide, is_final_round_over
+
+
+def view(boundary: int = 5, **changes: object) -> RankView:
+    return RankView(boundary=boundary, **{"base": 0, "settled": NONE, "has_slots": True, **changes})  # type: ignore[arg-type]
+
+
+def half(**changes: object) -> AgentHalf:
+    return AgentHalf(1, **changes)  # type: ignore[arg-type]
+
+
+NOTHING = Decision()
+
+
+@pytest.mark.parametrize(
+    ("view", "half", "expected"),
+    [
+        (view(), half(), NOTHING),
+        (view(), half(proposed=5, slot=1), Decision(capture_slot=1)),
+        (view(), half(proposed=5, slot=0), Decision(capture_slot=0)),
+        (view(), half(proposed=6, slot=1), NOTHING),  # still to come
+        (view(), half(proposed=5, slot=NONE), NOTHING),  # may be granted yet
+        (view(has_slots=False), half(proposed=5, slot=1), NOTHING),
+        (view(), half(proposed=4, slot=1), Decision(abandon=(4, LATE))),
+        (view(settled=4), half(proposed=4, slot=1), NOTHING),  # its copy may still be on its way
+        (view(settled=5), half(proposed=5, slot=1), NOTHING),
+        (view(), half(proposed=4, vote_step=4, vote=Vote.ABANDON), NOTHING),  # the agent has voted for it
+        (view(), half(proposed=4, vote_step=3, vote=Vote.ACKED), Decision(abandon=(4, LATE))),
+        (view(base=5), half(proposed=5, slot=1), NOTHING),
+        (view(base=5), half(proposed=4, slot=1), NOTHING),
+        (view(obstacle="no room"), half(proposed=5, slot=1), Decision(abandon=(5, "no room"))),
+        (view(obstacle="no room"), half(proposed=6, slot=1), NOTHING),
+        (view(), half(proposed=FINISHED), NOTHING),
+        (view(), half(stop=7, stop_state=StopState.ANNOUNCED), Decision(echo=(7, ECHO_YES))),
+        (view(echo_step=7), half(stop=7, stop_state=StopState.ANNOUNCED), NOTHING),
+        (view(echo_step=4), half(stop=7, stop_state=StopState.ANNOUNCED), Decision(echo=(7, ECHO_YES))),
+        (view(), half(stop=4, stop_state=StopState.ANNOUNCED), Decision(echo=(4, ECHO_NO))),
+        (view(), half(stop=5, stop_state=StopState.ANNOUNCED), Decision(echo=(5, ECHO_YES), must_wait=True)),
+        (view(echo_step=5), half(stop=5, stop_state=StopState.ANNOUNCED), Decision(must_wait=True)),
+        (view(echo_step=5), half(stop=5, stop_state=StopState.CONFIRMED), Decision(is_stopped=True)),
+        (view(echo_step=7), half(stop=7, stop_state=StopState.CONFIRMED), NOTHING),
+        (view(echo_step=4), half(stop=4, stop_state=StopState.CONFIRMED), NOTHING),
+    ],
+)
+def test_decisions(view: RankView, half: AgentHalf, expected: Decision) -> None:
+    assert decide(view, half) == expected
+
+
+STEPS = st.integers(-1, 8)
+VIEWS = st.builds(
+    RankView,
+    boundary=st.integers(0, 8),
+    base=st.integers(0, 8),
+    settled=STEPS,
+    echo_step=STEPS,
+    has_slots=st.booleans(),
+    obstacle=st.sampled_from(["", "no room"]),
+)
+HALVES = st.builds(
+    AgentHalf, st.just(1), STEPS, st.integers(-2, 8), st.integers(-1, 1), STEPS, st.sampled_from(StopState), STEPS, st.sampled_from(Vote)
+)
+
+
+@given(VIEWS, HALVES)
+def test_invariants(view: RankView, half: AgentHalf) -> None:
+    decision = decide(view, half)
+    assert decision.capture_slot is None or decision.abandon is None
+    if decision.capture_slot is not None:
+        assert view.boundary == half.proposed > view.base
+        assert half.proposed != view.settled
+    if decision.abandon is not None:
+        assert view.base < decision.abandon[0] <= view.boundary
+    assert not (decision.must_wait and decision.is_stopped)
+    if decision.must_wait or decision.is_stopped:
+        assert half.stop == view.boundary
+    if decision.echo is not None:
+        assert (decision.echo[1] == ECHO_YES) == (view.boundary <= half.stop)
+    assert decide(view, half) == decision
+
+
+def test_the_final_round_ends_when_the_step_is_committed_or_nothing_comes() -> None:
+    assert is_final_round_over(5, half(committed=5))
+    assert is_final_round_over(5, half(committed=3, proposed=FINISHED))
+    assert not is_final_round_over(5, half(committed=4, proposed=5))
