@@ -1,0 +1,223 @@
+"""Writes the documents that follow from the code, so that they cannot say anything else.
+
+    docs/states.md        every state machine, drawn from its transition table
+    ARCHITECTURE.md       between its two markers: every module and the first sentence of its docstring
+
+python docs/generate.py             writes both anew
+python docs/generate.py --check     says which are stale, and exits with 1 if any is
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from control_plane.core import states
+from everstep.protocol.agent_messages import MemberPhase
+from worker.core import generation
+
+ROOT = Path(__file__).resolve().parents[1]
+STATES = ROOT / "docs" / "states.md"
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+PACKAGES = ("everstep", "control_plane", "worker", "infra")
+S = TypeVar("S", bound=StrEnum)
+E = TypeVar("E", bound=StrEnum)
+BEGIN, END = "<!-- modules: begin (python docs/generate.py) -->", "<!-- modules: end -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One transition table and where it is used."""
+
+    title: str
+    table_name: str
+    kinds: type[StrEnum]
+    events: type[StrEnum]
+    rows: tuple[tuple[str, str, str], ...]
+    """State, event, next state."""
+    where: str
+    """Who moves it, and what the table alone does not show."""
+
+
+def rows_of(table: Mapping[tuple[S, E], S]) -> tuple[tuple[str, str, str], ...]:
+    """Return a transition table as text."""
+    return tuple((state.value, event.value, after.value) for (state, event), after in table.items())
+
+
+MACHINES = (
+    Machine(
+        "Job",
+        "control_plane.core.states.JOB_TRANSITIONS",
+        states.JobState,
+        states.JobEvent,
+        rows_of(states.JOB_TRANSITIONS),
+        "Moved by the job loop (`control_plane/core/jobs.py`). Stored in `job.state`; what a user sees (`TrainingJobStatus`, `SecondaryStatus`) is "
+        "derived from it.",
+    ),
+    Machine(
+        "Node",
+        "control_plane.core.states.NODE_TRANSITIONS",
+        states.NodeState,
+        states.NodeEvent,
+        rows_of(states.NODE_TRANSITIONS),
+        "Moved by the fleet loop (`control_plane/core/fleets.py`). Stored in `node.state`.",
+    ),
+    Machine(
+        "Incident",
+        "control_plane.core.states.INCIDENT_TRANSITIONS",
+        states.IncidentState,
+        states.IncidentEvent,
+        rows_of(states.INCIDENT_TRANSITIONS),
+        "Moved by the job loop (`control_plane/core/incidents.py`). Stored in `incident.phase`.",
+    ),
+    Machine(
+        "Checkpoint",
+        "control_plane.core.states.CHECKPOINT_TRANSITIONS",
+        states.CheckpointState,
+        states.CheckpointEvent,
+        rows_of(states.CHECKPOINT_TRANSITIONS),
+        "A row is written when the manifest has been put, as `complete` at once (`control_plane/loop/executor.py`); the other states are not stored.",
+    ),
+    Machine(
+        "Fleet",
+        "control_plane.core.states.FLEET_TRANSITIONS",
+        states.FleetState,
+        states.FleetEvent,
+        rows_of(states.FLEET_TRANSITIONS),
+        "Derived anew by every pass of the fleet loop (`control_plane/loop/runner.py`) and stored in `fleet.state`; the row of a deleted fleet is "
+        "removed.",
+    ),
+    Machine(
+        "Member",
+        "worker.core.generation.TRANSITIONS",
+        MemberPhase,
+        generation.Event,
+        rows_of(generation.TRANSITIONS),
+        "A node's part in one generation, moved by its agent (`worker/agent.py`). Durable in the promise file, with the plan. Not in the table: "
+        "every phase is also left by a Prepare of a higher generation or of another run (to `promised`), and by Release (nothing is left).",
+    ),
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check.
+
+    Args:
+        arguments: of the command line.
+
+    Returns:
+        The exit code.
+    """
+    wanted = {STATES: states_document(), ARCHITECTURE: architecture_document(ARCHITECTURE.read_text())}
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    if arguments == ["--check"]:
+        for path in stale:
+            sys.stdout.write(f"{path.relative_to(ROOT)} is stale: run python docs/generate.py\n")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(wanted[path])
+    return 0
+
+
+# -- state machines -------------------------------------------------------------------------------------------------------------------------
+
+
+def states_document() -> str:
+    """Return docs/states.md."""
+    parts = [
+        "# States\n",
+        "Written by `python docs/generate.py` from the transition tables; change those, not this file. A pair that is not in a table raises "
+        "`InvalidTransition`.\n",
+    ]
+    for machine in MACHINES:
+        parts += [f"## {machine.title}\n", f"`{machine.table_name}`. {machine.where}\n", "```mermaid", *_diagram(machine), "```\n"]
+        parts += [*_meanings(machine.kinds), *_meanings(machine.events), *_rows(machine)]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def _diagram(machine: Machine) -> Iterator[str]:
+    yield "stateDiagram-v2"
+    kinds = [kind.value for kind in machine.kinds]
+    yield f"    [*] --> {kinds[0]}"
+    edges: dict[tuple[str, str], list[str]] = {}
+    for state, event, after in machine.rows:
+        edges.setdefault((state, after), []).append(event)
+    for (state, after), events in edges.items():
+        yield f"    {state} --> {after}: {', '.join(events)}"
+    for end in kinds:
+        if all(state != end for state, _, _ in machine.rows):
+            yield f"    {end} --> [*]"
+
+
+def _meanings(kinds: type[StrEnum]) -> Iterator[str]:
+    summary, _, rest = (inspect.getdoc(kinds) or "").partition("\n\n")
+    yield f"**{kinds.__name__}.** {' '.join(summary.split())}\n"
+    if rest:
+        yield f"{' '.join(rest.split())}\n"
+
+
+def _rows(machine: Machine) -> Iterator[str]:
+    yield "| state | event | next state |"
+    yield "| --- | --- | --- |"
+    yield from (f"| {state} | {event} | {after} |" for state, event, after in machine.rows)
+    yield ""
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def architecture_document(text: str) -> str:
+    """Return ARCHITECTURE.md with the list of modules renewed.
+
+    Args:
+        text: the document as it is, markers included.
+
+    Returns:
+        The document as it should be.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"ARCHITECTURE.md needs the lines {BEGIN} and {END}")
+    return "\n".join([before + BEGIN, "", *_modules(), END + after])
+
+
+def _modules() -> Iterator[str]:
+    for package in PACKAGES:
+        folders: dict[Path, list[Path]] = {}
+        for path in sorted((ROOT / package).rglob("*.py")):
+            folders.setdefault(path.parent, []).append(path)
+        for folder, paths in folders.items():
+            modules = [path for path in paths if path.name != "__init__.py"]
+            if not modules:
+                continue
+            yield f"#### `{folder.relative_to(ROOT)}/`"
+            yield ""
+            yield "| file | what it is |"
+            yield "| --- | --- |"
+            for path in modules:
+                yield f"| `{path.name}` | {summary(path)} |"
+            yield ""
+
+
+def summary(path: Path) -> str:
+    """Return the first paragraph of a module's docstring, on one line and safe in a table.
+
+    Args:
+        path: of the module.
+    """
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return " ".join(text.partition("\n\n")[0].split()).replace("|", "\\|").rstrip(":")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

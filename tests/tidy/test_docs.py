@@ -1,0 +1,110 @@
+"""The documents say what the code is: generated parts are current, every name and path in the prose exists, every link leads somewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("everstep", "control_plane", "worker", "infra")
+DOCUMENTS = sorted([ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+NAMED = (ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "docs/operations.md")
+FILE = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|txt|json|toml|ini|mako)")
+SYMBOL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?")
+EXTERNAL = frozenset({"httpx", "moto", "msgspec", "rich", "torch", "boto3", "asyncio", "atexit"})
+"""First words of dotted names that are other people's."""
+
+
+def test_generated_documents_are_current() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "docs/generate.py"), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_module_says_in_its_first_line_what_it_is() -> None:
+    silent = [str(path.relative_to(ROOT)) for path in modules() if not (ast.get_docstring(ast.parse(path.read_text())) or "").strip()]
+    assert silent == []
+
+
+@pytest.mark.parametrize("document", NAMED, ids=lambda path: path.name)
+def test_every_file_that_is_named_exists(document: Path) -> None:
+    missing = [name for name in code_spans(document) if FILE.fullmatch(name) and not file_exists(name)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", NAMED, ids=lambda path: path.name)
+def test_every_name_of_the_code_exists(document: Path) -> None:
+    unknown = [name for name in code_spans(document) if is_symbol(name) and not symbol_exists(name)]
+    assert unknown == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_leads_to_a_file(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text())
+    assert [target for target in targets if "://" not in target and not (document.parent / target).exists()] == []
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    numbers = [int(path.name[:4]) for path in sorted((ROOT / "docs/adr").glob("*.md"))]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def modules() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from (path for path in sorted((ROOT / package).rglob("*.py")) if path.name != "__init__.py")
+
+
+def code_spans(document: Path) -> Iterator[str]:
+    """Yield what stands in backquotes, outside of blocks and of what is generated."""
+    text = re.sub(r"<!-- modules: begin.*modules: end -->", "", document.read_text(), flags=re.DOTALL)
+    yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def file_exists(name: str) -> bool:
+    """Say whether a file of the checkout has this path, or ends with it."""
+    return (ROOT / name).exists() or any(f"/{path}".endswith(f"/{name}") for path in tracked())
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    done = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return tuple(done.stdout.splitlines())
+
+
+def is_symbol(name: str) -> bool:
+    """Say whether a code span means a name of ours: dotted, called, or in CamelCase; but no file, option or message of AWS."""
+    if FILE.fullmatch(name) or not SYMBOL.fullmatch(name) or name.partition(".")[0] in EXTERNAL:
+        return False
+    return "." in name or name.endswith("()") or bool(re.fullmatch(r"(?:[A-Z][a-z0-9]+){2,}", name))
+
+
+def symbol_exists(name: str) -> bool:
+    parts = name.removesuffix("()").split(".")
+    known = names()
+    return all(part in known for part in parts)
+
+
+@cache
+def names() -> frozenset[str]:
+    """Every module, class, function, attribute and field of the packages, and the PascalCase names that the API makes of them."""
+    found: set[str] = set(PACKAGES)
+    for path in (*modules(), *(ROOT / package / "__init__.py" for package in PACKAGES)):
+        found |= {path.stem, path.parent.name}
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                found.add(node.attr)
+            elif isinstance(node, ast.arg):
+                found.add(node.arg)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+                found.add(node.value)
+    return frozenset(found | {"".join(word.capitalize() for word in name.split("_")) for name in found})
