@@ -1,0 +1,91 @@
+"""One local cluster for all end-to-end tests, and the proof after each of them that nothing was left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from infra.local_cloud.instance_init import memory_directory
+from infra.local_cloud.parts import tail
+from infra.local_cloud.up import ClusterOptions, LocalCluster
+from tests.e2e.jobs import ENDED, Workplace, wait_until
+from tests.e2e.reference import References
+
+NODES, SPARES = 5, 1
+NODE_MEMORY_BYTES = 64 * 1024**2
+CONNECT_SECONDS = 300.0
+E2E_SECONDS = 400
+HERE = Path(__file__).parent
+
+_state_dir: Path | None = None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.timeout(E2E_SECONDS))  # the first test of a run waits for the cluster, too
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    """The cluster, its client and undisturbed runs; ended whatever happens."""
+    global _state_dir
+    faulthandler.enable(sys.__stderr__)
+    before = signal.signal(signal.SIGTERM, _give_up)
+    directory = tmp_path_factory.mktemp("e2e")
+    _state_dir = directory / "cluster"
+    with contextlib.ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGTERM, before)
+        references = References()
+        stack.callback(references.close)
+        cluster = stack.enter_context(LocalCluster(_state_dir))
+        cluster.up(ClusterOptions(nodes=NODES, spares=SPARES, node_memory_bytes=NODE_MEMORY_BYTES, connect_seconds=CONNECT_SECONDS))
+        client = stack.enter_context(cluster.client())
+        yield Workplace(cluster, client, references, directory)
+
+
+@pytest.fixture(autouse=True)
+def settled(place: Workplace) -> Iterator[None]:
+    """Before a test all nodes are there; after it no rank lives, no slot lies on tmpfs, no node has a job."""
+    place.cluster.wait_for_nodes(NODES + SPARES, timeout_seconds=CONNECT_SECONDS)
+    yield
+    for summary in place.client.paginate("list_training_jobs"):
+        if summary["TrainingJobStatus"] not in ENDED:
+            place.client.stop_training_job(TrainingJobName=summary["TrainingJobName"])
+    wait_until("what the test has started to end", lambda: not left_over(place), lambda: left_over(place))
+
+
+def left_over(place: Workplace) -> list[str]:
+    """Name everything of any job that is still there."""
+    left = [f"process {process.pid}" for process in place.rank_processes()]
+    for instance_id in place.cluster.instances():
+        left += [f"slot {path}" for path in memory_directory(instance_id).glob("*/*")]
+    for node in place.client.list_nodes(FleetName="local")["Nodes"]:
+        if node["TrainingJobName"] is not None:
+            left.append(f"{node['NodeId']} has job {node['TrainingJobName']}")
+    return left
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Say where the logs of a failed test are, and how they end."""
+    report = yield
+    if report.failed and _state_dir is not None and item.path.is_relative_to(HERE):
+        logs = [*sorted(_state_dir.glob("logs/*.log")), *sorted(_state_dir.glob("nodes/*/console.log"))]
+        report.sections += [(f"end of {log}", tail(log)) for log in logs]
+    return report
+
+
+def _give_up(number: int, frame: FrameType | None) -> None:
+    """A terminated test run still ends its cluster."""
+    raise KeyboardInterrupt(f"signal {number}, process {os.getpid()}")

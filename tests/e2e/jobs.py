@@ -1,0 +1,232 @@
+"""Jobs of the end-to-end tests: submitted through the public API, hurt on purpose, and held against an undisturbed run of the same script.
+
+Waiting is polling the API, as a user would; patience is for a busy machine, nothing here measures time.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from everstep.client import EverstepClient
+from everstep.errors import ServiceUnavailable
+from infra.local_cloud.processes import Process, descendants, is_rank
+from infra.local_cloud.up import LocalCluster
+from tests.e2e.reference import References
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PATIENCE_SECONDS = 150.0
+POLL_SECONDS = 0.05
+ENDED = ("Completed", "Stopped", "Failed")
+
+Json = dict[str, Any]
+
+
+def wait_until(what: str, arrived: Callable[[], Any], tell: Callable[[], object] = lambda: "", patience_seconds: float = PATIENCE_SECONDS) -> Any:
+    """Look again and again until `arrived` returns something true, and return that."""
+    deadline = time.monotonic() + patience_seconds
+    while not (answer := arrived()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {patience_seconds:.0f} s for {what}; {tell()}")
+        threading.Event().wait(POLL_SECONDS)
+    return answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How a job lies on its fleet."""
+
+    nodes: int
+    ranks_per_node: int = 1
+    copies: int = 2
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+SHAPES = {
+    2: Shape(nodes=2),
+    3: Shape(nodes=3, copies=3),
+    4: Shape(nodes=2, ranks_per_node=2),
+    5: Shape(nodes=5),  # a pair and a ring of three
+}
+"""By world size: pairs, one group of three, two ranks per node, mixed placement."""
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What the tests share: a cluster, its client, and a source of undisturbed runs."""
+
+    cluster: LocalCluster
+    client: EverstepClient
+    references: References
+    directory: Path
+    undisturbed: dict[tuple[int, str], list[Json]] = field(default_factory=dict)
+    """Results by world size and hyperparameters."""
+
+    def submit(self, name: str, shape: Shape, *, entry_point: str = "train.py", request: Mapping[str, Any] | None = None, **given: object) -> Job:
+        """Submit the test script; `given` are its hyperparameters."""
+        gate = self.directory / "gates" / name
+        gate.mkdir(parents=True)
+        parameters = {key: str(value) for key, value in given.items()}
+        source = self.client.upload_source(Directory=SCRIPTS)
+        self.client.create_training_job(
+            TrainingJobName=name,
+            Source=source,
+            EntryPoint=entry_point,
+            HyperParameters={**parameters, "gate": str(gate)},
+            NodeCount=shape.nodes,
+            RanksPerNode=shape.ranks_per_node,
+            Protection={"Copies": shape.copies},
+            **(request or {}),
+        )
+        return Job(self, name, shape, parameters, gate)
+
+    def reference(self, shape: Shape, parameters: Mapping[str, str]) -> list[Json]:
+        """Return what each rank of an undisturbed run leaves; computed once for every way to train."""
+        own = {key: value for key, value in parameters.items() if key not in ("holds", "pace_seconds", "says")}
+        key = (shape.world, json.dumps(own, sort_keys=True))
+        if key not in self.undisturbed:
+            directory = self.directory / "undisturbed" / str(len(self.undisturbed))
+            self.undisturbed[key] = self.references.start(SCRIPTS / "train.py", shape.world, directory, own).results()
+        return self.undisturbed[key]
+
+    def rank_processes(self) -> list[Process]:
+        """Return every rank process of the cluster."""
+        ranks = range(max(shape.world for shape in SHAPES.values()))
+        found = [process for init in self.cluster.instances().values() for process in descendants(init)]
+        return [process for process in found if any(is_rank(process.pid, rank) for rank in ranks)]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training job under test."""
+
+    place: Workplace
+    name: str
+    shape: Shape
+    parameters: dict[str, str]
+    gate: Path
+
+    def describe(self) -> Json:
+        """What the API says of it; asked again while the control plane is away."""
+        try:
+            return self.place.client.describe_training_job(TrainingJobName=self.name)
+        except ServiceUnavailable:
+            return {
+                "TrainingJobStatus": "InProgress",
+                "SecondaryStatus": "unknown",
+                "Reason": "the control plane does not answer",
+                "CommittedStep": -1,
+            }
+
+    def wait(self, what: str, arrived: Callable[[Json], Any], *, may_end: bool = False) -> Json:
+        """Wait until the job's description says so; one that has ended will not."""
+
+        def look() -> Json | None:
+            seen = self.describe()
+            if arrived(seen):
+                return seen
+            assert may_end or seen["TrainingJobStatus"] not in ENDED, f"{self.name} ended while waiting for {what}: {self._told(seen)}"
+            return None
+
+        answer: Json = wait_until(f"{what} of {self.name}", look, lambda: self._told(self.describe()))
+        return answer
+
+    def wait_committed(self, step: int) -> Json:
+        """Wait until `step` or a later one is committed in memory."""
+        return self.wait(f"committed step {step}", lambda seen: seen["CommittedStep"] >= step)
+
+    def wait_ended(self, status: str = "Completed") -> Json:
+        """Wait for the end, which must be the one named."""
+        seen = self.wait("its end", lambda seen: seen["TrainingJobStatus"] in ENDED)
+        assert seen["TrainingJobStatus"] == status, self._told(seen)
+        return seen
+
+    def wait_standing(self, moment: str) -> None:
+        """Wait until every rank stands at a moment of `holds`."""
+        ranks = [self.gate / f"reached {moment} {rank}" for rank in range(self.shape.world)]
+
+        def arrived() -> bool:
+            status = self.describe()
+            assert status["TrainingJobStatus"] not in ENDED, self._told(status)
+            return all(path.exists() for path in ranks)
+
+        wait_until(f"{self.name} to stand at {moment}", arrived, lambda: self._told(self.describe()))
+
+    def let_go(self, moment: str) -> None:
+        """Let ranks go that stand at a moment, or come there."""
+        (self.gate / moment).touch()
+
+    def node_of(self, rank: int) -> str:
+        """The instance that a rank runs on."""
+        return str(self.describe()["NodeIds"][rank // self.shape.ranks_per_node])
+
+    def kill_rank(self, rank: int) -> int:
+        """SIGKILL one rank."""
+        return self.place.cluster.kill_rank(self.node_of(rank), rank)
+
+    def terminate(self, *instance_ids: str) -> None:
+        """Terminate instances through the EC2 API."""
+        with closing(self.place.cluster.aws("ec2")) as ec2:
+            ec2.terminate_instances(InstanceIds=list(instance_ids))
+
+    def incidents(self) -> list[Json]:
+        """All incidents, in order."""
+        return list(self.place.client.paginate("list_incidents", TrainingJobName=self.name))
+
+    def protection(self) -> Json:
+        """Who holds what right now."""
+        return self.place.client.describe_protection(TrainingJobName=self.name)
+
+    def groups(self) -> list[set[str]]:
+        """The holders of each shard."""
+        return [{holder["NodeId"] for holder in shard["Holders"]} for shard in self.protection()["Shards"]]
+
+    def results(self) -> list[Json]:
+        """Download the outputs from S3 and return what each rank left."""
+        directory = self.place.directory / "outputs" / self.name
+        self.place.client.download_outputs(TrainingJobName=self.name, Directory=directory)
+        return [json.loads((directory / f"rank={rank}" / "result.json").read_text()) for rank in range(self.shape.world)]
+
+    def reference(self) -> list[Json]:
+        """What an undisturbed run leaves."""
+        return self.place.reference(self.shape, self.parameters)
+
+    def log(self, stream: str, generation: int, rank: int) -> str:
+        """What a rank printed."""
+        for entry in self.place.client.list_logs(TrainingJobName=self.name)["Logs"]:
+            if (entry["Generation"], entry["Rank"], entry["Stream"]) == (generation, rank, stream):
+                return b"".join(self.place.client.get_log(TrainingJobName=self.name, Key=entry["Key"])).decode()
+        raise AssertionError(f"no {stream} of rank {rank} in generation {generation}")
+
+    def _told(self, seen: Json) -> str:
+        words = [f"{key}={seen.get(key)}" for key in ("TrainingJobStatus", "SecondaryStatus", "Generation", "CommittedStep", "Boundary", "Reason")]
+        return ", ".join(words)
+
+
+def assert_identical(job: Job) -> None:
+    """Hold every tensor, loss and random draw of every rank against the undisturbed run."""
+    for rank, (found, expected) in enumerate(zip(job.results(), job.reference(), strict=True)):
+        assert found["steps"] == expected["steps"]
+        assert found["losses"] == expected["losses"], f"rank {rank}"
+        assert found["tensors"].keys() == expected["tensors"].keys()
+        unequal = [name for name, digest in found["tensors"].items() if expected["tensors"][name] != digest]
+        assert not unequal, f"rank {rank}: {unequal}"
+        assert found["draw"] == expected["draw"], f"rank {rank}"
+
+
+def assert_incident(incident: Json, *, cause: str, source: str, lost_steps: int = 3, base: int = 1) -> None:
+    """Hold an incident against what the test did."""
+    assert incident["Cause"] == cause, incident
+    assert incident["RestoreSource"] == source, incident
+    assert incident["FromStep"] >= base, incident
+    assert 0 <= incident["LostSteps"] <= lost_steps, incident
+    assert incident["ClosedAt"] is not None, incident

@@ -1,0 +1,46 @@
+"""Each way to train, at 2, 3, 4 and 5 ranks, with one rank killed in mid-training: bit for bit where an undisturbed run ends.
+
+Two ranks prove nothing about the order of sums; four are two nodes with two ranks each, three keep three copies, five lie in a mixed placement.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.jobs import SHAPES, Workplace, assert_identical, assert_incident
+
+STEPS = 16
+"""Ranks stand after step 6 until a commit was seen and after step 14 for ever: the kill falls between, while they train."""
+FIRST, LAST = "1:6", "1:14"
+ADAPTERS = ("plain", "ddp", "fsdp2", "zero1", "zero2", "zero3")
+
+
+@pytest.mark.parametrize("world", sorted(SHAPES))
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_killed_rank(place: Workplace, adapter: str, world: int) -> None:
+    check(place, adapter, "fp32", world)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("world", sorted(SHAPES))
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_killed_rank_in_bf16(place: Workplace, adapter: str, world: int) -> None:
+    check(place, adapter, "bf16", world)
+
+
+def check(place: Workplace, adapter: str, precision: str, world: int) -> None:
+    shape = SHAPES[world]
+    holds = f"{FIRST} {LAST}"
+    job = place.submit(f"{adapter}-{precision}-{world}", shape, adapter=adapter, precision=precision, steps=STEPS, holds=holds, pace_seconds=0.05)
+    job.reference()
+    job.wait_standing(FIRST)
+    job.wait_committed(4)
+    victim = world - 1
+    job.let_go(FIRST)
+    job.kill_rank(victim)
+    job.wait_ended()
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="rank_exit", source="local", base=4)
+    assert f"rank {victim} on {job.node_of(victim)} ended: killed, signal 9" in incident["Evidence"][0]
+    assert not place.client.list_checkpoints(TrainingJobName=job.name)["Checkpoints"]
+    assert_identical(job)
