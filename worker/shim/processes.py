@@ -49,6 +49,12 @@ def is_alive(pid: int, start_ticks: int) -> bool:
     return process is not None and process.start_ticks == start_ticks and not process.is_zombie
 
 
+def is_there(pid: int, start_ticks: int) -> bool:
+    """Say whether exactly this process has not been reaped yet."""
+    process = find(pid)
+    return process is not None and process.start_ticks == start_ticks
+
+
 def snapshot() -> dict[int, Process]:
     """Return all processes that can be seen, by pid."""
     found = (find(int(name)) for name in os.listdir("/proc") if name.isdigit())

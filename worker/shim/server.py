@@ -249,12 +249,14 @@ class Shim:
                 self._end()
 
     def _state(self) -> Ranks:
-        self._remains = {process for process in self._remains if processes.is_alive(process.pid, process.start_ticks)}
+        self._reap()
+        self._remains = {process for process in self._remains if processes.is_there(process.pid, process.start_ticks)}
+        remains = {process.pid for process in self._remains} | self._strays()
         template = self._template
         return Ranks(
             pid=os.getpid(),
             records=tuple(self._records[key] for key in sorted(self._records)),
-            remains_count=len(self._remains) + len(self._forking),
+            remains_count=len(remains) + len(self._forking),
             preload=template.state if template else Preload.NONE,
             preload_seconds=template.seconds if template else 0.0,
             preload_bytes=template.resident_bytes if template else 0,
@@ -491,11 +493,14 @@ class Shim:
 
     def _sweep(self) -> None:
         """When no rank lives, whatever else has come to this process is what ranks left in sessions of their own: end it."""
-        if self._living or self._forking:
-            return
-        template = self._template.pid if self._template is not None else None
-        for pid in processes.children(os.getpid()) - {template}:
+        for pid in self._strays():
             self._remains |= processes.kill_tree(pid)
+
+    def _strays(self) -> set[int]:
+        """Children that nothing speaks for. While ranks live or come to life nobody can say which are theirs."""
+        if self._living or self._forking:
+            return set()
+        return processes.children(os.getpid()) - ({self._template.pid} if self._template is not None else set())
 
 
 def _wake_up(number: int, frame: object) -> None:
