@@ -96,22 +96,10 @@ def test_a_server_starts_answers_restarts_and_stops(tmp_path, cloud):
         assert stop(process, signal.SIGINT) == 0
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ([], "start once with --migrate"),
-        (["--host", "0.0.0.0"], "--host 0.0.0.0 can be reached from other machines"),
-        (["--aws-endpoint-url", "http://10.0.0.1:1"], "local mode needs --aws-endpoint-url on this machine"),
-        (["--aws-endpoint-url", "https://sts.amazonaws.com"], "local mode needs --aws-endpoint-url on this machine"),
-        (["--bucket", ""], "a bucket is needed"),
-        (["--detection-seconds", "0"], "detection_seconds is 0"),
-        (["--database-url", "nonsense"], "SQLAlchemy URL"),
-    ],
-)
-def test_a_server_that_cannot_work_does_not_start_and_says_why(tmp_path, cloud, more, words):
-    ended = subprocess.run(command(tmp_path, cloud, *more), cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+def test_a_server_does_not_start_on_a_schema_it_does_not_know_and_says_why(tmp_path, cloud):
+    ended = subprocess.run(command(tmp_path, cloud), cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
     assert ended.returncode == 2
-    assert words in ended.stderr
+    assert "start once with --migrate" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "ready.json").exists()
 

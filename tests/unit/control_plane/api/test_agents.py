@@ -134,6 +134,13 @@ async def test_who_is_not_a_member_does_not_join(service, token, node):
     assert "EC2 says" in reason or "not a member" in reason
 
 
+async def test_who_is_about_to_leave_does_not_join(service, token, node):
+    service.operator.terminate_member(NodeId(node), decrement=True)  # the hook holds it: EC2 still says running
+    async with line(service, token) as opened:
+        await opened.send(encode(hello(node)))
+        assert (await closed(opened))[0] == 4403
+
+
 async def test_a_fleet_or_cloud_that_is_not_there_yet_means_later(client, service, token, node):
     early = (await asyncio.to_thread(client.create_join_token, FleetName="later"))["JoinToken"]
     async with line(service, early) as opened:

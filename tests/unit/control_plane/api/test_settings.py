@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from control_plane.cloud.connection import CloudMode
+from control_plane.core.timeouts import ladder
+from control_plane.errors import InvalidTimeouts
+from control_plane.settings import InvalidSettings, Settings
+
+
+def settings(**changes) -> Settings:
+    values = {"state_directory": Path("/nowhere"), "bucket": "b", "mode": CloudMode.LOCAL, "aws_endpoint_url": "http://127.0.0.1:1"}
+    return Settings(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"host": "0.0.0.0"}, "--host 0.0.0.0 can be reached from other machines"),
+        ({"host": "everstep.example"}, "can be reached from other machines"),
+        ({"aws_endpoint_url": "http://10.0.0.1:1"}, "local mode needs --aws-endpoint-url on this machine"),
+        ({"aws_endpoint_url": "https://sts.amazonaws.com"}, "local mode needs --aws-endpoint-url on this machine"),
+        ({"aws_endpoint_url": None}, "local mode needs --aws-endpoint-url on this machine"),
+        ({"bucket": ""}, "a bucket is needed"),
+        ({"port": 65536}, "--port 65536 is not a port"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_opened(changes, words):
+    with pytest.raises(InvalidSettings, match=words):
+        settings(**changes)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_this_machine_is_fine(host):
+    assert settings(host=host).host == host
+
+
+def test_another_host_may_be_allowed():
+    assert settings(host="0.0.0.0", is_other_host_allowed=True).host == "0.0.0.0"
+
+
+def test_the_database_is_in_the_state_directory_unless_said():
+    assert settings().database == "sqlite:////nowhere/everstep.db"
+    assert settings(database_url="postgresql://db/everstep").database == "postgresql://db/everstep"
+
+
+def test_a_detection_time_that_is_none_is_refused():
+    with pytest.raises(InvalidTimeouts, match="detection_seconds is 0"):
+        ladder(0)
