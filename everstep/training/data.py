@@ -95,7 +95,7 @@ class DataStream:
 
     def state_dict(self) -> dict[str, Tree]:
         """Return the position, as a tree."""
-        is_begun = self._iterator is not None
+        is_begun = self._iterator is not None or self.consumed_count > 0
         return {
             "epoch": self.epoch,
             "consumed": self.consumed_count,
@@ -325,7 +325,8 @@ class _Replayed:
         return {"began": self._began}
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
-        self._skip = (cast(rng.RandomState, state["began"]), consumed_count)
+        self._began = cast(rng.RandomState, state["began"])
+        self._skip = (self._began, consumed_count)
 
 
 def _source(name: str, loader: Iterable[object], seeding: Seeding) -> Resumable:

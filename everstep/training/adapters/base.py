@@ -192,7 +192,7 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
     """
     kind = type(optimizer)
     path = qualified_name(kind)
-    if not (kind.__module__.startswith("torch.optim.") or path in EXPECTED_OPTIMIZERS or kind in trusted):
+    if not (f"{kind.__module__}.".startswith("torch.optim.") or path in EXPECTED_OPTIMIZERS or kind in trusted):
         raise CannotResume(
             name, f"{path} is not known to come back bit for bit; if it keeps all state in `state`, pass trusted_optimizers=({kind.__qualname__},)"
         )

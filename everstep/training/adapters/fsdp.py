@@ -6,16 +6,31 @@ Invariant: tensors are reached through `param_groups` and the parameters listed 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import Optimizer
 
 from everstep.training.adapters.plain import PlainAdapter
+from everstep.training.errors import CannotResume
+
+REFUSED_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+"""Their state is not shaped and sharded like the parameter it belongs to."""
 
 
 class FSDPAdapter(PlainAdapter):
     """Modules that `fully_shard` was applied to, with any torch optimizer that works element by element."""
 
     kind = "fsdp2"
+
+    def __init__(self, models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type] = ()) -> None:
+        for name, optimizer in optimizers.items():
+            if type(optimizer).__name__ in REFUSED_OPTIMIZERS:
+                raise CannotResume(
+                    f"optimizer/{name}" if name else "optimizer", f"{type(optimizer).__name__} with fully_shard is not known to come back"
+                )
+        super().__init__(models, optimizers, trusted)
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
         # not to_local(): that is a view of autograd's

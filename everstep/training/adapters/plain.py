@@ -51,7 +51,6 @@ class PlainAdapter:
             self._list(f"{name}." if name else "", model)
         self._optimizers = [self._named(name, optimizer, trusted) for name, optimizer in optimizers.items()]
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
-        self._stepping: set[str] = set()
         self._stepped: set[str] = set()
         self._accumulating: set[str] = set()
         for named in self._optimizers:
@@ -112,7 +111,9 @@ class PlainAdapter:
         return None
 
     def end_step(self) -> None:
-        self._stepped, self._stepping = self._stepping, set()
+        with_gradients = {self._owner[id(p)] for p in self._parameters.values() if p.grad is not None and id(p) in self._owner}
+        self._accumulating |= with_gradients - self._stepped
+        self._stepped.clear()
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the memory of this rank behind a tensor."""
@@ -172,7 +173,7 @@ class PlainAdapter:
 
     def _note(self, name: str) -> Callable[[Optimizer, tuple[object, ...], dict[str, object]], None]:
         def hook(_optimizer: Optimizer, _args: tuple[object, ...], _kwargs: dict[str, object]) -> None:
-            self._stepping.add(name)
+            self._stepped.add(name)
 
         return hook
 
@@ -183,8 +184,6 @@ class PlainAdapter:
         leaves one without alone). Of an optimizer that did not step it is being accumulated across the boundary. Once seen, such an
         optimizer's gradients keep their place in the plan.
         """
-        with_gradients = {self._owner[id(p)] for p in self._parameters.values() if p.grad is not None and id(p) in self._owner}
-        self._accumulating |= with_gradients - self._stepped
         states = bytearray()
         for name, parameter in self._parameters.items():
             gradient, owner = parameter.grad, self._owner.get(id(parameter))

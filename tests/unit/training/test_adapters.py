@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from everstep.training.adapters.base import canonical_name
+from everstep.training.adapters.plain import PlainAdapter
+from everstep.training.errors import CannotResume, SessionMisuse
+from everstep.training.registration import _adapters
+
+
+def make(seed: int = 0, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    return model, optimizer(model.parameters(), **{"lr": 0.1, **options})  # type: ignore[call-arg]
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(5, 3, generator=generator)).square().sum().backward()
+        optimizer.step()
+
+
+def carry(source: PlainAdapter, target: PlainAdapter) -> None:
+    source.end_step()
+    state = source.observe()
+    target.load({item.name: item.tensor.detach().clone() for item in state.tensors}, copy.deepcopy(state.values))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        (torch.optim.AdamW, {}),
+        (torch.optim.AdamW, {"foreach": True, "amsgrad": True}),
+        (torch.optim.AdamW, {"fused": True}),
+        (torch.optim.AdamW, {"lr": torch.tensor(0.1), "foreach": False}),
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.SGD, {}),
+        (torch.optim.RMSprop, {"centered": True, "momentum": 0.1}),
+        (torch.optim.Adagrad, {}),
+        (torch.optim.Adadelta, {}),
+        (torch.optim.NAdam, {}),
+        (torch.optim.RAdam, {}),
+        (torch.optim.Adafactor, {}),
+        (torch.optim.ASGD, {}),
+        (torch.optim.Rprop, {}),
+    ],
+)
+def test_an_optimizers_state_comes_back(optimizer: type[torch.optim.Optimizer], options: dict[str, Any]) -> None:
+    model, own = make(optimizer=optimizer, **copy.deepcopy(options))
+    adapter = PlainAdapter({"": model}, {"": own})
+    train(model, own, 3)
+    own.param_groups[0]["weight_decay"] = 0.3
+    other_model, other = make(1, optimizer=optimizer, **copy.deepcopy(options))
+    twin = PlainAdapter({"": other_model}, {"": other})
+    carry(adapter, twin)
+    train(model, own, 3)
+    train(other_model, other, 3)
+    one, two = adapter.observe(), twin.observe()
+    assert [item.name for item in one.tensors] == [item.name for item in two.tensors]
+    assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(one.tensors, two.tensors, strict=True))
+    assert all(a.tensor.dtype == b.tensor.dtype and a.tensor.stride() == b.tensor.stride() for a, b in zip(one.tensors, two.tensors, strict=True))
+
+
+def test_lbfgs_keeps_lists_of_tensors() -> None:
+    model, own = make(optimizer=torch.optim.LBFGS)
+    adapter = PlainAdapter({"": model}, {"": own})
+    values = adapter.observe().values
+    assert isinstance(values, dict)
+    assert values["optimizers"][""]["plain"] == {}
+
+
+def test_loading_writes_in_place() -> None:
+    model, own = make()
+    train(model, own, 2)
+    adapter = PlainAdapter({"": model}, {"": own})
+    addresses = [item.tensor.data_ptr() for item in adapter.observe().tensors]
+    other, other_optimizer = make(1)
+    train(other, other_optimizer, 1)
+    carry(PlainAdapter({"": other}, {"": other_optimizer}), adapter)
+    assert [item.tensor.data_ptr() for item in adapter.observe().tensors] == addresses
+
+
+def test_state_that_the_snapshot_lacks_is_dropped() -> None:
+    fresh, fresh_optimizer = make()
+    model, own = make(1)
+    train(model, own, 2)
+    carry(PlainAdapter({"": fresh}, {"": fresh_optimizer}), PlainAdapter({"": model}, {"": own}))
+    assert own.state == {}
+
+
+def test_who_is_deferred() -> None:
+    model = nn.ModuleDict({"in": nn.Linear(2, 2, bias=False), "frozen": nn.Linear(2, 2, bias=False), "loose": nn.Linear(2, 2, bias=False)})
+    model["frozen"].requires_grad_(False)
+    model.register_buffer("count", torch.zeros(1))
+    adapter = PlainAdapter({"": model}, {"": torch.optim.SGD(model["in"].parameters(), lr=1)})
+    assert {item.name: item.is_deferred for item in adapter.observe().tensors} == {
+        "model/in.weight": True,
+        "model/frozen.weight": True,
+        "model/loose.weight": False,
+        "model/count": False,
+    }
+
+
+def test_ties_and_parameters_without_a_module_have_names() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    alone = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([*model.parameters(), alone], lr=1)
+    adapter = PlainAdapter({"": model}, {"": optimizer})
+    assert [item.name for item in adapter.observe().tensors] == ["model/0.weight", "model/group0.1"]
+    assert adapter.facts()["tie model/1.weight"] == "0.weight"
+
+
+def test_facts_tell_algorithms_apart() -> None:
+    def facts(**options: Any) -> dict[str, str]:
+        model, optimizer = make(**options)
+        return PlainAdapter({"": model}, {"": optimizer}).facts()
+
+    assert facts() == facts(lr=0.7), "a schedule may change the rate"
+    assert facts() != facts(amsgrad=True)
+    assert facts() != facts(foreach=True)
+    assert facts() != facts(optimizer=torch.optim.Adam)
+
+
+@pytest.mark.parametrize("accumulates", [True, False])
+def test_gradients_that_are_still_accumulating_are_state(accumulates: bool) -> None:
+    model, own = make()
+    adapter = PlainAdapter({"": model}, {"": own})
+    model(torch.randn(5, 3)).sum().backward()
+    if not accumulates:
+        own.step()
+    adapter.end_step()
+    names = [item.name for item in adapter.observe().tensors if item.name.startswith("gradient/")]
+    assert bool(names) == accumulates
+    other, other_optimizer = make(1)
+    twin = PlainAdapter({"": other}, {"": other_optimizer})
+    carry_without_step = adapter.observe()
+    twin.load({item.name: item.tensor.detach().clone() for item in carry_without_step.tensors}, carry_without_step.values)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert one.grad is not None
+        assert two.grad is not None
+        assert torch.equal(two.grad, one.grad if accumulates else torch.zeros_like(one.grad))
+
+
+class Foreign(torch.optim.SGD):
+    pass
+
+
+def test_unknown_classes_are_refused_by_name() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(CannotResume, match=r"^optimizer: .*\.Foreign is not known"):
+        PlainAdapter({"": model}, {"": Foreign(model.parameters(), lr=1)})
+    PlainAdapter({"": model}, {"": Foreign(model.parameters(), lr=1)}, trusted=(Foreign,))
+
+
+def test_models_that_cannot_come_back_are_refused_by_name() -> None:
+    with pytest.raises(CannotResume, match="DataParallel"):
+        _adapters({"": nn.DataParallel(nn.Linear(2, 2))}, {}, {}, ())
+    with pytest.raises(CannotResume, match="lazy"):
+        _adapters({"": nn.LazyLinear(2)}, {}, {}, ())
+    with pytest.raises(SessionMisuse, match="needs a model"):
+        _adapters({}, {}, {}, ())
+
+
+@pytest.mark.parametrize(
+    ("raw", "name"), [("_orig_mod.module.a.weight", "a.weight"), ("a._checkpoint_wrapped_module.b", "a.b"), ("modules.a", "modules.a")]
+)
+def test_wrappers_leave_names_alone(raw: str, name: str) -> None:
+    assert canonical_name(raw) == name

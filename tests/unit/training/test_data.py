@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, WeightedRandomSampler
+
+from everstep.training import rng
+from everstep.training.data import DataStream, SeededDataset, SeededItem, Seeding
+from everstep.training.errors import CannotResume, SessionMisuse
+from everstep.training.state_tree import decode, encode
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """Each sample draws from all three generators of the process, and from one of its own."""
+
+    def __init__(self, count: int = 10) -> None:
+        self.count = count
+        self.own = np.random.default_rng(4)
+        self.fetched: list[int] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.fetched.append(index)
+        return torch.tensor([index, torch.rand(()).item(), np.random.rand(), random.random(), self.own.random()], dtype=torch.float64)
+
+
+def seed() -> None:
+    rng.seed(11)
+
+
+class Alternating:
+    """A sampler of the user's own, which draws from numpy as it goes."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.epoch = -1
+        self.generator = np.random.RandomState(3)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(self.count):
+            yield (int(self.generator.randint(0, 10)) + self.epoch) % 10
+
+
+def shared_generator() -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(6)
+    return DataLoader(Noisy(), batch_size=3, sampler=RandomSampler(range(10), generator=generator), generator=generator)
+
+
+LOADERS = {
+    "sequential": lambda: DataLoader(Noisy(), batch_size=3),
+    "shuffled": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True),
+    "drop_last": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True, drop_last=True),
+    "weighted": lambda: DataLoader(Noisy(), batch_size=2, sampler=WeightedRandomSampler([1.0] * 10, 7)),
+    "distributed": lambda: DataLoader(Noisy(), batch_size=2, sampler=DistributedSampler(Noisy(), num_replicas=2, rank=1)),
+    "batch_sampler": lambda: DataLoader(Noisy(), batch_sampler=BatchSampler(RandomSampler(range(10)), 4, False)),
+    "own_sampler": lambda: DataLoader(Noisy(), batch_size=3, sampler=Alternating(8)),
+    "unbatched": lambda: DataLoader(Noisy(5), batch_size=None, shuffle=True),
+    "shared_generator": shared_generator,
+    "list": lambda: [torch.arange(3.0) + number for number in range(4)],
+    "tensor": lambda: torch.arange(20.0).reshape(4, 5),
+}
+
+
+def flatten(batch: Any) -> list[float]:
+    return [float(value) for value in torch.as_tensor(batch).reshape(-1)]
+
+
+def draw(stream: DataStream, count: int) -> list[list[float]]:
+    """Batches, with training between them that draws from the process's generators too."""
+    return [[*flatten(stream.next()), float(torch.rand(())), float(np.random.rand()), random.random()] for _ in range(count)]
+
+
+def saved(stream: DataStream) -> Any:
+    encoded = encode({"data": stream.state_dict(), "rng": rng.observe()}, "")
+    tensors = {path: tensor.clone() for path, tensor in encoded.tensors}
+    return decode(encoded.data, tensors.__getitem__)
+
+
+@pytest.mark.parametrize("consumed", [0, 1, 2, 3, 4, 5, 7, 9])
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_resumed_stream_goes_on_as_if_nothing_had_happened(name: str, consumed: int) -> None:
+    seed()
+    stream = DataStream("data", LOADERS[name](), seed=1, rank=0)
+    draw(stream, consumed)
+    state = saved(stream)
+    expected = draw(stream, 12)
+    rng.seed(999)  # the new process has drawn who knows what
+    resumed = DataStream("data", LOADERS[name](), seed=1, rank=0)
+    resumed.load_state_dict(state["data"])
+    rng.restore(state["rng"])
+    assert draw(resumed, 12) == expected
+    assert (resumed.epoch, resumed.consumed_count) == (stream.epoch, stream.consumed_count)
+
+
+def test_nothing_is_fetched_on_the_way_to_the_position() -> None:
+    seed()
+    stream = DataStream("data", DataLoader(Noisy(), batch_size=2, shuffle=True), seed=1, rank=0)
+    draw(stream, 3)
+    state = saved(stream)
+    dataset = Noisy()
+    resumed = DataStream("data", DataLoader(dataset, batch_size=2, shuffle=True), seed=1, rank=0)
+    resumed.load_state_dict(state["data"])
+    draw(resumed, 1)
+    assert len(dataset.fetched) == 2
+
+
+@pytest.mark.parametrize("name", ["shuffled", "list", "tensor"])
+def test_a_stream_can_be_resumed_again_before_it_moves(name: str) -> None:
+    seed()
+    stream = DataStream("data", LOADERS[name](), seed=1, rank=0)
+    draw(stream, 2)
+    state = saved(stream)
+    expected = draw(stream, 8)
+    resumed = DataStream("data", LOADERS[name](), seed=1, rank=0)
+    resumed.load_state_dict(state["data"])
+    again = DataStream("data", LOADERS[name](), seed=1, rank=0)
+    again.load_state_dict(saved(resumed)["data"])
+    rng.restore(state["rng"])
+    assert draw(again, 8) == expected
+
+
+def test_iterating_gives_the_rest_of_the_epoch_and_then_the_next() -> None:
+    stream = DataStream("data", [1, 2, 3], seed=1, rank=0)
+    assert stream.next() == 1
+    assert list(stream) == [2, 3]
+    assert stream.epoch == 1
+    assert list(stream) == [1, 2, 3]
+
+
+def test_epochs_are_told_to_whoever_wants_to_know() -> None:
+    sampler = Alternating(2)
+    stream = DataStream("data", DataLoader(Noisy(), sampler=sampler), seed=1, rank=0)
+    epochs = []
+    for _ in range(5):
+        stream.next()
+        epochs.append(sampler.epoch)
+    assert epochs == [0, 0, 1, 1, 2]
+
+
+class Own:
+    """Keeps its own position."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < 3:
+            self.position += 1
+            yield self.position
+        self.position = 0
+
+    def state_dict(self) -> dict[str, object]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        self.position = int(str(state_dict["position"]))
+
+
+@pytest.mark.parametrize("consumed", range(8))
+def test_a_loader_with_state_is_asked_for_it(consumed: int) -> None:
+    stream = DataStream("data", Own(), seed=1, rank=0)
+    for _ in range(consumed):
+        stream.next()
+    state = saved(stream)
+    resumed = DataStream("data", Own(), seed=1, rank=0)
+    resumed.load_state_dict(state["data"])
+    assert [resumed.next() for _ in range(7)] == [stream.next() for _ in range(7)]
+    assert resumed.epoch == stream.epoch
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(100)
+
+
+def test_what_keeps_no_position_is_replayed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    stream = DataStream("train", DataLoader(Endless(), batch_size=None), seed=1, rank=0)
+    assert "train" in caplog.text
+    assert "replayed" in caplog.text
+    for _ in range(30):
+        stream.next()
+    state = saved(stream)
+    resumed = DataStream("train", DataLoader(Endless(), batch_size=None), seed=1, rank=0)
+    resumed.load_state_dict(state["data"])
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert resumed.next() == stream.next() == 30
+    assert "replaying 30 batches" in caplog.text
+
+
+@pytest.mark.parametrize("loader", [iter([1, 2]), (number for number in range(3)), map(str, [1]), zip([1], [2], strict=True)])
+def test_what_can_be_walked_once_only_is_refused(loader: Any) -> None:
+    with pytest.raises(CannotResume, match=r"^data/train: .*walked once only"):
+        DataStream("data/train", loader, seed=1, rank=0)
+
+
+def test_what_is_no_loader_is_refused() -> None:
+    with pytest.raises(CannotResume, match="cannot be iterated"):
+        DataStream("data", 5, seed=1, rank=0)  # type: ignore[arg-type]
+
+
+def test_a_loader_without_batches_is_a_fault_of_the_script() -> None:
+    with pytest.raises(SessionMisuse, match="yields no batches"):
+        DataStream("data", [], seed=1, rank=0).next()
+
+
+def test_seeds_differ_by_everything_they_follow_from() -> None:
+    seeds = {Seeding(seed, rank).of(epoch, batch) for seed in (0, 1) for rank in (0, 1) for epoch in (0, 1) for batch in (0, 1)}
+    assert len(seeds) == 16
+    assert all(0 <= number < 2**64 for number in seeds)
+
+
+def test_a_seeded_dataset_is_an_image_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everstep.training.data.get_worker_info", lambda: object())
+    before = rng.observe()
+    seeded = SeededDataset(Noisy())
+    assert len(seeded) == 10
+    assert seeded.count == 10
+    first = seeded.__getitems__(SeededItem([1, 2], 5))
+    second = SeededDataset(Noisy()).__getitems__(SeededItem([1, 2], 5))
+    assert isinstance(first, list)
+    assert isinstance(second, list)
+    assert torch.equal(torch.stack(first), torch.stack(second))
+    assert not torch.equal(torch.stack(first), torch.stack(SeededDataset(Noisy()).__getitems__(SeededItem([1, 2], 6))))  # type: ignore[arg-type]
+    rng.restore(before)

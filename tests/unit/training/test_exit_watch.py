@@ -1,0 +1,38 @@
+"""How a script ends decides whether its session is closed: tried in real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep.training import exit_watch
+
+SCRIPT = """
+import importlib.util, os, sys
+spec = importlib.util.spec_from_file_location("exit_watch", {path!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+watch = module.ExitWatch(lambda: print("closed", flush=True))
+{ending}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "output", "code"),
+    [
+        ("", "closed", 0),
+        ("sys.exit()", "closed", 0),
+        ("sys.exit(0)", "closed", 0),
+        ("sys.exit(3)", "", 3),
+        ("raise ValueError('no')", "", 1),
+        ("watch.cancel()", "", 0),
+        ("os.fork() or sys.exit(); os.wait()", "closed", 0),  # a child does not close its parent's session
+    ],
+)
+def test_only_a_good_end_closes(ending: str, output: str, code: int) -> None:
+    script = SCRIPT.format(path=exit_watch.__file__, ending=ending)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, cwd=Path(__file__).parent, check=False)
+    assert (done.stdout.strip(), done.returncode) == (output, code), done.stderr

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everstep.training.errors import SessionMisuse
+from everstep.training.script import FINAL_ROUND_SECONDS, Environment, hyperparameters, output_dir
+
+
+def test_the_environment_wins_over_arguments_and_those_over_defaults() -> None:
+    found = hyperparameters(
+        variables={"EVERSTEP_HYPERPARAMETERS": '{"steps": "30", "unknown": "x", "is_fast": true}'},
+        arguments=["--steps", "20", "--learning-rate", "1e-3", "--name=tiny"],
+        steps=10,
+        learning_rate=3e-4,
+        name="small",
+        is_fast=False,
+        width=64,
+    )
+    assert vars(found) == {"steps": 30, "learning_rate": 1e-3, "name": "tiny", "is_fast": True, "width": 64}
+
+
+@pytest.mark.parametrize(("default", "text"), [(1, "many"), (1, "1.5"), (True, "perhaps"), (0.1, "fast")])
+def test_a_value_of_the_wrong_type_is_named(default: bool | int | float, text: str) -> None:
+    with pytest.raises(SessionMisuse, match=f"hyperparameter size='{text}' is not a {type(default).__name__}"):
+        hyperparameters(variables={}, arguments=["--size", text], size=default)
+
+
+def test_outputs_go_where_the_environment_says(tmp_path: Path) -> None:
+    path = output_dir({"EVERSTEP_OUTPUT_DIR": str(tmp_path / "a" / "b")})
+    assert path.is_dir()
+    assert path == tmp_path / "a" / "b"
+
+
+def test_an_empty_environment_is_one_rank_alone() -> None:
+    environment = Environment.read({})
+    assert (environment.rank, environment.world_size, environment.agent_socket) == (0, 1, None)
+    assert environment.final_round_seconds == FINAL_ROUND_SECONDS
