@@ -51,6 +51,8 @@ from worker.supervisor import Supervisor
 from worker.tasks import end
 
 log = logging.getLogger(__name__)
+LEAVING_SECONDS = 30.0
+"""How long a released node may take to upload what its ranks have printed before it is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ class Agent:
         self._sequence = 0
         self._working: asyncio.Task[None] | None = None
         """What the current phase does in the background: loading, or watching ranks until all have exited."""
+        self._leaving: set[asyncio.Task[object]] = set()
+        """Uploads of what ended generations have printed; a new generation does not wait for them."""
 
     async def run(self) -> None:
         """Serve until cancelled; then leave ranks, slots and the promise to the next agent."""
@@ -123,7 +127,7 @@ class Agent:
                 tasks.create_task(self._control.run(), name="control line")
                 tasks.create_task(self._obey(), name="commands")
         finally:
-            await end(self._working)
+            await end(self._working, *self._leaving)
             if self._member is not None:
                 await self._member.detach()
             await self._ranks.close()
@@ -271,9 +275,16 @@ class Agent:
         self._working = None
         self._ranks.events = None
         await self._supervisor.stop_all()
-        if self._member is not None:
-            await self._member.close()
-            self._member = None
+        member, self._member = self._member, None
+        if member is not None:
+            await member.close()
+            self._keep_streams(member)
+
+    def _keep_streams(self, member: Member) -> None:
+        """Upload what the ended generation's ranks have printed, beside whatever comes next."""
+        task: asyncio.Task[object] = asyncio.create_task(self._logs.upload_all(member.plan, member.here), name="streams of an ended generation")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
 
     async def _release(self, run: RunId) -> None:
         """The run is over here: nothing of it stays on this node."""
@@ -282,6 +293,8 @@ class Agent:
         log.info("release run %s", run)
         self._promising = (run, 0)
         await self._end_member()
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=LEAVING_SECONDS)
         await self._store.release()
         await asyncio.to_thread(self._forget_files, run)
         self._set(None)
@@ -337,16 +350,24 @@ class Agent:
         """Report each rank's exit at once; when all have exited and what they leave is in S3, the node's part is done."""
         member = self._member
         assert member is not None
+        following = asyncio.create_task(self._logs.follow(member.plan, member.here), name="streams of ranks")
+        try:
+            await self._watch_exits(promise, member)
+        finally:
+            await end(following)
+        await member.uploads_done()
+        for missing in await self._logs.upload_all(member.plan, member.here):
+            member.lines.fault("output_missing", missing, is_permanent=False)
+        if self._promise is not None and self._promise.phase is MemberPhase.RUNNING:
+            self._move(Event.EXITED)
+
+    async def _watch_exits(self, promise: Promise, member: Member) -> None:
         while len(self._exits) < len(member.here.ranks):
             exited = await self._supervisor.next_exit(promise.membership.run, promise.membership.generation, seen=set(self._exits))
             boundary = next(status.boundary for status in member.rank_statuses() if status.rank == exited.rank)
             self._exits[exited.rank] = exited.describe(boundary)
             log.info("rank %d: %s, code %d, after step %d", exited.rank, self._exits[exited.rank].exit_class, self._exits[exited.rank].code, boundary)
             self._changed()
-        await member.uploads_done()
-        await self._logs.upload_all(member.plan, member.here)
-        if self._promise is not None and self._promise.phase is MemberPhase.RUNNING:
-            self._move(Event.EXITED)
 
     # -- state --------------------------------------------------------------------------------------------------------------------------------
 

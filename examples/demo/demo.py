@@ -30,6 +30,7 @@ NODES, SPARES, COPIES = 4, 1, 2
 STEPS, CHECKPOINT_EVERY, SEED = 300, 25, 7
 FIRST_FAULT_STEP, SECOND_FAULT_STEP = 40, 90
 REMAINING_STEPS = 50
+TOLD_EVERY_STEPS = 20
 PATIENCE_SECONDS = 120.0
 POLL_SECONDS = 0.1
 
@@ -59,27 +60,26 @@ class Demo:
         Raises:
             DemoFailed: the job ended otherwise, or has not moved for `PATIENCE_SECONDS`.
         """
-        seen: tuple[object, ...] = ()
-        told_step, moved_at = -1, time.monotonic()
+        told_state: tuple[object, ...] = ()
+        told_step, last, moved_at = -1, None, time.monotonic()
         while True:
             description = self.client.describe_training_job(TrainingJobName=job)
             if arrived(description):
                 return description
             if description["TrainingJobStatus"] in ("Failed", "Stopped", "Completed"):
                 raise DemoFailed(f"job {job} is {description['TrainingJobStatus']} ({description['Reason']}) while waiting for {what}")
-            state = (description["SecondaryStatus"], description["Reason"], description["Generation"])
-            if state != seen:
-                self.say(f"[cyan]{job}[/] {description['SecondaryStatus']}, generation {description['Generation']}: {description['Reason']}")
+            state = (description["SecondaryStatus"], description["Generation"])
             step = max(description["Boundary"], 0)
-            if step >= told_step + 25 or step < told_step:
-                if step:
-                    self.say(f"[cyan]{job}[/] step {step} of {STEPS}, committed in memory: {max(description['CommittedStep'], 0)}")
+            if state != told_state:
+                self.say(f"[cyan]{job}[/] {description['SecondaryStatus'].lower()} (launch {description['Generation']}): {description['Reason']}")
+                told_state, told_step = state, step
+            elif step >= told_step + TOLD_EVERY_STEPS:
+                self.say(f"[cyan]{job}[/] step {step} of {STEPS}; step {max(description['CommittedStep'], 0)} is safe in memory on {COPIES} nodes")
                 told_step = step
-            if (state, step) != (seen, told_step) or state != seen:
-                moved_at = time.monotonic()
-            seen = state
+            if (now := (state, step, description["Reason"])) != last:
+                last, moved_at = now, time.monotonic()
             if time.monotonic() - moved_at > PATIENCE_SECONDS:
-                raise DemoFailed(f"nothing has moved for {PATIENCE_SECONDS:.0f} s while waiting for {what}")
+                raise DemoFailed(f"nothing has moved for {PATIENCE_SECONDS:.0f} s while waiting for {what}: {description['Reason']}")
             _pause()
 
     # -- the job ------------------------------------------------------------------------------------------------------------------------------
@@ -233,14 +233,16 @@ def summary(incident: dict[str, Any]) -> dict[str, Any]:
 
 def table(console: Console, incidents: list[dict[str, Any]]) -> None:
     """Print what happened and what it cost."""
-    shown = Table(title="What happened to the job, and what it cost")
-    for column in ("incident", "evidence", "restored from", "detect s", "replace s", "restore s", "rework s", "lost steps"):
-        shown.add_column(column, justify="left" if column in ("incident", "evidence", "restored from") else "right")
+    shown = Table(title="What happened to the job, and what it cost", show_lines=True)
+    shown.add_column("incident", no_wrap=True)
+    shown.add_column("evidence", max_width=48)
+    shown.add_column("restored from", no_wrap=True)
+    for column in ("detect s", "replace s", "restore s", "rework s", "lost steps"):
+        shown.add_column(column, justify="right", no_wrap=True)
     for incident in incidents:
         phases = [f"{incident[f'{phase}Seconds']:.2f}" for phase in ("Detect", "Replace", "Restore", "Rework")]
-        shown.add_row(
-            incident["Cause"], "\n".join(incident["Evidence"]), f"{incident['RestoreSource']}, step {incident['FromStep']}", *phases, str(incident["LostSteps"])
-        )
+        source = f"{incident['RestoreSource']}, step {incident['FromStep']}"
+        shown.add_row(incident["Cause"], "\n".join(incident["Evidence"]), source, *phases, str(incident["LostSteps"]))
     console.print(shown)
 
 
@@ -268,7 +270,7 @@ class Steps:
 
 def main() -> int:
     """Run the demo; return the process's exit code."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)
     cluster = LocalCluster(HOME / "cluster", progress=Steps(console))

@@ -28,7 +28,9 @@ def obstacles() -> list[str]:
     if memory["MemAvailable"] < NEEDED_MEMORY_BYTES:
         found.append(f"{memory['MemAvailable'] >> 20} MiB of memory are available; the demo needs {NEEDED_MEMORY_BYTES >> 20} MiB.")
     if shutil.disk_usage(".").free < NEEDED_DISK_BYTES:
-        found.append(f"{shutil.disk_usage('.').free >> 20} MiB of disk are free here; set-up needs {NEEDED_DISK_BYTES >> 20} MiB (torch and DeepSpeed).")
+        found.append(
+            f"{shutil.disk_usage('.').free >> 20} MiB of disk are free here; set-up needs {NEEDED_DISK_BYTES >> 20} MiB (torch and DeepSpeed)."
+        )
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         found.append("No C++ compiler is on the PATH; DeepSpeed builds a small extension at its first use. Install g++.")
     if not hasattr(os, "pidfd_open"):

@@ -143,6 +143,8 @@ class Coordinator:
     """The newest report of every rank that has reported, by rank."""
     lead: int = 1
     clean_rounds: int = 0
+    cadence: int = 1
+    """Steps between the last two commits."""
     persist: Step = NONE
     """The newest committed step that is to be uploaded."""
     is_recovering: bool = False
@@ -225,12 +227,14 @@ class Coordinator:
             return self
         clean = self.clean_rounds + 1
         shrink = clean >= CLEAN_ROUNDS and self.lead > 1
+        cadence = self.proposed - self.committed if self.committed != NONE else 1
         return replace(
             self,
             committed=self.proposed,
             proposed=NONE,
             lead=self.lead - shrink,
             clean_rounds=0 if shrink else clean,
+            cadence=max(1, cadence),
             persist=self._persist(self.proposed),
         )
 
@@ -238,7 +242,7 @@ class Coordinator:
         """A commit at or past the next multiple of the interval is uploaded; a base on a multiple too: its upload may have been cut off."""
         if not self.every_steps or self._is_uploading:
             return self.persist
-        floor = self.persist if self.persist != NONE else self.base - (self.base % self.every_steps == 0)
+        floor = self.persist if self.persist != NONE else self.base - (self.base > 0 and self.base % self.every_steps == 0)
         return committed if committed // self.every_steps > floor // self.every_steps else self.persist
 
     @property
@@ -292,5 +296,5 @@ class Coordinator:
         step = max(self.highest_boundary + self.lead, self.newest + 1)
         if self.every_steps:
             multiple = -(-step // self.every_steps) * self.every_steps
-            step = multiple if multiple - step <= 1 else step  # checkpoints fall on multiples of the interval
+            step = multiple if multiple - step <= self.cadence else step  # checkpoints fall on multiples of the interval
         return replace(self, proposed=Step(step), newest=Step(step))
