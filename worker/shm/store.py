@@ -32,6 +32,8 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 DIGEST_PIECE_BYTES = 32 * 1024 * 1024
+INLINE_DIGEST_BYTES = 1024 * 1024
+"""Digested on the loop: 0.03 ms at 30 GiB/s, less than a thread takes to begin."""
 _SLOT_NAME = re.compile(r"rank-(\d+)\.slot-(\d+)")
 T = TypeVar("T")
 
@@ -317,7 +319,7 @@ class SlotStore:
                     hasher.update(piece)
             return hasher.digest()
 
-        return await in_thread(work)
+        return work(threading.Event()) if size <= INLINE_DIGEST_BYTES else await in_thread(work)
 
     @staticmethod
     async def _join(slot: Slot) -> None:
