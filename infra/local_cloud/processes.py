@@ -66,6 +66,13 @@ def is_rank(pid: int, rank: int) -> bool:
     return False
 
 
+def is_agent(pid: int) -> bool:
+    """Say whether a process is a node's agent, by its command line."""
+    with contextlib.suppress(OSError):
+        return b"\0-m\0worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
 def descendants(root_pid: int) -> list[Process]:
     """Return every living process below `root_pid`, parents before children; zombies are left out."""
     children: dict[int, list[tuple[int, _Stat]]] = {}

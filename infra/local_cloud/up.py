@@ -33,7 +33,7 @@ from infra.local_cloud.errors import NotUp, PreflightFailed, StartFailed
 from infra.local_cloud.faults import Conditions
 from infra.local_cloud.instance_init import memory_directory
 from infra.local_cloud.parts import Parts, tail, write_private
-from infra.local_cloud.processes import descendants, end, is_rank, kill_descendants, marked_with, wait_gone
+from infra.local_cloud.processes import descendants, end, is_agent, is_rank, kill_descendants, marked_with, wait_gone
 
 AWS, CONTROL_PLANE = "aws", "control-plane"
 BUCKET: Final = "everstep-local"
@@ -45,6 +45,18 @@ INSTANCE_TYPE: Final = "c7i.2xlarge"
 IMAGE: Final = "ami-12c6146b"
 """One of those that moto begins with; an instance here runs its user data and nothing else."""
 MAX_NODES: Final = 64
+USER_DATA: Final = """\
+#!/bin/sh
+# What systemd does on a real node (Restart=on-failure): again after a crash, unless crashes come too fast.
+quick=0
+while [ $quick -lt 3 ]; do
+    begun=$(date +%s)
+    {agent} && exit 0
+    code=$?
+    if [ $(($(date +%s) - begun)) -lt 10 ]; then quick=$((quick + 1)); else quick=0; fi
+done
+exit $code
+"""
 START_SECONDS: Final = 30.0
 NODES_POLL_SECONDS: Final = 0.1
 
@@ -279,6 +291,24 @@ class LocalCluster:
                 return process.pid
         raise NotUp(f"no rank {rank} runs on {instance_id}")
 
+    def kill_agent(self, instance_id: str) -> int:
+        """SIGKILL the agent of a node, as a crash would; its ranks train on, and its user data starts it again.
+
+        Args:
+            instance_id: the node.
+
+        Returns:
+            The pid that was killed.
+
+        Raises:
+            NotUp: no such instance or no agent runs.
+        """
+        init = self.instances().get(instance_id)
+        for process in descendants(init) if init is not None else []:
+            if is_agent(process.pid) and process.send(signal.SIGKILL):
+                return process.pid
+        raise NotUp(f"no agent runs on {instance_id}")
+
     def restart_control_plane(self) -> None:
         """Start the control plane again at the same address, after ending it if it runs.
 
@@ -396,7 +426,7 @@ class LocalCluster:
 
     def _create_group(self, group: str, join_token: str) -> None:
         ec2, auto_scaling = self.aws("ec2"), self.aws("autoscaling")
-        user_data = f"#!/bin/sh\nexec everstep agent --control-plane-url {self.endpoint_url} --join-token {join_token}\n"
+        user_data = USER_DATA.format(agent=f"everstep agent --control-plane-url {self.endpoint_url} --join-token {join_token}")
         (subnet,) = ec2.describe_subnets(Filters=[{"Name": "availability-zone", "Values": [AVAILABILITY_ZONE]}])["Subnets"]
         template = ec2.create_launch_template(
             LaunchTemplateName=group,
