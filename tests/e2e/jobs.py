@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,10 +71,21 @@ class Workplace:
     undisturbed: dict[tuple[int, str], list[Json]] = field(default_factory=dict)
     """Results by world size and hyperparameters."""
 
-    def submit(self, name: str, shape: Shape, *, entry_point: str = "train.py", request: Mapping[str, Any] | None = None, **given: object) -> Job:
-        """Submit the test script; `given` are its hyperparameters."""
+    def submit(
+        self,
+        name: str,
+        shape: Shape,
+        *,
+        holds: Iterable[str] = (),
+        entry_point: str = "train.py",
+        request: Mapping[str, Any] | None = None,
+        **given: object,
+    ) -> Job:
+        """Submit the test script; `given` are its hyperparameters, `holds` the moments at which it stands."""
         gate = self.directory / "gates" / name
         gate.mkdir(parents=True)
+        for moment in holds:
+            (gate / f"hold {moment}").touch()
         parameters = {key: str(value) for key, value in given.items()}
         source = self.client.upload_source(Directory=SCRIPTS)
         self.client.create_training_job(
@@ -91,7 +102,7 @@ class Workplace:
 
     def reference(self, shape: Shape, parameters: Mapping[str, str]) -> list[Json]:
         """Return what each rank of an undisturbed run leaves; computed once for every way to train."""
-        own = {key: value for key, value in parameters.items() if key not in ("holds", "pace_seconds", "says")}
+        own = {key: value for key, value in parameters.items() if key not in ("pace_seconds", "says")}
         key = (shape.world, json.dumps(own, sort_keys=True))
         if key not in self.undisturbed:
             directory = self.directory / "undisturbed" / str(len(self.undisturbed))
@@ -151,7 +162,7 @@ class Job:
         return seen
 
     def wait_standing(self, moment: str) -> None:
-        """Wait until every rank stands at a moment of `holds`."""
+        """Wait until every rank stands at a moment."""
         ranks = [self.gate / f"reached {moment} {rank}" for rank in range(self.shape.world)]
 
         def arrived() -> bool:
@@ -162,8 +173,8 @@ class Job:
         wait_until(f"{self.name} to stand at {moment}", arrived, lambda: self._told(self.describe()))
 
     def let_go(self, moment: str) -> None:
-        """Let ranks go that stand at a moment, or come there."""
-        (self.gate / moment).touch()
+        """Let the ranks go that stand at a moment."""
+        (self.gate / f"hold {moment}").unlink()
 
     def node_of(self, rank: int) -> str:
         """The instance that a rank runs on."""

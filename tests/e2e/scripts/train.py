@@ -1,7 +1,7 @@
 """A small deterministic training run with everything that a resume could get wrong: batch norm, dropout, an embedding, a schedule, data in mid-epoch.
 
-It runs alike under Everstep and alone. `holds` are moments at which a test wants it to stand: "1:8" means, in generation 1, between steps 8 and 9,
-until the file `<gate>/1:8` exists. Each rank leaves the digest of every tensor, every loss as hexadecimal, and its next random draw.
+It runs alike under Everstep and alone. A test makes it stand at a moment of its choice: while the file `<gate>/hold 1:8` exists, in generation 1
+between steps 8 and 9. Each rank leaves the digest of every tensor, every loss as hexadecimal, and its next random draw.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import everstep.training
 
 settings = everstep.training.hyperparameters(
-    adapter="zero3", precision="fp32", steps=16, seed=3, pace_seconds=0.0, holds="", gate="", crash_after=-1, ballast_bytes=0, says=""
+    adapter="zero3", precision="fp32", steps=16, seed=3, pace_seconds=0.0, gate="", crash_after=-1, ballast_bytes=0, says=""
 )
 GENERATION = int(os.environ.get("EVERSTEP_GENERATION", "0"))
-HOLDS = set(settings.holds.split())
 TOKENS, LENGTH, WIDTH = 29, 6, 24
 
 
@@ -160,12 +159,11 @@ def of_deepspeed() -> tuple[dict[str, Any], Callable[[Any], float]]:
 
 
 def stand(finished: int) -> None:
-    """Wait at a moment that a test has named, until it lets go."""
-    moment = f"{GENERATION}:{finished}"
-    if moment in HOLDS:
-        (Path(settings.gate) / f"reached {moment} {dist.get_rank()}").touch()
-        while not (Path(settings.gate) / moment).exists():
-            threading.Event().wait(0.01)
+    """Wait at a moment that a test has named, for as long as it says so."""
+    gate, moment = Path(settings.gate), f"{GENERATION}:{finished}"
+    while settings.gate and (gate / f"hold {moment}").exists():
+        (gate / f"reached {moment} {dist.get_rank()}").touch()
+        threading.Event().wait(0.01)
 
 
 def main() -> None:

@@ -1,0 +1,207 @@
+"""What may happen to a ZeRO-3 job on its way, one thing at a time; always: bit for bit where an undisturbed run ends, and the fault really fired."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header
+from infra.local_cloud.instance_init import memory_directory
+from tests.e2e.jobs import SHAPES, Job, Shape, Workplace, assert_identical, assert_incident, wait_until
+
+STEPS = 18
+FIRST, LAST = "1:6", "1:14"
+"""A fault falls while ranks train from one to the other; at the second they stand until their generation is over."""
+PACE_SECONDS = 0.05
+PAIRS = Shape(nodes=4)
+MIXED = SHAPES[5]
+
+
+@pytest.fixture
+def start(place: Workplace, request: pytest.FixtureRequest) -> Callable[..., Job]:
+    """Start a job of this test's own name."""
+    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "").strip("-")
+
+    def submit(shape: Shape, *, holds: tuple[str, ...] = (FIRST, LAST), **more: object) -> Job:
+        return place.submit(name, shape, **{"holds": holds, "steps": STEPS, "pace_seconds": PACE_SECONDS, **more})  # type: ignore[arg-type]
+
+    return submit
+
+
+def in_mid_training(job: Job, moment: str = FIRST) -> None:
+    """Return when ranks stand behind a committed step, about to go on."""
+    job.reference()  # before anything is hurt, so that both do not share the processors
+    job.wait_standing(moment)
+    job.wait_committed(int(moment.split(":")[1]) - 2)
+
+
+# -- instances --------------------------------------------------------------------------------------------------------
+
+
+def test_a_terminated_instance(place: Workplace, start: Callable[..., Job]) -> None:
+    job = start(MIXED)
+    in_mid_training(job)
+    victim = job.node_of(3)
+    (spare,) = place.cluster.instances().keys() - set(job.describe()["NodeIds"])
+    job.let_go(FIRST)
+    job.terminate(victim)
+    job.wait_ended()
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="instance_terminated", source="peer")
+    assert (incident["InstanceId"], incident["ReplacementInstanceId"]) == (victim, spare)
+    assert job.describe()["NodeIds"][3] == spare, "the replacement takes the lost node's place, so that the order of ranks stays"
+    assert_identical(job)
+
+
+def test_a_lost_group(start: Callable[..., Job]) -> None:
+    interval = 4
+    job = start(PAIRS, request={"CheckpointConfig": {"EverySteps": interval}})
+    in_mid_training(job)
+    job.wait("a checkpoint", lambda _: job.protection()["LastCheckpoint"])
+    victims = job.groups()[0]
+    assert len(victims) == 2
+    job.let_go(FIRST)
+    job.terminate(*victims)
+    job.wait_ended()
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="group_lost", source="s3", lost_steps=interval + 3, base=interval)
+    assert set(incident["InstanceIds"]) == victims
+    assert len(incident["ReplacementInstanceIds"]) == 2
+    assert_identical(job)
+
+
+def test_a_second_instance_is_lost_during_the_recovery(start: Callable[..., Job]) -> None:
+    job = start(PAIRS)
+    in_mid_training(job)
+    first, second = (sorted(group)[0] for group in (job.groups()[0], job.groups()[2]))
+    job.let_go(FIRST)
+    job.terminate(first)
+    job.wait("the incident", lambda seen: seen["IncidentCount"] == 1)
+    job.terminate(second)
+    job.wait_ended()
+    incidents = job.incidents()
+    assert {node for incident in incidents for node in incident["InstanceIds"]} == {first, second}
+    for incident in incidents:
+        assert_incident(incident, cause="instance_terminated", source="peer")
+    assert_identical(job)
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_is_killed_in_the_middle_of_a_capture(start: Callable[..., Job]) -> None:
+    """The first captures are audited: they end only at the next guard, and ranks that stand before it are in the middle of one."""
+    victim = 2
+    job = start(PAIRS, holds=tuple(f"1:{step}" for step in range(1, STEPS)))
+    job.reference()
+    for step in itertools.count(1):
+        job.wait_standing(f"1:{step}")
+        wait_until("the slots to come to rest", lambda: slot_states(job, victim) == slot_states(job, victim))
+        if job.describe()["CommittedStep"] > 0 and SlotState.WRITING in slot_states(job, victim):
+            break
+        job.let_go(f"1:{step}")
+    job.kill_rank(victim)
+    job.wait_ended()
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="rank_exit", source="local")
+    assert_identical(job)
+
+
+def test_a_flipped_bit_in_memory(start: Callable[..., Job]) -> None:
+    """The owner's own slots no longer hash to their digests: its shard comes from the peer."""
+    victim = 1
+    job = start(PAIRS)
+    in_mid_training(job)
+    job.kill_rank(3)
+    wait_until("the ranks to be gone", lambda: not job.place.rank_processes() or job.describe()["IncidentCount"])
+    flipped = [flip(path) for path in own_slots(job, victim) if state_of(path) is SlotState.SEALED]
+    assert flipped
+    job.wait_ended()
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="rank_exit", source="peer")
+    assert_identical(job)
+
+
+def own_slots(job: Job, rank: int) -> list[Path]:
+    """The slot files of a rank's own shard on its own node."""
+    return sorted(memory_directory(job.node_of(rank)).glob(f"*/rank-{rank}.slot-*"))
+
+
+def state_of(path: Path) -> SlotState | None:
+    """A slot's state; None while it is being written."""
+    try:
+        with path.open("rb") as file:
+            return unpack_header(file.read(HEADER_BYTES)).state
+    except ProtocolError:
+        return None
+
+
+def slot_states(job: Job, rank: int) -> list[SlotState | None]:
+    return [state_of(path) for path in own_slots(job, rank)]
+
+
+def flip(path: Path) -> Path:
+    """Flip one bit of a slot's payload."""
+    with path.open("r+b") as file:
+        file.seek(HEADER_BYTES + 100)
+        (byte,) = file.read(1)
+        file.seek(HEADER_BYTES + 100)
+        file.write(bytes([byte ^ 0x10]))
+    return path
+
+
+# -- our own processes ------------------------------------------------------------------------------------------------
+
+
+def test_the_control_plane_is_killed_and_comes_back(place: Workplace, start: Callable[..., Job]) -> None:
+    later = "1:12"
+    job = start(PAIRS, holds=(FIRST, later))
+    in_mid_training(job)
+    ranks = place.rank_processes()
+    place.cluster.kill_control_plane()
+    job.let_go(FIRST)
+    job.wait_standing(later)  # training needs no control plane
+    place.cluster.restart_control_plane()
+    job.wait_committed(10)
+    assert place.rank_processes() == ranks
+    job.let_go(later)
+    assert job.wait_ended()["Generation"] == 1
+    assert job.incidents() == []
+    assert_identical(job)
+
+
+@pytest.mark.parametrize("whose", ["coordinator", "member"])
+def test_an_agent_is_killed_and_comes_back(place: Workplace, start: Callable[..., Job], whose: str) -> None:
+    later = "1:14"
+    job = start(PAIRS, holds=(FIRST, later))
+    in_mid_training(job)
+    ranks = place.rank_processes()
+    seen = job.describe()
+    coordinator = seen["CoordinatorNodeId"]
+    node = coordinator if whose == "coordinator" else next(node for node in seen["NodeIds"] if node != coordinator)
+    place.cluster.kill_agent(node)
+    job.let_go(FIRST)
+    job.wait_standing(later)  # nor does it need an agent
+    job.wait_committed(12)  # the next agent has taken over slots, ranks and rounds
+    assert place.rank_processes() == ranks
+    job.let_go(later)
+    assert job.wait_ended()["Generation"] == 1
+    assert job.incidents() == []
+    assert_identical(job)
+
+
+def test_an_agent_and_a_rank_of_its_node_are_killed_together(place: Workplace, start: Callable[..., Job]) -> None:
+    job = start(PAIRS)
+    in_mid_training(job)
+    job.let_go(FIRST)
+    node = job.node_of(1)
+    place.cluster.kill_agent(node)
+    place.cluster.kill_rank(node, 1)
+    job.wait_ended()
+    assert all(incident["RestoreSource"] in ("local", "peer") for incident in job.incidents())
+    assert 1 <= len(job.incidents()) <= 2
+    assert_identical(job)

@@ -1,0 +1,143 @@
+"""Lives of jobs that end otherwise than completed, wait for each other, or are refused; and what they leave to be read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep.errors import EverstepError, ServiceError
+from tests.e2e.jobs import SHAPES, Shape, Workplace, assert_identical, wait_until
+
+PAIR = SHAPES[2]
+PAIRS = Shape(nodes=4)
+
+
+def test_a_stop_is_agreed_and_kept(place: Workplace) -> None:
+    first = "1:6"
+    job = place.submit("stopped", PAIRS, steps=200, holds=(first,), pace_seconds=0.02)
+    job.wait_standing(first)
+    job.wait_committed(4)
+    place.client.stop_training_job(TrainingJobName=job.name)
+    job.let_go(first)
+    seen = job.wait_ended("Stopped")
+    results = job.results()
+    (steps,) = {result["steps"] for result in results}
+    assert 6 <= steps < 200
+    checkpoint = place.client.list_checkpoints(TrainingJobName=job.name)["Checkpoints"][0]
+    assert checkpoint["Step"] == steps
+    assert str(steps) in seen["Reason"]
+    assert job.incidents() == []
+    undisturbed = place.reference(job.shape, {**job.parameters, "steps": str(steps)})
+    assert [result["tensors"] for result in results] == [result["tensors"] for result in undisturbed]
+
+
+def test_a_script_that_ends_at_once(place: Workplace) -> None:
+    job = place.submit("broken", PAIR, entry_point="broken.py", request={"RetryStrategy": {"MaxAttempts": 2}})
+    seen = job.wait_ended("Failed")
+    assert "the tokenizer /data/vocabulary.json is missing" in seen["FailureReason"]
+    assert "the same failure 2 times before its first step" in seen["FailureReason"]
+    assert seen["Generation"] == 2
+
+
+def test_a_script_that_always_ends_at_the_same_step(place: Workplace) -> None:
+    job = place.submit("bad-data", PAIR, steps=20, crash_after=5)
+    seen = job.wait_ended("Failed")
+    assert "the data of step 6 are bad" in seen["FailureReason"]
+    assert "the same failure 3 times after step 5" in seen["FailureReason"]
+    assert seen["Generation"] == 3
+    assert [incident["FromStep"] > 0 for incident in job.incidents()][:2] == [True, True], "each attempt went on from memory"
+
+
+def test_state_that_does_not_fit(place: Workplace) -> None:
+    job = place.submit("too-large", PAIR, adapter="plain", steps=20, ballast_bytes=40_000_000)
+    seen = job.wait_ended("Failed")
+    for words in ("Protection.Copies", "2 slots · 2 copies · 1 ranks per node", "of host memory per node", f"{64 * 1024**2:,} are there"):
+        assert words in seen["FailureReason"]
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("EntryPoint", {"EntryPoint": "trian.py"}),
+        ("Protection.Copies", {"Protection": {"Copies": 3}}),
+    ],
+)
+def test_what_is_refused_creates_nothing(place: Workplace, field: str, wrong: dict[str, object]) -> None:
+    source = place.client.upload_source(Directory=Path(__file__).parent / "scripts")
+    request = {"TrainingJobName": "refused", "Source": source, "EntryPoint": "train.py", "NodeCount": 2, **wrong}
+    with pytest.raises(ServiceError) as refused:
+        place.client.create_training_job(**request)
+    assert [error.field for error in refused.value.fields] == [field]
+    with pytest.raises(EverstepError, match="refused"):
+        place.client.describe_training_job(TrainingJobName="refused")
+
+
+def test_jobs_wait_for_each_other_in_order(place: Workplace) -> None:
+    """The group can hold six instances: five are taken, two wait, one of them gives up waiting."""
+    with room_for(place, 6):
+        first = place.submit("queue-first", SHAPES[5], adapter="plain", steps=10, holds=("1:4",))
+        first.wait_standing("1:4")
+        second = place.submit("queue-second", SHAPES[3], adapter="plain", steps=10)
+        third = place.submit("queue-third", PAIR, adapter="plain", steps=10)
+        fourth = place.submit("queue-fourth", PAIR, adapter="plain", steps=10)
+        for job in (second, third, fourth):
+            assert "queue" in job.wait("its reason", lambda seen: seen["Reason"])["Reason"]
+        place.client.stop_training_job(TrainingJobName=third.name)
+        assert "before it started" in third.wait_ended("Stopped")["Reason"]
+        assert third.describe()["Generation"] == 0
+        first.let_go("1:4")
+        started = [job.wait_ended()["TrainingStartTime"] for job in (first, second, fourth)]
+        assert started == sorted(started)
+        for job in (first, second, fourth):
+            assert job.incidents() == []
+            assert_identical(job)
+
+
+@contextlib.contextmanager
+def room_for(place: Workplace, instances: int):  # type: ignore[no-untyped-def]
+    with contextlib.closing(place.cluster.aws("autoscaling")) as auto_scaling:
+        (group,) = auto_scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[place.cluster.group])["AutoScalingGroups"]
+
+        def limit(size: int) -> None:
+            auto_scaling.update_auto_scaling_group(AutoScalingGroupName=place.cluster.group, MaxSize=size)
+
+            def is_seen() -> bool:
+                return bool(place.client.describe_fleet(FleetName="local")["MaxNodeCount"] == size)
+
+            wait_until("the control plane to see the group's new limit", is_seen)
+
+        limit(instances)
+        try:
+            yield
+        finally:
+            limit(group["MaxSize"])
+
+
+def test_logs_and_outputs_come_back_by_the_command_line(place: Workplace, tmp_path: Path) -> None:
+    first, last = "1:5", "1:10"
+    job = place.submit("talkative", PAIR, adapter="plain", steps=12, holds=(first, last), says="says hello")
+    job.wait_standing(first)
+    job.wait_committed(3)
+    job.let_go(first)
+    job.kill_rank(1)
+    job.wait_ended()
+    printed = everstep(place, "jobs", "logs", job.name, "--rank", "0")
+    assert printed.stdout.splitlines() == [f"rank 0 of 2, generation {generation} says hello" for generation in (1, 2)]
+    assert [job.log("stdout", 1, rank).strip() for rank in range(2)] == [f"rank {rank} of 2, generation 1 says hello" for rank in range(2)]
+    told = everstep(place, "jobs", "output", job.name, "--to", str(tmp_path / "out"))
+    assert "2 files" in told.stdout
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.json")) == [f"out/rank={rank}/result.json" for rank in range(2)]
+    assert_identical(job)
+
+
+def everstep(place: Workplace, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line against the cluster."""
+    command = [str(Path(sys.executable).parent / "everstep"), *words]
+    told = subprocess.run(command, env={**os.environ, **place.cluster.environment()}, capture_output=True, text=True, timeout=60, check=False)
+    assert told.returncode == 0, told.stderr
+    return told
