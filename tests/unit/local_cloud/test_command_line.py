@@ -56,6 +56,7 @@ def test_a_missing_extra_is_answered_with_the_pip_line(monkeypatch: pytest.Monke
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_up_ends_what_it_began(number: signal.Signals, tmp_path: Path) -> None:
     words = [sys.executable, "-P", "-m", "infra.local_cloud", "up", "--nodes", "1", "--spares", "0", "--boot-delay", "600"]

@@ -19,7 +19,8 @@ from infra.local_cloud.faults import Conditions
 from infra.local_cloud.processes import identify, marked_with, wait_gone
 from infra.local_cloud.up import ClusterOptions, LocalCluster
 
-pytestmark = pytest.mark.integration
+# Several real servers start in each test; on a busy machine each takes its time.
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 EMPTY = ClusterOptions(nodes=0, spares=0)
 
