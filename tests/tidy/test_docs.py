@@ -44,6 +44,15 @@ def test_every_name_of_the_code_exists(document: Path) -> None:
     assert unknown == []
 
 
+@pytest.mark.parametrize("document", NAMED, ids=lambda path: path.name)
+def test_every_name_that_is_given_with_its_file_is_defined_there(document: Path) -> None:
+    text = " ".join(document.read_text().split())
+    given = re.findall(r"`([\w.]+)(?:\(\))?`,? \(`([\w/]+\.py)`", text)
+    wrong = [(name, path) for name, path in given if path not in tracked() or not set(name.split(".")) <= defined_in(path) | {Path(path).stem}]
+    assert wrong == []
+    assert given or document.name != "ARCHITECTURE.md"
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_link_leads_to_a_file(document: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text())
@@ -88,6 +97,14 @@ def symbol_exists(name: str) -> bool:
     parts = name.removesuffix("()").split(".")
     known = names()
     return all(part in known for part in parts)
+
+
+@cache
+def defined_in(path: str) -> frozenset[str]:
+    """Every class, function and name that a file defines."""
+    nodes = list(ast.walk(ast.parse((ROOT / path).read_text())))
+    defined = {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)}
+    return frozenset(defined | {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)})
 
 
 @cache
