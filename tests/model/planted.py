@@ -1,0 +1,132 @@
+"""Bugs planted into the step protocol, one rule each. A model that does not find every one of them proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from control_plane.core import recovery
+from everstep.protocol.ids import NodeId, Step
+from everstep.protocol.rank_messages import Vote
+from everstep.protocol.slot import SlotState
+from tests.model.step_protocol import Rules
+from worker.core.rounds import NONE, Coordinator, Shard
+from worker.core.slots import Content, SlotView, kept
+
+
+class OwnerAcks(Shard):
+    """The owner acknowledges as soon as its own slot is sealed."""
+
+    __slots__ = ()
+
+    def _settled(self) -> Shard:
+        ready = self.vote is Vote.NONE and self.proposed != NONE and self.proposed in self.sealed
+        return replace(self, vote=Vote.ACKED) if ready else self
+
+
+class OwnersOnly(Shard):
+    """A new generation begins with only the owner in view."""
+
+    __slots__ = ()
+
+    @classmethod
+    def begin(cls, base: Step, peers: tuple[NodeId, ...]) -> Shard:
+        return replace(super().begin(base, peers), view=frozenset() if base else frozenset(peers))
+
+
+class ReturnsUnconfirmed(Shard):
+    """A dropped holder counts again with whatever it acknowledges first."""
+
+    __slots__ = ()
+
+    def _confirmed(self, peer: NodeId) -> Shard:
+        return replace(self, view=self.view | {peer}) if peer in self.peers else self
+
+
+class NeverRevokes(Shard):
+    """What a holder has once acknowledged counts for ever."""
+
+    __slots__ = ()
+
+    def inventory(self, peer: NodeId, steps: frozenset[Step]) -> Shard:
+        return replace(self, held=self.held | {(peer, step) for step in steps})._confirmed(peer)._settled()
+
+
+class ForgetsPage(Shard):
+    """A restarted agent does not read what its page says."""
+
+    __slots__ = ()
+
+    @classmethod
+    def adopt(cls, base: Step, peers: tuple[NodeId, ...], **known: object) -> Shard:
+        return super().adopt(base, peers, **{**known, "committed": NONE, "proposed": NONE, "vote": Vote.NONE})  # type: ignore[arg-type]
+
+
+class CommitsMajority(Coordinator):
+    """All but one acknowledgement are enough."""
+
+    __slots__ = ()
+
+    def _decided(self) -> Coordinator:
+        acked = [each for each in self.ranks if each.proposed == self.proposed and each.vote is Vote.ACKED]
+        if not self.is_recovering and self.proposed != NONE and len(acked) >= max(1, self.world_size - 1):
+            return replace(self, committed=self.proposed, proposed=NONE)
+        return super()._decided()
+
+
+class Forgets(Coordinator):
+    """A restarted coordinator takes the newest C that some agent has heard, and reuses step numbers."""
+
+    __slots__ = ()
+
+    def _recovered(self) -> Coordinator:
+        if not self.is_recovering or not self.is_complete:
+            return self
+        heard = max(each.committed for each in self.ranks)
+        return replace(self, is_recovering=False, committed=heard, newest=heard)
+
+
+class RecoversEarly(Coordinator):
+    """A restarted coordinator goes on as soon as the first agent has reported."""
+
+    __slots__ = ()
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.ranks) if self.is_recovering else len(self.ranks) == self.world_size
+
+
+def recycle_oldest(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
+    """Overwrite the oldest step, whatever is committed."""
+    free = [index for index, slot in enumerate(slots) if not slot.is_busy]
+    return min(free, key=lambda index: slots[index].content.step if slots[index].content else -1, default=None)  # type: ignore[union-attr]
+
+
+def keep_base_only(committed: Content | None, planned: Collection[Content], base: Content | None) -> frozenset[Content]:
+    """Forget the plan's keep list."""
+    return kept(committed, frozenset(), base)
+
+
+def choose_newest_per_rank(survey: recovery.Survey) -> recovery.Restore:
+    """Look at slots by step alone, whichever generation captured them."""
+    everything = {record.origin_generation: Step(2**62) for listed in survey.inventories.values() for record in listed}
+    return recovery.choose(replace(survey, path=everything))
+
+
+BUGS: Mapping[str, Rules] = {
+    "early-recycle": Rules(writable=recycle_oldest),
+    "owner-ack": Rules(shard=OwnerAcks),
+    "majority": Rules(coordinator=CommitsMajority),
+    "base-committed": Rules(starts_committed=True),
+    "owners-only": Rules(shard=OwnersOnly),
+    "unconfirmed-return": Rules(shard=ReturnsUnconfirmed),
+    "never-revokes": Rules(shard=NeverRevokes),
+    "forgets-page": Rules(shard=ForgetsPage),
+    "no-promise": Rules(has_promises=False),
+    "coordinator-forgets": Rules(coordinator=Forgets),
+    "coordinator-early": Rules(coordinator=RecoversEarly),
+    "keep-base-only": Rules(kept=keep_base_only),
+    "no-lineage": Rules(choose=choose_newest_per_rank),
+    "stale-floor": Rules(knows_floor=False),
+    "untold": Rules(tells_committed=False),
+}

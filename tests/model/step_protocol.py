@@ -1,0 +1,713 @@
+"""Explicit-state model of the step protocol (design §3) whose deciders are the real cores.
+
+    worker.core.rounds.Shard, Coordinator       rounds, votes, views
+    worker.core.slots.writable, kept            which slot may be written
+    everstep.training.step_rules.decide         what a rank does at a boundary
+    control_plane.core.recovery.choose          the base of a new generation, its sources and keep lists
+
+Around them everything may happen at any later moment: a report or an announcement is heard, a copier ends, a stream moves, an agent or the
+coordinator restarts, a holder is dropped, nodes die, promise, load; the next failure comes in the middle of all that.
+
+    python -m tests.model.step_protocol NODES COPIES STEPS FAULTS [--bug NAME] [--walks N] [--seed S]
+
+explores every interleaving (breadth first), or N random walks with finer steps. FAULTS bounds everything that goes wrong, together.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import combinations
+
+from control_plane.core import recovery
+from control_plane.core.observed import GenerationRecord, RefusedSource
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.plan import SlotRecord
+from everstep.protocol.rank_messages import AgentHalf, Vote
+from everstep.protocol.rounds import RankRound
+from everstep.protocol.slot import SlotState
+from everstep.training import step_rules
+from tests.model.world import NONE, Outcome, Pair, Phase, Plan, Process, Restore, Shape, Stream, World, empty_pair, on_path, put
+from worker.core import slots
+from worker.core.rounds import Coordinator, Shard
+from worker.core.slots import EMPTY, Content, SlotView
+
+Event = tuple[object, ...]
+NO_STREAM = Stream()
+WEIGHTS = {
+    "boundary": 0.3,
+    "obstacle": 0.1,
+    "drop": 0.4,
+    "break": 0.1,
+    "restart": 0.1,
+    "spoil": 0.1,
+    "lose": 0.03,
+    "part": 0.03,
+    "lose again": 0.1,
+    "mismatch": 0.15,
+}
+"""How likely the kinds of events are in a random walk; all others 1. Training is slow and faults are rare, or else nothing is ever committed."""
+
+
+class Violation(Exception):
+    """Something that must never be."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Every decision that the model asks for; a planted bug replaces one or two of them."""
+
+    shard: type[Shard] = Shard
+    coordinator: type[Coordinator] = Coordinator
+    writable: Callable[..., int | None] = slots.writable
+    kept: Callable[..., frozenset[Content]] = slots.kept
+    choose: Callable[[recovery.Survey], recovery.Restore] = recovery.choose
+    has_promises: bool = True
+    """A node that has promised does nothing more for the old generation."""
+    starts_committed: bool = False
+    """A new generation treats its base as committed."""
+    tells_committed: bool = True
+    """The first message of a stream says what is committed; else a holder goes by what its own coordinator line has brought."""
+    knows_floor: bool = True
+    """Whoever plans knows the highest C that a live agent has heard; else only the base of the last generation."""
+
+
+class Model:
+    """All moves of one world."""
+
+    def __init__(self, shape: Shape, rules: Rules | None = None, *, is_fine: bool = False, start: World | None = None) -> None:
+        """Begin.
+
+        Args:
+            shape: sizes and the budget of faults.
+            rules: who decides; the real cores by default.
+            is_fine: every small step is a move of its own; else what only one node sees happens at once.
+            start: the world to explore from; a job's first generation by default.
+        """
+        self._start = start
+        self.shape = shape
+        self.rules = rules or Rules()
+        self.is_fine = is_fine
+        self.holders = shape.holders()
+        self.seats = range(shape.nodes)
+
+    # -- the beginning ----------------------------------------------------------------------------------------------------------------
+
+    def first(self) -> World:
+        """Return the first generation's start: nothing is captured yet, step 0 is what the script builds."""
+        if self._start is not None:
+            return self._start
+        n = self.shape.nodes
+        world = World(
+            generation=0,
+            issued=0,
+            lineage=(),
+            base=0,
+            origin=0,
+            keep=((frozenset(),) * n,) * n,
+            coordinator=Coordinator.begin(world_size=n, base=Step(0), every_steps=0),
+            shards=(),
+            granted=(),
+            processes=(),
+            slots=tuple(tuple(empty_pair() for _ in row) for row in self.holders),
+            streams=(),
+            restore=None,
+            limbo=(None,) * n,
+            refused=frozenset(),
+            faults=0,
+            best=0,
+            owed=tuple(frozenset(row) for row in self.holders),
+            stood=(frozenset(),) * n,
+            dropped=frozenset(),
+            heard=frozenset(),
+        )
+        return self._started(world, Plan(0, 0, world.keep), 1)
+
+    def _started(self, world: World, plan: Plan, generation: int) -> World:
+        """Every node has loaded: ranks and rounds begin."""
+        n, base = self.shape.nodes, Step(plan.base)
+        coordinator = self.rules.coordinator.begin(world_size=n, base=base, every_steps=0)
+        shards = tuple(self.rules.shard.begin(base, self._peers(rank)) for rank in self.seats)
+        if self.rules.starts_committed and base:
+            coordinator = replace(coordinator, committed=base, proposed=Step(NONE))._propose()
+            shards = tuple(replace(shard, committed=base) for shard in shards)
+        return world._replace(
+            generation=generation,
+            issued=generation,
+            lineage=(*world.lineage, (generation, world.generation, plan.base)),
+            base=plan.base,
+            origin=plan.origin,
+            keep=plan.keep,
+            coordinator=coordinator,
+            shards=shards,
+            granted=(NONE,) * n,
+            processes=(Process(plan.base),) * n,
+            streams=tuple((NO_STREAM,) * len(row) for row in self.holders),
+            restore=None,
+            heard=frozenset(),
+        )
+
+    def _peers(self, rank: int) -> tuple[NodeId, ...]:
+        return tuple(NodeId(f"{seat}") for seat in self.holders[rank][1:])
+
+    # -- reading the world --------------------------------------------------------------------------------------------------------------
+
+    def content(self, world: World, step: int) -> Content:
+        """Name the state of `step` in the running generation."""
+        return Content(Generation(world.origin if step == world.base and step else world.generation), Step(step))
+
+    def has(self, world: World, rank: int, holder: int, content: Content) -> bool:
+        """Say whether a holder's slots have `content`, sealed."""
+        return slots.find_sealed(world.slots[rank][holder], content) is not None
+
+    def acts(self, world: World, seat: int) -> bool:
+        """Say whether the node in `seat` still acts for the running generation."""
+        if world.restore is None:
+            return True
+        if seat in world.restore.dead or world.restore.plan is not None:
+            return False
+        return world.restore.inventories[seat] is None or not self.rules.has_promises
+
+    def keeps(self, world: World, rank: int, seat: int, told: int = NONE) -> frozenset[Content]:
+        """Return what `seat` may not overwrite of a shard, as its member knows it."""
+        committed = max(world.shards[seat].committed, told)
+        base = Content(Generation(world.origin), Step(world.base)) if world.base else None
+        return self.rules.kept(self.content(world, committed) if committed != NONE else None, world.keep[seat][rank], base)
+
+    def path(self, world: World) -> recovery.Path:
+        """Return the path of the newest started generation."""
+        return _path(world.lineage, world.generation)
+
+    def half(self, world: World, rank: int) -> AgentHalf:
+        """Return the agent's half of a rank's page, as `OwnedShard.publish` writes it."""
+        shard = world.shards[rank]
+        voted = shard.proposed if shard.vote is not Vote.NONE else NONE
+        return AgentHalf(world.generation, shard.committed, shard.proposed, world.granted[rank], vote_step=voted, vote=shard.vote)
+
+    def round(self, world: World, rank: int) -> RankRound:
+        """Return a rank's part of its node's report."""
+        shard = world.shards[rank]
+        return RankRound(
+            rank=Rank(rank),
+            boundary=Step(world.processes[rank].boundary),
+            committed=shard.committed,
+            proposed=shard.proposed,
+            vote=shard.vote,
+            is_late=shard.is_late,
+        )
+
+    # -- what can happen ------------------------------------------------------------------------------------------------------------------
+
+    def moves(self, world: World) -> Iterator[tuple[Event, World]]:
+        """Yield everything that can happen next."""
+        for seat in self.seats:
+            if self.acts(world, seat):
+                yield from self._agent_moves(world, seat)
+                yield from self._process_moves(world, seat)
+        for rank in self.seats:
+            for holder in range(1, len(self.holders[rank])):
+                yield from self._stream_moves(world, rank, holder)
+        if world.restore is None:
+            yield from self._failures(world)
+        else:
+            yield from self._restore_moves(world, world.restore)
+
+    # -- rounds ---------------------------------------------------------------------------------------------------------------------------
+
+    def _agent_moves(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
+        coordinator, shard = world.coordinator, world.shards[rank]
+        if self.acts(world, 0):
+            report = self.round(world, rank)
+            if all(each != report for each in coordinator.ranks):
+                yield ("report", rank), self._coordinated(world, coordinator.report(report))
+            if not coordinator.is_recovering and (coordinator.committed, coordinator.proposed) != (shard.committed, shard.proposed):
+                heard = self._apply(world, rank, shard.hear(coordinator.committed, coordinator.proposed))
+                if heard is not world:
+                    yield ("hear", rank, coordinator.committed, coordinator.proposed), heard
+        yield from self._grant(world, rank)
+
+    def _apply(self, world: World, rank: int, shard: Shard) -> World:
+        """Take a shard's new state, as `OwnedShard.apply` does, and note what the checker wants to know."""
+        before = world.shards[rank]
+        if shard == before:
+            return world
+        if shard.committed < before.committed:
+            raise Violation(f"rank {rank} goes back from C={before.committed} to {shard.committed}")
+        gone = {int(peer) for peer in before.view - shard.view}
+        back = {int(peer) for peer in shard.view - before.view}
+        counted = frozenset({rank, *map(int, shard.view)})
+        return world._replace(
+            shards=put(world.shards, rank, shard),
+            heard=world.heard | ({shard.proposed} - {NONE}),
+            stood=put(world.stood, rank, counted) if before.vote is not shard.vote is Vote.ACKED else world.stood,
+            granted=put(world.granted, rank, NONE) if shard.proposed != before.proposed else world.granted,
+            dropped=(world.dropped | {(rank, seat) for seat in gone}) - {(rank, seat) for seat in back},
+            owed=put(world.owed, rank, world.owed[rank] | (back - self._dead(world))),
+        )
+
+    @staticmethod
+    def _dead(world: World) -> frozenset[int]:
+        return world.restore.dead if world.restore is not None else frozenset()
+
+    def _coordinated(self, world: World, coordinator: Coordinator) -> World:
+        """Take the coordinator's new state; check what it did."""
+        before = world.coordinator
+        world = world._replace(coordinator=coordinator)
+        if coordinator.is_recovering:
+            return world
+        if not before.is_recovering and coordinator.committed < before.committed:
+            raise Violation(f"C falls from {before.committed} to {coordinator.committed}")
+        if coordinator.proposed not in (NONE, before.proposed):
+            again = before.is_recovering and coordinator.proposed == world.base  # the base's own round goes on
+            if coordinator.proposed in world.heard and not again:
+                raise Violation(f"step {coordinator.proposed} is proposed twice")
+        if coordinator.committed != NONE and (coordinator.committed != before.committed or before.is_recovering):
+            world = self._committed(world, coordinator.committed)
+        return world
+
+    def _committed(self, world: World, step: int) -> World:
+        if step < world.best:
+            raise Violation(f"C is {step} although {world.best} was committed before")
+        dead = self._dead(world)
+        counted = tuple(stood - dead for stood in world.stood)
+        if step > world.best > 0:
+            for rank in self.seats:
+                thinned = [seat for seat in world.owed[rank] - counted[rank] if (rank, seat) not in world.dropped and seat not in dead]
+                if thinned:
+                    raise Violation(f"step {step} of rank {rank} stands on {sorted(counted[rank])}, the one before also on {thinned}, never dropped")
+        elif step == world.best:
+            counted = tuple(world.owed[rank] | {seat for seat in counted[rank] if self._has_at(world, rank, seat, step)} for rank in self.seats)
+        return world._replace(best=step if all(counted) else world.best, owed=counted)
+
+    def _has_at(self, world: World, rank: int, seat: int, step: int) -> bool:
+        return self.has(world, rank, self.holders[rank].index(seat), self.content(world, step))
+
+    # -- the rank and its agent -----------------------------------------------------------------------------------------------------------
+
+    def _grant(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
+        """Grant a slot for the proposed step, as `RankLines._grant` does."""
+        shard = world.shards[rank]
+        step = shard.proposed
+        if step in (NONE, world.base) or step in shard.sealed or world.granted[rank] != NONE or world.processes[rank].boundary >= step:
+            return
+        pair = world.slots[rank][0]
+        index = self.rules.writable(pair, self.keeps(world, rank, rank))
+        if index is None:
+            return
+        granted = self._slot(world, rank, 0, index, SlotView(SlotState.WRITING, self.content(world, step)))
+        for lost in shard.sealed:
+            if not self.has(granted, rank, 0, self.content(world, lost)):
+                shard = shard.forget(lost)
+        yield ("grant", rank, step, index), granted._replace(granted=put(world.granted, rank, index), shards=put(world.shards, rank, shard))
+
+    @staticmethod
+    def _slot(world: World, rank: int, holder: int, index: int, view: SlotView) -> World:
+        pair = put(world.slots[rank][holder], index, view)
+        return world._replace(slots=put(world.slots, rank, put(world.slots[rank], holder, pair)))
+
+    @staticmethod
+    def _process(world: World, rank: int, process: Process) -> World:
+        return world._replace(processes=put(world.processes, rank, process))
+
+    def _process_moves(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
+        process = world.processes[rank]
+        is_first = min(each.boundary for each in world.processes) >= process.boundary
+        if process.boundary < self.shape.steps and is_first and process.copying is None:
+            yield ("boundary", rank, process.boundary + 1), self._boundary(world, rank, "")
+            if self.is_fine and world.faults < self.shape.faults and world.shards[rank].proposed == process.boundary + 1:
+                yield ("obstacle", rank), self._boundary(world._replace(faults=world.faults + 1), rank, "no memory")
+        if process.copying is not None:
+            step, slot = process.copying
+            view = world.slots[rank][0][slot]
+            if view.state is SlotState.SEALED:
+                raise Violation(f"rank {rank} copies step {step} into slot {slot}, which is sealed with {view.content}")
+            copied = self._process(world, rank, process._replace(copying=None, outcome=Outcome(step, slot, False, False)))
+            yield ("copied", rank, step), copied if self.is_fine else self._heard(copied, rank)
+        if process.outcome is not None and not process.outcome.is_heard and process.is_connected:
+            yield ("deliver", rank, process.outcome.step), self._heard(world, rank)
+        if not process.is_connected:
+            yield ("hello", rank), self._hello(world, rank)
+
+    def _boundary(self, world: World, rank: int, obstacle: str) -> World:
+        """Pass the next boundary and do what the rank's own rules say there."""
+        process = world.processes[rank]
+        process = process._replace(boundary=process.boundary + 1)
+        if not process.is_connected:
+            return self._process(world, rank, process)
+        view = step_rules.RankView(process.boundary, world.base, process.settled, has_slots=True, obstacle=obstacle)
+        decision = step_rules.decide(view, self.half(world, rank))
+        if decision.capture_slot is not None:
+            return self._process(world, rank, process._replace(copying=(process.boundary, decision.capture_slot)))
+        if decision.abandon is not None:
+            step, reason = decision.abandon
+            outcome = Outcome(step, NONE, reason.startswith("late"), False)
+            abandoned = self._process(world, rank, process._replace(outcome=outcome))
+            return abandoned if self.is_fine else self._heard(abandoned, rank)
+        return self._process(world, rank, process)
+
+    def _heard(self, world: World, rank: int) -> World:
+        """The agent takes in what its rank said, as `RankLines.message` does; digesting and sealing are part of it."""
+        process = world.processes[rank]
+        outcome = process.outcome
+        if outcome is None or not process.is_connected:
+            return world
+        world = self._process(world, rank, process._replace(outcome=outcome._replace(is_heard=True)))
+        shard = world.shards[rank]
+        if outcome.slot == NONE:
+            return self._apply(self._settled(world, rank), rank, shard.abandon(Step(outcome.step), "", late=outcome.is_late))
+        if outcome.step != shard.proposed or outcome.slot != world.granted[rank]:
+            return self._settled(world, rank)
+        content = self.content(world, outcome.step)
+        return self._apply(self._slot(world, rank, 0, outcome.slot, SlotView(SlotState.SEALED, content)), rank, shard.seal(Step(outcome.step)))
+
+    def _settled(self, world: World, rank: int) -> World:
+        pair = tuple(EMPTY if view.is_busy else view for view in world.slots[rank][0])
+        return world._replace(slots=put(world.slots, rank, put(world.slots[rank], 0, pair)))
+
+    def _hello(self, world: World, rank: int) -> World:
+        """The rank finds the agent that was restarted, as `RankLines.hello` and the rank's link do it."""
+        process = world.processes[rank]._replace(is_connected=True)
+        world = self._process(world, rank, process)
+        shard = world.shards[rank]
+        if process.copying is None:
+            world = self._settled(world, rank)
+            if shard.proposed != NONE and process.boundary >= shard.proposed:
+                world = self._apply(world, rank, shard.abandon(shard.proposed, "the agent was away when it was captured"))
+        half, outcome = self.half(world, rank), process.outcome
+        if outcome is not None and half.proposed == outcome.step != half.vote_step:
+            world = self._process(world, rank, process._replace(outcome=outcome._replace(is_heard=False)))
+            return world if self.is_fine else self._heard(world, rank)
+        return world
+
+    # -- replica streams --------------------------------------------------------------------------------------------------------------------
+
+    def _stream_moves(self, world: World, rank: int, holder: int) -> Iterator[tuple[Event, World]]:
+        stream, seat = world.streams[rank][holder], self.holders[rank][holder]
+        owner_acts, holder_acts = self.acts(world, rank), self.acts(world, seat)
+        match stream.phase:
+            case Phase.OFF if owner_acts and holder_acts:
+                yield ("connect", rank, seat), self._connected(world, rank, holder)
+            case Phase.IDLE if owner_acts and holder_acts:
+                step = world.shards[rank].wanted(NodeId(f"{seat}"))
+                if step != NONE and self.has(world, rank, 0, self.content(world, step)):
+                    begun = self._stream(world, rank, holder, Stream(Phase.BEGUN, step, world.shards[rank].committed if self.rules.tells_committed else NONE))
+                    if self.is_fine:
+                        yield ("begin", rank, seat, step), begun
+                    elif (taken := self._taken(begun, rank, holder)) is not begun:
+                        yield ("send", rank, seat, step), self._sent(taken, rank, holder)
+            case Phase.BEGUN if holder_acts:
+                taken = self._taken(world, rank, holder)
+                refused = self._stream(world, rank, holder, Stream(Phase.IDLE))
+                yield ("take", rank, seat, stream.step), refused if taken is world else taken
+            case Phase.TAKEN if owner_acts and holder_acts:
+                yield ("sent", rank, seat, stream.step), self._sent(world, rank, holder)
+            case Phase.SENT if holder_acts:
+                stored = self._stored(world, rank, holder)
+                yield ("store", rank, seat, stream.step), stored if self.is_fine or not owner_acts else self._acknowledged(stored, rank, holder)
+            case Phase.SEALED if owner_acts:
+                yield ("acknowledge", rank, seat, stream.step), self._acknowledged(world, rank, holder)
+
+    @staticmethod
+    def _stream(world: World, rank: int, holder: int, stream: Stream) -> World:
+        return world._replace(streams=put(world.streams, rank, put(world.streams[rank], holder, stream)))
+
+    def _connected(self, world: World, rank: int, holder: int) -> World:
+        """The holder says what it has; only what the owner has too counts (`OwnedShard.inventory`)."""
+        listed = {view.content for view in world.slots[rank][holder] if view.state is SlotState.SEALED and view.content is not None}
+        steps = frozenset(each.step for each in listed if each == self.content(world, each.step) and self.has(world, rank, 0, each))
+        world = self._stream(world, rank, holder, Stream(Phase.IDLE))
+        return self._apply(world, rank, world.shards[rank].inventory(NodeId(f"{self.holders[rank][holder]}"), steps))
+
+    def _taken(self, world: World, rank: int, holder: int) -> World:
+        """The holder grants a slot; the same world when it has none."""
+        stream, seat = world.streams[rank][holder], self.holders[rank][holder]
+        index = self.rules.writable(world.slots[rank][holder], self.keeps(world, rank, seat, stream.told))
+        if index is None:
+            return world
+        world = self._slot(world, rank, holder, index, SlotView(SlotState.WRITING, self.content(world, stream.step)))
+        return self._stream(world, rank, holder, stream._replace(phase=Phase.TAKEN, slot=index))
+
+    def _sent(self, world: World, rank: int, holder: int) -> World:
+        """All bytes have left; or the owner's slot was granted anew in the meantime and the shard is cancelled."""
+        stream = world.streams[rank][holder]
+        if self.has(world, rank, 0, self.content(world, stream.step)):
+            return self._stream(world, rank, holder, stream._replace(phase=Phase.SENT))
+        return self._stream(self._slot(world, rank, holder, stream.slot, EMPTY), rank, holder, Stream(Phase.IDLE))
+
+    def _stored(self, world: World, rank: int, holder: int) -> World:
+        stream = world.streams[rank][holder]
+        content = self.content(world, stream.step)
+        view = world.slots[rank][holder][stream.slot]
+        if view.state is not SlotState.WRITING or view.content != content:
+            raise Violation(f"a stream of {content} to {self.holders[rank][holder]} ends in a slot that is {view}")
+        sealed = self._slot(world, rank, holder, stream.slot, SlotView(SlotState.SEALED, content))
+        return self._stream(sealed, rank, holder, stream._replace(phase=Phase.SEALED))
+
+    def _acknowledged(self, world: World, rank: int, holder: int) -> World:
+        stream, seat = world.streams[rank][holder], self.holders[rank][holder]
+        world = self._stream(world, rank, holder, Stream(Phase.IDLE))
+        return self._apply(world, rank, world.shards[rank].acknowledge(NodeId(f"{seat}"), Step(stream.step)))
+
+    def _cut(self, world: World, rank: int, holder: int, *, is_drained: bool) -> World:
+        """The line breaks. What has not wholly arrived is void; what the holder already has in its socket it may still seal (drained)."""
+        stream = world.streams[rank][holder]
+        if is_drained and stream.phase is Phase.SENT:
+            return world
+        if stream.phase in (Phase.TAKEN, Phase.SENT):
+            world = self._slot(world, rank, holder, stream.slot, EMPTY)
+        return self._stream(world, rank, holder, NO_STREAM)
+
+    # -- failures -------------------------------------------------------------------------------------------------------------------------
+
+    def _failures(self, world: World) -> Iterator[tuple[Event, World]]:
+        if world.faults >= self.shape.faults:
+            return
+        faulty = world._replace(faults=world.faults + 1)
+        for rank in self.seats:
+            for holder, seat in enumerate(self.holders[rank][1:], 1):
+                shard = world.shards[rank]
+                if NodeId(f"{seat}") in shard.view and shard.wanted(NodeId(f"{seat}")) != NONE:
+                    yield ("drop", rank, seat), self._apply(faulty, rank, shard.drop(NodeId(f"{seat}")))
+                if self.is_fine and world.streams[rank][holder].phase is not Phase.OFF:
+                    yield ("break", rank, seat), self._cut(faulty, rank, holder, is_drained=False)
+        for seat in self.seats:
+            yield ("restart", seat), self._restarted(faulty, seat)
+            if self.is_fine:
+                yield from self._spoiled(faulty, seat)
+        yield from self._losses(faulty, "lose")
+
+    def _losses(self, world: World, name: str) -> Iterator[tuple[Event, World]]:
+        """Any nodes go, as long as every shard keeps one that owes it; none at all: only ranks have crashed."""
+        for size in range(self.shape.nodes):
+            for lost in combinations(self.seats, size):
+                if all(world.owed[rank] - set(lost) for rank in self.seats):
+                    yield (name, *lost), self._lost(world, frozenset(lost))
+                    if self.is_fine and size:
+                        yield ("part", *lost), self._lost(world, frozenset(lost), is_unreachable=True)
+
+    def _spoiled(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
+        """A restarted agent finds a slot whose header does not hold, as long as the shard keeps another node that owes it."""
+        for rank, row in enumerate(self.holders):
+            if seat in row and world.owed[rank] - {seat}:
+                holder = row.index(seat)
+                for index, view in enumerate(world.slots[rank][holder]):
+                    if view.state is SlotState.SEALED:
+                        spoiled = self._slot(world, rank, holder, index, EMPTY)
+                        if view.content is not None and view.content.step == world.best:
+                            spoiled = spoiled._replace(owed=put(world.owed, rank, world.owed[rank] - {seat}))
+                        spoiled = spoiled._replace(stood=put(world.stood, rank, world.stood[rank] - {seat}), dropped=world.dropped | {(rank, seat)})
+                        yield ("spoil", rank, seat, index), self._restarted(spoiled, seat)
+
+    def _restarted(self, world: World, seat: int) -> World:
+        """The agent of a node starts anew: page and slots are what it finds, every line is gone, and the coordinator asks everybody."""
+        shard = world.shards[seat]
+        for rank in self.seats:
+            for holder, at in enumerate(self.holders[rank]):
+                if holder and seat in (rank, at):
+                    world = self._cut(world, rank, holder, is_drained=False) if seat != at else self._stream(world, rank, holder, NO_STREAM)
+                if seat == at:
+                    pair = tuple(replace(view, is_busy=view.state is SlotState.WRITING and not holder) for view in world.slots[rank][holder])
+                    world = world._replace(slots=put(world.slots, rank, put(world.slots[rank], holder, pair)))
+        sealed = frozenset(
+            view.content.step
+            for view in world.slots[seat][0]
+            if view.state is SlotState.SEALED and view.content is not None and view.content == self.content(world, view.content.step)
+        )
+        adopted = self.rules.shard.adopt(
+            Step(world.base), self._peers(seat), committed=shard.committed, proposed=shard.proposed, vote=shard.vote, sealed=sealed
+        )
+        world = world._replace(
+            shards=put(world.shards, seat, adopted), processes=put(world.processes, seat, world.processes[seat]._replace(is_connected=False))
+        )
+        if seat == 0:
+            coordinator = self.rules.coordinator.recover(world_size=self.shape.nodes, base=Step(world.base), every_steps=0)
+            world = world._replace(coordinator=coordinator)
+        return world
+
+    def _lost(self, world: World, lost: frozenset[int], *, is_unreachable: bool = False) -> World:
+        """Nodes are gone (or only out of reach, with all that they hold); everybody else will be asked for a promise."""
+        for rank in self.seats:
+            for holder, seat in enumerate(self.holders[rank]):
+                if holder and {rank, seat} & lost:
+                    world = self._cut(world, rank, holder, is_drained=seat not in lost)
+        limbo = list(world.limbo)
+        for seat in lost:
+            held = [(rank, world.slots[rank][row.index(seat)]) for rank, row in enumerate(self.holders) if seat in row]
+            limbo[seat] = tuple((rank, _promised(pair)) for rank, pair in held) if is_unreachable else None
+        pairs = tuple(
+            tuple(empty_pair() if seat in lost else world.slots[rank][holder] for holder, seat in enumerate(row))
+            for rank, row in enumerate(self.holders)
+        )
+        before = world.restore
+        dead = lost | (before.dead if before is not None and before.plan is None else frozenset())
+        return world._replace(
+            slots=pairs,
+            limbo=tuple(limbo),
+            owed=tuple(owed - lost for owed in world.owed),
+            issued=world.issued + 1,
+            restore=Restore(dead, (None,) * self.shape.nodes),
+        )
+
+    # -- a new generation -----------------------------------------------------------------------------------------------------------------
+
+    def _restore_moves(self, world: World, restore: Restore) -> Iterator[tuple[Event, World]]:
+        live = [seat for seat in self.seats if seat not in restore.dead]
+        missing = [seat for seat in live if restore.inventories[seat] is None]
+        for seat in missing:
+            yield ("promise", seat), self._promised(world, restore, seat)
+        if restore.plan is not None:
+            for seat in self.seats:
+                if not restore.loaded[seat]:
+                    yield ("load", seat), self._loaded(world, restore, restore.plan, seat)
+            if all(restore.loaded):
+                yield ("start",), self._started(world, restore.plan, world.issued)
+        elif not missing:
+            for seats in _subsets([seat for seat in restore.dead if world.limbo[seat] is not None]):
+                yield ("plan", *seats), self._planned(world, restore, seats)
+        if world.faults < self.shape.faults:
+            faulty = world._replace(faults=world.faults + 1)
+            yield from self._losses(faulty, "lose again")
+            if restore.plan is not None and restore.plan.base and self.is_fine:
+                for seat in self.seats:
+                    if not restore.loaded[seat]:
+                        yield ("mismatch", seat), self._mismatched(faulty, restore, restore.plan, seat)
+
+    def _promised(self, world: World, restore: Restore, seat: int) -> World:
+        """The promise: ranks gone, streams closed, and only then the inventory."""
+        if self.rules.has_promises:
+            for rank in self.seats:
+                for holder, at in enumerate(self.holders[rank]):
+                    if holder and seat in (rank, at):
+                        world = self._cut(world, rank, holder, is_drained=seat != at)
+                    if seat == at:
+                        pair = _promised(world.slots[rank][holder]) if holder == 0 else world.slots[rank][holder]
+                        world = world._replace(slots=put(world.slots, rank, put(world.slots[rank], holder, pair)))
+        inventory = tuple(
+            (rank, view.content)
+            for rank, row in enumerate(self.holders)
+            if seat in row
+            for view in world.slots[rank][row.index(seat)]
+            if view.state is SlotState.SEALED and view.content is not None
+        )
+        return world._replace(restore=restore._replace(inventories=put(restore.inventories, seat, inventory)))
+
+    def _planned(self, world: World, restore: Restore, returning: tuple[int, ...]) -> World:
+        """The control plane chooses the base. Dead seats get newcomers, or the node that was only out of reach."""
+        inventories = {f"{seat}": inventory for seat, inventory in enumerate(restore.inventories) if inventory is not None}
+        for seat in returning:
+            held = world.limbo[seat] or ()
+            inventories[f"{seat}"] = tuple((rank, view.content) for rank, pair in held for view in pair if view.content is not None)
+            for rank, pair in held:
+                row = world.slots[rank]
+                world = world._replace(slots=put(world.slots, rank, put(row, self.holders[rank].index(seat), pair)))
+            world = world._replace(limbo=put(world.limbo, seat, None))
+        heard = max(world.shards[seat].committed for seat in self.seats if seat not in restore.dead)
+        survey = recovery.Survey(
+            owners=[NodeId(f"{seat}") for seat in self.seats],
+            inventories={NodeId(node): tuple(_record(rank, content) for rank, content in listed) for node, listed in inventories.items()},
+            path=self.path(world),
+            refused=[RefusedSource(rank=Rank(r), origin_generation=Generation(o), step=Step(s)) for r, o, s in world.refused],
+            floor=Step(max(world.base, heard if self.rules.knows_floor else NONE, 0)),
+        )
+        chosen = self.rules.choose(survey)
+        if chosen.base_step < world.best:
+            raise Violation(f"the base is {chosen.base_step} although {world.best} was committed and every shard kept a node that counted")
+        keep = tuple(
+            tuple(
+                frozenset(Content(each.origin_generation, each.step) for each in chosen.keep.get(NodeId(f"{seat}"), ()) if each.owner_rank == rank)
+                for rank in self.seats
+            )
+            for seat in self.seats
+        )
+        origin = chosen.sources[0][0].origin_generation if chosen.base_step else 0
+        plan = Plan(chosen.base_step, origin, keep)
+        return world._replace(restore=restore._replace(dead=frozenset(), plan=plan, loaded=(False,) * self.shape.nodes))
+
+    def _loaded(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
+        """Void what is not kept, then fetch the base if the own slots lack it."""
+        base = Content(Generation(plan.origin), Step(plan.base)) if plan.base else None
+        for rank, row in enumerate(self.holders):
+            if seat in row:
+                holder = row.index(seat)
+                keep = self.rules.kept(None, plan.keep[seat][rank], base)
+                pair = tuple(EMPTY if view.content not in keep or view.state is not SlotState.SEALED else view for view in world.slots[rank][holder])
+                world = world._replace(slots=put(world.slots, rank, put(world.slots[rank], holder, pair)))
+        if base is not None and not self.has(world, seat, 0, base):
+            if not any(self.has(world, seat, holder, base) for holder in range(1, len(self.holders[seat]))):
+                raise Violation(f"step {plan.base} of rank {seat} is planned and nobody has it any more")
+            index = self.rules.writable(world.slots[seat][0], self.rules.kept(None, plan.keep[seat][seat], base) - {base})
+            if index is None:
+                raise Violation(f"no slot of node {seat} can take the base {plan.base}")
+            world = self._slot(world, seat, 0, index, SlotView(SlotState.SEALED, base))
+        return world._replace(restore=restore._replace(loaded=put(restore.loaded, seat, True)))
+
+    def _mismatched(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
+        """What the plan names does not verify: memory has failed, so nothing is owed any more; a new generation goes on from an older base."""
+        refused = world.refused | {(seat, plan.origin, plan.base)}
+        owed = tuple(frozenset(row) for row in self.holders)
+        return self._lost(world._replace(refused=refused, best=0, owed=owed, restore=restore), frozenset())
+
+    # -- what must hold -------------------------------------------------------------------------------------------------------------------
+
+    def check(self, world: World) -> None:
+        """Whatever nodes are lost next, if every shard keeps one that owes it, the others hold a common step at least as new as any commit.
+
+        Raises:
+            Violation: not so.
+        """
+        if not world.best:
+            return
+        path = self.path(world)
+        sealed = [
+            [{view.content.step for view in pair if view.state is SlotState.SEALED and view.content and on_path(path, view.content)} for pair in row]
+            for row in world.slots
+        ]
+        already = self._dead(world)
+        for more in self._all_losses:
+            dead = already.union(more)
+            if any(owed <= dead for owed in world.owed):
+                continue
+            left = [set().union(*(sealed[rank][h] for h, seat in enumerate(row) if seat not in dead)) for rank, row in enumerate(self.holders)]
+            newest = max(set.intersection(*left), default=NONE)
+            if newest < world.best:
+                raise Violation(f"without {sorted(dead)} the newest common step is {newest}; {world.best} was committed")
+
+    @cached_property
+    def _all_losses(self) -> list[tuple[int, ...]]:
+        return [lost for size in range(self.shape.nodes) for lost in combinations(self.seats, size)]
+
+    def is_done(self, world: World) -> bool:
+        """Say whether nothing needs to happen any more: every rank is at the last step and nobody waits for anything."""
+        return world.restore is None and all(process.boundary == self.shape.steps for process in world.processes)
+
+
+@lru_cache(maxsize=1024)
+def _path(lineage: tuple[tuple[int, int, int], ...], generation: int) -> recovery.Path:
+    records = [
+        GenerationRecord(generation=Generation(g), parent=Generation(p), base_step=Step(b), was_started=True) for g, p, b in lineage
+    ]
+    return recovery.path_of(records, Generation(generation))
+
+
+def _record(rank: int, content: Content) -> SlotRecord:
+    digest = bytes([content.origin, content.step])
+    return SlotRecord(
+        owner_rank=Rank(rank), origin_generation=content.origin, step=content.step, payload_bytes=1, digest=digest, layout_hash=b""
+    )
+
+
+def _promised(pair: Pair) -> Pair:
+    """What a shard's slots are once their rank is gone: nothing is half written."""
+    return tuple(view if view.state is SlotState.SEALED else EMPTY for view in pair)
+
+
+def _subsets(seats: list[int]) -> list[tuple[int, ...]]:
+    return [chosen for size in range(len(seats) + 1) for chosen in combinations(seats, size)]
+
+
+if __name__ == "__main__":
+    from tests.model.explore import main
+
+    sys.exit(main(sys.argv[1:]))
