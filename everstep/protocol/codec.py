@@ -38,6 +38,12 @@ _decoders: dict[object, msgspec.msgpack.Decoder[object]] = {}
 def encode(message: Message) -> bytes:
     """Return the bytes of one message, version included and length prefix not.
 
+    Args:
+        message: a struct built on `Message`.
+
+    Returns:
+        At most `MAX_MESSAGE_BYTES` bytes; `decode` gives an equal message back.
+
     Raises:
         OversizedMessage: the message is longer than `MAX_MESSAGE_BYTES`.
     """
@@ -53,6 +59,9 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
     Args:
         data: what `encode` returned on the other side.
         kind: a message class or a union of message classes; anything else in `data` is refused.
+
+    Returns:
+        The message, every field of it checked.
 
     Raises:
         OversizedMessage: longer than `MAX_MESSAGE_BYTES`.
@@ -83,6 +92,13 @@ def frame(message: Message) -> bytes:
 
 def frame_length(prefix: bytes, limit: int = MAX_MESSAGE_BYTES) -> int:
     """Return the length that a four-byte prefix announces.
+
+    Args:
+        prefix: the first four bytes of a frame.
+        limit: the longest frame, bytes, that this line carries.
+
+    Returns:
+        Bytes that follow the prefix.
 
     Raises:
         OversizedMessage: more than `limit` bytes are announced; nothing after the prefix may be read.

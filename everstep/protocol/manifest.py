@@ -51,6 +51,12 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
 def decode_manifest(data: bytes) -> CheckpointManifest:
     """Return the manifest in `data`.
 
+    Args:
+        data: the object as it is stored.
+
+    Returns:
+        The manifest, its shards in the order of their ranks.
+
     Raises:
         MalformedMessage: not a manifest, or ranks are missing or doubled.
         UnknownVersion: of a version that this process does not know.

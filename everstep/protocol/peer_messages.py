@@ -152,6 +152,9 @@ def session_mac(key: bytes, role: Literal["dialler", "listener"], opened: Open, 
         challenge_nonce: the listener's nonce.
         listener: the listening node.
         job: the job whose generation it is.
+
+    Returns:
+        uint8[32]; to be compared in constant time.
     """
     parts = (
         b"everstep-peer-1",

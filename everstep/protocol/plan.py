@@ -147,6 +147,12 @@ class GenerationPlan(Message, frozen=True):
     def node(self, node_id: NodeId) -> PlanNode:
         """Return the member with this id.
 
+        Args:
+            node_id: of a member.
+
+        Returns:
+            Its address, its ranks and what it has to keep.
+
         Raises:
             KeyError: it is not a member of this generation.
         """

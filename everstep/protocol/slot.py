@@ -94,6 +94,12 @@ def align(offset: int) -> int:
 def pack_header(header: SlotHeader) -> bytes:
     """Return the header's page, `HEADER_BYTES` long.
 
+    Args:
+        header: sizes in bytes, digests of `DIGEST_BYTES` bytes each.
+
+    Returns:
+        uint8[HEADER_BYTES]: the module's table, its own digest included.
+
     Raises:
         ValueError: the job name is longer than 64 bytes or the run id is not 32 hexadecimal digits.
     """
@@ -123,6 +129,12 @@ def pack_header(header: SlotHeader) -> bytes:
 
 def unpack_header(page: bytes | memoryview) -> SlotHeader:
     """Return the header in the first page of a slot file.
+
+    Args:
+        page: uint8[HEADER_BYTES] at least; nothing behind it is looked at.
+
+    Returns:
+        The header, its digest and its bounds checked; the payload's digest is not.
 
     Raises:
         CorruptSlot: the magic, the digest, the state or a bound does not hold.
@@ -190,8 +202,15 @@ def pack_index(index: SlotIndex) -> bytes:
 def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
     """Return the index of a payload whose tensors occupy its first `tensor_bytes` bytes.
 
+    Args:
+        data: uint8[index_bytes] of the payload.
+        tensor_bytes: where the index begins, the header's `index_offset`.
+
+    Returns:
+        The index; its `values` stay opaque bytes.
+
     Raises:
-        CorruptSlot: it does not decode, or a tensor lies outside its area, overlaps another or has a size that its shape contradicts.
+        CorruptSlot: it does not decode, or a tensor lies outside its area, is not aligned or overlaps another.
         UnknownVersion: of a version that this process does not know.
     """
     if len(data) > MAX_INDEX_BYTES:
