@@ -61,7 +61,7 @@ class LocalAws:
     def __init__(self, options: AwsOptions) -> None:
         self._lock = threading.RLock()
         self._wake = threading.Event()
-        self._stopping = threading.Event()
+        self._is_stopping = False
         self.faults = Faults(options.conditions, seed=options.seed, changed=self._wake.set)
         self._addresses = AddressPool(random.SystemRandom())
         self._ec2 = Ec2(self.faults, self._addresses, time.monotonic)
@@ -80,7 +80,7 @@ class LocalAws:
     def run(self) -> None:
         """Run the engine until `stop`, then end every instance; called from the process's main thread, which instances follow into death."""
         try:
-            while not self._stopping.is_set():
+            while not self._is_stopping:
                 self._wake.wait(PASS_SECONDS)
                 self._wake.clear()
                 self._pass()
@@ -92,9 +92,11 @@ class LocalAws:
             self._addresses.close()
 
     def stop(self) -> None:
-        """Make `run` return. Safe in a signal handler's thread; idempotent."""
-        self._stopping.set()
-        self._wake.set()
+        """Make `run` return within a pass; idempotent.
+
+        Called by a signal handler, so it takes no lock: an event's own may be held by the very code that the signal interrupts.
+        """
+        self._is_stopping = True
 
     def _pass(self) -> None:
         try:

@@ -164,10 +164,13 @@ class LocalCluster:
 
     def down(self) -> None:
         """End everything that belongs to this cluster, also what a crash has left; logs and databases stay. Idempotent."""
-        if not self.state_dir.exists():
-            return
-        with self._locked():
-            self._end_all()
+        if self.state_dir.exists():
+            with self._locked():
+                self._end_all()
+        else:  # somebody removed it under what runs
+            self._end_marked()
+            for part in (CONTROL_PLANE, AWS):
+                self._parts.end(part)  # no record is left; a child of ours is reaped
 
     def status(self) -> tuple[PartStatus, ...]:
         """Return the processes on record."""
@@ -453,14 +456,16 @@ class LocalCluster:
         """End by record, then by marker; the control plane first, so that it does not see its fleet die."""
         self._parts.end(CONTROL_PLANE)
         self._parts.end(AWS)
-        # An instance follows the local AWS into death by itself, also after a crash; this waits for it, and ends what could not.
-        left = marked_with("EVERSTEP_LOCAL_CLUSTER", str(self.state_dir))
-        for process in left:
-            end(process, grace_seconds=2.0)
-            kill_descendants(process.pid)
+        self._end_marked()
         for directory in self.nodes_directory.glob("*/"):
             shutil.rmtree(memory_directory(directory.name), ignore_errors=True)
         (self._local / "cluster.json").unlink(missing_ok=True)
+
+    def _end_marked(self) -> None:
+        """End what no record tells of. An instance follows the local AWS into death by itself, also after a crash; this waits for it."""
+        for process in marked_with("EVERSTEP_LOCAL_CLUSTER", str(self.state_dir)):
+            end(process, grace_seconds=2.0)
+            kill_descendants(process.pid)
 
     # Files
 

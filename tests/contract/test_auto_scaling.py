@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from infra.local_cloud.aws import LocalAws
 from infra.local_cloud.faults import Conditions
 from infra.local_cloud.processes import Process, identify
 from tests.unit.local_cloud.served import QUICK, ServedAws, encoded, eventually, served_aws
@@ -454,3 +456,15 @@ def test_bad_conditions_are_refused_and_strangers_get_nothing(aws: ServedAws) ->
     assert httpx.get(f"{aws.url}/_everstep/config", headers={"Host": "evil.example"}, trust_env=False).status_code == 403
     assert httpx.get(f"{aws.url}/_everstep/else", trust_env=False).status_code == 404
     assert httpx.get(f"{aws.url}/_everstep/config", trust_env=False).json()["boot_delay_seconds"] == QUICK.boot_delay_seconds
+
+
+def test_stopping_takes_no_lock() -> None:
+    """What a signal handler calls must not wait for what the interrupted code may hold."""
+    cloud = LocalAws.__new__(LocalAws)  # no server, no engine: `stop` needs neither
+    cloud._wake = threading.Event()
+    with cloud._wake._cond:
+        stopping = threading.Thread(target=cloud.stop, daemon=True)
+        stopping.start()
+        stopping.join(10)
+        assert not stopping.is_alive()
+    assert cloud._is_stopping

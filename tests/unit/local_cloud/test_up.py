@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import pytest
 
 from infra.local_cloud.errors import NotUp, PreflightFailed, StartFailed
 from infra.local_cloud.faults import Conditions
+from infra.local_cloud.parts import PartRecord
 from infra.local_cloud.processes import identify, marked_with, wait_gone
-from infra.local_cloud.up import ClusterOptions, LocalCluster
+from infra.local_cloud.up import ClusterFile, ClusterOptions, LocalCluster
 
 # Several real servers start in each test; on a busy machine each takes its time.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -41,6 +43,14 @@ def crash(cluster: LocalCluster) -> None:
         assert part is not None
         part.send(signal.SIGKILL)
     assert wait_gone([part for part in parts if part], timeout_seconds=10)
+
+
+def _aws_alone(cluster: LocalCluster) -> PartRecord:
+    description = ClusterFile(fleet="f", nodes=0, spares=0, node_memory_bytes=1, detection_seconds=None, group="g")
+    cluster._start_aws(description, EMPTY)
+    record = cluster._parts.record("aws")
+    assert record is not None
+    return record
 
 
 @pytest.fixture
@@ -116,6 +126,15 @@ def test_down_and_up_work_after_any_crash(cluster: LocalCluster) -> None:
     crash(cluster)
     cluster.down()
     assert left_of(cluster) == []
+
+
+def test_down_ends_also_what_has_lost_its_directory(cluster: LocalCluster) -> None:
+    cluster._prepare_directory()
+    record = _aws_alone(cluster)
+    shutil.rmtree(cluster.state_dir)
+    cluster.down()
+    assert not record.process.is_alive
+    assert not cluster.state_dir.exists()
 
 
 def test_two_clusters_know_nothing_of_each_other(cluster: LocalCluster, tmp_path: Path) -> None:
