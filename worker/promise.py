@@ -50,6 +50,9 @@ class PromiseFile:
     def read(self) -> Promise | None:
         """Return what is promised, or None.
 
+        Returns:
+            The newest promise, or None when this node has never made one or has forgotten it.
+
         Raises:
             msgspec.DecodeError: the file is not ours or of another version: a person must look before this node joins anything.
         """

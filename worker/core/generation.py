@@ -54,6 +54,12 @@ class Membership:
     def on(self, event: Event) -> Membership:
         """Return the membership after `event`.
 
+        Args:
+            event: what has happened to this node's part.
+
+        Returns:
+            The membership in its next phase; this one stays as it is.
+
         Raises:
             InvalidTransition: the table has no such pair.
         """

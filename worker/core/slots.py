@@ -90,12 +90,15 @@ def find_sealed(slots: Sequence[SlotView], content: Content) -> int | None:
 
 
 def slot_bytes_per_node(*, copies: int, ranks_per_node: int, shard_bytes: int, slot_count: int = 2) -> int:
-    """Return the host memory that slots take on one node: slots · m · L · S (design §3), bytes.
+    """Return the host memory that slots take on one node (design §3).
 
     Args:
         copies: m, the owner's copy included.
         ranks_per_node: L.
         shard_bytes: S, one slot's size.
         slot_count: slots per shard, 2 or 3.
+
+    Returns:
+        slots · m · L · S, bytes.
     """
     return slot_count * copies * ranks_per_node * shard_bytes

@@ -74,7 +74,11 @@ class RoundServer:
         )
 
     def report(self, node_id: NodeId, rounds: tuple[RankRound, ...]) -> None:
-        """Take a member's state.
+        """Take a member's state; it replaces what the same ranks reported before.
+
+        Args:
+            node_id: who reports: this node, or the peer that a session was proven for.
+            rounds: the newest state of its ranks.
 
         Raises:
             MalformedMessage: it speaks for a rank that is not on its node.

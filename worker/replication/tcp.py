@@ -148,6 +148,9 @@ async def dial(
         owner_rank: the shard of a replica session, else -1.
         source_address: this node's own address, bound before connecting.
 
+    Returns:
+        The session, both sides proven; the caller closes it.
+
     Raises:
         PeerLost: nobody answers within `HANDSHAKE_SECONDS`, or the line broke.
         PeerRefused: the other side does not know us, or could not prove that it is the peer.

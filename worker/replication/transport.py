@@ -45,12 +45,19 @@ class Session(Protocol):
     async def send(self, message: Message) -> None:
         """Send one message.
 
+        Args:
+            message: at most `MAX_PEER_MESSAGE_BYTES` when encoded; the other side refuses a longer one.
+
         Raises:
             PeerLost: the line is gone.
         """
 
     async def send_chunk(self, offset: int, data: memoryview) -> None:
         """Send a piece of a payload; `data` is not touched after the call has returned, also when it is cancelled.
+
+        Args:
+            offset: where the piece begins in the payload, bytes.
+            data: uint8[size], of at most `MAX_CHUNK_BYTES`.
 
         Raises:
             PeerLost: the line is gone, or was closed because the peer did not take the rest of a cancelled piece.
@@ -59,6 +66,9 @@ class Session(Protocol):
     async def receive(self) -> Message | Chunk:
         """Return the next message, or the announcement of a chunk whose bytes must be taken next by `receive_into`.
 
+        Returns:
+            A message, or the `Chunk` that is next on the stream.
+
         Raises:
             PeerLost: the line is gone.
             ProtocolError: the other side sent what is not a message; the line is closed.
@@ -66,6 +76,9 @@ class Session(Protocol):
 
     async def receive_into(self, view: memoryview) -> None:
         """Fill `view` with the bytes of the announced chunk.
+
+        Args:
+            view: uint8[size] of the chunk, filled whole.
 
         Raises:
             PeerLost: the line is gone.

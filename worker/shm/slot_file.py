@@ -29,6 +29,13 @@ class SlotFile:
     def create(cls, path: Path, header: SlotHeader) -> SlotFile:
         """Make the file anew, replacing one of the same name (who has the old one mapped keeps an orphan), pages allocated and zero.
 
+        Args:
+            path: on tmpfs; its folder exists.
+            header: its `capacity_bytes` is the room for the payload.
+
+        Returns:
+            The file, mapped, with `header` written; the caller closes it.
+
         Raises:
             OSError: tmpfs is full (ENOSPC) or the folder is missing; no file is left behind.
         """
@@ -51,6 +58,12 @@ class SlotFile:
     @classmethod
     def adopt(cls, path: Path) -> SlotFile:
         """Open what an earlier agent left.
+
+        Args:
+            path: a slot file, in whatever state its agent left it.
+
+        Returns:
+            The file, mapped, with the header that was found; the payload is not looked at.
 
         Raises:
             ProtocolError: the header is corrupt, of another version, or contradicts the file's size.

@@ -213,6 +213,12 @@ class SlotStore:
     async def reserve(self, rank: Rank, *, capacity_bytes: int, layout_hash: bytes, slot_count: int) -> tuple[str, ...]:
         """Make this shard's slots before they are needed, pages allocated; those that hold something stay as they are until they are granted.
 
+        Args:
+            rank: the shard's owner, which lives on this node.
+            capacity_bytes: room for one payload.
+            layout_hash: uint8[16], of what will be captured.
+            slot_count: 2, or 3 where the job asked for it.
+
         Returns:
             The slots' paths, in order.
 
@@ -297,6 +303,10 @@ class SlotStore:
     async def reading(self, slot: Slot, work: Coroutine[object, object, T]) -> T | None:
         """Run `work` on the slot's content as a task that `grant` can cancel.
 
+        Args:
+            slot: whose content is read; it stays mapped until `work` has ended.
+            work: reads only, and returns soon when cancelled.
+
         Returns:
             What `work` returned (never None), or None when the slot was granted anew in the meantime.
         """
@@ -340,7 +350,13 @@ class SlotStore:
 
 
 async def in_thread(work: Callable[[threading.Event], T]) -> T:
-    """Run `work` in a thread, joined also when cancelled: it polls the event that it is given and returns early.
+    """Run `work` in a thread, which has always ended when this returns, also when the caller is cancelled.
+
+    Args:
+        work: given an event that is set on cancellation; it looks at it between pieces, and returns early then.
+
+    Returns:
+        What `work` returned.
 
     Raises:
         asyncio.CancelledError: cancelled, and the thread has returned.
