@@ -58,6 +58,9 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
     Args:
         record: the job as it is now; it has not ended.
         is_stalled: it runs, but no boundary was reported for longer than a boundary may take.
+
+    Returns:
+        The one bucket that is filling; an open incident names it before the state does, except while the job stops.
     """
     if record.incident is not None and record.state is not JobState.STOPPING:
         return _BY_INCIDENT.get(record.incident.state, Bucket.TRAIN)
@@ -76,6 +79,9 @@ def charge(record: JobRecord, now: float, *, gap_seconds: float, is_stalled: boo
         now: Unix seconds; a clock that went back charges nothing.
         gap_seconds: passes are never further apart than this while a control plane works on the job.
         is_stalled: see `bucket`.
+
+    Returns:
+        The record, accounted until `now`; unchanged once the job has ended.
     """
     since = record.created_at if record.accounted_until is None else record.accounted_until
     passed = now - since
@@ -96,12 +102,15 @@ def recharge_detection(record: JobRecord, detect_seconds: float) -> JobRecord:
 
 
 def ettr_ratio(seconds: Mapping[str, float], now: float, started_at: float | None) -> float | None:
-    """Return effective training time ÷ wall time since the first start, queueing excluded; None before the first start.
+    """Return effective training time ÷ wall time since the first start, queueing excluded.
 
     Args:
         seconds: by bucket, charged up to `now`.
         now: Unix seconds; the end of the job once it has ended.
         started_at: first time that its ranks were started.
+
+    Returns:
+        0 to 1, or None before the first start.
 
     Source: Kokolis et al., HPCA'25 (arXiv 2410.21680).
     """

@@ -20,13 +20,16 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference
 def due(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], lineage: Iterable[GenerationRecord], known: Iterable[CheckpointRecord]
 ) -> tuple[PutManifest, ...]:
-    """Return the manifests to put now, oldest step first.
+    """Return the manifests to put now.
 
     Args:
         plan: of the newest generation.
         reports: of its members, of that generation.
         lineage: all generations with a plan.
         known: the complete checkpoints.
+
+    Returns:
+        One for each step whose shards are all there and on the path, oldest step first; none that is known already.
     """
     lineage = tuple(lineage)
     path = recovery.path_of(lineage, plan.generation)

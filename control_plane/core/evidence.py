@@ -71,6 +71,9 @@ def judge(node: NodeObserved, *, silence: Silence | None, out_of_view: bool, is_
         is_blind: most of its fleet is silent.
         now: Unix seconds.
         timeouts: the ladder.
+
+    Returns:
+        ALIVE, UNCLEAR or GONE; unless ALIVE, with the evidence in a sentence.
     """
     if node.instance is InstanceCondition.ENDED:
         words = f"EC2 reports {node.node_id} as {node.instance_words or 'ended'}"
@@ -104,7 +107,7 @@ def is_silent(node: NodeObserved, timeouts: Timeouts) -> bool:
 def track_silences(
     known: Collection[Silence], nodes: Collection[NodeObserved], progress: Mapping[NodeId, Progress], now: float, timeouts: Timeouts
 ) -> tuple[Silence, ...]:
-    """Return the silences that count, by node.
+    """Return the silences that count.
 
     A silence begins with the node's last word, and begins anew whenever two boundaries were completed during it: they prove that its ranks live.
 
@@ -114,6 +117,9 @@ def track_silences(
         progress: by node, what all others report.
         now: Unix seconds.
         timeouts: the ladder.
+
+    Returns:
+        One for each node that is silent, sorted by id; to be given to the next pass.
     """
     before = {silence.node_id: silence for silence in known}
     tracked = []
@@ -136,6 +142,9 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
     Args:
         reports: of the members, of the newest generation.
         left_out: whose own word does not count.
+
+    Returns:
+        The highest boundary and the highest committed step that the others report, `NO_STEP` where none does.
     """
     others = [report for node, report in reports.items() if node != left_out]
     return Progress(
@@ -170,6 +179,9 @@ def is_fleet_blind(nodes: Collection[NodeObserved], timeouts: Timeouts) -> bool:
     Args:
         nodes: all nodes of the fleet whose agents have ever connected.
         timeouts: the ladder.
+
+    Returns:
+        True when more than half of at least `BLIND_FLEET_SIZE` nodes are silent.
     """
     present = [node for node in nodes if node.instance is not InstanceCondition.ENDED]
     silent = [node for node in present if is_silent(node, timeouts)]

@@ -68,6 +68,9 @@ def of_nodes(plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Ma
         verdicts: on its members.
         nodes: as observed; a lost node failed at its last sign of life, as far as anybody knows.
         now: Unix seconds.
+
+    Returns:
+        In the order of the plan's nodes, the lost group last; empty when nobody is gone.
     """
     lost = [verdicts[node.node_id] for node in plan.nodes if verdicts[node.node_id].standing is Standing.GONE]
     faults = [
@@ -155,6 +158,9 @@ def refused_sources(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]
         plan: of the generation.
         reports: of its members.
         nodes: as observed.
+
+    Returns:
+        Each source once, in the order of nodes and ranks.
     """
     refused = []
     for member in plan.nodes:
@@ -199,6 +205,9 @@ def breaker(failures: Sequence[FailureRecord], spec: JobSpec) -> str | None:
     Args:
         failures: oldest first.
         spec: with `max_attempts`.
+
+    Returns:
+        A sentence with the figures and the last failure, or None while another attempt may help.
     """
     attempts = max(1, spec.max_attempts)
     if len(failures) < attempts:

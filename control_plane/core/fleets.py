@@ -98,6 +98,9 @@ def admitted(jobs: Iterable[FleetJob], max_size: int) -> frozenset[RunId]:
     Args:
         jobs: of one fleet, those that have not ended.
         max_size: of its group.
+
+    Returns:
+        The runs that capacity is asked for.
     """
     jobs = tuple(jobs)
     runs = {job.run for job in jobs if job.state in HOLDING_JOBS}

@@ -46,6 +46,9 @@ def opened(run: RunId, generation: Generation, faults: tuple[Fault, ...], *, dec
         reason: why that, a sentence.
         reached: the highest boundary known.
         now: Unix seconds.
+
+    Returns:
+        REPLACING; it failed at the earliest of the faults, and the gravest one names it.
     """
     first = min(fault.at for fault in faults)
     incident = IncidentRecord(
@@ -80,6 +83,14 @@ def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> Incident
 
 def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> IncidentRecord:
     """Return the incident after `event`, its moment noted.
+
+    Args:
+        incident: not closed.
+        event: what has happened.
+        now: Unix seconds, the moment that is noted.
+
+    Returns:
+        The incident in its next state.
 
     Raises:
         InvalidTransition: the incident is not in a state that the event can leave.

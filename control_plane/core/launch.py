@@ -54,6 +54,9 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
         seen: what was observed.
         record: the job with the exclusions of this pass.
         policy: with the timeouts.
+
+    Returns:
+        Every place of the job: promised, late, unreachable, or still to be filled.
     """
     excluded = {exclusion.node_id for exclusion in record.exclusions}
     available = [node for node in seen.assigned if node not in excluded]
@@ -109,6 +112,9 @@ def make_plan(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, p
         record: the job.
         roll: complete.
         policy: with the timeouts.
+
+    Returns:
+        The plan, to be stored before any part of it is sent; and what recovery chose, for the incident.
     """
     nodes = [place for place in roll.places if place is not None]
     restore = recovery.choose(survey(spec, seen, record, roll))

@@ -12,12 +12,15 @@ from everstep.protocol.plan import GenerationPlan
 
 
 def places(plan: GenerationPlan | None, available: Sequence[NodeId], node_count: int) -> tuple[NodeId | None, ...]:
-    """Return the members by GROUP_RANK; None marks a place that waits for a node.
+    """Return the members by GROUP_RANK.
 
     Args:
         plan: of the generation before, or None.
         available: the nodes that the job has and may use, in the order given to it.
         node_count: of the job.
+
+    Returns:
+        One entry per place of the job; None marks a place that waits for a node.
     """
     before: Sequence[NodeId | None] = [node.node_id for node in plan.nodes] if plan is not None else [None] * node_count
     newcomers = iter([node for node in available if node not in before])

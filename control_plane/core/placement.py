@@ -84,11 +84,14 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
 
 
 def domain_loss(placement: Placement, domains: Mapping[NodeId, str]) -> tuple[str, ...]:
-    """Return the failure domains whose loss alone would take all copies of some shard, sorted.
+    """Return the failure domains whose loss alone would take all copies of some shard.
 
     Args:
         placement: of the job.
         domains: failure domain of each node; nodes not named are left out.
+
+    Returns:
+        Their names, sorted; empty when every shard has a copy elsewhere, or where that is not known.
     """
     fatal = set()
     for holders in placement.holders.values():

@@ -66,6 +66,9 @@ def path_of(lineage: Iterable[GenerationRecord], generation: Generation) -> Path
     Args:
         lineage: all generations that have a plan.
         generation: whose path; 0 gives an empty one (nothing ever ran).
+
+    Returns:
+        By generation, the last step of it that the path still goes through.
     """
     known = {record.generation: record for record in lineage}
     path: dict[Generation, Step] = {}

@@ -305,6 +305,9 @@ def training_job_status(state: JobState, *, is_stop_requested: bool = False) -> 
     Args:
         state: the stored state.
         is_stop_requested: somebody asked it to stop and it has not yet.
+
+    Returns:
+        One of SageMaker's words; a request to stop shows at once.
     """
     status = _STATUS.get(state, TrainingJobStatus.IN_PROGRESS)
     return TrainingJobStatus.STOPPING if is_stop_requested and status is TrainingJobStatus.IN_PROGRESS else status
@@ -317,6 +320,9 @@ def secondary_status(state: JobState, *, has_incident: bool = False, is_stop_req
         state: the stored state.
         has_incident: an incident is open: the job is on its way back to training.
         is_stop_requested: somebody asked it to stop and it has not yet.
+
+    Returns:
+        The status; a request to stop shows at once, and a launch within an incident as a restart.
     """
     if state in ENDED_JOBS:
         return _SECONDARY[state]

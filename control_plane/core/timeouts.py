@@ -40,6 +40,12 @@ def ladder(detection_seconds: float) -> Timeouts:
 def check(timeouts: Timeouts) -> Timeouts:
     """Return the same ladder if no rung lies below the one before it.
 
+    Args:
+        timeouts: seconds, of any origin.
+
+    Returns:
+        `timeouts`.
+
     Raises:
         InvalidTimeouts: two rungs contradict each other, by name and figure.
     """

@@ -58,12 +58,15 @@ class Call:
 
 
 def generation_key(secret: bytes, run: RunId, generation: Generation) -> bytes:
-    """Return the key that authenticates the peers of one generation: derived, never stored, so a restarted server can repeat a Load.
+    """Return the key that authenticates the peers of one generation: derived, never stored, so that a restarted server can repeat a Load.
 
     Args:
         secret: the server's own.
         run: of the job.
         generation: whose key.
+
+    Returns:
+        uint8[32].
     """
     return hmac.new(secret, f"{run}/{generation}".encode(), hashlib.sha256).digest()
 

@@ -98,6 +98,12 @@ class Observer:
     def read_job(self, run: RunId) -> StoredJob:
         """Read a job. Blocks: called in a thread.
 
+        Args:
+            run: of the job.
+
+        Returns:
+            The job with all that its decision needs of the database, as of one moment.
+
         Raises:
             NotFound: it was removed.
         """
@@ -151,6 +157,12 @@ class Observer:
 
     def read_fleet(self, name: FleetName) -> tuple[fleets.FleetRecord, tuple[nodes.NodeRecord, ...], tuple[jobs.JobRecord, ...]]:
         """Read a fleet, its nodes and its live jobs. Blocks: called in a thread.
+
+        Args:
+            name: of the fleet.
+
+        Returns:
+            (the fleet, its nodes without the ended ones, its jobs that have not ended).
 
         Raises:
             NotFound: it was removed.
