@@ -1,0 +1,62 @@
+"""When uploads become a checkpoint."""
+
+from __future__ import annotations
+
+import msgspec
+
+from control_plane.core import checkpoints
+from control_plane.core.evidence import current_reports
+from everstep.protocol.ids import Generation, Step
+from tests.properties.control_plane.simulated import SimulatedJob, Simulation, fresh
+
+
+def uploaded() -> tuple[Simulation, SimulatedJob]:
+    simulation = fresh()
+    job = simulation.jobs[0]
+    simulation.train(job, 3)
+    simulation.upload(job)
+    return simulation, job
+
+
+def due(simulation: Simulation, job: SimulatedJob, reports=None):
+    assert job.plan is not None
+    found = current_reports(simulation.nodes(), job.spec.run, job.record.generation) if reports is None else reports
+    return checkpoints.due(job.plan, found, job.lineage, job.checkpoints)
+
+
+def test_a_complete_set_is_put_once_under_its_generation_and_step() -> None:
+    simulation, job = uploaded()
+    (put,) = due(simulation, job)
+    assert put.at.key == f"k/run={job.spec.run}/gen=1/step=3/manifest.json"
+    assert (put.manifest.step, put.manifest.parent_chain) == (3, ((1, 0),))
+    assert [shard.rank for shard in put.manifest.shards] == [0, 1, 2, 3]
+    simulation.step()
+    assert [checkpoint.step for checkpoint in job.checkpoints] == [3]
+    assert due(simulation, job) == ()
+
+
+def test_a_missing_shard_makes_none() -> None:
+    simulation, job = uploaded()
+    simulation.running(job)[2].uploads = ()
+    assert due(simulation, job) == ()
+
+
+def test_shards_that_are_off_the_path_make_none() -> None:
+    simulation, job = uploaded()
+    agent = simulation.running(job)[0]
+    agent.uploads = tuple(msgspec.structs.replace(upload, origin_generation=Generation(7)) for upload in agent.uploads)
+    assert due(simulation, job) == ()
+
+
+def test_uploads_of_an_ended_generation_make_none() -> None:
+    simulation, job = uploaded()
+    simulation.kill_rank(simulation.running(job)[0])
+    reports = current_reports(simulation.nodes(), job.spec.run, Generation(2))
+    assert due(simulation, job, reports) == ()
+
+
+def test_the_newest_durable_step() -> None:
+    simulation, job = uploaded()
+    assert checkpoints.newest_step(job.checkpoints) == -1
+    simulation.step()
+    assert checkpoints.newest_step(job.checkpoints) == Step(3)
