@@ -1,1 +1,1 @@
-"""What Everstep runs on: the local cloud here, Terraform and units later."""
+"""What Everstep runs on. So far one room: the local cloud, which stands in for AWS on one machine."""
