@@ -135,6 +135,9 @@ def view_of(payload: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
     Args:
         payload: uint8[capacity_bytes].
         entry: from an index that was checked against that capacity.
+
+    Returns:
+        The view: writing it writes the payload.
     """
     dtype: torch.dtype = getattr(torch, entry.dtype)
     assert entry.offset % ALIGNMENT == 0

@@ -84,6 +84,9 @@ class DataStream:
     def next(self) -> object:
         """Return the next batch, beginning an epoch where the last one ended.
 
+        Returns:
+            The batch, as the loader makes it.
+
         Raises:
             SessionMisuse: an epoch holds no batch at all.
         """

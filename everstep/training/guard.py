@@ -1,7 +1,8 @@
 """The guard: no optimizer step before the copy of the state it would change is done, and no snapshot of a tensor that changed meanwhile.
 
 What the session takes for granted, "only an optimizer step changes these tensors", is a guess about the user's code. The guard checks it: always by
-version and address, and on audited snapshots byte by byte. What fails is reported once and from then on copied at the boundary.
+version and address, and on audited snapshots, which are copied whole at the boundary, byte by byte. What fails is reported once and from then on
+copied at the boundary.
 
 Invariant: at most one snapshot is in flight, and `reach` returns only when nobody reads the deferred tensors any more.
 """

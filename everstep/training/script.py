@@ -57,7 +57,7 @@ def hyperparameters(
     Args:
         variables: the environment.
         arguments: the command line; `sys.argv` when None.
-        defaults: `steps=200, learning_rate=3e-4`.
+        **defaults: `steps=200, learning_rate=3e-4`.
 
     Returns:
         `.steps`, `.learning_rate` …

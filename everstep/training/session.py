@@ -212,7 +212,7 @@ class TrainingSession:
         """Log numbers for the step being made. Never blocks; what a full ring cannot take is dropped and counted.
 
         Args:
-            values: numbers, or tensors of one element.
+            **values: numbers, or tensors of one element.
         """
         if self._link.has_agent and not self._is_closed:
             self._ring.add(Step(self.step), {key: float(value) for key, value in values.items()})

@@ -2,7 +2,7 @@
 
     boundary                      forward and backward              before the next optimizer step
     observe; copy what may ──────▶ the copier copies the rest ─────▶ the guard waits for it, checks it
-    change any time; index         then `Captured`                   (audited: `Captured` only now)
+    change any time; index         then `Captured`                   (audited: all is copied at the boundary, `Captured` only now)
 
 Invariant: a snapshot is said to be captured only when every byte of it is of its own step. No failure in here reaches the training script.
 """
@@ -121,11 +121,15 @@ class Snapshotter:
                 watched.append(Watched(item.name, item.tensor, target, mark_of(item.tensor)))
             else:
                 now.append(piece)
+        is_audited = self._guard.is_next_audited()
+        if is_audited:
+            # Compared with a copy made later, a tensor that changed before it was copied would look as if it had not changed at all.
+            now, later = now + later, []
         self._on_copying(step)
         self._copier.copy(now)
         memory.clear(self._plan.gaps)
         memory.write(self._plan.index_offset, index)
-        self._fly(_Written(step, slot, self._plan.index_offset, len(index)), later, watched, begun)
+        self._fly(_Written(step, slot, self._plan.index_offset, len(index)), later, watched, is_audited=is_audited, begun=begun)
 
     def abandon(self, step: int, reason: str) -> None:
         """Tell the agent that there is no snapshot of `step`. Any thread."""
@@ -137,9 +141,8 @@ class Snapshotter:
         self._copier.close()
         self._memories = {}
 
-    def _fly(self, written: _Written, later: Sequence[CopyPiece], watched: Sequence[Watched], begun: float) -> None:
+    def _fly(self, written: _Written, later: Sequence[CopyPiece], watched: Sequence[Watched], *, is_audited: bool, begun: float) -> None:
         """Start the deferred copies and put the guard before the next change."""
-        is_audited = self._guard.is_next_audited()
 
         def settle(changed: Sequence[str], error: BaseException | None) -> None:
             if error is not None:
@@ -150,7 +153,8 @@ class Snapshotter:
                 self._send_captured(written)
 
         def copied(error: BaseException | None) -> None:
-            # In the copier's thread. What an unaudited snapshot holds is decided now: no later change can reach it.
+            # In the copier's thread. What an unaudited snapshot holds is decided now: no later change can reach it. (A change in flight at
+            # this very moment is counted only when it ends; tensors that change in forward are known from the audits before it comes to that.)
             self._on_copying(NONE)
             if not is_audited:
                 settle([item.name for item in watched if item.has_moved()], error)

@@ -115,6 +115,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 def dtype_of(name: str) -> torch.dtype:
     """Return `torch.float32` for `float32`.
 
+    Args:
+        name: from a slot's index or values.
+
+    Returns:
+        The dtype.
+
     Raises:
         CorruptSlot: torch has no such dtype.
     """
@@ -131,6 +137,10 @@ def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def check_dense(tensor: torch.Tensor, path: str) -> None:
     """Refuse a tensor whose bytes are not all there is to it.
+
+    Args:
+        tensor: to be kept.
+        path: where it was found.
 
     Raises:
         CannotResume: it is sparse, quantized, or lies on the meta device.
@@ -176,7 +186,7 @@ def _encode_items(value: Mapping[object, object], path: str, tensors: list[tuple
         if not isinstance(key, (str, int, tuple, float, bytes, type(None))):
             raise CannotResume(path, f"a dict key of type {type(key).__qualname__}; use str, int, float, bytes, tuple or None")
         items.append(_encode(key, f"{path}/(key)", tensors, depth + 1))
-        items.append(_encode(item, f"{path}/{key!s}" if isinstance(key, str) else f"{path}/{key!r}", tensors, depth + 1))
+        items.append(_encode(item, f"{path}/{key if isinstance(key, str) else repr(key)}", tensors, depth + 1))
     return items
 
 

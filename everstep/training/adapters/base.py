@@ -221,6 +221,10 @@ def plain_rewrap(_parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
     """Refuse a tensor that cannot be copied as bytes.
 
+    Args:
+        name: under which it would be kept.
+        tensor: a parameter or buffer.
+
     Raises:
         CannotResume: it is lazy, sparse, quantized or on the meta device.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from everstep.protocol.rank_messages import (
 )
 from everstep.protocol.slot import HEADER_BYTES, digest, unpack_header, unpack_index
 from everstep.training import TrainingSession, agent_link
+from everstep.training.capture import CopyPiece, CopyTicket, CpuCopier, view_of
 from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
 
 pytestmark = pytest.mark.integration
@@ -401,3 +402,86 @@ def test_boundary_has_its_place(tmp_path: Path, begin: Begin) -> None:
         session.close()
         with pytest.raises(everstep.training.SessionMisuse):
             session.boundary()
+
+
+class LazyTicket(CopyTicket):
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self) -> None:
+        self._work()
+
+
+class LazyCopier(CpuCopier):
+    """The slowest copier there can be: it copies when it is waited for."""
+
+    def start(self, pieces: Sequence[CopyPiece], done: Callable[[BaseException | None], None]) -> CopyTicket:
+        def work() -> None:
+            self.copy(pieces)
+            done(None)
+
+        return LazyTicket(work)
+
+
+@pytest.fixture
+def slow_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everstep.training.registration.CpuCopier", LazyCopier)
+
+
+def weights_of(slot: Path) -> torch.Tensor:
+    data = slot.read_bytes()
+    header = unpack_header(data[:HEADER_BYTES])
+    payload = torch.frombuffer(bytearray(data[HEADER_BYTES:]), dtype=torch.uint8)
+    index = unpack_index(data[HEADER_BYTES + header.index_offset :][: header.index_bytes], header.index_offset)
+    (entry,) = [entry for entry in index.tensors if entry.name == "model/0.weight"]
+    return view_of(payload, entry)
+
+
+@pytest.mark.usefixtures("slow_copies")
+def test_no_step_is_made_before_the_copy_is_done(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=6) as agent:
+        session, step = begin(agent)
+        seen: dict[int, torch.Tensor] = {}
+
+        def note() -> bool:
+            seen[session.step - 1] = session.state_tensors()["model/0.weight"].clone()
+            return agent.reached.is_set()
+
+        train(session, step, note)
+        assert len(agent.commits) == 6, "of which the first three are audited"
+        for commit in agent.commits[-2:]:
+            assert torch.equal(weights_of(agent.sealed[0, commit]), seen[commit])
+
+
+@pytest.mark.usefixtures("slow_copies")
+@pytest.mark.parametrize("is_hidden", [True, False])
+def test_a_change_before_the_copy_is_noticed(tmp_path: Path, begin: Begin, is_hidden: bool) -> None:
+    """By an audit even if torch's version counter misses it; without one only if it does not."""
+    with FakeAgent(tmp_path, 1, commit_target=5) as agent:
+        session, step = begin(agent)
+        if not is_hidden:
+            train(session, step, lambda: len(agent.commits) >= 4)  # audits are over
+        agent.messages.clear()
+        weight = next(session._state.adapters[0].modules()[0].parameters())
+
+        def meddle() -> None:
+            with torch.no_grad():
+                (weight.data if is_hidden else weight).add_(1)
+            step()
+
+        with pytest.warns(RuntimeWarning, match=r"model/0\.weight changed outside an optimizer step"):
+            train(session, meddle, agent.reached.is_set)
+        reasons = [message.reason for _, message in agent.of_kind(Abandoned)]  # type: ignore[attr-defined]
+        assert "model/0.weight changed outside an optimizer step" in reasons
+
+
+def test_the_forward_guard_waits_before_the_next_forward(tmp_path: Path, begin: Begin, slow_copies: None) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=5) as agent:
+        session, step = begin(agent, guard="forward")
+        train(session, step, lambda: len(agent.commits) >= 4)
+        while session._guard._flight is None:
+            step()
+            session.boundary()
+        session._state.adapters[0].modules()[0](torch.zeros(1, 3))
+        assert session._guard._flight is None
