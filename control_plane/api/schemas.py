@@ -149,6 +149,8 @@ class CreateTrainingJobRequest(Shape):
 
 
 class CreateTrainingJobResponse(Shape):
+    """The job is accepted and waits for its turn."""
+
     training_job_name: str
     run_id: str
     training_job_status: str
@@ -175,6 +177,8 @@ class TrainingJobSummary(Shape):
 
 
 class ListTrainingJobsResponse(Shape):
+    """A page of jobs, newest first."""
+
     training_job_summaries: list[TrainingJobSummary]
     next_token: str | None = None
 
@@ -246,6 +250,8 @@ class TrainingJob(Shape):
 
 
 class Holder(Shape):
+    """A node that keeps a copy of a shard."""
+
     node_id: str
     in_view: bool
     """It counts in the current rounds."""
@@ -265,6 +271,8 @@ class ShardProtection(Shape):
 
 
 class LastCheckpoint(Shape):
+    """The newest complete checkpoint in S3."""
+
     step: int
     generation: int
     completed_at: datetime
@@ -288,6 +296,8 @@ class DescribeProtectionResponse(Shape):
 
 
 class Checkpoint(Shape):
+    """A set of shards of one step in S3, complete or not."""
+
     step: int
     generation: int
     status: str
@@ -298,6 +308,8 @@ class Checkpoint(Shape):
 
 
 class ListCheckpointsResponse(Shape):
+    """A job's checkpoints, newest step first."""
+
     checkpoints: list[Checkpoint]
 
 
@@ -314,10 +326,14 @@ class LogEntry(Shape):
 
 
 class ListLogsResponse(Shape):
+    """All streams of a job's ranks, every generation."""
+
     logs: list[LogEntry]
 
 
 class OutputEntry(Shape):
+    """One file that a rank left in its output directory."""
+
     generation: int
     path: str
     """Below the generation: `rank=0/model.safetensors`."""
@@ -326,6 +342,8 @@ class OutputEntry(Shape):
 
 
 class ListOutputsResponse(Shape):
+    """A page of a job's output files."""
+
     outputs: list[OutputEntry]
     next_token: str | None = None
 
@@ -339,6 +357,8 @@ class Metric(Shape):
 
 
 class ListMetricsResponse(Shape):
+    """What a job logged lately."""
+
     metrics: list[Metric]
     """The newest in memory; a restarted control plane begins anew."""
 
@@ -381,12 +401,16 @@ class Incident(Shape):
 
 
 class ListIncidentsResponse(Shape):
+    """A page of incidents."""
+
     incidents: list[Incident]
     """In the order they were opened."""
     next_token: str | None = None
 
 
 class Event(Shape):
+    """Something that happened to a fleet, a job or a node; never changed afterwards."""
+
     event_id: int
     time: datetime
     type: str
@@ -398,6 +422,8 @@ class Event(Shape):
 
 
 class ListEventsResponse(Shape):
+    """A page of events."""
+
     events: list[Event]
     """Oldest first."""
     next_token: str | None = None
@@ -427,6 +453,8 @@ class UpdateFleetRequest(Shape):
 
 
 class Fleet(Shape):
+    """A registered Auto Scaling group, as wanted and as it is."""
+
     fleet_name: str
     auto_scaling_group_name: str
     project: str
@@ -450,10 +478,14 @@ class Fleet(Shape):
 
 
 class ListFleetsResponse(Shape):
+    """All fleets."""
+
     fleets: list[Fleet]
 
 
 class Node(Shape):
+    """An EC2 instance of a fleet and its agent."""
+
     node_id: str
     """The EC2 instance id."""
     fleet_name: str
@@ -473,6 +505,8 @@ class Node(Shape):
 
 
 class ListNodesResponse(Shape):
+    """All nodes asked for, oldest first."""
+
     nodes: list[Node]
 
 
@@ -488,6 +522,8 @@ class CreateJoinTokenRequest(Shape):
 
 
 class CreateJoinTokenResponse(Shape):
+    """A join token for a fleet's launch template."""
+
     join_token: str
     """Shown once; the service keeps its digest alone."""
     token_id: str
@@ -496,11 +532,15 @@ class CreateJoinTokenResponse(Shape):
 
 
 class PutSourceResponse(Shape):
+    """A source archive that was checked and stored."""
+
     source_id: Sha256
     bytes: int
     file_count: int
 
 
 class HealthResponse(Shape):
+    """The server answers."""
+
     status: Literal["ok"]
     version: str

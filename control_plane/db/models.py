@@ -45,6 +45,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Give SQLite a naive moment in UTC, other databases an aware one; refuse a moment without a time zone."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -53,6 +54,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return in_utc.replace(tzinfo=None) if dialect.name == "sqlite" else in_utc
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        """Give an aware moment in UTC, whatever the database gave."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -65,9 +67,11 @@ class StringTuple(TypeDecorator[tuple[str, ...]]):
     cache_ok = True
 
     def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> list[str] | None:  # noqa: ARG002
+        """Give JSON a list."""
         return None if value is None else list(value)
 
     def process_result_value(self, value: list[str] | None, dialect: Dialect) -> tuple[str, ...] | None:  # noqa: ARG002
+        """Give a tuple, which nobody can change behind the session's back."""
         return None if value is None else tuple(value)
 
 

@@ -59,6 +59,8 @@ class Challenge(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
+    """The dialler's proof, over the listener's nonce; the listener answers `Accepted` or `Refused`."""
+
     mac: bytes
 
 
@@ -130,6 +132,8 @@ class HolderInventory(Message, frozen=True):
 
 
 class FetchShard(Message, frozen=True):
+    """Asks the holder for exactly this content; answered by the shard in chunks, or `ShardRefused` when it is not there."""
+
     owner_rank: Rank
     origin_generation: Generation
     step: Step

@@ -66,12 +66,16 @@ class Standing(IntEnum):
 
 
 class StopState(IntEnum):
+    """How far an agreed stop has come. NONE: none, or withdrawn. ANNOUNCED: ranks echo, and wait at the step. CONFIRMED: all stop there."""
+
     NONE = 0
     ANNOUNCED = 1
     CONFIRMED = 2
 
 
 class Vote(IntEnum):
+    """An owner's word on the proposed step. NONE: not yet. ACKED: all holders in view have sealed it. ABANDON: it cannot be had."""
+
     NONE = 0
     ACKED = 1
     ABANDON = 2

@@ -103,10 +103,14 @@ class RankRecord(Message, frozen=True):
 
 
 class RankStarted(Message, frozen=True):
+    """Answer to `StartRank`: the process runs, and its record is on disk."""
+
     record: RankRecord
 
 
 class RankRefused(Message, frozen=True):
+    """Answer to `StartRank`: there is no such process."""
+
     run: RunId
     generation: Generation
     rank: Rank
@@ -114,6 +118,8 @@ class RankRefused(Message, frozen=True):
 
 
 class RankExited(Message, frozen=True):
+    """A rank's process has ended; its record says how, and was on disk before this was said."""
+
     record: RankRecord
 
 

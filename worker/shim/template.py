@@ -35,19 +35,27 @@ _DESCRIPTOR_COUNT = 3
 
 
 class TemplateReady(Message, frozen=True):
+    """The imports are done; ranks can be forked."""
+
     seconds: float
     resident_bytes: int
 
 
 class TemplateFailed(Message, frozen=True):
+    """An import raised; ranks start cold."""
+
     reason: str
 
 
 class Forked(Message, frozen=True):
+    """Answer to `StartRank`: the process stands at its gate."""
+
     pid: int
 
 
 class ForkFailed(Message, frozen=True):
+    """Answer to `StartRank`: the kernel gave no process."""
+
     reason: str
 
 
