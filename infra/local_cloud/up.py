@@ -48,6 +48,7 @@ MAX_NODES: Final = 64
 USER_DATA: Final = """\
 #!/bin/sh
 # What systemd does on a real node (Restart=on-failure): again after a crash, unless crashes come too fast.
+export EVERSTEP_JOIN_TOKEN={token}
 quick=0
 while [ $quick -lt 3 ]; do
     begun=$(date +%s)
@@ -429,7 +430,7 @@ class LocalCluster:
 
     def _create_group(self, group: str, join_token: str) -> None:
         ec2, auto_scaling = self.aws("ec2"), self.aws("autoscaling")
-        user_data = USER_DATA.format(agent=f"everstep agent --control-plane-url {self.endpoint_url} --join-token {join_token}")
+        user_data = USER_DATA.format(token=join_token, agent=f"everstep agent --control-plane-url {self.endpoint_url}")
         (subnet,) = ec2.describe_subnets(Filters=[{"Name": "availability-zone", "Values": [AVAILABILITY_ZONE]}])["Subnets"]
         template = ec2.create_launch_template(
             LaunchTemplateName=group,
