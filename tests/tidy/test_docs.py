@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from control_plane.core.timeouts import ladder, rungs
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("everstep", "control_plane", "worker", "infra")
 DOCUMENTS = sorted([ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -62,6 +64,36 @@ def test_every_link_leads_to_a_file(document: Path) -> None:
 def test_decisions_are_numbered_without_gaps() -> None:
     numbers = [int(path.name[:4]) for path in sorted((ROOT / "docs/adr").glob("*.md"))]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_the_timeouts_are_those_of_the_ladder() -> None:
+    table = re.findall(r"\| `(\w+)` \| (\d+) \| (\d+) s \| (.+) \|", (ROOT / "docs/operations.md").read_text())
+    assert [(name, float(seconds), meaning) for name, _, seconds, meaning in table] == [rung(line) for line in rungs(ladder(3.0))]
+    assert all(int(times) * 3 == int(seconds) for _, times, seconds, _ in table)
+
+
+def rung(line: str) -> tuple[str, float, str]:
+    seconds, _, name, meaning = line.split(maxsplit=3)
+    return name, float(seconds), meaning
+
+
+def test_every_variable_is_documented_and_every_documented_one_is_used() -> None:
+    variable = re.compile(r"EVERSTEP_[A-Z_]*[A-Z]")
+    used = {name for path in modules() for name in variable.findall(path.read_text())}
+    documented = set(variable.findall((ROOT / "docs/operations.md").read_text()))
+    assert documented == used
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", *NAMED], ids=lambda path: path.name)
+def test_every_command_and_option_exists(document: Path) -> None:
+    promised = {tuple(line.split()[:3]): set(line.replace("/", " ").split()) for line in (ROOT / "tests/tidy/flags.txt").read_text().splitlines()}
+    text = document.read_text().replace("\\\n", " ")
+    for command in re.findall(r"(?:^|[`$;(\s])(everstep (?:jobs|local|fleets|nodes|incidents|events|protection) [a-z][^`\n;)]*)", text):
+        first, *options = re.split(r"\s&&\s|\s#\s|\s{3,}", command)[0].split()
+        noun, verb, *rest = options
+        assert (first, noun, verb) in promised, command
+        if noun != "local":  # its options belong to the program that it becomes
+            assert {word.rstrip(",") for word in rest if word.startswith("--")} <= promised[first, noun, verb], command
 
 
 def modules() -> Iterator[Path]:
