@@ -72,7 +72,9 @@ async def serve(agent: Agent) -> None:
 
 def main() -> None:
     """Entry point."""
-    logging.basicConfig(level=os.environ.get("EVERSTEP_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=os.environ.get("EVERSTEP_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
+    )
     chosen = settings(sys.argv[1:])
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)

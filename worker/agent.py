@@ -203,6 +203,7 @@ class Agent:
             uploads=tuple(member.uploads),
             faults=(*self._faults, *member.lines.faults.values()),
             load_seconds=self._load_seconds,
+            restored_from=tuple(member.restored_from),
         )
 
     def _changed(self) -> None:

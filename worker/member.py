@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from everstep.protocol.agent_messages import RankStatus, RoundStatus, ShardProtection, UploadedShard
 from everstep.protocol.errors import MalformedMessage, ProtocolError
@@ -25,7 +26,7 @@ from everstep.protocol.rounds import Announcement, RankRound
 from everstep.protocol.slot import SlotState
 from worker.core.rounds import NONE, Coordinator, Shard
 from worker.core.slots import Content, kept
-from worker.errors import NoRoom, PeerError, SourceRefused, StorageError
+from worker.errors import CorruptCheckpoint, NoRoom, ObjectMissing, PeerError, SourceRefused, StorageError
 from worker.owned_shard import OwnedShard
 from worker.rank_lines import RankLines
 from worker.replication.coordinator import RoundMember, RoundServer
@@ -76,6 +77,7 @@ class Member:
         self.plan = plan
         self.here = plan.node(node.node_id)
         self.uploads: list[UploadedShard] = []
+        self.restored_from: list[Literal["local", "peer", "s3"]] = []
         self._node = node
         self._on_change = on_change
         self._slot_count = 3 if plan.checkpoint.third_slot else 2
@@ -177,7 +179,7 @@ class Member:
 
     async def _load_rank(self, rank: RankPlan) -> None:
         """Put the base of one rank into an own slot, verified: own node, then peers, then S3."""
-        refusals = []
+        refusals, is_mismatch = [], True
         for source in rank.sources:
             try:
                 match source.kind:
@@ -189,12 +191,15 @@ class Member:
                         await self._load_s3(rank.rank, source)
             except (PeerError, StorageError, NoRoom, ProtocolError, TimeoutError) as error:
                 refusals.append(f"{source.kind}{f' {source.node_id}' if source.node_id else ''}: {error}")
+                is_mismatch = is_mismatch and isinstance(error, (ShardRejected, CorruptCheckpoint, ObjectMissing))
                 log.warning("rank %d step %d is not to be had from %s", rank.rank, source.step, refusals[-1])
                 continue
             log.info("rank %d: step %d restored from %s", rank.rank, source.step, source.kind)
+            self.restored_from.append(source.kind)
             return
         if rank.sources:
-            raise LoadFailed("source_mismatch", f"step {self.plan.base_step} of rank {rank.rank}: " + "; ".join(refusals), is_permanent=False)
+            code = "source_mismatch" if is_mismatch else "source_unavailable"  # what is merely out of reach may be there the next time
+            raise LoadFailed(code, f"step {self.plan.base_step} of rank {rank.rank}: " + "; ".join(refusals), is_permanent=False)
 
     async def _load_local(self, rank: Rank, source: ShardSource) -> None:
         slot = self._node.store.sealed(rank, Content(source.origin_generation, source.step))

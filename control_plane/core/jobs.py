@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from control_plane.core import accounting, checkpoints, faults, incidents, launch, recovery
 from control_plane.core.actions import Decision, EventDraft, JobAction, SendHalt, SendLoad, SendPrepare, SendStart, SendStop
@@ -366,7 +367,13 @@ def _load(view: _View) -> Decision:
         loads = tuple(SendLoad(node_id=node_id, plan=plan) for node_id in waiting if _is_in(view, node_id, MemberPhase.PROMISED))
         return _stay(view, f"loads step {plan.base_step}; {', '.join(waiting)} to come", loads, requeue=LAUNCH_SECONDS)
     started_at = view.record.started_at if view.record.started_at is not None else view.now
-    return _moved(replace_record(view, started_at=started_at), JobEvent.LOADED, "every node has verified its shards: ranks are started")
+    incident = view.record.incident
+    if incident is not None:
+        used = [source for report in view.reports.values() for source in report.restored_from]
+        incident = replace(incident, restore_source=reduce(recovery.farther, used, incident.restore_source))
+    return _moved(
+        replace_record(view, started_at=started_at, incident=incident), JobEvent.LOADED, "every node has verified its shards: ranks are started"
+    )
 
 
 def _is_in(view: _View, node_id: NodeId, *phases: MemberPhase) -> bool:

@@ -20,6 +20,7 @@ Invariant: an agent acts on no command of a generation below the one it promised
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
@@ -165,6 +166,8 @@ class MemberReport(Message, frozen=True):
     """The newest two steps at most."""
     faults: tuple[NodeFault, ...] = ()
     load_seconds: float = 0.0
+    restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
+    """Where each of its ranks' shards really came from, once LOADED; farther than planned where a nearer source did not verify."""
 
 
 class AgentReport(Message, frozen=True):
