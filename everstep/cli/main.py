@@ -1,4 +1,7 @@
-"""`everstep`: the command line's top."""
+"""The `everstep` command: every noun under one name, and what an error looks like from outside.
+
+Invariant: an error that is expected ends in one sentence on stderr and an exit code of the table in `output`, never in a traceback.
+"""
 
 from __future__ import annotations
 
