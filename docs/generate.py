@@ -214,6 +214,9 @@ def summary(path: Path) -> str:
 
     Args:
         path: of the module.
+
+    Returns:
+        The summary.
     """
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     return " ".join(text.partition("\n\n")[0].split()).replace("|", "\\|").rstrip(":")
