@@ -29,6 +29,9 @@ def settings(arguments: list[str]) -> AgentSettings:
     Args:
         arguments: without the program's name.
 
+    Returns:
+        The settings; the state directory exists, mode 0700.
+
     Raises:
         SystemExit: something that is needed is missing; says what.
     """

@@ -74,6 +74,8 @@ class RankExit(Message, frozen=True):
 
 
 class RankStatus(Message, frozen=True):
+    """Where one rank is, and how it ended once it has."""
+
     rank: Rank
     boundary: Step
     """-1 before the rank has restored."""
@@ -205,6 +207,8 @@ class AgentWelcome(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
+    """Promise this generation: end the ranks, close the streams of all below it, and list the slots. Repeated until the report shows it."""
+
     job: JobName
     run: RunId
     generation: Generation
@@ -213,24 +217,32 @@ class Prepare(Message, frozen=True):
 
 
 class Load(Message, frozen=True):
+    """Fetch and verify what the plan names for this node. Only for the generation that is promised."""
+
     plan: GenerationPlan
     key: bytes
     """The generation's key, 32 bytes; authenticates peers. Never logged."""
 
 
 class Start(Message, frozen=True):
+    """Start the ranks: every member has verified its shards."""
+
     job: JobName
     run: RunId
     generation: Generation
 
 
 class StopTraining(Message, frozen=True):
+    """To the coordinator's agent: agree on a stop with all ranks, commit what can be committed, end."""
+
     job: JobName
     run: RunId
     generation: Generation
 
 
 class HaltRanks(Message, frozen=True):
+    """Kill this node's ranks now; the generation is over."""
+
     job: JobName
     run: RunId
     generation: Generation
@@ -238,6 +250,8 @@ class HaltRanks(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
+    """Forget this run: slots, pages, files and the promise of it."""
+
     run: RunId
 
 
