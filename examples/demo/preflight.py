@@ -16,7 +16,7 @@ def obstacles() -> list[str]:
     if platform.system() != "Linux":
         return [f"Everstep needs Linux (tmpfs, pidfd); this is {platform.system()}. Use a Linux machine or container."]
     found = []
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 -- whatever Python is there runs this, before any set-up
         found.append(f"Python 3.11 or newer is needed; this is {platform.python_version()}.")
     tmpfs = {fields[1] for fields in (line.split() for line in Path("/proc/mounts").read_text().splitlines()) if fields[2] == "tmpfs"}
     if "/dev/shm" not in tmpfs:
