@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import FrameType
@@ -37,14 +39,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+def place(request: pytest.FixtureRequest) -> Iterator[Workplace]:
     """The cluster, its client and undisturbed runs; ended whatever happens."""
     global _state_dir
     faulthandler.enable(sys.__stderr__)
     before = signal.signal(signal.SIGTERM, _give_up)
-    directory = tmp_path_factory.mktemp("e2e")
+    directory = Path(tempfile.mkdtemp(prefix="everstep-e2e-"))  # not pytest's: that may be cleared by another run before this one has ended
     _state_dir = directory / "cluster"
     with contextlib.ExitStack() as stack:
+        stack.callback(_remove_unless_failed, directory, request.session)
         stack.callback(signal.signal, signal.SIGTERM, before)
         references = References()
         stack.callback(references.close)
@@ -84,6 +87,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         logs = [*sorted(_state_dir.glob("logs/*.log")), *sorted(_state_dir.glob("nodes/*/console.log"))]
         report.sections += [(f"end of {log}", tail(log)) for log in logs]
     return report
+
+
+def _remove_unless_failed(directory: Path, session: pytest.Session) -> None:
+    if session.testsfailed == 0:
+        shutil.rmtree(directory)
 
 
 def _give_up(number: int, frame: FrameType | None) -> None:

@@ -30,8 +30,8 @@ def test_a_killed_rank_in_bf16(place: Workplace, adapter: str, world: int) -> No
 
 def check(place: Workplace, adapter: str, precision: str, world: int) -> None:
     shape = SHAPES[world]
-    holds = f"{FIRST} {LAST}"
-    job = place.submit(f"{adapter}-{precision}-{world}", shape, adapter=adapter, precision=precision, steps=STEPS, holds=holds, pace_seconds=0.05)
+    name = f"{adapter}-{precision}-{world}"
+    job = place.submit(name, shape, holds=(FIRST, LAST), adapter=adapter, precision=precision, steps=STEPS, pace_seconds=0.05)
     job.reference()
     job.wait_standing(FIRST)
     job.wait_committed(4)
