@@ -40,3 +40,6 @@ test: setup  ## set-up, then every test but the long matrix
 
 test-full: setup  ## the whole matrix
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+bench-first: setup  ## the first measurements: seconds blocked per snapshot, slowdown, seconds per recovery; writes docs/benchmarks.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.first

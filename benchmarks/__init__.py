@@ -1,0 +1,11 @@
+"""Measurements of Everstep, each with the floor that it can be held against.
+
+    first.py              make bench-first: one local cluster, all of the below, the report
+    snapshot_blocking.py  seconds a snapshot holds the training thread, beside memcpy and the step without snapshots
+    slowdown.py           a real model's step with and without an agent, in pairs
+    recovery.py           seconds from a kill to the next new step, from the incident and from outside
+    measures.py           medians, spread, when a figure says nothing (pure)
+    report.py, chart.py   .everstep/bench/first.json and docs/benchmarks.md
+
+Invariant: a figure that was taken while its floor moved is kept and marked, never repeated until it looks better.
+"""

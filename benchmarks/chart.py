@@ -1,0 +1,40 @@
+"""One picture: a horizontal bar per recovery, its phases side by side, as SVG. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+COLOURS = ("#c0392b", "#e08e0b", "#2471a3", "#7d8a93")
+WIDTH, LEFT, RIGHT, ROW, BAR, TOP = 860, 190, 110, 26, 16, 40
+FONT = 'font-family="system-ui, sans-serif" font-size="12"'
+
+
+def stacked_bars(title: str, bars: Sequence[tuple[str, Mapping[str, float]]], unit: str) -> str:
+    """Return an SVG document.
+
+    Args:
+        title: what a screen reader says.
+        bars: label and parts of each bar, all with the same parts in the same order, at most four.
+        unit: of the parts.
+    """
+    longest = max((sum(parts.values()) for _, parts in bars), default=0.0) or 1.0
+    scale = (WIDTH - LEFT - RIGHT) / longest
+    height = TOP + ROW * len(bars) + 10
+    drawn = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">',
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+    ]
+    names = list(bars[0][1]) if bars else []
+    for position, (name, colour) in enumerate(zip(names, COLOURS, strict=False)):
+        start = LEFT + position * 110
+        drawn.append(f'<rect x="{start}" y="12" width="12" height="12" fill="{colour}"/>')
+        drawn.append(f'<text x="{start + 17}" y="22" {FONT} fill="#222">{escape(name)}</text>')
+    for row, (label, parts) in enumerate(bars):
+        y, x = TOP + row * ROW, float(LEFT)
+        drawn.append(f'<text x="{LEFT - 8}" y="{y + 13}" {FONT} fill="#222" text-anchor="end">{escape(label)}</text>')
+        for value, colour in zip(parts.values(), COLOURS, strict=False):
+            drawn.append(f'<rect x="{x:.1f}" y="{y}" width="{value * scale:.1f}" height="{BAR}" fill="{colour}"/>')
+            x += value * scale
+        drawn.append(f'<text x="{x + 6:.1f}" y="{y + 13}" {FONT} fill="#222">{sum(parts.values()):.2f} {escape(unit)}</text>')
+    return "\n".join([*drawn, "</svg>"]) + "\n"

@@ -1,0 +1,112 @@
+"""Jobs of the benchmarks on a local cluster, through the public API alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.errors import BenchmarkFailed
+from everstep.client import ENDED, EverstepClient
+from infra.local_cloud.up import LocalCluster
+
+Json = dict[str, Any]
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = Path(__file__).parent / "scripts"
+POLL_SECONDS = 0.05
+"""Asking costs the control plane time on the same few cores."""
+PATIENCE_SECONDS = 150.0
+"""Without any progress; a run on a busy machine is slow, not stuck."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all benchmarks share."""
+
+    cluster: LocalCluster
+    client: EverstepClient
+    directory: Path
+    """For what jobs leave; emptied before the run."""
+    say: Callable[[str], None]
+
+    def submit(
+        self, name: str, source: Path, entry_point: str, *, nodes: int, copies: int, hyperparameters: Mapping[str, object], **more: Any
+    ) -> BenchJob:
+        """Submit a job of one rank per node."""
+        self.client.create_training_job(
+            TrainingJobName=name,
+            Source=self.client.upload_source(Directory=source),
+            EntryPoint=entry_point,
+            HyperParameters={key: str(value) for key, value in hyperparameters.items()},
+            NodeCount=nodes,
+            Protection={"Copies": copies},
+            **more,
+        )
+        return BenchJob(self, name, nodes)
+
+    def traced_source(self) -> Path:
+        """Return the char-GPT example with the script beside it that writes down its boundaries."""
+        source = self.directory / "traced-char-gpt"
+        if not source.exists():
+            shutil.copytree(ROOT / "examples" / "char_gpt", source, ignore=shutil.ignore_patterns("__pycache__", "output"))
+            shutil.copy(SCRIPTS / "traced.py", source)
+        return source
+
+
+@dataclass(frozen=True)
+class BenchJob:
+    """One job that was submitted."""
+
+    bench: Bench
+    name: str
+    ranks: int
+
+    def describe(self) -> Json:
+        """What the API says of it."""
+        return self.bench.client.describe_training_job(TrainingJobName=self.name)
+
+    def wait(self, what: str, arrived: Callable[[Json], bool]) -> Json:
+        """Poll until `arrived` says so, and return the description that it liked.
+
+        Raises:
+            BenchmarkFailed: the job ended before, or nothing has moved for `PATIENCE_SECONDS`.
+        """
+        last, moved_at = None, time.monotonic()
+        while not arrived(seen := self.describe()):
+            if seen["TrainingJobStatus"] in ENDED:
+                raise BenchmarkFailed(f"job {self.name} is {seen['TrainingJobStatus']} while waiting for {what}: {seen['Reason']}")
+            now = (seen["SecondaryStatus"], seen["Generation"], seen["Boundary"], seen["Reason"])
+            if now != last:
+                last, moved_at = now, time.monotonic()
+            elif time.monotonic() - moved_at > PATIENCE_SECONDS:
+                raise BenchmarkFailed(f"job {self.name} has not moved for {PATIENCE_SECONDS:.0f} s while waiting for {what}: {seen['Reason']}")
+            pause(POLL_SECONDS)
+        return seen
+
+    def completed(self) -> Json:
+        """Wait for the undisturbed end.
+
+        Raises:
+            BenchmarkFailed: it ended otherwise, or was launched more than once: then its figures are of something else.
+        """
+        seen = self.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed")
+        if seen["Generation"] != 1:
+            raise BenchmarkFailed(f"job {self.name} was disturbed: it took {seen['Generation']} launches")
+        return seen
+
+    def outputs(self, name: str) -> list[Any]:
+        """Return what every rank left under this name."""
+        directory = self.bench.directory / "outputs" / self.name
+        self.bench.client.download_outputs(TrainingJobName=self.name, Directory=directory)
+        return [json.loads((directory / f"rank={rank}" / name).read_text()) for rank in range(self.ranks)]
+
+
+def pause(seconds: float) -> None:
+    """Let time pass between two looks at something that cannot be waited for."""
+    threading.Event().wait(seconds)

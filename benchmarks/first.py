@@ -1,0 +1,89 @@
+"""The first measurements, all on one local cluster: `make bench-first`.
+
+    python -m benchmarks.first [--quick] [--only blocking|slowdown|recovery …]
+
+`--quick` takes few and small samples: it tries the harness, and says so in its report. A part that is left out is left out of the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import recovery, report, slowdown, snapshot_blocking
+from benchmarks.cluster_jobs import ROOT, Bench
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.machine import Machine
+from benchmarks.snapshot_blocking import Shape
+from everstep.errors import EverstepError
+from infra.local_cloud.errors import LocalCloudError
+from infra.local_cloud.up import ClusterOptions, LocalCluster
+
+HOME = ROOT / ".everstep" / "bench"
+NODES, SPARES = 4, 1
+PARTS = ("blocking", "slowdown", "recovery")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much is measured."""
+
+    states_mib: tuple[int, ...] = (64, 256)
+    snapshots: int = 40
+    floor_steps: int = 12
+    slowdown_order: str = "ABBAABBA"
+    slowdown_steps: int = 150
+    kills: int = 3
+    steps_between: int = 25
+
+
+QUICK = Sizes(states_mib=(16,), snapshots=6, floor_steps=5, slowdown_order="AB", slowdown_steps=60, kills=1, steps_between=10)
+
+
+def main() -> int:
+    """Measure, write the report, and return the process's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.first", description="Seconds blocked per snapshot, slowdown, seconds per recovery.")
+    parser.add_argument("--quick", action="store_true", help="few and small samples, to try the harness")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="leave the others out")
+    parser.add_argument("--json", type=Path, default=HOME / "first.json", help="where the figures go")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks.md", help="where the tables go, with a picture beside them")
+    arguments = parser.parse_args()
+    machine, begun = Machine.observe(), time.monotonic()
+    shutil.rmtree(HOME, ignore_errors=True)
+    HOME.mkdir(parents=True)
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - begun:6.1f} s  {text}", flush=True)
+
+    cluster = LocalCluster(HOME / "cluster")
+    say(f"load average {machine.load_average[0]:.2f} on {machine.cores} cores; starting {NODES} nodes and {SPARES} spare")
+    try:
+        with cluster:
+            cluster.up(ClusterOptions(nodes=NODES, spares=SPARES))
+            with cluster.client() as client:
+                results = measure(Bench(cluster, client, HOME, say), QUICK if arguments.quick else Sizes(), arguments.only)
+    except (BenchmarkFailed, LocalCloudError, EverstepError, OSError) as error:
+        print(f"the benchmark failed: {error}\nlogs: {cluster.logs}/*.log, {cluster.nodes_directory}/*/", file=sys.stderr)
+        return 1
+    run = report.Run(machine=machine, results=results, is_quick=arguments.quick, seconds=time.monotonic() - begun)
+    report.write(run, arguments.json, arguments.document)
+    say(f"written: {arguments.json} and {arguments.document}")
+    return 0
+
+
+def measure(bench: Bench, sizes: Sizes, parts: tuple[str, ...]) -> report.Results:
+    """Run the parts that were asked for."""
+    shapes = [Shape(state_mib=size, nodes=nodes) for size in sizes.states_mib for nodes in (1, 2)] if "blocking" in parts else []
+    return report.Results(
+        blocking=snapshot_blocking.measure(bench, shapes, snapshots=sizes.snapshots, floor_steps=sizes.floor_steps),
+        slowdown=slowdown.measure(bench, order=sizes.slowdown_order, steps=sizes.slowdown_steps) if "slowdown" in parts else None,
+        recovery=recovery.measure(bench, kills=sizes.kills, steps_between=sizes.steps_between) if "recovery" in parts else None,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

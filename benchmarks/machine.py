@@ -1,0 +1,45 @@
+"""On what the figures were measured: enough to judge them, nothing that names the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+PACKAGES = ("torch", "deepspeed", "xxhash", "moto")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A machine as it was when a run began."""
+
+    processor: str
+    cores: int
+    memory_gib: float
+    kernel: str
+    python: str
+    versions: dict[str, str]
+    load_average: tuple[float, float, float]
+    """Over 1, 5 and 15 minutes, before anything was started."""
+
+    @classmethod
+    def observe(cls) -> Machine:
+        """Look at this machine, now."""
+        return cls(
+            processor=_processor(),
+            cores=len(os.sched_getaffinity(0)),
+            memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3, 1),
+            kernel=f"{platform.system()} {platform.release().partition('-')[0]}",
+            python=platform.python_version(),
+            versions={name: version(name) for name in PACKAGES},
+            load_average=os.getloadavg(),
+        )
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

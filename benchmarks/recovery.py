@@ -1,0 +1,172 @@
+"""How long a failure holds training: ranks killed and instances terminated under the char-GPT on DeepSpeed ZeRO-3, 4 nodes and a spare.
+
+Each recovery is told three times, by clocks that know nothing of each other: the incident's own four phases; the API, asked every few
+milliseconds by somebody outside; and the ranks, which write down every boundary. The interruption is from the kill to the first step beyond the
+highest one that was reached before it: steps made twice are part of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.cluster_jobs import Bench, BenchJob, Json
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.measures import Floor, Summary
+from benchmarks.traces import Passed, first_beyond, highest_step, read_trace, step_seconds
+
+NODES, SPARES, COPIES = 4, 1, 2
+MANY_STEPS = 1_000_000
+"""Never reached: the job is stopped when all has been measured."""
+CONNECT_SECONDS = 120.0
+PHASES = ("detect", "replace", "restore", "rework")
+VICTIMS = (2, 1, 0, 3)
+"""Ranks in the order in which they are hit; rank 0's node is hit, too, although more depends on it."""
+
+Kind = Literal["rank_exit", "instance_terminated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """One failure and what it took."""
+
+    cause: Kind
+    restore_source: str
+    phases: dict[str, float]
+    """Seconds, from the incident."""
+    lost_steps: int
+    api_seconds: float
+    """From the kill until the API showed the next new step."""
+    rank_seconds: float
+    """From the kill until the last rank had passed it."""
+
+    @property
+    def incident_seconds(self) -> float:
+        """The incident's phases together."""
+        return sum(self.phases.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryRun:
+    """All failures of one job."""
+
+    recoveries: tuple[Recovery, ...]
+    step: Floor
+    """Undisturbed: before the first failure, and after the last."""
+
+    def of_cause(self, cause: Kind) -> list[Recovery]:
+        """Return the recoveries from one kind of failure."""
+        return [recovery for recovery in self.recoveries if recovery.cause == cause]
+
+
+def measure(bench: Bench, *, kills: int, steps_between: int) -> RecoveryRun:
+    """Kill `kills` ranks, then terminate as many instances, each after `steps_between` undisturbed steps.
+
+    Raises:
+        BenchmarkFailed: the job ended, or a failure led to another incident than the one that was caused.
+    """
+    trace = bench.directory / "traces" / "recovery"
+    trace.mkdir(parents=True)
+    job = bench.submit(
+        "recovery",
+        bench.traced_source(),
+        "traced.py",
+        nodes=NODES,
+        copies=COPIES,
+        hyperparameters={"steps": MANY_STEPS},
+        Environment={"BENCH_TRACE": str(trace)},
+    )
+    ec2 = bench.cluster.aws("ec2")
+
+    def kill_rank(rank: int, node: str) -> None:
+        bench.cluster.kill_rank(node, rank)
+
+    def terminate(_: int, node: str) -> None:
+        ec2.terminate_instances(InstanceIds=[node])
+
+    def look() -> list[list[Passed]]:
+        return read_trace(trace, NODES)
+
+    job.wait("the first steps", lambda seen: seen["CommittedStep"] >= 2 * steps_between)
+    before = undisturbed(look())
+    faults: list[tuple[Kind, Callable[[int, str], None]]] = [("rank_exit", kill_rank), ("instance_terminated", terminate)]
+    recoveries: list[Recovery] = []
+    for cause, hurt in faults:
+        for number in range(kills):
+            bench.say(f"recovery {len(recoveries) + 1} of {len(faults) * kills}: {cause}")
+            recoveries.append(recover(bench, job, look, cause, hurt, VICTIMS[number % len(VICTIMS)], steps_between))
+    bench.cluster.wait_for_nodes(NODES + SPARES, timeout_seconds=CONNECT_SECONDS)
+    reached = job.describe()["Boundary"]
+    job.wait("the last steps", lambda seen: seen["Boundary"] >= reached + 2 * steps_between)
+    after = undisturbed(look(), since=reached)
+    bench.client.stop_training_job(TrainingJobName=job.name)
+    bench.client.get_waiter("training_job_ended").wait(TrainingJobName=job.name)
+    return RecoveryRun(recoveries=tuple(recoveries), step=Floor(before, after))
+
+
+def recover(
+    bench: Bench,
+    job: BenchJob,
+    look: Callable[[], list[list[Passed]]],
+    cause: Kind,
+    hurt: Callable[[int, str], None],
+    rank: int,
+    steps_between: int,
+) -> Recovery:
+    """Let the job settle, hurt it, and watch it from outside until it makes new steps.
+
+    Raises:
+        BenchmarkFailed: it ended, or recovered from something else.
+    """
+    bench.cluster.wait_for_nodes(NODES + SPARES, timeout_seconds=CONNECT_SECONDS)
+    settled = job.describe()
+    seen = job.wait("undisturbed steps", lambda seen: seen["CommittedStep"] >= settled["Boundary"] + steps_between)
+    generation, number = seen["Generation"], seen["IncidentCount"]
+    killed_at = time.monotonic()
+    hurt(rank, seen["NodeIds"][rank])
+    watched: list[tuple[float, int, int]] = []
+
+    def is_over(seen: Json) -> bool:
+        watched.append((time.monotonic(), seen["Generation"], seen["Boundary"]))
+        if seen["IncidentCount"] <= number or seen["Generation"] <= generation:
+            return False
+        reached = highest_step(look(), generation)
+        return seen["Boundary"] > reached and first_beyond(look(), generation, reached) is not None
+
+    job.wait("the next new step", is_over)
+    incident = _closed(bench, job, number)
+    if incident["Cause"] != cause or incident["GenerationAfter"] != job.describe()["Generation"]:
+        raise BenchmarkFailed(f"incident {incident['IncidentId']} is {incident['Cause']}, caused was {cause}; or another failure followed it")
+    ranks = look()
+    reached = highest_step(ranks, generation)
+    resumed_at = first_beyond(ranks, generation, reached)
+    assert resumed_at is not None, "is_over saw it"
+    return Recovery(
+        cause=cause,
+        restore_source=incident["RestoreSource"],
+        phases={phase: float(incident[f"{phase.title()}Seconds"]) for phase in PHASES},
+        lost_steps=incident["LostSteps"],
+        api_seconds=next(at for at, newer, boundary in watched if newer > generation and boundary > reached) - killed_at,
+        rank_seconds=resumed_at - killed_at,
+    )
+
+
+def undisturbed(ranks: Sequence[Sequence[Passed]], since: int = 0) -> Summary:
+    """Return rank 0's step time in its newest generation, beyond the boundary `since`; its first ten steps are warm-up."""
+    newest = ranks[0][-1].generation
+    steps = step_seconds([each for each in ranks[0] if each.generation == newest and each.step > since])
+    return Summary.of(steps[0 if since else 10 :])
+
+
+def _closed(bench: Bench, job: BenchJob, number: int) -> Json:
+    """Return the job's incident of this number once it is history."""
+    found: list[Json] = []
+
+    def is_closed(_: Json) -> bool:
+        found[:] = bench.client.list_incidents(TrainingJobName=job.name)["Incidents"]
+        return found[number]["ClosedAt"] is not None
+
+    job.wait("the incident to be closed", is_closed)
+    return found[number]

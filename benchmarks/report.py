@@ -1,0 +1,243 @@
+"""The report of one run: all figures as JSON, the tables as a document, and one picture beside it.
+
+Invariant: a document says on what machine, how busy, from how many samples and by which command; a row whose floor moved says "inconclusive".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.chart import stacked_bars
+from benchmarks.machine import Machine
+from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Summary, is_busy
+from benchmarks.recovery import COPIES, NODES, PHASES, SPARES, Kind, Recovery, RecoveryRun
+from benchmarks.slowdown import RANKS, WARM_UP_STEPS, Slowdown
+from benchmarks.snapshot_blocking import BlockingRow
+
+COMMAND = "make bench-first"
+KINDS: tuple[tuple[Kind, str], ...] = (("rank_exit", "rank killed"), ("instance_terminated", "instance terminated"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What was measured; what was left out is empty."""
+
+    blocking: Sequence[BlockingRow] = ()
+    slowdown: Slowdown | None = None
+    recovery: RecoveryRun | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of the benchmarks."""
+
+    machine: Machine
+    results: Results
+    is_quick: bool
+    seconds: float
+
+
+def write(run: Run, figures: Path, document: Path) -> None:
+    """Write the report.
+
+    Args:
+        run: what was measured.
+        figures: the JSON file.
+        document: the Markdown file; the picture goes beside it, under the same name with another ending.
+    """
+    figures.parent.mkdir(parents=True, exist_ok=True)
+    figures.write_text(json.dumps(dataclasses.asdict(run), indent=1) + "\n")
+    picture = document.with_suffix(".svg")
+    document.write_text(render(run, picture.name))
+    if run.results.recovery is not None:
+        picture.write_text(draw(run.results.recovery))
+
+
+def render(run: Run, picture: str) -> str:
+    """Return the document.
+
+    Args:
+        run: what was measured.
+        picture: name of the picture, in the same folder.
+    """
+    sections = [_head(run)]
+    if run.results.blocking:
+        sections.append(_blocking(run.results.blocking))
+    if run.results.slowdown is not None:
+        sections.append(_slowdown(run.results.slowdown))
+    if run.results.recovery is not None:
+        sections.append(_recovery(run.results.recovery, picture))
+    sections.append(_limits())
+    return "\n\n".join(sections) + "\n"
+
+
+def draw(recovery: RecoveryRun) -> str:
+    """Return the picture of all recoveries."""
+    bars = [
+        (f"{title} {number}", {phase: each.phases[phase] for phase in PHASES})
+        for cause, title in KINDS
+        for number, each in enumerate(recovery.of_cause(cause), start=1)
+    ]
+    return stacked_bars("Seconds of each recovery by phase", bars, "s")
+
+
+def _head(run: Run) -> str:
+    machine = run.machine
+    load = ", ".join(f"{value:.2f}" for value in machine.load_average)
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    lines = [
+        "# First measurements",
+        "",
+        f"Written by `{COMMAND}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/first.json`.",
+        "",
+        f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, Python {machine.python}, {versions}.",
+        f"- Load average before the run (1, 5, 15 minutes): {load}.",
+        "- Everything runs on this one machine: all nodes with their agents and ranks, the control plane and the local AWS share its cores, its "
+        "memory and one loopback. More cores and a network per node change every figure; ratios to a floor of the same run are what carries over.",
+        f"- A floor is measured before and after what stands beside it. Where the two differ by more than {FLOOR_TOLERANCE_RATIO:.0%} the row says "
+        "**inconclusive**: the machine changed, and the figure says nothing.",
+    ]
+    if run.is_quick:
+        lines += ["", "**This was a quick run with few and small samples: it tries the harness and measures nothing.**"]
+    if is_busy(machine.load_average[0], machine.cores):
+        busy = (
+            f"**The machine was busy with other work when the run began (more than {BUSY_LOAD_RATIO} per core). These are no results: run it again.**"
+        )
+        lines += ["", busy]
+    return "\n".join(lines)
+
+
+def _blocking(rows: Sequence[BlockingRow]) -> str:
+    text = (
+        "## Seconds blocked per snapshot\n\n"
+        "How long one snapshot holds the training thread: the copy at the boundary and what the guard waits before the optimizer's step, as the "
+        "session counts it. The state is fp32 parameters shaped like a transformer's with Adam's two moments, one rank per node, one thread. "
+        "Forward and backward are a timed wait (the processor is free) or real matrix products (it is not), each about three copies long. "
+        "Milliseconds; ranks taken together.\n\n"
+        "The first snapshots of a launch are audited: copied whole at the boundary and compared byte by byte. Floors: *memcpy* is the copy of the "
+        "same tensors into warm shared memory by one thread, what a blocking snapshot costs at least; *step without* is the same loop without a "
+        "session."
+    )
+    head = (
+        "state per rank",
+        "nodes × copies",
+        "compute",
+        "memcpy",
+        "first",
+        "audited",
+        "**median**",
+        "p99",
+        "worst",
+        "n",
+        "median ÷ memcpy",
+        "step without",
+        "step with",
+        "steps per snapshot",
+        "floors moved",
+    )
+    return text + "\n\n" + _table(head, [_blocking_row(row) for row in rows])
+
+
+def _blocking_row(row: BlockingRow) -> list[str]:
+    ratio = f"{row.blocked.median / row.memcpy.median:.2f}" if row.memcpy.stood_still else "inconclusive"
+    return [
+        f"{row.state_bytes / 1024**2:.0f} MiB",
+        f"{row.shape.nodes} × {row.shape.copies}",
+        row.compute,
+        _ms(row.memcpy.median),
+        "" if row.first_blocked is None else _ms(row.first_blocked),
+        "" if row.audited_blocked is None else _ms(row.audited_blocked.median),
+        f"**{_ms(row.blocked.median)}**",
+        _ms(row.blocked.p99),
+        _ms(row.blocked.maximum),
+        str(row.blocked.count),
+        ratio,
+        _ms(row.plain_step.median),
+        _ms(row.step.median),
+        f"{row.steps_per_snapshot:.1f}",
+        f"{row.memcpy.moved_ratio:.0%}, {row.plain_step.moved_ratio:.0%}" + ("" if row.is_conclusive else " **inconclusive**"),
+    ]
+
+
+def _slowdown(slowdown: Slowdown) -> str:
+    ratios = Summary.of(slowdown.ratios)
+    verdict = (
+        f"The step under an agent took **{ratios.median:+.1%}** (median of {ratios.count} pairs; {ratios.minimum:+.1%} to {ratios.maximum:+.1%})."
+        if slowdown.is_conclusive
+        else f"**Inconclusive**: the script alone differed from launch to launch by {slowdown.plain_moved_ratio:.0%}. "
+        f"Pairs: {', '.join(f'{ratio:+.1%}' for ratio in slowdown.ratios)}."
+    )
+    text = (
+        "## What it costs a real model\n\n"
+        f"`examples/char_gpt/train.py`, unchanged, DeepSpeed ZeRO-3 on {RANKS} ranks: under Everstep, every shard on 2 nodes (A), and the same "
+        f"script alone (B), launched in the order {slowdown.order}. Step time of rank 0, the first {WARM_UP_STEPS} steps of a launch not counted. "
+        f"The agents' own work (digests, replicas, rounds) runs on the ranks' cores here.\n\n{verdict}\n\n"
+        f"A snapshot held the training thread for {_ms(slowdown.blocked.median)} ms (median of {slowdown.blocked.count}; p99 "
+        f"{_ms(slowdown.blocked.p99)} ms, worst {_ms(slowdown.blocked.maximum)} ms)."
+    )
+    head = ("launch", "", "median step ms", "p99", "fastest", "n")
+    rows = [
+        [str(number), "under an agent" if kind == "A" else "alone", _ms(each.median), _ms(each.p99), _ms(each.minimum), str(each.count)]
+        for number, (kind, each) in enumerate(zip(slowdown.order, slowdown.step_seconds, strict=True), start=1)
+    ]
+    return f"{text}\n\n{_table(head, rows)}"
+
+
+def _recovery(recovery: RecoveryRun, picture: str) -> str:
+    step = recovery.step
+    text = (
+        "## Seconds per recovery\n\n"
+        f"The same model on {NODES} nodes and {SPARES} spare, every shard on {COPIES} nodes. Ranks are killed with SIGKILL, instances terminated "
+        "through the EC2 API. An instance of the local cloud boots in half a second; on AWS a spare saves exactly that wait.\n\n"
+        "The four phases are the incident's own. *From outside* is from the kill until the API showed the first step beyond the highest one "
+        "reached before it; *by the ranks* until every rank had written that step down itself. Neither knows of the incident's clock, which "
+        "begins when the failure is dated.\n\n"
+        f"Undisturbed step: {_ms(step.before.median)} ms before, {_ms(step.after.median)} ms after all failures"
+        + (f" ({step.moved_ratio:.0%} moved)." if step.stood_still else f": **inconclusive**, it moved by {step.moved_ratio:.0%}.")
+    )
+    head = ("failure", "restored from", *(f"{phase} s" for phase in PHASES), "sum s", "from outside s", "by the ranks s", "lost steps")
+    rows = [_recovery_row(f"{title} {number}", each) for cause, title in KINDS for number, each in enumerate(recovery.of_cause(cause), start=1)]
+    spread = [
+        row
+        for cause, title in KINDS
+        if (found := recovery.of_cause(cause))
+        for row in ([f"**{title}, median**", *_spread(found, "median")], [f"{title}, min to max", *_spread(found, "range")])
+    ]
+    return f"{text}\n\n{_table(head, rows + spread)}\n\n![Seconds of each recovery by phase]({picture})"
+
+
+def _recovery_row(title: str, each: Recovery) -> list[str]:
+    figures = (*(each.phases[phase] for phase in PHASES), each.incident_seconds, each.api_seconds, each.rank_seconds)
+    return [title, each.restore_source, *(f"{figure:.2f}" for figure in figures), str(each.lost_steps)]
+
+
+def _spread(found: Sequence[Recovery], which: str) -> list[str]:
+    columns: list[list[float]] = [[each.phases[phase] for each in found] for phase in PHASES]
+    columns += [[each.incident_seconds for each in found], [each.api_seconds for each in found], [each.rank_seconds for each in found]]
+    lost = [float(each.lost_steps) for each in found]
+    summaries = [Summary.of(column) for column in columns]
+    if which == "median":
+        return [f"n = {len(found)}", *(f"**{summary.median:.2f}**" for summary in summaries), f"{Summary.of(lost).median:g}"]
+    return ["", *(f"{summary.minimum:.2f} to {summary.maximum:.2f}" for summary in summaries), f"{min(lost):g} to {max(lost):g}"]
+
+
+def _limits() -> str:
+    return (
+        "## What this does not say\n\n"
+        "No GPU, no second machine, no network: copies over PCIe and replicas over a real link are not measured here. Losses of a whole group and "
+        "restores from S3 are not timed. States are small beside real ones."
+    )
+
+
+def _table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.2f}" if seconds < 0.01 else f"{seconds * 1000:.1f}"

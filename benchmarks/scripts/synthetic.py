@@ -1,0 +1,150 @@
+"""A training script with a state of a chosen size, and nothing else to be slow about: what does a snapshot cost it?
+
+Parameters are shaped like those of a transformer (fp32) under Adam; gradients are fixed; forward and backward are a stand-in of a fixed length:
+"wait", a timed wait that leaves the processor free, or "matmul", a fixed number of real matrix products on one thread. Each is made three times
+as long as the copy of the whole state.
+
+    floors: the step without a session, memcpy ──▶ steps with snapshots, "wait" then "matmul" ──▶ the same floors again
+
+All in one process, so that a figure and its floor see the same machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+import everstep.training
+
+WIDTH = 256
+SPAN_COPIES = 3
+"""How many copies of the whole state fit into one forward and backward."""
+MIN_SPAN_SECONDS = 0.05
+MAX_STEPS = 5000
+"""Snapshots that do not come are a result, too."""
+
+settings = everstep.training.hyperparameters(state_mib=64, snapshots=30, floor_steps=12)
+
+
+def blocks(size: int) -> torch.nn.ParameterList:
+    """Return the parameters of as many transformer blocks as come nearest to a state of `size` bytes."""
+    shapes = [(WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), (WIDTH,), (WIDTH,)]
+    bytes_of_block = 3 * 4 * sum(math.prod(shape) for shape in shapes)
+    return torch.nn.ParameterList(torch.randn(shape) for _ in range(max(1, round(size / bytes_of_block))) for shape in shapes)
+
+
+def agreed(value: float, operation: dist.ReduceOp.RedOpType) -> float:
+    """Return the largest or smallest of all ranks' values; also what keeps the ranks of a step together, as a real job's gradients do."""
+    if world_size == 1:
+        return value
+    tensor = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(tensor, operation)
+    return float(tensor)
+
+
+def copy_seconds(count: int) -> list[float]:
+    """Copy the whole state into warm shared memory, tensor by tensor, one thread: what any blocking snapshot costs at least."""
+    state = [*(parameter.detach() for parameter in parameters), *(value for each in optimizer.state.values() for value in each.values())]
+    size = sum(tensor.nbytes for tensor in state)
+    with mmap.mmap(-1, size) as shared:
+        memory = torch.frombuffer(shared, dtype=torch.uint8)
+        targets, offset = [], 0
+        for tensor in state:
+            targets.append(memory[offset : offset + tensor.nbytes])
+            offset += tensor.nbytes
+        taken = []
+        for _ in range(count + 2):  # the first two make the pages
+            begun = time.perf_counter()
+            for source, target in zip(state, targets, strict=True):
+                target.copy_(source.reshape(-1).view(torch.uint8))
+            taken.append(time.perf_counter() - begun)
+        del memory, targets, target  # before the map can close
+    return taken[2:]
+
+
+def step() -> None:
+    """Finish a step: all ranks together, then the optimizer."""
+    agreed(0.0, dist.ReduceOp.MAX)
+    optimizer.step()
+
+
+def plain_steps(compute: Callable[[], object]) -> list[float]:
+    """Time steps that nobody takes snapshots of."""
+    taken = []
+    for _ in range(settings.floor_steps):
+        begun = time.perf_counter()
+        compute()
+        step()
+        taken.append(time.perf_counter() - begun)
+    return taken
+
+
+def floors() -> dict[str, list[float]]:
+    """Measure all floors now."""
+    return {"memcpy": copy_seconds(settings.floor_steps), **{kind: plain_steps(compute) for kind, compute in computes.items()}}
+
+
+torch.set_num_threads(1)
+world_size = int(os.environ["WORLD_SIZE"])
+if world_size > 1:
+    dist.init_process_group("gloo")
+torch.manual_seed(7)
+parameters = blocks(settings.state_mib * 1024**2)
+for parameter in parameters:
+    parameter.grad = torch.full_like(parameter, 1e-3)
+optimizer = torch.optim.AdamW(parameters.parameters(), lr=1e-6, fused=True)
+optimizer.step()
+
+span = agreed(max(MIN_SPAN_SECONDS, SPAN_COPIES * sorted(copy_seconds(7))[3]), dist.ReduceOp.MAX)
+left, right, product = torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, WIDTH), torch.empty(WIDTH, WIDTH)
+
+
+def matmuls(count: int) -> None:
+    """Multiply matrices `count` times."""
+    for _ in range(count):
+        torch.mm(left, right, out=product)
+
+
+matmuls(100)
+calibrated = time.perf_counter()
+matmuls(200)
+product_count = int(agreed(math.ceil(span * 200 / (time.perf_counter() - calibrated)), dist.ReduceOp.MIN))
+computes: dict[str, Callable[[], object]] = {"wait": lambda: threading.Event().wait(span), "matmul": lambda: matmuls(product_count)}
+
+before = floors()
+session = everstep.training.init(model=parameters, optimizer=optimizer)
+session.restore()
+steps: dict[str, list[float]] = {}
+counts: dict[str, tuple[int, int]] = {}
+for kind, compute in computes.items():
+    first = len(session.blocked_seconds)
+    taken: list[float] = []
+    while agreed(len(session.blocked_seconds) - first, dist.ReduceOp.MIN) < settings.snapshots and len(taken) < MAX_STEPS:
+        begun = time.perf_counter()
+        compute()
+        step()
+        session.boundary()
+        taken.append(time.perf_counter() - begun)
+    steps[kind], counts[kind] = taken, (first, len(session.blocked_seconds))
+session.close()
+after = floors()
+
+result = {
+    "state_bytes": sum(tensor.nbytes for tensor in session.state_tensors().values()),
+    "span_seconds": span,
+    "before": before,
+    "after": after,
+    "steps": steps,
+    "blocked": {kind: list(session.blocked_seconds)[begin:end] for kind, (begin, end) in counts.items()},
+}
+(everstep.training.output_dir() / "result.json").write_text(json.dumps(result))
+if world_size > 1:
+    dist.destroy_process_group()

@@ -1,0 +1,36 @@
+"""Runs the train.py beside it, unchanged, and writes down when every boundary was passed and how long every snapshot held the training thread.
+
+One line per boundary in `$BENCH_TRACE/rank<r>`: generation, steps finished, seconds of the system's monotonic clock, which all processes of a
+machine share. A killed rank's lines stay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import time
+from pathlib import Path
+
+import everstep.training
+from everstep.training.session import Control, TrainingSession
+
+directory = Path(os.environ["BENCH_TRACE"])
+rank, generation = os.environ["RANK"], os.environ.get("EVERSTEP_GENERATION", "0")
+sessions: set[TrainingSession] = set()
+boundary = TrainingSession.boundary
+
+with (directory / f"rank{rank}").open("a", buffering=1) as trace:
+
+    def traced_boundary(session: TrainingSession) -> Control:
+        """Pass the boundary, then write it down."""
+        control = boundary(session)
+        trace.write(f"{generation} {control.step} {time.monotonic():.6f}\n")
+        sessions.add(session)
+        return control
+
+    TrainingSession.boundary = traced_boundary  # type: ignore[method-assign, assignment]
+    runpy.run_path(str(Path(__file__).with_name("train.py")), run_name="__main__")
+
+(session,) = sessions
+(everstep.training.output_dir() / "blocked.json").write_text(json.dumps(list(session.blocked_seconds)))

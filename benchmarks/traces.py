@@ -1,0 +1,47 @@
+"""What ranks wrote down themselves: which boundary they passed when (see `scripts/traced.py`). Reading is I/O, all else is pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A rank passed a boundary."""
+
+    generation: int
+    step: int
+    at: float
+    """Seconds of the machine's monotonic clock."""
+
+
+def read_trace(directory: Path, ranks: int) -> list[list[Passed]]:
+    """Return what each rank has written so far; a line that is being written is left out."""
+    return [parse((directory / f"rank{rank}").read_text()) for rank in range(ranks)]
+
+
+def parse(text: str) -> list[Passed]:
+    """Return the boundaries of one rank's lines, in order."""
+    whole = text[: text.rfind("\n") + 1]
+    rows = (line.split() for line in whole.splitlines())
+    return [Passed(int(generation), int(step), float(at)) for generation, step, at in rows]
+
+
+def step_seconds(passed: Sequence[Passed]) -> list[float]:
+    """Return how long each step took, from boundary to boundary of one generation."""
+    return [later.at - earlier.at for earlier, later in pairwise(passed) if later.generation == earlier.generation]
+
+
+def highest_step(ranks: Iterable[Sequence[Passed]], generation: int) -> int:
+    """Return the highest boundary that any rank passed in this generation or before; 0 if none."""
+    return max((each.step for passed in ranks for each in passed if each.generation <= generation), default=0)
+
+
+def first_beyond(ranks: Iterable[Sequence[Passed]], generation: int, step: int) -> float | None:
+    """Return when all ranks had passed a boundary beyond `step` in a later generation; None if one has not."""
+    firsts = [min((each.at for each in passed if each.generation > generation and each.step > step), default=None) for passed in ranks]
+    known = [at for at in firsts if at is not None]
+    return max(known) if known and len(known) == len(firsts) else None
