@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
-.PHONY: help setup demo check fix test test-full sim bench-first
+.PHONY: help setup demo check fix test test-full bench-first
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,9 +31,10 @@ check: setup  ## lint, types, contracts
 	@$(BIN)/pydoclint --quiet everstep control_plane worker infra
 	@$(BIN)/lint-imports
 
-fix: setup  ## format and mend what can be mended mechanically
+fix: setup  ## format, mend what can be mended mechanically, renew generated documents
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+	@$(BIN)/python docs/generate.py
 
 test: setup  ## set-up, then every test but the long matrix
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not full'

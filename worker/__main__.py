@@ -40,7 +40,7 @@ def settings(arguments: list[str]) -> AgentSettings:
     parser.add_argument("--control-plane-url", required=True, help="where the control plane listens")
     parser.add_argument("--join-token", default=environment.get("EVERSTEP_JOIN_TOKEN", ""), help="from CreateJoinToken; needed once per instance")
     parser.add_argument("--instance-id", default=environment.get("EVERSTEP_INSTANCE_ID"), help="EC2 instance id (EVERSTEP_INSTANCE_ID)")
-    parser.add_argument("--address", default=environment.get("EVERSTEP_ADDRESS", "127.0.0.1"), help="address that peers reach this node at")
+    parser.add_argument("--address", default=environment.get("EVERSTEP_ADDRESS"), help="address that peers reach this node at (EVERSTEP_ADDRESS)")
     parser.add_argument("--state-dir", type=Path, default=environment.get("EVERSTEP_STATE_DIR", "/var/lib/everstep"), help="promise, logs, outputs")
     parser.add_argument("--memory-bytes", type=int, default=environment.get("EVERSTEP_NODE_MEMORY_BYTES"), help="what slots may take in all")
     parser.add_argument("--peer-port", type=int, default=0, help="port for other agents; 0: the kernel chooses")
@@ -48,6 +48,8 @@ def settings(arguments: list[str]) -> AgentSettings:
     given = parser.parse_args(arguments)
     if not given.instance_id:
         parser.error("the instance id is not known: pass --instance-id or set EVERSTEP_INSTANCE_ID")
+    if not given.address:
+        parser.error("the address that peers reach this node at is not known: pass --address or set EVERSTEP_ADDRESS")
     state = given.state_dir.resolve()
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     return AgentSettings(
