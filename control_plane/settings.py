@@ -5,11 +5,10 @@ Invariant: settings that exist are consistent; what is wrong with them is said i
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-from control_plane.cloud.connection import LOCAL_REGION, CloudMode, is_loopback
+from control_plane.cloud.connection import LOCAL_REGION, CloudMode, is_loopback, is_this_machine
 
 
 class InvalidSettings(Exception):
@@ -41,7 +40,7 @@ class Settings:
             raise InvalidSettings("a bucket is needed for sources, logs, outputs and checkpoints: --bucket NAME")
         if self.mode is CloudMode.LOCAL and not (self.aws_endpoint_url and is_loopback(self.aws_endpoint_url)):
             raise InvalidSettings(f"local mode needs --aws-endpoint-url on this machine (127.0.0.0/8 or ::1), not {self.aws_endpoint_url!r}")
-        if not self.is_other_host_allowed and not _is_this_machine(self.host):
+        if not self.is_other_host_allowed and not is_this_machine(self.host):
             raise InvalidSettings(
                 f"--host {self.host} can be reached from other machines, and bearer tokens would cross the network unencrypted. Put a TLS proxy "
                 "in front of 127.0.0.1, or say --allow-non-loopback if the network is yours"
@@ -53,12 +52,3 @@ class Settings:
     def database(self) -> str:
         """The URL of the database."""
         return self.database_url or f"sqlite:///{self.state_directory / 'everstep.db'}"
-
-
-def _is_this_machine(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -76,8 +76,12 @@ class CloudIdentity:
 
 
 def is_loopback(url: str) -> bool:
-    """Say whether the URL's host is this machine by its very address; other names are not resolved and not trusted."""
-    host = urlsplit(url).hostname or ""
+    """Say whether the URL's host is this machine (see `is_this_machine`)."""
+    return is_this_machine(urlsplit(url).hostname or "")
+
+
+def is_this_machine(host: str) -> bool:
+    """Say whether a host is this machine by its very address; other names are not resolved and not trusted."""
     if host == "localhost":
         return True
     try:

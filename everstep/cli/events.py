@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Annotated
 
 import typer
 
-from everstep.cli.output import Columns, Output, OutputFormat, connect, show_json, show_rows, when
+from everstep.cli.output import Columns, Output, OutputFormat, connect, listed, show_json, show_rows, when
 
 app = typer.Typer(help="What happened, in order.", no_args_is_help=True)
 
@@ -22,8 +21,7 @@ def list_events(
 ) -> None:
     """List events, oldest first."""
     with connect() as service:
-        found = service.paginate("list_events", TrainingJobName=job, FleetName=fleet, AfterEventId=after, MaxResults=min(limit, 1000))
-        events = list(islice(found, limit))
+        events = listed(service, "list_events", limit, TrainingJobName=job, FleetName=fleet, AfterEventId=after)
     if output is OutputFormat.JSON:
         show_json({"Events": events})
         return

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Annotated
 
 import typer
 
-from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, seconds, show_facts, show_json, show_rows, step, when
+from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, listed, seconds, show_facts, show_json, show_rows, step, when
 
 app = typer.Typer(help="Failures and their recoveries.", no_args_is_help=True)
 
@@ -20,7 +19,7 @@ def list_incidents(
 ) -> None:
     """List incidents in the order they were opened."""
     with connect() as service:
-        incidents = list(islice(service.paginate("list_incidents", TrainingJobName=job, MaxResults=min(limit, 1000)), limit))
+        incidents = listed(service, "list_incidents", limit, TrainingJobName=job)
     if output is OutputFormat.JSON:
         show_json({"Incidents": incidents})
         return

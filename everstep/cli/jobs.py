@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from everstep.cli.output import (
     Output,
     OutputFormat,
     connect,
+    listed,
     pairs,
     parse_time,
     say,
@@ -104,8 +104,7 @@ def list_jobs(
 ) -> None:
     """List training jobs, newest first."""
     with connect() as service:
-        found = service.paginate("list_training_jobs", StatusEquals=status, NameContains=name_contains, FleetName=fleet, MaxResults=min(limit, 1000))
-        jobs = list(islice(found, limit))
+        jobs = listed(service, "list_training_jobs", limit, StatusEquals=status, NameContains=name_contains, FleetName=fleet)
     if output is OutputFormat.JSON:
         show_json({"TrainingJobSummaries": jobs})
         return

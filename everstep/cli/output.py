@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import islice
 from typing import Annotated, Any
 
 import typer
@@ -45,6 +46,8 @@ Column = str | Callable[[Json], str]
 Columns = Mapping[str, Column]
 """By heading."""
 
+LARGEST_PAGE = 1_000
+"""Items that the service gives in one answer at the most."""
 PIPE_WIDTH = 240
 """Columns where stdout is not a terminal: nothing is cut."""
 
@@ -74,6 +77,21 @@ Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="table for 
 def connect() -> EverstepClient:
     """Return a client with the user's configuration."""
     return client()
+
+
+def listed(service: EverstepClient, operation: str, limit: int, **query: Any) -> list[Json]:
+    """Return the first items of a list, fetched in pages as large as the service gives.
+
+    Args:
+        service: the client.
+        operation: one that `EverstepClient.paginate` knows.
+        limit: how many items at the most.
+        **query: the operation's arguments, the page's size excepted.
+
+    Returns:
+        The items, in the service's order.
+    """
+    return list(islice(service.paginate(operation, **query, MaxResults=min(limit, LARGEST_PAGE)), limit))
 
 
 def stdout() -> Console:
