@@ -77,23 +77,6 @@ MACHINES = (
         "Moved by the job loop (`control_plane/core/incidents.py`). Stored in `incident.phase`.",
     ),
     Machine(
-        "Checkpoint",
-        "control_plane.core.states.CHECKPOINT_TRANSITIONS",
-        states.CheckpointState,
-        states.CheckpointEvent,
-        rows_of(states.CHECKPOINT_TRANSITIONS),
-        "A row is written when the manifest has been put, as `complete` at once (`control_plane/loop/executor.py`); the other states are not stored.",
-    ),
-    Machine(
-        "Fleet",
-        "control_plane.core.states.FLEET_TRANSITIONS",
-        states.FleetState,
-        states.FleetEvent,
-        rows_of(states.FLEET_TRANSITIONS),
-        "Derived anew by every pass of the fleet loop (`control_plane/loop/runner.py`) and stored in `fleet.state`; the row of a deleted fleet is "
-        "removed.",
-    ),
-    Machine(
         "Member",
         "worker.core.generation.TRANSITIONS",
         MemberPhase,

@@ -108,46 +108,16 @@ class IncidentEvent(StrEnum):
     JOB_ENDED = "job_ended"
 
 
-class CheckpointState(StrEnum):
-    """Whether a set of objects in S3 is a checkpoint.
-
-    UPLOADING: some ranks' shards of a step are complete; left when all are and the manifest is put, or when their generation ends first. COMPLETE:
-    the manifest names every shard. ABANDONED: garbage.
-    """
-
-    UPLOADING = "uploading"
-    COMPLETE = "complete"
-    ABANDONED = "abandoned"
-
-
-class CheckpointEvent(StrEnum):
-    """What moves a checkpoint. MANIFEST_PUT: all shards were there. GENERATION_ENDED: some shard never came."""
-
-    MANIFEST_PUT = "manifest_put"
-    GENERATION_ENDED = "generation_ended"
-
-
-class FleetState(StrEnum):
-    """Whether a fleet may act on its group.
+class FleetStatus(StrEnum):
+    """Whether a fleet may act on its group; derived at every pass from what is observed, so it has no transitions.
 
     ACTIVE: all actions. FROZEN: the group is not as the contract says, or most agents are silent at once: nothing is ended until that passes.
-    DELETING: nodes are ended one by one. DELETED: forgotten.
+    DELETING: nodes are ended one by one; then the fleet is forgotten.
     """
 
     ACTIVE = "active"
     FROZEN = "frozen"
     DELETING = "deleting"
-    DELETED = "deleted"
-
-
-class FleetEvent(StrEnum):
-    """What moves a fleet. DRIFTED and BLINDED freeze it, CLEARED ends that, DELETE_ASKED and EMPTIED end it."""
-
-    DRIFTED = "drifted"
-    BLINDED = "blinded"
-    CLEARED = "cleared"
-    DELETE_ASKED = "delete_asked"
-    EMPTIED = "emptied"
 
 
 JOB_TRANSITIONS: Mapping[tuple[JobState, JobEvent], JobState] = {
@@ -206,20 +176,6 @@ INCIDENT_TRANSITIONS: Mapping[tuple[IncidentState, IncidentEvent], IncidentState
     (IncidentState.REWORKING, IncidentEvent.CAUGHT_UP): IncidentState.CLOSED,
     (IncidentState.REWORKING, IncidentEvent.FAILED_AGAIN): IncidentState.REPLACING,
     (IncidentState.REWORKING, IncidentEvent.JOB_ENDED): IncidentState.CLOSED,
-}
-
-CHECKPOINT_TRANSITIONS: Mapping[tuple[CheckpointState, CheckpointEvent], CheckpointState] = {
-    (CheckpointState.UPLOADING, CheckpointEvent.MANIFEST_PUT): CheckpointState.COMPLETE,
-    (CheckpointState.UPLOADING, CheckpointEvent.GENERATION_ENDED): CheckpointState.ABANDONED,
-}
-
-FLEET_TRANSITIONS: Mapping[tuple[FleetState, FleetEvent], FleetState] = {
-    (FleetState.ACTIVE, FleetEvent.DRIFTED): FleetState.FROZEN,
-    (FleetState.ACTIVE, FleetEvent.BLINDED): FleetState.FROZEN,
-    (FleetState.ACTIVE, FleetEvent.DELETE_ASKED): FleetState.DELETING,
-    (FleetState.FROZEN, FleetEvent.CLEARED): FleetState.ACTIVE,
-    (FleetState.FROZEN, FleetEvent.DELETE_ASKED): FleetState.DELETING,
-    (FleetState.DELETING, FleetEvent.EMPTIED): FleetState.DELETED,
 }
 
 S = TypeVar("S", bound=StrEnum)

@@ -17,6 +17,9 @@ from control_plane.db.models import Checkpoint
 from control_plane.db.session import record_of
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 
+COMPLETE = "complete"
+"""The manifest names every shard: the only state that a checkpoint's row has so far."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:

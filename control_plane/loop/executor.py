@@ -33,7 +33,6 @@ from control_plane.core.actions import (
     SetDesired,
     TerminateMember,
 )
-from control_plane.core.states import CheckpointState
 from control_plane.db import checkpoints, events, intents
 from control_plane.db.errors import StaleLease
 from control_plane.db.intents import IntentState
@@ -214,7 +213,7 @@ class Executor:
         checkpoint = checkpoints.CheckpointRecord(
             generation=manifest.generation,
             step=manifest.step,
-            state=CheckpointState.COMPLETE,
+            state=checkpoints.COMPLETE,
             bucket=action.at.bucket,
             manifest_key=action.at.key,
             manifest=body,

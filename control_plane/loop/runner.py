@@ -23,7 +23,7 @@ from control_plane.core import fleets as core_fleets
 from control_plane.core import jobs as core_jobs
 from control_plane.core.actions import CompleteTermination, Decision, FleetDecision, PutManifest, SetDesired, TerminateMember
 from control_plane.core.observed import Policy
-from control_plane.core.states import ENDED_JOBS, FleetState, JobState, NodeState
+from control_plane.core.states import ENDED_JOBS, FleetStatus, JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import events, fleets, incidents, jobs, nodes, protection
 from control_plane.db.errors import NotFound, StaleLease
@@ -258,9 +258,9 @@ class Runner:
 
     def _apply_fleet(self, lease: Lease, fleet: fleets.FleetRecord, decision: FleetDecision, view: CloudView, now: float) -> None:
         moment = records.at(now)
-        state = FleetState.FROZEN if decision.is_frozen else FleetState.ACTIVE
+        state = FleetStatus.FROZEN if decision.is_frozen else FleetStatus.ACTIVE
         if fleet.delete_requested_at is not None:
-            state = FleetState.DELETING
+            state = FleetStatus.DELETING
         changes = fleets.FleetUpdate(
             state=state.value,
             max_node_count=view.group.max_size,

@@ -13,7 +13,7 @@ from control_plane.cloud import contract
 from control_plane.cloud.errors import ContractViolation, GroupNotOurs
 from control_plane.cloud.errors import NotFound as CloudNotFound
 from control_plane.cloud.operator import FLEET_TAG, GroupState
-from control_plane.core.states import FleetState
+from control_plane.core.states import FleetStatus
 from control_plane.db import events, fleets, nodes
 from control_plane.db.errors import AlreadyExists, NotFound
 from control_plane.db.events import NewEvent
@@ -41,7 +41,7 @@ def create_fleet(request: schemas.CreateFleetRequest, caller: Admin, services: S
                 name=request.fleet_name,
                 auto_scaling_group_name=group.name,
                 project=caller.choose_project(request.project),
-                state=FleetState.ACTIVE,
+                state=FleetStatus.ACTIVE,
                 min_node_count=request.min_node_count,
                 spare_count=request.spare_count,
                 max_node_count=group.max_size,

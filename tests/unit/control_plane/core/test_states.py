@@ -17,14 +17,6 @@ MACHINES = {
         states.IncidentState.REPLACING,
         {states.IncidentState.CLOSED},
     ),
-    "checkpoint": (
-        states.CheckpointState,
-        states.CheckpointEvent,
-        states.CHECKPOINT_TRANSITIONS,
-        states.CheckpointState.UPLOADING,
-        {states.CheckpointState.COMPLETE, states.CheckpointState.ABANDONED},
-    ),
-    "fleet": (states.FleetState, states.FleetEvent, states.FLEET_TRANSITIONS, states.FleetState.ACTIVE, {states.FleetState.DELETED}),
 }
 
 

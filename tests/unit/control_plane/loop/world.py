@@ -15,7 +15,7 @@ from pathlib import Path
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
 from control_plane.core.observed import NO_GENERATION
-from control_plane.core.states import FleetState, JobState
+from control_plane.core.states import FleetStatus, JobState
 from control_plane.core.timeouts import ladder
 from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes, schema
 from control_plane.db.session import Database
@@ -246,7 +246,7 @@ class World:
                 name=FLEET,
                 auto_scaling_group_name=GROUP,
                 project="",
-                state=FleetState.ACTIVE.value,
+                state=FleetStatus.ACTIVE.value,
                 min_node_count=nodes,
                 spare_count=spares,
                 max_node_count=max_size,
