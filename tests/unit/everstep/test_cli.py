@@ -309,3 +309,25 @@ def test_a_line_on_a_job_that_waits_has_its_reason():
 
 def test_a_line_on_an_open_incident_has_its_evidence():
     assert incident_line({**INCIDENT, "ClosedAt": None}) == "! instance_terminated: EC2 says that i-1 is terminated → a spare takes over"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "operation", "items"),
+    [
+        (("jobs", "list"), "list_training_jobs", "TrainingJobSummaries"),
+        (("incidents", "list"), "list_incidents", "Incidents"),
+        (("events", "list"), "list_events", "Events"),
+    ],
+)
+def test_a_limited_list_is_as_long_as_asked_for_in_pages_that_the_service_gives(run, arguments, operation, items):
+    def page(MaxResults: int, NextToken: str = "0", **_filters):
+        first = int(NextToken)
+        return {items: list(range(first, first + MaxResults)), "NextToken": str(first + MaxResults)}
+
+    code, out, _, calls = run(*arguments, "--limit", "1500", "--output", "json", **{operation: page})
+    assert code == 0
+    assert json.loads(out) == {items: list(range(1500))}
+    assert [request["MaxResults"] for _, request in calls] == [1000, 1000]
+    _, out, _, calls = run(*arguments, "--limit", "3", "--output", "json", **{operation: page})
+    assert json.loads(out) == {items: [0, 1, 2]}
+    assert [request["MaxResults"] for _, request in calls] == [3]
