@@ -266,6 +266,7 @@ class EverstepClient:
             `{"SourceId": …}`, as `create_training_job(Source=…)` takes it.
 
         Raises:
+            ConfigurationError: both or neither were given.
             SourceRefused: the directory cannot be packed.
             ServiceError: the service does not take it.
         """

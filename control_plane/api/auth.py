@@ -97,7 +97,19 @@ def find_token(services: Services, token: str) -> TokenRecord | None:
 
 
 def reader(request: Request, services: ServicesDep) -> Caller:
-    """Let anybody with a user's token pass; the other two build on it."""
+    """Let anybody with a user's token pass; the other two build on it. Called once per request.
+
+    Args:
+        request: its Authorization header is looked at, nothing else.
+        services: where tokens are found.
+
+    Returns:
+        The token's role and project.
+
+    Raises:
+        Unauthenticated: no token, or one that is unknown, expired or revoked.
+        Forbidden: it is an agent's.
+    """
     record = find_token(services, bearer(request.headers.get("authorization")))
     if record is None:
         raise Unauthenticated("The token is unknown, expired or revoked.", hint="Ask an administrator for a new one.")
@@ -107,14 +119,34 @@ def reader(request: Request, services: ServicesDep) -> Caller:
 
 
 def user(caller: Annotated[Caller, Depends(reader)]) -> Caller:
-    """Let those pass who may run jobs."""
+    """Let those pass who may run jobs.
+
+    Args:
+        caller: whoever `reader` let pass.
+
+    Returns:
+        The same.
+
+    Raises:
+        Forbidden: the role may read only.
+    """
     if caller.role not in (Role.USER, Role.ADMIN):
         raise Forbidden(f"The role {caller.role} may read, not change.", hint="Ask an administrator for a token with the role user.")
     return caller
 
 
 def admin(caller: Annotated[Caller, Depends(reader)]) -> Caller:
-    """Let administrators pass."""
+    """Let administrators pass.
+
+    Args:
+        caller: whoever `reader` let pass.
+
+    Returns:
+        The same.
+
+    Raises:
+        Forbidden: the role is another.
+    """
     if caller.role is not Role.ADMIN:
         raise Forbidden(f"This needs the role admin; the token has the role {caller.role}.")
     return caller

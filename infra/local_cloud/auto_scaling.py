@@ -100,7 +100,15 @@ class AutoScaling:
         self._records[group.arn] = _Record()
 
     def set_desired(self, group: FakeAutoScalingGroup, desired: int) -> None:
-        """Set desired capacity within the group's bounds; a launch that failed is tried again at once."""
+        """Set desired capacity within the group's bounds; a launch that failed is tried again at once.
+
+        Args:
+            group: whose.
+            desired: number of instances.
+
+        Raises:
+            ValidationError: outside the group's bounds, in AWS's words.
+        """
         if desired > group.max_size:
             raise ValidationError(f"New SetDesiredCapacity value {desired} is above max value {group.max_size} for the AutoScalingGroup.")
         if desired < group.min_size:
@@ -116,7 +124,19 @@ class AutoScaling:
         _require_bounds(lowest, highest, min(max(group.desired_capacity, lowest), highest) if desired is None else desired)
 
     def terminate(self, group: FakeAutoScalingGroup, member: InstanceState, *, decrement: bool) -> Activity:
-        """TerminateInstanceInAutoScalingGroup: end this one; without a decrement another takes its place."""
+        """TerminateInstanceInAutoScalingGroup: end this one; without a decrement another takes its place.
+
+        Args:
+            group: the member's.
+            member: to end.
+            decrement: take one off desired capacity.
+
+        Returns:
+            The activity of its ending.
+
+        Raises:
+            ValidationError: a decrement would fall below the group's minimum.
+        """
         before = group.desired_capacity
         if decrement:
             if before - 1 < group.min_size:
@@ -133,7 +153,15 @@ class AutoScaling:
         return activity
 
     def delete(self, group: FakeAutoScalingGroup, *, force: bool) -> None:
-        """DeleteAutoScalingGroup: with force, every instance goes, protected or held or not."""
+        """DeleteAutoScalingGroup: with force, every instance goes, protected or held or not.
+
+        Args:
+            group: whose.
+            force: also with instances in it.
+
+        Raises:
+            AutoscalingClientError: ResourceInUse, there are instances and `force` was not said.
+        """
         if group.instance_states and not force:
             raise AutoscalingClientError(
                 "ResourceInUse",
@@ -151,7 +179,18 @@ class AutoScaling:
         self._records.pop(group.arn, None)
 
     def complete_lifecycle_action(self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None, result: str) -> None:
-        """CompleteLifecycleAction: let a held member go on (CONTINUE) or end it (ABANDON)."""
+        """CompleteLifecycleAction: let a held member go on (CONTINUE) or end it (ABANDON).
+
+        Args:
+            group: the member's.
+            hook: by name.
+            instance_id: of the held member; or `token`.
+            token: of the action; or `instance_id`.
+            result: CONTINUE or ABANDON.
+
+        Raises:
+            ValidationError: another result, or no member is held like that.
+        """
         if result not in ("CONTINUE", "ABANDON"):
             raise ValidationError(f"Invalid lifecycle action result {result}: CONTINUE or ABANDON")
         self._held(group, hook, instance_id, token).result = result
@@ -318,14 +357,36 @@ class AutoScaling:
 
 
 def find_group(backend: AutoScalingBackend, name: str | None) -> FakeAutoScalingGroup:
-    """Return a group, or answer as AWS does."""
+    """Return a group, or answer as AWS does.
+
+    Args:
+        backend: moto's.
+        name: of the group.
+
+    Returns:
+        moto's group.
+
+    Raises:
+        ValidationError: there is none of this name.
+    """
     if name not in backend.autoscaling_groups:
         raise ValidationError(f"AutoScalingGroup name not found - AutoScalingGroup '{name}' not found")
     return backend.autoscaling_groups[name]
 
 
 def find_member(backend: AutoScalingBackend, instance_id: str | None) -> tuple[FakeAutoScalingGroup, InstanceState]:
-    """Return a member of any group, or answer as AWS does."""
+    """Return a member of any group, or answer as AWS does.
+
+    Args:
+        backend: moto's.
+        instance_id: of the member.
+
+    Returns:
+        (its group, the member).
+
+    Raises:
+        ValidationError: no group has it.
+    """
     for group in backend.autoscaling_groups.values():
         for member in group.instance_states:
             if member.instance.id == instance_id:

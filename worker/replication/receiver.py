@@ -41,7 +41,15 @@ class ReplicaReceiver:
         self.rejected_count = 0
 
     async def replica(self, session: Session) -> None:
-        """Take shards of one owner until the line ends."""
+        """Take shards of one owner until the line ends. An earlier session of the same owner is ended first.
+
+        Args:
+            session: opened for replicas of its `owner_rank`.
+
+        Raises:
+            MalformedMessage: the shard is not held here, or something else came where a shard should begin.
+            PeerLost: the line has ended.
+        """
         rank = session.opened.owner_rank
         if rank not in self._held:
             raise MalformedMessage(f"rank {rank} is not held here")
@@ -79,7 +87,15 @@ class ReplicaReceiver:
             await session.send(ShardSealed(owner_rank=rank, origin_generation=origin, step=step, digest=digest))
 
     async def fetch(self, session: Session) -> None:
-        """Give shards that a replaced node needs, until the line ends."""
+        """Give shards that a replaced node needs, until the line ends.
+
+        Args:
+            session: opened for fetching, by a member of the same generation.
+
+        Raises:
+            MalformedMessage: something else than a request came.
+            PeerLost: the line has ended.
+        """
         while True:
             wanted = await session.receive()
             if not isinstance(wanted, FetchShard):
