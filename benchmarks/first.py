@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -33,12 +34,17 @@ class Sizes:
     """How much is measured."""
 
     states_mib: tuple[int, ...] = (64, 256)
-    snapshots: int = 40
+    snapshots: int = 30
     floor_steps: int = 12
     slowdown_order: str = "ABBAABBA"
-    slowdown_steps: int = 150
+    slowdown_steps: int = 130
     kills: int = 3
     steps_between: int = 25
+
+    @property
+    def node_memory_bytes(self) -> int:
+        """What the largest shape takes on a node: two slots for each of two shards, and some room."""
+        return 4 * max(self.states_mib) * 1024**2 * 5 // 4 + 64 * 1024**2
 
 
 QUICK = Sizes(states_mib=(16,), snapshots=6, floor_steps=5, slowdown_order="AB", slowdown_steps=60, kills=1, steps_between=10)
@@ -52,6 +58,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=HOME / "first.json", help="where the figures go")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks.md", help="where the tables go, with a picture beside them")
     arguments = parser.parse_args()
+    sizes = QUICK if arguments.quick else Sizes()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a terminated run ends its cluster, too
     machine, begun = Machine.observe(), time.monotonic()
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)
@@ -63,9 +71,9 @@ def main() -> int:
     say(f"load average {machine.load_average[0]:.2f} on {machine.cores} cores; starting {NODES} nodes and {SPARES} spare")
     try:
         with cluster:
-            cluster.up(ClusterOptions(nodes=NODES, spares=SPARES))
+            cluster.up(ClusterOptions(nodes=NODES, spares=SPARES, node_memory_bytes=sizes.node_memory_bytes))
             with cluster.client() as client:
-                results = measure(Bench(cluster, client, HOME, say), QUICK if arguments.quick else Sizes(), arguments.only)
+                results = measure(Bench(cluster, client, HOME, say), sizes, arguments.only)
     except (BenchmarkFailed, LocalCloudError, EverstepError, OSError) as error:
         print(f"the benchmark failed: {error}\nlogs: {cluster.logs}/*.log, {cluster.nodes_directory}/*/", file=sys.stderr)
         return 1

@@ -37,6 +37,9 @@ class Recovery:
     phases: dict[str, float]
     """Seconds, from the incident."""
     lost_steps: int
+    """From the incident: between the base and the highest boundary that was reported."""
+    rank_lost_steps: int
+    """Between the base and the highest boundary that any rank had passed, reported or not."""
     api_seconds: float
     """From the kill until the API showed the next new step."""
     rank_seconds: float
@@ -96,7 +99,9 @@ def measure(bench: Bench, *, kills: int, steps_between: int) -> RecoveryRun:
     for cause, hurt in faults:
         for number in range(kills):
             bench.say(f"recovery {len(recoveries) + 1} of {len(faults) * kills}: {cause}")
-            recoveries.append(recover(bench, job, look, cause, hurt, VICTIMS[number % len(VICTIMS)], steps_between))
+            recovery = recover(bench, job, look, cause, hurt, VICTIMS[number % len(VICTIMS)], steps_between)
+            bench.say(f"  {recovery.incident_seconds:.2f} s by the incident, {recovery.api_seconds:.2f} s from outside")
+            recoveries.append(recovery)
     bench.cluster.wait_for_nodes(NODES + SPARES, timeout_seconds=CONNECT_SECONDS)
     reached = job.describe()["Boundary"]
     job.wait("the last steps", lambda seen: seen["Boundary"] >= reached + 2 * steps_between)
@@ -148,6 +153,7 @@ def recover(
         restore_source=incident["RestoreSource"],
         phases={phase: float(incident[f"{phase.title()}Seconds"]) for phase in PHASES},
         lost_steps=incident["LostSteps"],
+        rank_lost_steps=reached - incident["FromStep"],
         api_seconds=next(at for at, newer, boundary in watched if newer > generation and boundary > reached) - killed_at,
         rank_seconds=resumed_at - killed_at,
     )

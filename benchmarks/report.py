@@ -117,7 +117,7 @@ def _blocking(rows: Sequence[BlockingRow]) -> str:
         "How long one snapshot holds the training thread: the copy at the boundary and what the guard waits before the optimizer's step, as the "
         "session counts it. The state is fp32 parameters shaped like a transformer's with Adam's two moments, one rank per node, one thread. "
         "Forward and backward are a timed wait (the processor is free) or real matrix products (it is not), each about three copies long. "
-        "Milliseconds; ranks taken together.\n\n"
+        "Milliseconds; ranks taken together; with fewer than 100 samples p99 is the worst.\n\n"
         "The first snapshots of a launch are audited: copied whole at the boundary and compared byte by byte. Floors: *memcpy* is the copy of the "
         "same tensors into warm shared memory by one thread, what a blocking snapshot costs at least; *step without* is the same loop without a "
         "session."
@@ -168,7 +168,7 @@ def _slowdown(slowdown: Slowdown) -> str:
     verdict = (
         f"The step under an agent took **{ratios.median:+.1%}** (median of {ratios.count} pairs; {ratios.minimum:+.1%} to {ratios.maximum:+.1%})."
         if slowdown.is_conclusive
-        else f"**Inconclusive**: the script alone differed from launch to launch by {slowdown.plain_moved_ratio:.0%}. "
+        else f"**Inconclusive**: the script alone differed by {slowdown.plain_moved_ratio:.0%} over {slowdown.order.count('B')} launches. "
         f"Pairs: {', '.join(f'{ratio:+.1%}' for ratio in slowdown.ratios)}."
     )
     text = (
@@ -195,11 +195,21 @@ def _recovery(recovery: RecoveryRun, picture: str) -> str:
         "through the EC2 API. An instance of the local cloud boots in half a second; on AWS a spare saves exactly that wait.\n\n"
         "The four phases are the incident's own. *From outside* is from the kill until the API showed the first step beyond the highest one "
         "reached before it; *by the ranks* until every rank had written that step down itself. Neither knows of the incident's clock, which "
-        "begins when the failure is dated.\n\n"
+        "begins when the failure is dated. Lost steps are counted from the step that was restored to the highest boundary that was reported "
+        "(incident), or that any rank had written down.\n\n"
         f"Undisturbed step: {_ms(step.before.median)} ms before, {_ms(step.after.median)} ms after all failures"
         + (f" ({step.moved_ratio:.0%} moved)." if step.stood_still else f": **inconclusive**, it moved by {step.moved_ratio:.0%}.")
     )
-    head = ("failure", "restored from", *(f"{phase} s" for phase in PHASES), "sum s", "from outside s", "by the ranks s", "lost steps")
+    head = (
+        "failure",
+        "restored from",
+        *(f"{phase} s" for phase in PHASES),
+        "sum s",
+        "from outside s",
+        "by the ranks s",
+        "lost steps",
+        "by the ranks",
+    )
     rows = [_recovery_row(f"{title} {number}", each) for cause, title in KINDS for number, each in enumerate(recovery.of_cause(cause), start=1)]
     spread = [
         row
@@ -212,17 +222,21 @@ def _recovery(recovery: RecoveryRun, picture: str) -> str:
 
 def _recovery_row(title: str, each: Recovery) -> list[str]:
     figures = (*(each.phases[phase] for phase in PHASES), each.incident_seconds, each.api_seconds, each.rank_seconds)
-    return [title, each.restore_source, *(f"{figure:.2f}" for figure in figures), str(each.lost_steps)]
+    return [title, each.restore_source, *(f"{figure:.2f}" for figure in figures), str(each.lost_steps), str(each.rank_lost_steps)]
 
 
 def _spread(found: Sequence[Recovery], which: str) -> list[str]:
     columns: list[list[float]] = [[each.phases[phase] for each in found] for phase in PHASES]
     columns += [[each.incident_seconds for each in found], [each.api_seconds for each in found], [each.rank_seconds for each in found]]
-    lost = [float(each.lost_steps) for each in found]
     summaries = [Summary.of(column) for column in columns]
+    lost = [Summary.of([each.lost_steps for each in found]), Summary.of([each.rank_lost_steps for each in found])]
     if which == "median":
-        return [f"n = {len(found)}", *(f"**{summary.median:.2f}**" for summary in summaries), f"{Summary.of(lost).median:g}"]
-    return ["", *(f"{summary.minimum:.2f} to {summary.maximum:.2f}" for summary in summaries), f"{min(lost):g} to {max(lost):g}"]
+        return [f"n = {len(found)}", *(f"**{summary.median:.2f}**" for summary in summaries), *(f"**{summary.median:g}**" for summary in lost)]
+    return [
+        "",
+        *(f"{summary.minimum:.2f} to {summary.maximum:.2f}" for summary in summaries),
+        *(f"{summary.minimum:g} to {summary.maximum:g}" for summary in lost),
+    ]
 
 
 def _limits() -> str:

@@ -44,8 +44,8 @@ class Slowdown:
 
     @property
     def is_conclusive(self) -> bool:
-        """The script alone took the same time at every launch."""
-        return self.plain_moved_ratio <= FLOOR_TOLERANCE_RATIO
+        """The script alone was launched more than once, and took the same time at every launch."""
+        return self.order.count("B") > 1 and self.plain_moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 
 def measure(bench: Bench, *, order: str, steps: int) -> Slowdown:
@@ -69,6 +69,7 @@ def measure(bench: Bench, *, order: str, steps: int) -> Slowdown:
         else:
             _alone(bench, number, steps, trace)
         summaries.append(Summary.of(step_seconds(read_trace(trace, RANKS)[0])[WARM_UP_STEPS:]))
+        bench.say(f"  median step {1000 * summaries[-1].median:.1f} ms")
     ratios = paired_ratios(order, [summary.median for summary in summaries])
     return Slowdown(order=order, step_seconds=tuple(summaries), ratios=tuple(ratios), blocked=Summary.of(blocked))
 

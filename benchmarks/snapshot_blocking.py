@@ -14,7 +14,7 @@ from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import Floor, Summary
 
 AUDITED_COUNT = 3
-"""`everstep.training.guard.AUDITED_AT_START`: counted here, not imported, so that a change of it shows in the figures."""
+"""`everstep.training.guard.AUDITED_AT_START`; not imported, for it would bring torch into the process that measures (a test compares them)."""
 COMPUTES = ("wait", "matmul")
 
 
@@ -83,6 +83,8 @@ def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: i
         if any(each.blocked.count < snapshots * shape.nodes for each in found):
             raise BenchmarkFailed(f"job {job.name} took {min(each.blocked.count for each in found)} snapshots, {snapshots * shape.nodes} were wanted")
         rows += found
+        for each in found:
+            bench.say(f"  {each.compute}: median {1000 * each.blocked.median:.1f} ms blocked; memcpy {1000 * each.memcpy.median:.1f} ms")
     return rows
 
 
