@@ -1,0 +1,38 @@
+"""A fleet of three agents on tmpfs, all of it gone after the test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from everstep.protocol.ids import NodeId
+from tests.integration.worker.agent.fleet import BUCKET, ControlPlane, Fleet, Node, source_archive
+from worker.storage.memory import MemoryObjectStore
+
+NODE_COUNT = 3
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    objects = MemoryObjectStore(BUCKET)
+    tmpfs = Path("/dev/shm") / f"everstep-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    tmpfs.mkdir(mode=0o700)
+    async with ControlPlane().serve() as control:
+        nodes = []
+        for index in range(NODE_COUNT):
+            state_dir = tmp_path / f"node-{index}"
+            state_dir.mkdir()
+            nodes.append(Node(NodeId(f"i-{index}"), state_dir, tmpfs / f"{index}", objects, control.url))
+        for node in nodes:
+            node.start()
+        try:
+            yield Fleet(control, nodes, objects, source_archive(objects))
+        finally:
+            for node in nodes:
+                await node.gone()
+            shutil.rmtree(tmpfs)

@@ -1,0 +1,521 @@
+"""Real agents in one event loop: real slots on tmpfs, real TCP, real rounds; beside them a control plane, ranks and a shim in the test's hand.
+
+A rank here is an object whose steps are made one at a time. Its state at step k is a function of (rank, k), so whatever any agent holds can be
+checked byte for byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import mmap
+import tarfile
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from everstep.protocol.agent_messages import (
+    AgentReport,
+    AgentToControl,
+    AgentWelcome,
+    ExitClass,
+    Hello,
+    Load,
+    MemberPhase,
+    MemberReport,
+    Prepare,
+    RankExit,
+    Release,
+    Start,
+)
+from everstep.protocol.codec import LENGTH, Message, decode, encode, frame
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.plan import (
+    CheckpointPlan,
+    GenerationPlan,
+    ObjectReference,
+    PlanNode,
+    RankPlan,
+    ScriptPlan,
+    ShardSource,
+    SlotReference,
+    SourceArchive,
+    Timeouts,
+)
+from everstep.protocol.rank_messages import (
+    NONE,
+    RANK_WORD_BYTES,
+    Abandoned,
+    AgentHalf,
+    AgentToRank,
+    Boundary,
+    Captured,
+    Phase,
+    RankHalf,
+    RankHello,
+    SlotsGranted,
+    SlotsRequest,
+    Welcome,
+    read_agent_half,
+    write_rank_half,
+)
+from everstep.protocol.slot import HEADER_BYTES, SlotIndex, digest, pack_index, unpack_header
+from worker.agent import Agent, AgentSettings
+from worker.storage.memory import MemoryObjectStore
+
+JOB, RUN = JobName("job"), RunId("ab" * 16)
+BUCKET = "bucket"
+LAYOUT = digest(b"layout")
+STATE_BYTES = 96 * 1024
+CAPACITY_BYTES = 128 * 1024
+KEY_BYTES = 32
+PATIENCE_SECONDS = 40.0
+TIMEOUTS = Timeouts(
+    detection_seconds=3.0,
+    lease_seconds=3.0,
+    holder_deadline_seconds=3.0,
+    prepare_deadline_seconds=6.0,
+    coordinator_deadline_seconds=15.0,
+    final_round_seconds=30.0,
+    exclude_seconds=60.0,
+    blind_wait_seconds=120.0,
+)
+
+
+def state(rank: int, step: int) -> bytes:
+    """The state of a rank after a step."""
+    seed = hashlib.sha256(f"{rank} {step}".encode()).digest()
+    return seed * (STATE_BYTES // len(seed))
+
+
+def payload(rank: int, step: int) -> tuple[bytes, int]:
+    """A slot's payload, and where its index begins."""
+    data = state(rank, step)
+    return data + pack_index(SlotIndex(tensors=(), values=b"")), len(data)
+
+
+async def until(what: str, arrived: Callable[[], object]) -> None:
+    """Wait until something that other tasks of this loop do has happened."""
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not arrived():  # noqa: ASYNC110  # of many tasks, none of which knows of this one
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"waited {PATIENCE_SECONDS} s for {what}") from None
+
+
+class ControlPlane:
+    """Takes reports and sends what the test says."""
+
+    def __init__(self) -> None:
+        self.reports: dict[NodeId, AgentReport] = {}
+        self.hellos: list[Hello] = []
+        self.tokens: list[str] = []
+        self.url = ""
+        self._lines: dict[NodeId, ServerConnection] = {}
+
+    @contextlib.asynccontextmanager
+    async def serve(self) -> AsyncIterator[ControlPlane]:
+        async with serve(self._speak, "127.0.0.1", 0, compression=None) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            self.url = f"http://127.0.0.1:{port}"
+            yield self
+
+    async def send(self, node_id: NodeId, message: Message) -> None:
+        await self._lines[node_id].send(encode(message))
+
+    def is_connected(self, node_id: NodeId) -> bool:
+        return node_id in self._lines
+
+    def member(self, node_id: NodeId) -> MemberReport | None:
+        report = self.reports.get(node_id)
+        return report.member if report is not None else None
+
+    async def _speak(self, line: ServerConnection) -> None:
+        assert line.request is not None
+        self.tokens.append(line.request.headers["Authorization"])
+        hello = decode(await line.recv(decode=False), AgentToControl)  # type: ignore[arg-type]
+        assert isinstance(hello, Hello)
+        self.hellos.append(hello)
+        await line.send(encode(AgentWelcome(session_token=f"session-{hello.node_id}", fleet="fleet", timeouts=TIMEOUTS)))
+        self._lines[hello.node_id] = line
+        try:
+            with contextlib.suppress(ConnectionClosed):
+                async for data in line:
+                    report = decode(data, AgentToControl)  # type: ignore[arg-type]
+                    assert isinstance(report, AgentReport)
+                    self.reports[hello.node_id] = report
+        finally:
+            if self._lines.get(hello.node_id) is line:
+                del self._lines[hello.node_id]
+                self.reports.pop(hello.node_id, None)
+
+
+@dataclass
+class ScriptedRank:
+    """A rank whose steps a test makes."""
+
+    plan: GenerationPlan
+    rank: Rank
+    socket: Path
+    boundary: int = -1
+    base: int = 0
+    settled: int = NONE
+    restored: bytes | None = None
+    captures: bool = True
+    """Whether it says what it has captured: a rank that does not is in the middle of a capture."""
+    slots: SlotsGranted | None = None
+    refusals: list[str] = field(default_factory=list)
+    connection_count: int = 0
+    _page: mmap.mmap | None = None
+    _writer: asyncio.StreamWriter | None = None
+
+    async def live(self) -> None:
+        """Connect, and again whenever the agent has gone, until cancelled."""
+        while True:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                await self._serve()
+            self._writer = None
+            await asyncio.sleep(0.01)
+
+    async def _serve(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(self.socket)
+        try:
+            writer.write(frame(RankHello(job=JOB, run=self.plan.run, generation=self.plan.generation, rank=self.rank, pid=1)))
+            welcome = await self._read(reader)
+            assert isinstance(welcome, Welcome)
+            self.connection_count += 1
+            self._open(welcome)
+            self._writer = writer
+            self._publish()
+            self._send(SlotsRequest(generation=self.plan.generation, layout_hash=LAYOUT, capacity_bytes=CAPACITY_BYTES))
+            while True:
+                message = await self._read(reader)
+                if isinstance(message, SlotsGranted):
+                    self.slots = message
+        finally:
+            writer.close()
+
+    def _open(self, welcome: Welcome) -> None:
+        with open(welcome.word_path, "r+b") as file:
+            self._page = mmap.mmap(file.fileno(), RANK_WORD_BYTES)
+        if self.boundary >= 0:
+            return
+        self.base = welcome.base_step
+        if welcome.base_slot_path is not None:
+            page = Path(welcome.base_slot_path).read_bytes()
+            self.restored = page[HEADER_BYTES : HEADER_BYTES + unpack_header(page[:HEADER_BYTES]).payload_bytes]
+        self.boundary = welcome.base_step
+
+    @property
+    def is_connected(self) -> bool:
+        return self._writer is not None and self.slots is not None
+
+    @property
+    def word(self) -> AgentHalf:
+        assert self._page is not None
+        half = read_agent_half(memoryview(self._page))
+        assert half is not None
+        return half
+
+    def step(self) -> None:
+        """Finish one optimizer step, and do about the agent's word what a session does."""
+        self.boundary += 1
+        self._publish()
+        self.look()
+
+    def look(self) -> None:
+        """Capture or abandon what is proposed."""
+        half = self.word
+        if half.proposed <= self.base or half.proposed == self.settled or half.proposed > self.boundary:
+            return
+        if half.proposed < self.boundary:
+            if half.vote_step != half.proposed:
+                self._settle(Abandoned(generation=self.plan.generation, step=half.proposed, reason="late"))
+        elif half.slot != NONE and self.slots is not None and self.captures:
+            self._settle(self._capture(half))
+
+    def _capture(self, half: AgentHalf) -> Captured:
+        assert self.slots is not None
+        data, index_offset = payload(self.rank, self.boundary)
+        with open(self.slots.paths[half.slot], "r+b") as file:
+            file.seek(HEADER_BYTES)
+            file.write(data)
+        return Captured(
+            generation=self.plan.generation,
+            step=half.proposed,
+            slot=half.slot,
+            layout_hash=LAYOUT,
+            payload_bytes=len(data),
+            index_offset=index_offset,
+            index_bytes=len(data) - index_offset,
+        )
+
+    def _settle(self, message: Captured | Abandoned) -> None:
+        self.settled = message.step
+        self._send(message)
+
+    def _publish(self) -> None:
+        assert self._page is not None
+        write_rank_half(memoryview(self._page), RankHalf(self.plan.generation, boundary=self.boundary, phase=Phase.TRAIN))
+        self._send(Boundary(generation=self.plan.generation, boundary=Step(self.boundary)))
+
+    def _send(self, message: Message) -> None:
+        if self._writer is not None:
+            self._writer.write(frame(message))
+
+    async def _read(self, reader: asyncio.StreamReader) -> Message:
+        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        return decode(await reader.readexactly(length), AgentToRank)  # type: ignore[arg-type, no-any-return]
+
+
+@dataclass
+class Ended:
+    """What the supervisor says of a rank that has ended."""
+
+    run: RunId
+    generation: Generation
+    rank: Rank
+    exit_class: ExitClass
+
+    def describe(self, boundary: Step) -> RankExit:
+        code = 0 if self.exit_class is ExitClass.SUCCESS else -9
+        return RankExit(exit_class=self.exit_class, code=code, at_seconds=1.0, boundary=boundary)
+
+
+class Shim:
+    """Stands for the node's supervisor: it outlives the agent, and its ranks are scripted."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[Rank, ScriptedRank] = {}
+        self.ended: list[Ended] = []
+        self.forgotten: list[RunId] = []
+        self._tasks: dict[Rank, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def prove_gone(self, run: RunId | None) -> None:
+        assert not self._tasks
+
+    async def stop_all(self) -> None:
+        for rank in list(self._tasks):
+            await self.end(rank, ExitClass.HALTED)
+
+    async def start_rank(self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path) -> None:
+        assert entry.is_file()
+        self.ranks[rank] = ScriptedRank(plan, rank, agent_socket)
+        self._tasks[rank] = asyncio.create_task(self.ranks[rank].live())
+
+    async def next_exit(self, run: RunId, generation: Generation, seen: Collection[Rank]) -> Ended:
+        while True:
+            for ended in self.ended:
+                if (ended.run, ended.generation) == (run, generation) and ended.rank not in seen:
+                    return ended
+            self._changed.clear()
+            await self._changed.wait()
+
+    def halt_now(self, run: RunId, generation: Generation) -> None:
+        for rank in list(self._tasks):
+            self._tasks[rank].cancel()
+
+    def forget(self, run: RunId) -> None:
+        self.forgotten.append(run)
+
+    async def end(self, rank: Rank, exit_class: ExitClass = ExitClass.KILLED) -> None:
+        """End a rank."""
+        task = self._tasks.pop(rank)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self.ended.append(Ended(RUN, self.ranks[rank].plan.generation, rank, exit_class))
+        self._changed.set()
+
+
+class Node:
+    """One agent's machine: its folders and its shim outlive the agent."""
+
+    def __init__(self, node_id: NodeId, state_dir: Path, slots: Path, objects: MemoryObjectStore, url: str) -> None:
+        self.id = node_id
+        self.shim = Shim()
+        self.slots = slots
+        self.state_dir = state_dir
+        self._objects = objects
+        self._settings = AgentSettings(
+            node_id=node_id, address="127.0.0.1", state=state_dir, slots=slots, memory_bytes=1 << 24, control_plane_url=url, join_token="join"
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start an agent; it listens at the port of the one before it, as one under systemd would be configured to."""
+        self.agent = Agent(self._settings, self._objects, self.shim, now=lambda: 1000.0)  # type: ignore[arg-type]
+        self._task = asyncio.create_task(self.agent.run())
+
+    async def stop(self) -> None:
+        """End the agent; ranks and slots stay."""
+        if self._task is not None:
+            port = self.agent._listener.port
+            self._settings = replace(self._settings, peer_port=port)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def gone(self) -> None:
+        """End the machine."""
+        await self.stop()
+        await self.shim.stop_all()
+
+
+class Fleet:
+    """Nodes with one rank each, and their control plane."""
+
+    def __init__(self, control: ControlPlane, nodes: list[Node], objects: MemoryObjectStore, source: SourceArchive) -> None:
+        self.control = control
+        self.nodes = nodes
+        self.objects = objects
+        self.source = source
+        self.generation = 0
+        self.plan: GenerationPlan | None = None
+
+    @property
+    def ranks(self) -> list[ScriptedRank]:
+        return [node.shim.ranks[Rank(index)] for index, node in enumerate(self.nodes)]
+
+    def members(self, phase: MemberPhase) -> bool:
+        """Whether all nodes report this phase of the newest generation."""
+        found = [self.control.member(node.id) for node in self.nodes]
+        return all(member is not None and (member.generation, member.phase) == (self.generation, phase) for member in found)
+
+    async def connected(self) -> None:
+        await until("agents to connect", lambda: all(self.control.is_connected(node.id) and node.id in self.control.reports for node in self.nodes))
+
+    async def prepare(self) -> None:
+        """Have a new generation promised by all."""
+        await self.connected()
+        self.generation += 1
+        for node in self.nodes:
+            await self.send(node, Prepare(job=JOB, run=RUN, generation=Generation(self.generation), parent=Generation(self.generation - 1)))
+        await until("promises", lambda: self.members(MemberPhase.PROMISED))
+
+    async def load(self) -> None:
+        """Plan from the frozen inventories and have it loaded."""
+        plan = self.make_plan()
+        for node in self.nodes:
+            await self.send(node, Load(plan=plan, key=bytes([self.generation]) * KEY_BYTES))
+        await until("loads", lambda: self.members(MemberPhase.LOADED))
+
+    async def start(self) -> None:
+        for node in self.nodes:
+            await self.send(node, Start(job=JOB, run=RUN, generation=Generation(self.generation)))
+        await until("ranks", lambda: self.members(MemberPhase.RUNNING) and all(rank.is_connected for rank in self.ranks))
+
+    async def launch(self) -> None:
+        await self.prepare()
+        await self.load()
+        await self.start()
+
+    async def send(self, node: Node, message: Message) -> None:
+        await self.control.send(node.id, message)
+
+    async def release(self) -> None:
+        for node in self.nodes:
+            await self.send(node, Release(run=RUN))
+        await until("idle agents", lambda: all(node.id in self.control.reports and self.control.member(node.id) is None for node in self.nodes))
+
+    async def train(self, committed: int) -> None:
+        """Make steps, all ranks alike, until a step is committed on every page."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not self.is_committed(committed):
+                if self.is_expected():
+                    for rank in self.ranks:
+                        rank.step()
+                else:
+                    for rank in self.ranks:
+                        rank.look()
+                await asyncio.sleep(0.005)
+
+    def is_expected(self) -> bool:
+        """Whether every rank has been granted a slot for a coming boundary: a step made now misses nothing."""
+        return all(rank.word.slot != NONE and rank.word.proposed > rank.boundary for rank in self.ranks)
+
+    def is_committed(self, step: int) -> bool:
+        return all(rank.word.committed >= step for rank in self.ranks)
+
+    def make_plan(self) -> GenerationPlan:
+        """Every shard on its owner's node and the next one; the base is the newest step that every rank can get."""
+        count = len(self.nodes)
+        found: dict[int, dict[Step, list[ShardSource]]] = {rank: {} for rank in range(count)}
+        for index, node in enumerate(self.nodes):
+            member = self.control.member(node.id)
+            assert member is not None
+            for slot in member.inventory:
+                source = ShardSource(
+                    kind="local" if slot.owner_rank == index else "peer",
+                    origin_generation=slot.origin_generation,
+                    step=slot.step,
+                    digest=slot.digest,
+                    payload_bytes=slot.payload_bytes,
+                    node_id=node.id,
+                )
+                found[slot.owner_rank].setdefault(slot.step, []).append(source)
+        base = max(set.intersection(*(set(steps) for steps in found.values())), default=Step(0))
+        sources = [tuple(sorted(found[rank].get(base, ()), key=lambda source: source.kind)) for rank in range(count)]
+        self.plan = GenerationPlan(
+            job=JOB,
+            run=RUN,
+            generation=Generation(self.generation),
+            parent=Generation(self.generation - 1),
+            base_step=base,
+            nodes=tuple(
+                PlanNode(
+                    node_id=node.id,
+                    address="127.0.0.1",
+                    peer_port=node.agent._listener.port,
+                    ranks=(Rank(index),),
+                    keep=tuple(
+                        SlotReference(owner_rank=Rank(rank), origin_generation=source.origin_generation, step=source.step, digest=source.digest)
+                        for rank in range(count)
+                        for source in sources[rank]
+                        if source.node_id == node.id
+                    ),
+                )
+                for index, node in enumerate(self.nodes)
+            ),
+            ranks=tuple(
+                RankPlan(rank=Rank(rank), holders=(self.nodes[rank].id, self.nodes[(rank + 1) % count].id), sources=sources[rank] if base else ())
+                for rank in range(count)
+            ),
+            coordinator=self.nodes[0].id,
+            master_address="127.0.0.1",
+            master_port=1,
+            script=ScriptPlan(
+                source=self.source,
+                entry_point="train.py",
+                hyperparameters={},
+                environment={},
+                output=ObjectReference(bucket=BUCKET, key="output/"),
+                logs=ObjectReference(bucket=BUCKET, key="logs/"),
+            ),
+            checkpoint=CheckpointPlan(every_steps=0, prefix=ObjectReference(bucket=BUCKET, key="checkpoints/")),
+            timeouts=TIMEOUTS,
+        )
+        return self.plan
+
+
+def source_archive(objects: MemoryObjectStore) -> SourceArchive:
+    """Put a source tree into the store."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        entry = tarfile.TarInfo("train.py")
+        entry.size = 5
+        tar.addfile(entry, io.BytesIO(b"pass\n"))
+    data = buffer.getvalue()
+    place = ObjectReference(bucket=BUCKET, key="source.tar.gz")
+    objects.put_bytes(place, data)
+    return SourceArchive(object=place, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))

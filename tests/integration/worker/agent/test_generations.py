@@ -1,0 +1,273 @@
+"""Generations on real agents: promise, load, start, rounds, and the next one; an agent restarted in every state."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from everstep.protocol.agent_messages import ExitClass, Load, MemberPhase, Prepare, Start, StopTraining
+from everstep.protocol.ids import Generation, Rank
+from everstep.protocol.slot import HEADER_BYTES
+from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, Fleet, Node, payload, until
+
+pytestmark = pytest.mark.integration
+
+
+def check_restored(fleet: Fleet) -> None:
+    """Every rank got the base of its plan, byte for byte."""
+    assert fleet.plan is not None
+    assert fleet.plan.base_step > 0
+    for rank in fleet.ranks:
+        assert rank.restored == payload(rank.rank, fleet.plan.base_step)[0]
+
+
+async def fail(fleet: Fleet, rank: int = 1) -> None:
+    """End one rank; every agent sees the next generation after that."""
+    await fleet.nodes[rank].shim.end(Rank(rank))
+
+
+async def test_steps_are_committed_and_come_back(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(5)
+    await fail(fleet)
+    await until("the exit to be reported", lambda: exit_of(fleet, 1) is ExitClass.KILLED)
+    await fleet.launch()
+    check_restored(fleet)
+    assert fleet.plan is not None
+    assert fleet.plan.base_step >= 5
+    for node in fleet.nodes:
+        member = fleet.control.member(node.id)
+        assert member is not None
+        assert member.restored_from == ("local",)
+    await fleet.train(fleet.plan.base_step + 3)
+    await fleet.release()
+    assert [path for node in fleet.nodes for path in node.slots.rglob("*") if path.is_file()] == []
+    assert [node.shim.forgotten for node in fleet.nodes] == [[RUN]] * 3
+
+
+def exit_of(fleet: Fleet, rank: int) -> ExitClass | None:
+    member = fleet.control.member(fleet.nodes[rank].id)
+    ended = member.ranks[0].exit if member is not None and member.ranks else None
+    return ended.exit_class if ended is not None else None
+
+
+async def test_a_new_node_gets_its_shard_from_a_peer(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(4)
+    lost = fleet.nodes[1]
+    await lost.gone()
+    for path in [*lost.slots.rglob("*.slot-*"), lost.state_dir / "promise"]:
+        path.unlink()
+    lost.start()
+    await fleet.launch()
+    check_restored(fleet)
+    member = fleet.control.member(lost.id)
+    assert member is not None
+    assert member.restored_from == ("peer",)
+    assert fleet.plan is not None
+    await fleet.train(fleet.plan.base_step + 2)
+
+
+async def test_a_flipped_bit_is_never_restored(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(4)
+    await fleet.prepare()
+    for path in fleet.nodes[1].slots.rglob("rank-1.slot-*"):
+        with path.open("r+b") as file:
+            file.seek(HEADER_BYTES + 4000)
+            byte = file.read(1)
+            file.seek(HEADER_BYTES + 4000)
+            file.write(bytes([byte[0] ^ 1]))
+    await fleet.load()
+    await fleet.start()
+    check_restored(fleet)
+    member = fleet.control.member(fleet.nodes[1].id)
+    assert member is not None
+    assert member.restored_from == ("peer",)
+
+
+# -- an agent restarted in every state ------------------------------------------------------------------------------------
+
+
+async def restart(fleet: Fleet, node: Node) -> None:
+    await node.stop()
+    await until("the line to end", lambda: not fleet.control.is_connected(node.id))
+    node.start()
+    await fleet.connected()
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["coordinator", "member"])
+async def test_restarted_while_promised(fleet: Fleet, number: int) -> None:
+    await fleet.launch()
+    await fleet.train(3)
+    await fleet.prepare()
+    before = fleet.control.member(fleet.nodes[number].id)
+    await restart(fleet, fleet.nodes[number])
+    await until("the promise", lambda: fleet.members(MemberPhase.PROMISED))
+    after = fleet.control.member(fleet.nodes[number].id)
+    assert before is not None
+    assert after is not None
+    assert after.inventory == before.inventory
+    await fleet.load()
+    await fleet.start()
+    check_restored(fleet)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["coordinator", "member"])
+async def test_restarted_while_loaded(fleet: Fleet, number: int) -> None:
+    await fleet.launch()
+    await fleet.train(3)
+    await fleet.prepare()
+    await fleet.load()
+    await restart(fleet, fleet.nodes[number])
+    await until("the load", lambda: fleet.members(MemberPhase.LOADED))
+    await fleet.start()
+    check_restored(fleet)
+    assert fleet.plan is not None
+    await fleet.train(fleet.plan.base_step + 2)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["coordinator", "member"])
+async def test_restarted_while_running(fleet: Fleet, number: int) -> None:
+    await fleet.launch()
+    await fleet.train(4)
+    ranks = fleet.ranks
+    committed = min(rank.word.committed for rank in ranks)
+    await restart(fleet, fleet.nodes[number])
+    await until("its rank to come back", lambda: ranks[number].connection_count == 2)
+    await until("the phase", lambda: fleet.members(MemberPhase.RUNNING))
+    assert fleet.ranks == ranks, "no rank was started again"
+    assert all(rank.word.committed >= committed for rank in ranks), "C never falls"
+    await fleet.train(committed + 4)
+    await fail(fleet)
+    await fleet.launch()
+    check_restored(fleet)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["coordinator", "member"])
+async def test_restarted_in_the_middle_of_a_capture(fleet: Fleet, number: int) -> None:
+    """The slot that was granted to the rank stays its own: nobody writes into it while the rank may."""
+    await fleet.launch()
+    await fleet.train(4)
+    rank = fleet.ranks[number]
+    rank.captures = False
+    await until("a granted slot", fleet.is_expected)
+    for each in fleet.ranks:
+        each.step()
+    await until("its capture", lambda: rank.word.proposed == rank.boundary and rank.word.slot >= 0)
+    await restart(fleet, fleet.nodes[number])
+    await until("its rank to come back", lambda: rank.connection_count == 2)
+    rank.captures = True
+    await fleet.train(rank.boundary + 2)
+
+
+async def test_restarted_after_its_ranks_have_ended(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(2)
+    for number, node in enumerate(fleet.nodes):
+        await node.shim.end(Rank(number), ExitClass.SUCCESS)
+    await until("the end", lambda: fleet.members(MemberPhase.EXITED))
+    await restart(fleet, fleet.nodes[1])
+    await until("the end again", lambda: fleet.members(MemberPhase.EXITED))
+    assert exit_of(fleet, 1) is ExitClass.SUCCESS
+
+
+async def test_a_rank_ends_while_no_agent_is_there(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(2)
+    await fleet.nodes[1].stop()
+    await fail(fleet)
+    fleet.nodes[1].start()
+    await fleet.connected()
+    await until("its exit", lambda: exit_of(fleet, 1) is ExitClass.KILLED)
+    await fleet.launch()
+    check_restored(fleet)
+
+
+async def test_all_agents_restart_at_once(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(4)
+    committed = min(rank.word.committed for rank in fleet.ranks)
+    await asyncio.gather(*(node.stop() for node in fleet.nodes))
+    for rank in fleet.ranks:
+        rank.step()  # training needs no agent
+    for node in fleet.nodes:
+        node.start()
+    await until("the ranks", lambda: all(rank.connection_count == 2 and rank.is_connected for rank in fleet.ranks))
+    await fleet.train(committed + 3)
+
+
+# -- commands that come late, twice, or too early -----------------------------------------------------------------------------
+
+
+async def test_commands_are_repeated_without_harm(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(2)
+    ranks = fleet.ranks
+    assert fleet.plan is not None
+    generation = fleet.plan.generation
+    for node in fleet.nodes:
+        await fleet.send(node, Prepare(job=JOB, run=RUN, generation=generation, parent=Generation(0)))
+        await fleet.send(node, Load(plan=fleet.plan, key=bytes(KEY_BYTES)))
+        await fleet.send(node, Start(job=JOB, run=RUN, generation=generation))
+        await fleet.send(node, Prepare(job=JOB, run=RUN, generation=Generation(generation - 1), parent=Generation(0)))
+    await fleet.train(5)
+    assert fleet.ranks == ranks
+    assert fleet.members(MemberPhase.RUNNING)
+
+
+async def test_nothing_of_an_older_generation_is_acted_on(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(3)
+    old = fleet.plan
+    assert old is not None
+    await fleet.prepare()
+    for node in fleet.nodes:
+        await fleet.send(node, Load(plan=old, key=bytes([1]) * KEY_BYTES))
+        await fleet.send(node, Start(job=JOB, run=RUN, generation=old.generation))
+        await fleet.send(node, StopTraining(job=JOB, run=RUN, generation=old.generation))
+    await fleet.load()
+    await fleet.start()
+    check_restored(fleet)
+
+
+async def test_a_failure_between_prepare_and_start(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(3)
+    await fleet.prepare()
+    await fleet.load()
+    await fleet.launch()  # the generation that was loaded is never started
+    check_restored(fleet)
+    assert fleet.plan is not None
+    await fleet.train(fleet.plan.base_step + 2)
+
+
+async def test_what_cannot_be_verified_is_reported(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(3)
+    await fleet.prepare()
+    plan = fleet.make_plan()
+    for node in fleet.nodes:
+        for path in node.slots.rglob("rank-2.slot-*"):
+            with path.open("r+b") as file:
+                file.seek(HEADER_BYTES + 10)
+                file.write(b"nonsense")
+    for node in fleet.nodes:
+        await fleet.send(node, Load(plan=plan, key=bytes([2]) * KEY_BYTES))
+
+    def is_refused() -> bool:
+        member = fleet.control.member(fleet.nodes[2].id)
+        return member is not None and member.phase is MemberPhase.LOAD_FAILED
+
+    await until("the refusal", is_refused)
+    member = fleet.control.member(fleet.nodes[2].id)
+    assert member is not None
+    (fault,) = member.faults
+    assert f"step {plan.base_step} of rank 2" in fault.message
+    assert not fault.is_permanent
+    await fleet.prepare()
+    member = fleet.control.member(fleet.nodes[2].id)
+    assert member is not None
+    offered = [slot.step for slot in member.inventory if slot.owner_rank == 2]
+    assert plan.base_step not in offered, "the node that found out does not offer it again; of the peer's copy the control plane knows"
