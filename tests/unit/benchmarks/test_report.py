@@ -1,0 +1,177 @@
+"""The report says what it must say, whatever was measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.chart import stacked_bars
+from benchmarks.machine import Machine
+from benchmarks.measures import Floor, Summary
+from benchmarks.recovery import Recovery, RecoveryRun
+from benchmarks.report import Results, Run, draw, render, write
+from benchmarks.slowdown import Slowdown
+from benchmarks.snapshot_blocking import AUDITED_COUNT, BlockingRow, Shape, row
+from everstep.training.guard import AUDITED_AT_START
+
+
+def floor(before: float, after: float) -> Floor:
+    return Floor(Summary.of([before]), Summary.of([after]))
+
+
+def rank(kind: str, blocked: list[float]) -> dict[str, object]:
+    floors = {"memcpy": [0.01], "wait": [0.05], "matmul": [0.06]}
+    return {
+        "state_bytes": 64 * 1024**2,
+        "span_seconds": 0.05,
+        "before": floors,
+        "after": floors,
+        "steps": {kind: [0.05] * 2 * len(blocked)},
+        "blocked": {kind: blocked},
+    }
+
+
+ROW = BlockingRow(
+    shape=Shape(state_mib=64, nodes=2),
+    compute="wait",
+    state_bytes=64 * 1024**2,
+    span_seconds=0.05,
+    memcpy=floor(0.01, 0.01),
+    plain_step=floor(0.05, 0.05),
+    step=Summary.of([0.06]),
+    first_blocked=0.1,
+    audited_blocked=Summary.of([0.04]),
+    blocked=Summary.of([0.002, 0.003, 0.004]),
+    steps_per_snapshot=2.0,
+)
+SLOWDOWN = Slowdown(
+    order="ABBA",
+    step_seconds=tuple(Summary.of([value]) for value in (0.11, 0.1, 0.1, 0.12)),
+    ratios=(0.1, 0.2),
+    blocked=Summary.of([0.001]),
+)
+RECOVERY = RecoveryRun(
+    recoveries=tuple(
+        Recovery(
+            cause=cause,
+            restore_source=source,
+            phases={"detect": 0.1, "replace": 0.2, "restore": 1.0, "rework": 0.3},
+            lost_steps=1,
+            rank_lost_steps=2,
+            api_seconds=1.7,
+            rank_seconds=1.65,
+        )
+        for cause, source in (("rank_exit", "local"), ("instance_terminated", "peer"))
+    ),  # type: ignore[arg-type]
+    step=floor(0.1, 0.11),
+)
+MACHINE = Machine(
+    processor="a processor",
+    cores=2,
+    memory_gib=24.0,
+    kernel="Linux 6.1",
+    python="3.11.7",
+    versions={"torch": "2.13.0"},
+    load_average=(0.1, 0.2, 0.3),
+)
+RUN = Run(machine=MACHINE, results=Results(blocking=(ROW,), slowdown=SLOWDOWN, recovery=RECOVERY), is_quick=False, seconds=300.0)
+
+
+def test_a_quiet_run_is_reported_without_reservations() -> None:
+    text = render(RUN, "first.svg")
+    assert "inconclusive**" not in text.lower().partition("## seconds blocked")[2]
+    assert "busy with other work" not in text
+    assert "quick run" not in text
+    assert "**+15.0%** (median of 2 pairs; +10.0% to +20.0%)" in text
+    assert "| 64 MiB | 2 × 2 | wait | 10.0 | 100.0 | 40.0 | **3.00** |" in text
+    assert "| rank killed 1 | local | 0.10 | 0.20 | 1.00 | 0.30 | 1.60 | 1.70 | 1.65 | 1 | 2 |" in text
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        Results(blocking=(replace(ROW, memcpy=floor(0.01, 0.013)),)),
+        Results(blocking=(replace(ROW, plain_step=floor(0.07, 0.05)),)),
+        Results(slowdown=replace(SLOWDOWN, step_seconds=tuple(Summary.of([value]) for value in (0.11, 0.1, 0.13, 0.12)))),
+        Results(slowdown=replace(SLOWDOWN, order="AB", step_seconds=SLOWDOWN.step_seconds[:2], ratios=(0.1,))),
+        Results(recovery=replace(RECOVERY, step=floor(0.1, 0.13))),
+    ],
+    ids=["memcpy moved", "step moved", "alone moved", "alone only once", "step of the recoveries moved"],
+)
+def test_a_moved_floor_makes_its_figures_inconclusive(results: Results) -> None:
+    text = render(replace(RUN, results=results), "first.svg")
+    assert "**inconclusive**" in text.lower().partition("\n## ")[2]
+
+
+def test_no_ratio_is_given_to_a_memcpy_that_moved() -> None:
+    text = render(replace(RUN, results=Results(blocking=(replace(ROW, memcpy=floor(0.01, 0.013)),))), "first.svg")
+    assert "| inconclusive |" in text
+    assert "| 0.30 |" in render(RUN, "first.svg")
+
+
+def test_a_busy_machine_and_a_quick_run_are_said_at_the_top() -> None:
+    text = render(replace(RUN, machine=replace(MACHINE, load_average=(7.5, 7.0, 6.0)), is_quick=True), "first.svg")
+    head = text.partition("\n## ")[0]
+    assert "busy with other work" in head
+    assert "7.50, 7.00, 6.00" in head
+    assert "quick run" in head
+
+
+def test_a_part_that_was_left_out_is_left_out() -> None:
+    text = render(replace(RUN, results=Results()), "first.svg")
+    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## What this does not say"]
+
+
+def test_tables_are_rectangular() -> None:
+    lines = render(RUN, "first.svg").splitlines()
+    for above, below in pairwise(lines):
+        if above.startswith("|") and below.startswith("|"):
+            assert above.count("|") == below.count("|")
+
+
+def test_figures_document_and_picture_are_written(tmp_path: Path) -> None:
+    write(RUN, tmp_path / "bench" / "first.json", tmp_path / "benchmarks.md")
+    figures = json.loads((tmp_path / "bench" / "first.json").read_text())
+    assert figures["results"]["recovery"]["recoveries"][1]["phases"]["restore"] == 1.0
+    assert figures["machine"]["load_average"] == [0.1, 0.2, 0.3]
+    assert "(benchmarks.svg)" in (tmp_path / "benchmarks.md").read_text()
+    assert (tmp_path / "benchmarks.svg").exists()
+
+
+def test_bars_are_as_long_as_their_phases() -> None:
+    picture = ElementTree.fromstring(draw(RECOVERY))
+    rectangles = [each for each in picture if each.tag.endswith("rect") and each.get("height") == "16"]
+    widths = [float(each.get("width", "nan")) for each in rectangles[:4]]
+    assert len(rectangles) == 8
+    assert [width / widths[0] for width in widths] == pytest.approx([1, 2, 10, 3], rel=0.01)
+
+
+def test_labels_cannot_break_the_picture() -> None:
+    picture = ElementTree.fromstring(stacked_bars('a "title" & more', [("<b>", {"x&y": 0.0})], "s"))
+    assert picture.get("aria-label") == 'a "title" & more'
+
+
+def test_audited_snapshots_are_shown_apart_and_ranks_taken_together() -> None:
+    ranks = [rank("wait", [0.5, 0.2, 0.2, 0.01, 0.02]), rank("wait", [0.7, 0.3, 0.3, 0.03, 0.04])]
+    found = row(Shape(state_mib=64, nodes=2), "wait", ranks)
+    assert found.first_blocked == 0.7
+    assert found.audited_blocked is not None
+    assert (found.audited_blocked.count, found.audited_blocked.maximum) == (4, 0.3)
+    assert (found.blocked.count, found.blocked.maximum) == (4, 0.04)
+    assert found.steps_per_snapshot == 2.0
+
+
+def test_only_the_first_computation_of_a_launch_has_first_snapshots() -> None:
+    found = row(Shape(state_mib=64, nodes=1), "matmul", [rank("matmul", [0.01, 0.02, 0.03, 0.04])])
+    assert found.first_blocked is None
+    assert found.audited_blocked is None
+    assert found.blocked.count == 4
+
+
+def test_the_audits_that_are_shown_apart_are_those_of_the_guard() -> None:
+    assert AUDITED_COUNT == AUDITED_AT_START
