@@ -1,0 +1,72 @@
+"""A holder that does not answer: commits go on without it, loudly, and it comes back into view when it holds what is committed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from everstep.protocol.agent_messages import ShardProtection
+from everstep.protocol.ids import Rank
+from tests.integration.worker.agent import fleet as harness
+from tests.integration.worker.agent.fleet import Fleet, until
+from worker.replication.tcp import TcpSession
+
+pytestmark = pytest.mark.integration
+
+MANY_STEPS = 100
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    import msgspec
+
+    monkeypatch.setattr(harness, "TIMEOUTS", msgspec.structs.replace(harness.TIMEOUTS, holder_deadline_seconds=0.3))
+
+
+def protection(fleet: Fleet, rank: int) -> ShardProtection:
+    member = fleet.control.member(fleet.nodes[rank].id)
+    assert member is not None
+    return member.protection[0]
+
+
+async def test_a_holder_that_never_answers(fleet: Fleet) -> None:
+    await fleet.launch()
+    holder = fleet.nodes[1]
+    member = holder.agent._member
+    assert member is not None
+    answers = asyncio.Event()
+    serve = member._receiver.replica
+
+    async def deaf(session: TcpSession) -> None:
+        await answers.wait()
+        await serve(session)
+
+    member._receiver.replica = deaf  # type: ignore[method-assign]
+    await holder.agent._listener.revoke()
+    holder.agent._listener.admit(member._credentials, member._serve)
+    await fleet.train(MANY_STEPS)
+    assert fleet.ranks[0].word.committed >= MANY_STEPS, "the owner's own C advances"
+    await until("the report", lambda: protection(fleet, 0).in_view == (fleet.nodes[0].id,))
+    assert protection(fleet, 0).reason == f"{holder.id} did not answer in time"
+    assert protection(fleet, 1).in_view == protection(fleet, 1).holders, "the others' shards are as protected as before"
+    answers.set()
+    steps = fleet.ranks[0].boundary
+    await until("the holder to be back", lambda: protection_after_steps(fleet, holder.id))
+    assert fleet.ranks[0].boundary > steps or protection(fleet, 0).reason == ""
+    await fleet.nodes[0].gone()
+    for path in [*fleet.nodes[0].slots.rglob("*.slot-*"), fleet.nodes[0].state_dir / "promise"]:
+        path.unlink()
+    fleet.nodes[0].start()
+    await fleet.launch()
+    assert fleet.plan is not None
+    assert fleet.plan.base_step >= MANY_STEPS, "the holder that came back has what was committed since"
+    assert fleet.ranks[0].restored == harness.payload(Rank(0), fleet.plan.base_step)[0]
+
+
+def protection_after_steps(fleet: Fleet, holder: str) -> bool:
+    """Make a step where one is expected; say whether the holder counts again."""
+    if fleet.is_expected():
+        for rank in fleet.ranks:
+            rank.step()
+    return holder in protection(fleet, 0).in_view
