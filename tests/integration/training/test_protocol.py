@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -485,3 +486,36 @@ def test_the_forward_guard_waits_before_the_next_forward(tmp_path: Path, begin: 
             session.boundary()
         session._state.adapters[0].modules()[0](torch.zeros(1, 3))
         assert session._guard._flight is None
+
+
+@pytest.mark.usefixtures("slow_copies")
+def test_the_page_says_whose_copier_runs(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=5) as agent:
+        session, step = begin(agent)
+        train(session, step, lambda: len(agent.commits) >= 4)  # audited snapshots are copied at once
+        while session._guard._flight is None:
+            step()
+            session.boundary()
+        assert rank_half(agent).copying == rank_half(agent).boundary
+        session.fence()
+        assert rank_half(agent).copying == NONE
+
+
+def test_a_captured_step_is_settled_until_another_is_proposed(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1) as agent:
+        commit = agent._commit
+        agent._commit = lambda: None  # type: ignore[method-assign]
+        session, step = begin(agent)
+        train(session, step, lambda: bool(agent.of_kind(Captured)))
+        for _ in range(5):
+            step()
+            session.boundary()
+        assert session._snapshotter.settled == agent.proposed
+        session._act(replace(agent.lines[0].half, proposed=NONE))
+        assert session._snapshotter.settled == NONE, "proposed once more, in the final round, it is captured once more"
+        agent._commit = commit  # type: ignore[method-assign]
+        heard = len(agent.messages)
+        session._nudge()
+        agent.wait_for(lambda: len(agent.messages) > heard)
+        assert len(agent.of_kind(Captured)) == 1
+        assert agent.proposed not in {message.step for _, message in agent.of_kind(Abandoned)}  # type: ignore[attr-defined]

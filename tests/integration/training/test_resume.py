@@ -125,3 +125,14 @@ def test_frozen_parameters_under_the_other_stages(warm_parent: WarmParent, tmp_p
 def test_data(warm_parent: WarmParent, tmp_path: Path, kind: str, workers: int, persistent: bool, first: int) -> None:
     options: dict[str, Any] = {"kind": kind, "workers": workers, "persistent": persistent}
     check(warm_parent, tmp_path, "data", 2, first=first, lead=1, **options)
+
+
+def test_one_rank_that_cannot_restore_holds_back_all(warm_parent: WarmParent, tmp_path: Path) -> None:
+    base, agent = interrupted(warm_parent, tmp_path, "plain", 2, {})
+    with FakeAgent(tmp_path, 2, 2, base_step=base, base_slots={0: agent.sealed[0, base]}) as second:
+        ranks = warm_parent.launch("plain", 2, tmp_path, until=base + 1, agent=second)
+        assert ranks.wait() == [1, 1]
+        logs = ranks.logs()
+        assert "no slot that holds it" in logs
+        assert "another rank cannot restore its shard" in logs
+        second.wait_for(lambda: len(second.faults()) == 2)
