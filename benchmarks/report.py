@@ -139,7 +139,12 @@ def _blocking(rows: Sequence[BlockingRow]) -> str:
         "steps per snapshot",
         "floors moved",
     )
-    return text + "\n\n" + _table(head, [_blocking_row(row) for row in rows])
+    ratios = Summary.of([row.held_ratio for row in rows])
+    check = (
+        f"By the script's own clock around every boundary and guard, those without a snapshot included, the session held it {ratios.minimum:.2f} to "
+        f"{ratios.maximum:.2f} times as long as the session's own figures add up to."
+    )
+    return f"{text}\n\n{_table(head, [_blocking_row(row) for row in rows])}\n\n{check}"
 
 
 def _blocking_row(row: BlockingRow) -> list[str]:

@@ -51,6 +51,8 @@ class BlockingRow:
     """The other audited ones."""
     blocked: Summary
     """All later ones, of all ranks."""
+    held_ratio: float
+    """All that the session held the script by the script's own clock, boundaries without a snapshot included, ÷ the session's sum."""
     steps_per_snapshot: float
 
     @property
@@ -104,6 +106,7 @@ def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
         first_blocked=max(rank["blocked"][compute][0] for rank in ranks) if is_first else None,
         audited_blocked=Summary.of(audited) if audited else None,
         blocked=Summary.of([seconds for rank in ranks for seconds in rank["blocked"][compute][skipped:]]),
+        held_ratio=sum(rank["held"][compute] for rank in ranks) / sum(sum(rank["blocked"][compute]) for rank in ranks),
         steps_per_snapshot=len(ranks[0]["steps"][compute]) / len(ranks[0]["blocked"][compute]),
     )
 
