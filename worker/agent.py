@@ -117,8 +117,7 @@ class Agent:
 
     async def run(self) -> None:
         """Serve until cancelled; then leave ranks, slots and the promise to the next agent."""
-        settings = self._settings
-        self._listener.start(settings.address, settings.peer_port)
+        self._listen()
         await self._ranks.start()
         await self._supervisor.start()
         try:
@@ -134,6 +133,21 @@ class Agent:
             await self._listener.close()
             await self._supervisor.close()
             self._store.close()
+
+    def _listen(self) -> None:
+        """Listen for peers at the port of the agent before this one: the plan of a running generation names it."""
+        address, kept = self._settings.address, self._settings.state / "peer_port"
+        port = self._settings.peer_port or (int(kept.read_text()) if kept.exists() else 0)
+        try:
+            self._listener.start(address, port)
+        except OSError as error:
+            if port == self._settings.peer_port:
+                raise
+            log.warning("port %d of the agent before this one is taken, peers of a running generation will not find this node: %s", port, error)
+            self._listener.start(address)
+        scratch = kept.with_suffix(".new")
+        scratch.write_text(str(self._listener.port))
+        scratch.replace(kept)
 
     # -- after a restart ----------------------------------------------------------------------------------------------------------------------
 

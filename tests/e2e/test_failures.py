@@ -176,7 +176,7 @@ def test_the_control_plane_is_killed_and_comes_back(place: Workplace, start: Cal
 @pytest.mark.parametrize("whose", ["coordinator", "member"])
 def test_an_agent_is_killed_and_comes_back(place: Workplace, start: Callable[..., Job], whose: str) -> None:
     """Steps that advance prove the ranks alive for as long as the node is silent; the next agent takes over slots, ranks and rounds."""
-    job = start(PAIRS, holds=(FIRST,), steps=200)
+    job = start(PAIRS, holds=(FIRST,), steps=100, pace_seconds=0.08)
     in_mid_training(job)
     ranks = place.rank_processes()
     seen = job.describe()

@@ -225,7 +225,11 @@ class PeerListener:
         """Listen on `address`; the kernel chooses the port unless one is given."""
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
+        try:
+            listener.bind((address, port))
+        except OSError:
+            listener.close()
+            raise
         listener.listen(128)
         self._socket, self.port = listener, listener.getsockname()[1]
         self._accepting = asyncio.create_task(self._accept(listener), name="peer listener")

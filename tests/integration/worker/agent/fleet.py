@@ -13,7 +13,7 @@ import io
 import mmap
 import tarfile
 from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from websockets.asyncio.server import ServerConnection, serve
@@ -353,15 +353,13 @@ class Node:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start an agent; it listens at the port of the one before it, as one under systemd would be configured to."""
+        """Start an agent."""
         self.agent = Agent(self._settings, self._objects, self.shim, now=lambda: 1000.0)  # type: ignore[arg-type]
         self._task = asyncio.create_task(self.agent.run())
 
     async def stop(self) -> None:
         """End the agent; ranks and slots stay."""
         if self._task is not None:
-            port = self.agent._listener.port
-            self._settings = replace(self._settings, peer_port=port)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
@@ -140,9 +141,33 @@ async def test_restarted_while_running(fleet: Fleet, number: int) -> None:
     assert fleet.ranks == ranks, "no rank was started again"
     assert all(rank.word.committed >= committed for rank in ranks), "C never falls"
     await fleet.train(committed + 4)
+    await until("every holder to count", lambda: all(is_in_full_view(fleet, node) for node in fleet.nodes))
     await fail(fleet)
     await fleet.launch()
     check_restored(fleet)
+
+
+def is_in_full_view(fleet: Fleet, node: Node) -> bool:
+    member = fleet.control.member(node.id)
+    return member is not None and all(shard.in_view == shard.holders for shard in member.protection)
+
+
+async def test_the_port_of_the_agent_before_is_taken(fleet: Fleet) -> None:
+    """Nobody reaches it there any more, so that the next generation names another one."""
+    await fleet.launch()
+    await fleet.train(2)
+    node = fleet.nodes[1]
+    port = node.agent._listener.port
+    await node.stop()
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind(("127.0.0.1", port))
+        thief.listen()
+        node.start()
+        await fleet.connected()
+        assert node.agent._listener.port != port
+        await fleet.launch()
+        check_restored(fleet)
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["coordinator", "member"])
