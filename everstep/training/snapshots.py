@@ -10,6 +10,7 @@ Invariant: a snapshot is said to be captured only when every byte of it is of it
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +22,11 @@ from everstep.protocol.rank_messages import NONE, Abandoned, Captured, SlotsGran
 from everstep.protocol.slot import HEADER_BYTES
 from everstep.training.agent_link import AgentLink
 from everstep.training.capture import CapturePlan, Copier, CopyPiece, SlotMemory
+from everstep.training.errors import CannotResume
 from everstep.training.guard import Flight, Guard, Watched, mark_of
 from everstep.training.state import Observed, RankState
+
+logger = logging.getLogger("everstep.training")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class Snapshotter:
         self._plan: CapturePlan | None = None
         self._granted: SlotsGranted | None = None
         self._memories: Mapping[int, SlotMemory] = {}
+        self._unresumable = ""
+        """What could not be observed when it was tried last."""
         self.settled = NONE
         """The step that was captured or abandoned last."""
 
@@ -67,7 +73,7 @@ class Snapshotter:
     def obstacle(self) -> str:
         """Why there will be no slots; empty while there may be."""
         answer = self._link.slots
-        return answer.reason if isinstance(answer, SlotsRefused) else ""
+        return answer.reason if isinstance(answer, SlotsRefused) else self._unresumable if self._plan is None else ""
 
     def prepare(self) -> None:
         """Ask for slots if that has not been done, and get those that were granted ready. At every boundary, behind a capture.
@@ -75,7 +81,10 @@ class Snapshotter:
         Not before the first boundary: until then optimizers have no state to plan for.
         """
         if self._plan is None:
-            self._request(self._state.observe())
+            try:
+                self._request(self._state.observe())
+            except CannotResume as error:
+                self._note(error)
             return
         granted = self._link.slots
         if isinstance(granted, SlotsGranted):
@@ -94,7 +103,12 @@ class Snapshotter:
             slot: which of the granted slots.
         """
         begun = time.perf_counter()
-        observed = self._state.observe()
+        try:
+            observed = self._state.observe()
+        except CannotResume as error:  # registered at init in order, and changed into this since
+            self._note(error)
+            self.abandon(step, str(error))
+            return
         index = self._plan.index(observed.values) if self._plan is not None and self._plan.fits(observed.tensors) else None
         if self._plan is None or index is None:
             self._request(observed)
@@ -165,6 +179,12 @@ class Snapshotter:
 
         ticket = self._copier.start(later, copied)
         self._guard.arm(Flight(written.step, watched, is_audited, ticket, reached, time.perf_counter() - begun))
+
+    def _note(self, error: CannotResume) -> None:
+        """Say once in the rank's output why its steps are not kept; training goes on."""
+        if str(error) != self._unresumable:
+            self._unresumable = str(error)
+            logger.warning("steps are not kept, and a restart goes back to the last one that was: %s", error)
 
     def _send_captured(self, written: _Written) -> None:
         self._link.send(

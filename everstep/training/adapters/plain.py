@@ -22,6 +22,7 @@ from everstep.training.adapters.base import (
     plain_rewrap,
 )
 from everstep.training.capture import StateTensor
+from everstep.training.errors import CannotResume
 from everstep.training.state_tree import Tree
 
 _NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT = 0, 1, 2
@@ -71,6 +72,7 @@ class PlainAdapter:
                 tensors.append(StateTensor(f"model/{name}", self.local(buffer), is_deferred=False))
         values: dict[str, Tree] = {}
         for named in self._optimizers:
+            _check_groups(named)
             of_optimizer, values[named.name] = named.observe()
             tensors += of_optimizer
         gradients = self._gradients(tensors)
@@ -202,3 +204,12 @@ class PlainAdapter:
         if state == _LIVE_GRADIENT and saved is not None:
             value = value.to(saved.dtype).copy_(saved)
         parameter.grad = self.rewrap(parameter, value)
+
+
+def _check_groups(named: NamedOptimizer) -> None:
+    """Refuse what `add_param_group` has added since `init`: a restarted script would not have it when it restores."""
+    count = sum(len(group["params"]) for group in named.optimizer.param_groups)
+    if count != len(named.members):
+        where = f"optimizer/{named.name}" if named.name else "optimizer"
+        known = f"{count} parameters where init saw {len(named.members)}"
+        raise CannotResume(where, f"{known}; give it all of them before init, and frozen ones requires_grad=False until their time comes")

@@ -205,6 +205,42 @@ def test_values_that_outgrow_their_room_ask_for_more(tmp_path: Path, begin: Begi
         assert second.capacity_bytes > first.capacity_bytes + 9 * 50_000  # type: ignore[attr-defined]
 
 
+def test_state_that_turns_into_what_cannot_be_kept_costs_snapshots_not_training(
+    tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Turning:
+        value: object = None
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": self.value}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    turning = Turning()
+    with FakeAgent(tmp_path, 1, commit_target=4) as agent:
+        session, step = begin(agent, extra={"turning": turning})
+        turning.value = object()
+        train(session, step, lambda: "extra/turning/value" in session._snapshotter.obstacle)
+        turning.value = None
+        train(session, step, lambda: len(agent.commits) >= 2)
+        turning.value = object()
+        train(session, step, lambda: any("extra/turning/value" in message.reason for _, message in agent.of_kind(Abandoned)))  # type: ignore[attr-defined]
+        turning.value = 3
+        train(session, step, agent.reached.is_set)
+    assert caplog.text.count("steps are not kept") == 1, "the same reason is said once"
+
+
+def test_a_parameter_group_added_after_init_is_not_kept_by_halves(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=2) as agent:
+        session, step = begin(agent)
+        train(session, step, lambda: len(agent.commits) >= 1)
+        (optimizer,) = session._state.adapters[0].optimizers().values()
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+        newest = agent.committed
+        train(session, step, lambda: any("init saw 4" in message.reason for _, message in agent.of_kind(Abandoned)))  # type: ignore[attr-defined]
+        assert agent.committed <= newest + 1, "a step that was being captured already may still be committed"
+
+
 def test_a_stop_ahead_is_echoed_and_obeyed_at_its_step(tmp_path: Path, begin: Begin) -> None:
     def confirm(agent: FakeAgent, _rank: int, message: object) -> None:
         half = read_rank_half(agent.lines[0].page)
