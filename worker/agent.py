@@ -215,7 +215,7 @@ class Agent:
             protection=member.protection(),
             round=member.round_status(),
             uploads=tuple(member.uploads),
-            faults=(*self._faults, *member.lines.faults.values()),
+            faults=(*self._faults, *member.faults()),
             load_seconds=self._load_seconds,
             restored_from=tuple(member.restored_from),
         )

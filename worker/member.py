@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from everstep.protocol.agent_messages import RankStatus, RoundStatus, ShardProtection, UploadedShard
+from everstep.protocol.agent_messages import NodeFault, RankStatus, RoundStatus, ShardProtection, UploadedShard
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.peer_messages import BeginShard, FetchShard, ShardRefused
@@ -143,6 +143,9 @@ class Member:
 
     def adopt(self) -> None:
         """Take the running generation over from an earlier agent on this node: slots, pages and all."""
+        for rank in self._node.store.shards:
+            if rank not in self.here.ranks:  # what it was receiving ended with the earlier agent
+                self._node.store.settle_copiers(rank)
         self._node.listener.admit(self._credentials, self._serve)
         self._open_shards()
         for shard in self.shards.values():
@@ -394,6 +397,15 @@ class Member:
             payload_bytes=slot.file.header.payload_bytes if slot is not None else 0,
             reason=f"{', '.join(out)} did not answer in time" if out else reason,
         )
+
+    def faults(self) -> tuple[NodeFault, ...]:
+        """Return what ranks and this node have to complain of; what is over is no longer told."""
+        since, deadline = self._rounds.silent_since, self.plan.timeouts.coordinator_deadline_seconds
+        faults = tuple(self.lines.faults.values())
+        if since is None or asyncio.get_running_loop().time() - since <= deadline:
+            return faults
+        message = f"{self._node.node_id} has not reached the coordinator {self.plan.coordinator} for {deadline:g} s"
+        return (*faults, NodeFault(code="coordinator_unreachable", message=message, is_permanent=False))
 
     def round_status(self) -> RoundStatus | None:
         """Return what the coordinator knows; None on every other node."""

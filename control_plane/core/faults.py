@@ -17,6 +17,8 @@ from everstep.protocol.plan import GenerationPlan, Timeouts
 
 MISMATCH_FAULTS = frozenset({"source_mismatch"})
 """What an agent reports when an object of a checkpoint does not hold what the plan says."""
+COORDINATOR_FAULTS = frozenset({"coordinator_unreachable"})
+"""What an agent reports while it cannot take part in the rounds."""
 NO_PROGRESS_TIMES = 3
 """This many times `max_attempts` failures without a new highest step, whatever they look like, are a loop too."""
 
@@ -122,6 +124,18 @@ def of_coordinator(plan: GenerationPlan, silence: Silence | None, committed_by_o
         return ()
     words = f"the coordinator {plan.coordinator} has been silent for {now - silence.since:.1f} s and no step was committed meanwhile"
     return (Fault(cause=Cause.AGENT_LOST, evidence=words, at=silence.since),)
+
+
+def of_cut_off_members(reports: Mapping[NodeId, MemberReport], now: float, timeouts: Timeouts) -> tuple[Fault, ...]:
+    """Return a fault if live members cannot reach the coordinator for too long: without their votes nothing is committed any more.
+
+    The coordinator may be as alive as they are; what is broken lies between them.
+    """
+    told = [fault.message for _, report in sorted(reports.items()) for fault in report.faults if fault.code in COORDINATOR_FAULTS]
+    if not told:
+        return ()
+    words = f"{'; '.join(told)}: nothing was committed meanwhile"
+    return (Fault(cause=Cause.AGENT_LOST, evidence=words, at=now - timeouts.coordinator_deadline_seconds),)
 
 
 def of_silence(plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: float, timeouts: Timeouts) -> tuple[Fault, ...]:

@@ -398,6 +398,7 @@ def _watch(view: _View) -> Decision:
         *faults.of_ranks(view.reports),
         *faults.of_agents(plan, view.spec.run, view.nodes, view.now),
         *faults.of_coordinator(plan, silences.get(plan.coordinator), others.committed, view.now, view.policy.timeouts),
+        *faults.of_cut_off_members(view.reports, view.now, view.policy.timeouts),
     )
     if record.state is JobState.STOPPING:
         return replace_actions(_stop(view, found), puts)

@@ -156,6 +156,8 @@ class RoundMember:
         self._state = state
         self._hear = hear
         self._sequence = 0
+        self.silent_since: float | None = None
+        """When the line to the coordinator was last seen alive, on the loop's clock; None while it is."""
 
     async def run_local(self, server: RoundServer) -> None:
         """Take part on the coordinator's own node, without a line."""
@@ -171,13 +173,16 @@ class RoundMember:
     async def run(self, dial: Callable[[], Awaitable[Session]]) -> None:
         """Take part until cancelled; a broken line is dialled again."""
         failures = 0
+        now = asyncio.get_running_loop().time
+        self.silent_since = now()
         while True:
             try:
                 session = await dial()
                 try:
-                    failures = 0
+                    failures, self.silent_since = 0, None
                     await first_of(self._report(session.send), self._listen(session))
                 finally:
+                    self.silent_since = now()
                     session.close()
             except (PeerError, ProtocolError) as error:
                 log.info("line to the coordinator: %s", error)

@@ -1,9 +1,13 @@
-"""A holder that does not answer: commits go on without it, loudly, and it comes back into view when it holds what is committed."""
+"""Lines between agents that do not answer, told to the control plane for as long as it is so.
+
+A holder: commits go on without it, and it comes back into view when it holds what is committed. The coordinator: nothing is committed without it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from everstep.protocol.agent_messages import ShardProtection
@@ -19,9 +23,8 @@ MANY_STEPS = 100
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    import msgspec
-
-    monkeypatch.setattr(harness, "TIMEOUTS", msgspec.structs.replace(harness.TIMEOUTS, holder_deadline_seconds=0.3))
+    short = msgspec.structs.replace(harness.TIMEOUTS, holder_deadline_seconds=0.3, coordinator_deadline_seconds=0.5, lease_seconds=0.6)
+    monkeypatch.setattr(harness, "TIMEOUTS", short)
 
 
 def protection(fleet: Fleet, rank: int) -> ShardProtection:
@@ -62,6 +65,26 @@ async def test_a_holder_that_never_answers(fleet: Fleet) -> None:
     assert fleet.plan is not None
     assert fleet.plan.base_step >= MANY_STEPS, "the holder that came back has what was committed since"
     assert fleet.ranks[0].restored == harness.payload(Rank(0), fleet.plan.base_step)[0]
+
+
+async def test_the_coordinator_cannot_be_reached(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(2)
+    coordinator = fleet.nodes[0].agent
+    member = coordinator._member
+    assert member is not None
+    assert told_of_coordinator(fleet) == [[], [], []]
+    await coordinator._listener.revoke()
+    await until("the reports", lambda: [len(told) for told in told_of_coordinator(fleet)] == [0, 1, 1])
+    assert told_of_coordinator(fleet)[1] == ["i-1 has not reached the coordinator i-0 for 0.5 s"]
+    coordinator._listener.admit(member._credentials, member._serve)
+    await until("silence", lambda: told_of_coordinator(fleet) == [[], [], []])
+    await fleet.train(5)
+
+
+def told_of_coordinator(fleet: Fleet) -> list[list[str]]:
+    members = [fleet.control.member(node.id) for node in fleet.nodes]
+    return [[fault.message for fault in member.faults if fault.code == "coordinator_unreachable"] if member else [] for member in members]
 
 
 def protection_after_steps(fleet: Fleet, holder: str) -> bool:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from control_plane.core import faults, members
-from control_plane.core.observed import FailureRecord, JobSpec
+from control_plane.core.observed import Cause, FailureRecord, JobSpec
+from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankExit, RankStatus
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from tests.properties.control_plane.simulated import fresh, spec_of
@@ -92,6 +93,18 @@ def test_a_node_fault_is_not_the_jobs() -> None:
     refused = NodeFault(code="cannot_resume", message="no", is_permanent=True)
     assert faults.permanent({NodeId("n0"): report(faults=(stuck,))}) is None
     assert faults.permanent({NodeId("n0"): report(faults=(stuck, refused))}) == refused
+
+
+def test_members_that_cannot_reach_the_coordinator_end_the_generation() -> None:
+    """The coordinator may be as alive as they are: another one is chosen for the next."""
+    timeouts = ladder(3.0)
+    told = NodeFault(code="coordinator_unreachable", message="n1 has not reached the coordinator n0 for 15 s", is_permanent=False)
+    assert faults.of_cut_off_members({NodeId("n1"): report()}, 100.0, timeouts) == ()
+    (fault,) = faults.of_cut_off_members({NodeId("n0"): report(), NodeId("n1"): report(faults=(told,))}, 100.0, timeouts)
+    assert fault.cause is Cause.AGENT_LOST
+    assert told.message in fault.evidence
+    assert fault.at == 100.0 - timeouts.coordinator_deadline_seconds
+    assert fault.node_id is None, "the coordinator is no lost node"
 
 
 def failed_load(fault_code: str | None):
