@@ -151,6 +151,8 @@ def test_bars_are_as_long_as_their_phases() -> None:
     rectangles = [each for each in picture if each.tag.endswith("rect") and each.get("height") == "16"]
     widths = [float(each.get("width", "nan")) for each in rectangles[:4]]
     assert len(rectangles) == 8
+    starts = [float(each.get("x", "nan")) for each in rectangles[:4]]
+    assert starts[1:] == pytest.approx([start + width for start, width in zip(starts[:3], widths[:3], strict=True)], abs=0.2)
     assert [width / widths[0] for width in widths] == pytest.approx([1, 2, 10, 3], rel=0.01)
 
 
