@@ -43,6 +43,7 @@ from worker.tasks import end
 log = logging.getLogger(__name__)
 MAX_METRICS = 1000
 """Logged values that wait for the control plane; the oldest are dropped beyond it."""
+NO_LAYOUT = "the rank has not asked for slots yet"
 
 
 class RankLines:
@@ -82,6 +83,8 @@ class RankLines:
         self._lines: dict[Rank, RankLine] = {}
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         """Layout hash and capacity that each rank asked for."""
+        self._unprepared: dict[Rank, Step] = {}
+        """The last step that was proposed before the rank had asked for slots: the first of every launch."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._granting: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -137,8 +140,9 @@ class RankLines:
                 self._begin(self._seal(shard, message))
             case Abandoned():
                 self._store.settle_copiers(rank)
-                late = message.reason.startswith("late") and not shard.refusal
-                shard.apply(shard.core.abandon(message.step, shard.refusal or message.reason, late=late))
+                refusal = shard.refusal or (NO_LAYOUT if self._unprepared.get(rank) == message.step else "")
+                late = message.reason.startswith("late") and not refusal  # more notice would not have helped
+                shard.apply(shard.core.abandon(message.step, refusal or message.reason, late=late))
             case Boundary():
                 self._on_round_change()
             case Logged():
@@ -201,7 +205,8 @@ class RankLines:
             step = shard.core.proposed
             layout = self._layouts.get(shard.rank)
             if layout is None:
-                shard.refusal = "the rank has not asked for slots yet"
+                shard.refusal = NO_LAYOUT
+                self._unprepared[shard.rank] = step
                 return
             if step == NONE or step in shard.core.sealed or shard.granted_slot >= 0 or not self._can_capture(shard, step):
                 return

@@ -1,0 +1,118 @@
+"""What a rank's words do to its shard: `RankLines` on real slots and pages, with a line that only remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import Rank, Step
+from everstep.protocol.rank_messages import RANK_WORD_BYTES, Abandoned, RankHalf, RankHello, SlotsGranted, SlotsRequest, Vote, write_rank_half
+from everstep.protocol.rounds import Announcement
+from tests.unit.worker.rank_plans import rank_plan
+from worker.core.rounds import NONE, Shard
+from worker.owned_shard import OwnedShard
+from worker.rank_lines import NO_LAYOUT, RankLines
+from worker.shm.rank_page import RankPage
+from worker.shm.store import SlotStore
+
+PLAN = rank_plan()
+RANK = Rank(0)
+LAYOUT = bytes(range(16))
+
+
+class Line:
+    """The agent's end of a rank's line."""
+
+    def __init__(self) -> None:
+        self.has_slots = asyncio.Event()
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, SlotsGranted):
+            self.has_slots.set()
+
+    def close(self) -> None: ...
+
+
+class Place:
+    """One rank on one node."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = SlotStore(root, memory_bytes=2**20)
+        self.store.open_run(PLAN.job, PLAN.run)
+        self.page = RankPage(self.store.page_path(RANK), generation=PLAN.generation)
+        self.shard = OwnedShard(
+            rank=RANK,
+            generation=PLAN.generation,
+            core=Shard.begin(Step(0), ()),
+            base=None,
+            store=self.store,
+            page=self.page,
+            on_change=lambda: None,
+        )
+        self.lines = RankLines(
+            PLAN,
+            {RANK: self.shard},
+            self.store,
+            keep=lambda rank: (),
+            on_change=lambda: None,
+            on_round_change=lambda: None,
+            slot_count=2,
+        )
+        self.line = Line()
+
+    def stand_at(self, boundary: int) -> None:
+        with self.page.path.open("r+b") as file, mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page, memoryview(page) as view:
+            write_rank_half(view, RankHalf(PLAN.generation, boundary=boundary))
+
+    def propose(self, step: int) -> None:
+        self.lines.hear(Announcement(generation=PLAN.generation, sequence=step, committed=NONE, proposed=Step(step)))
+
+    async def request(self) -> None:
+        self.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=4096))
+        await self.line.has_slots.wait()
+
+    def say_late(self, step: int) -> None:
+        self.lines.message(RANK, Abandoned(generation=PLAN.generation, step=Step(step), reason="late"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path / "slots")
+    yield place
+    place.page.close(unlink=True)
+    place.store.close()
+
+
+async def begin(place: Place) -> None:
+    """The first step is proposed while the rank still imports; it asks for slots when it has made that step."""
+    hello = RankHello(job=PLAN.job, run=PLAN.run, generation=PLAN.generation, rank=RANK, pid=1)
+    assert place.lines.hello(hello, place.line)  # type: ignore[arg-type]
+    place.propose(1)
+    await asyncio.sleep(0)
+    place.stand_at(1)
+    await place.request()
+    place.stand_at(2)
+
+
+async def test_a_step_before_the_first_slots_is_no_reason_for_more_notice(place: Place) -> None:
+    await begin(place)
+    place.say_late(1)
+    core = place.shard.core
+    assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, False, NO_LAYOUT)
+    await place.lines.close()
+
+
+async def test_a_step_heard_of_too_late_is(place: Place) -> None:
+    await begin(place)
+    place.propose(2)
+    await asyncio.sleep(0)
+    place.stand_at(3)
+    place.say_late(2)
+    core = place.shard.core
+    assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, True, "late")
+    await place.lines.close()
