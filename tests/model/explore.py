@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 W = TypeVar("W")
 Event = tuple[object, ...]
@@ -119,5 +118,61 @@ def walk(
     return world, seen
 
 
-def main(arguments: list[str]) -> int:
-    return 0
+class Driver(Generic[W]):
+    """Leads a model along a story: what the story names happens when it says so, everything else in a fair random order in between."""
+
+    def __init__(self, model: Searchable[W], *, seed: int = 0, weights: Mapping[str, float]) -> None:
+        """Begin at the model's first world.
+
+        Args:
+            model: whose moves; its budget of faults bounds the story's.
+            seed: of the order in between.
+            weights: by kind of event; the story's own kinds have weight 0.
+        """
+        self.model = model
+        self.world = model.first()
+        self.seen = Explored()
+        self._rng = random.Random(seed)
+        self._weights = weights
+
+    def until(self, reached: Callable[[W], bool], *, without: Callable[[Event], bool] = lambda event: False, limit: int = 20_000) -> None:
+        """Let things happen until `reached`.
+
+        Args:
+            reached: ends it.
+            without: events that do not happen in the meantime.
+            limit: of events; more is a story that does not end.
+
+        Raises:
+            Found: an invariant does not hold, or the end is not reached.
+        """
+        for _ in range(limit):
+            if reached(self.world):
+                return
+            self.model.check(self.world)
+            moves = [move for move in self.model.moves(self.world) if self._weights.get(str(move[0][0]), 1.0) and not without(move[0])]
+            if not moves:
+                break
+            kinds = Counter(str(move[0]) for move, _ in moves)
+            weights = [self._weights.get(str(move[0]), 1.0) / kinds[str(move[0])] for move, _ in moves]
+            event, self.world = self._rng.choices(moves, weights)[0]
+            self.seen[str(event[0])] += 1
+        raise Found("the end is not reached", (), self.world)
+
+    def do(self, *event: object) -> None:
+        """Let the first event happen that begins like this.
+
+        Raises:
+            Found: it cannot happen now.
+        """
+        for move, after in self.model.moves(self.world):
+            if move[: len(event)] == event:
+                self.world = after
+                self.seen[str(move[0])] += 1
+                self.model.check(after)
+                return
+        raise Found(f"{event} cannot happen", (), self.world)
+
+    def can(self, *event: object) -> bool:
+        """Say whether such an event can happen now."""
+        return any(move[: len(event)] == event for move, _ in self.model.moves(self.world))

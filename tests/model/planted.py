@@ -8,7 +8,6 @@ from dataclasses import replace
 from control_plane.core import recovery
 from everstep.protocol.ids import NodeId, Step
 from everstep.protocol.rank_messages import Vote
-from everstep.protocol.slot import SlotState
 from tests.model.step_protocol import Rules
 from worker.core.rounds import NONE, Coordinator, Shard
 from worker.core.slots import Content, SlotView, kept

@@ -8,15 +8,17 @@
 Around them everything may happen at any later moment: a report or an announcement is heard, a copier ends, a stream moves, an agent or the
 coordinator restarts, a holder is dropped, nodes die, promise, load; the next failure comes in the middle of all that.
 
-    python -m tests.model.step_protocol NODES COPIES STEPS FAULTS [--bug NAME] [--walks N] [--seed S]
+    python -m tests.model.step_protocol NODES COPIES STEPS FAULTS [--bug NAME] [--walks N] [--seed S] [--steady]
 
 explores every interleaving (breadth first), or N random walks with finer steps. FAULTS bounds everything that goes wrong, together.
 """
 
 from __future__ import annotations
 
+import argparse
+import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
@@ -29,6 +31,7 @@ from everstep.protocol.rank_messages import AgentHalf, Vote
 from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotState
 from everstep.training import step_rules
+from tests.model.explore import Driver, Explored, Found, every_interleaving, walk
 from tests.model.world import NONE, Outcome, Pair, Phase, Plan, Process, Restore, Shape, Stream, World, empty_pair, on_path, put
 from worker.core import slots
 from worker.core.rounds import Coordinator, Shard
@@ -49,6 +52,8 @@ WEIGHTS = {
     "mismatch": 0.15,
 }
 """How likely the kinds of events are in a random walk; all others 1. Training is slow and faults are rare, or else nothing is ever committed."""
+SLOWLY = {**dict.fromkeys(WEIGHTS, 0.0), "boundary": 0.05}
+"""Nothing goes wrong of itself, and saving keeps up with training."""
 
 
 class Violation(Exception):
@@ -168,7 +173,7 @@ class Model:
             return True
         if seat in world.restore.dead or world.restore.plan is not None:
             return False
-        return world.restore.inventories[seat] is None or not self.rules.has_promises
+        return seat not in world.restore.quiet or not self.rules.has_promises
 
     def keeps(self, world: World, rank: int, seat: int, told: int = NONE) -> frozenset[Content]:
         """Return what `seat` may not overwrite of a shard, as its member knows it."""
@@ -236,7 +241,8 @@ class Model:
         if shard.committed < before.committed:
             raise Violation(f"rank {rank} goes back from C={before.committed} to {shard.committed}")
         gone = {int(peer) for peer in before.view - shard.view}
-        back = {int(peer) for peer in shard.view - before.view}
+        # A holder that was restarted and has lost its slots says so when it connects: until then its owner may take it for confirmed.
+        back = {seat for seat in map(int, shard.view - before.view) if self._has_at(world, rank, seat, shard.foundation)}
         counted = frozenset({rank, *map(int, shard.view)})
         return world._replace(
             shards=put(world.shards, rank, shard),
@@ -392,7 +398,9 @@ class Model:
             case Phase.IDLE if owner_acts and holder_acts:
                 step = world.shards[rank].wanted(NodeId(f"{seat}"))
                 if step != NONE and self.has(world, rank, 0, self.content(world, step)):
-                    begun = self._stream(world, rank, holder, Stream(Phase.BEGUN, step, world.shards[rank].committed if self.rules.tells_committed else NONE))
+                    begun = self._stream(
+                        world, rank, holder, Stream(Phase.BEGUN, step, world.shards[rank].committed if self.rules.tells_committed else NONE)
+                    )
                     if self.is_fine:
                         yield ("begin", rank, seat, step), begun
                     elif (taken := self._taken(begun, rank, holder)) is not begun:
@@ -541,13 +549,16 @@ class Model:
             for rank, row in enumerate(self.holders)
         )
         before = world.restore
-        dead = lost | (before.dead if before is not None and before.plan is None else frozenset())
+        dead, quiet = lost, frozenset[int]()
+        if before is not None:
+            dead |= before.dead
+            quiet = frozenset(self.seats) if before.plan is not None else before.quiet
         return world._replace(
             slots=pairs,
             limbo=tuple(limbo),
             owed=tuple(owed - lost for owed in world.owed),
             issued=world.issued + 1,
-            restore=Restore(dead, (None,) * self.shape.nodes),
+            restore=Restore(dead, (None,) * self.shape.nodes, quiet),
         )
 
     # -- a new generation -----------------------------------------------------------------------------------------------------------------
@@ -591,7 +602,7 @@ class Model:
             for view in world.slots[rank][row.index(seat)]
             if view.state is SlotState.SEALED and view.content is not None
         )
-        return world._replace(restore=restore._replace(inventories=put(restore.inventories, seat, inventory)))
+        return world._replace(restore=restore._replace(inventories=put(restore.inventories, seat, inventory), quiet=restore.quiet | {seat}))
 
     def _planned(self, world: World, restore: Restore, returning: tuple[int, ...]) -> World:
         """The control plane chooses the base. Dead seats get newcomers, or the node that was only out of reach."""
@@ -614,6 +625,7 @@ class Model:
         chosen = self.rules.choose(survey)
         if chosen.base_step < world.best:
             raise Violation(f"the base is {chosen.base_step} although {world.best} was committed and every shard kept a node that counted")
+        origin = self._origin(world, chosen)
         keep = tuple(
             tuple(
                 frozenset(Content(each.origin_generation, each.step) for each in chosen.keep.get(NodeId(f"{seat}"), ()) if each.owner_rank == rank)
@@ -621,9 +633,15 @@ class Model:
             )
             for seat in self.seats
         )
-        origin = chosen.sources[0][0].origin_generation if chosen.base_step else 0
         plan = Plan(chosen.base_step, origin, keep)
         return world._replace(restore=restore._replace(dead=frozenset(), plan=plan, loaded=(False,) * self.shape.nodes))
+
+    def _origin(self, world: World, chosen: recovery.Restore) -> int:
+        """Return the generation that captured the base: one and the same for all ranks, and on the path of what was started last."""
+        origins = {source.origin_generation for sources in chosen.sources for source in sources}
+        if any(not on_path(self.path(world), Content(origin, chosen.base_step)) for origin in origins) or len(origins) > 1:
+            raise Violation(f"base {chosen.base_step} as captured by generations {sorted(origins)}")
+        return max(origins, default=0)
 
     def _loaded(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
         """Void what is not kept, then fetch the base if the own slots lack it."""
@@ -685,17 +703,13 @@ class Model:
 
 @lru_cache(maxsize=1024)
 def _path(lineage: tuple[tuple[int, int, int], ...], generation: int) -> recovery.Path:
-    records = [
-        GenerationRecord(generation=Generation(g), parent=Generation(p), base_step=Step(b), was_started=True) for g, p, b in lineage
-    ]
+    records = [GenerationRecord(generation=Generation(g), parent=Generation(p), base_step=Step(b), was_started=True) for g, p, b in lineage]
     return recovery.path_of(records, Generation(generation))
 
 
 def _record(rank: int, content: Content) -> SlotRecord:
     digest = bytes([content.origin, content.step])
-    return SlotRecord(
-        owner_rank=Rank(rank), origin_generation=content.origin, step=content.step, payload_bytes=1, digest=digest, layout_hash=b""
-    )
+    return SlotRecord(owner_rank=Rank(rank), origin_generation=content.origin, step=content.step, payload_bytes=1, digest=digest, layout_hash=b"")
 
 
 def _promised(pair: Pair) -> Pair:
@@ -707,7 +721,43 @@ def _subsets(seats: list[int]) -> list[tuple[int, ...]]:
     return [chosen for size in range(len(seats) + 1) for chosen in combinations(seats, size)]
 
 
-if __name__ == "__main__":
-    from tests.model.explore import main
+def steady(nodes: int, copies: int, *, committed: int = 2, seed: int = 1) -> World:
+    """Return a world in mid-training: something is committed and every agent has heard of it."""
+    model = Model(Shape(nodes, copies, 99, 0))
+    driver = Driver(model, seed=seed, weights=SLOWLY)
+    driver.until(lambda world: world.best >= committed and all(shard.committed == world.best for shard in world.shards))
+    return driver.world
 
+
+def main(arguments: Sequence[str]) -> int:
+    """Explore as the command line says; print what was seen or the story of a violation."""
+    from tests.model.planted import BUGS
+
+    parser = argparse.ArgumentParser(prog="python -m tests.model.step_protocol")
+    for name in ("nodes", "copies", "steps", "faults"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("--bug", choices=sorted(BUGS))
+    parser.add_argument("--walks", type=int, default=0, help="random walks instead of every interleaving")
+    parser.add_argument("--seed", type=int, default=0, help="of the first walk")
+    parser.add_argument("--steady", action="store_true", help="from the middle of a training; STEPS counts from there")
+    chosen = parser.parse_args(arguments)
+    start = steady(chosen.nodes, chosen.copies) if chosen.steady else None
+    steps = chosen.steps + (max(process.boundary for process in start.processes) if start is not None else 0)
+    shape = Shape(chosen.nodes, chosen.copies, steps, chosen.faults)
+    model = Model(shape, BUGS.get(chosen.bug), is_fine=bool(chosen.walks), start=start)
+    seen = Explored()
+    try:
+        if not chosen.walks:
+            seen = every_interleaving(model, limit=20_000_000)
+        for seed in range(chosen.seed, chosen.seed + chosen.walks):
+            _, walked = walk(model, random.Random(seed), 60 * max(chosen.steps, 2), weights=WEIGHTS)
+            seen.update(walked)
+    except Found as found:
+        sys.stdout.write(f"{found}\n")
+        return 1
+    sys.stdout.write(f"{seen.states or sum(seen.values())} states, the invariants hold; {dict(seen.most_common())}\n")
+    return 0
+
+
+if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

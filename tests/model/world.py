@@ -88,7 +88,9 @@ class Restore(NamedTuple):
     dead: frozenset[int]
     """Seats whose node is lost and not replaced yet."""
     inventories: tuple[tuple[tuple[int, Content], ...] | None, ...]
-    """Per seat: its frozen inventory (rank, content) once it has promised."""
+    """Per seat: its frozen inventory (rank, content) once it has promised the newest generation."""
+    quiet: frozenset[int] = frozenset()
+    """Seats that have promised any generation since the last start: nothing of the old one is acted on there any more."""
     plan: Plan | None = None
     loaded: tuple[bool, ...] = ()
 

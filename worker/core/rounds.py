@@ -64,7 +64,11 @@ class Shard:
         held = frozenset((peer, step) for peer, step in self.held if step >= committed)
         if proposed == self.proposed:
             return replace(self, committed=committed, held=held)
-        return replace(self, committed=committed, held=held, proposed=proposed, vote=Vote.NONE, reason="", is_late=False)._settled()
+        heard = replace(self, committed=committed, held=held, proposed=proposed, vote=Vote.NONE, reason="", is_late=False)
+        if committed > self.committed:  # who was dropped and has the new C all the same has answered since
+            for peer in self.peers:
+                heard = heard._confirmed(peer)
+        return heard._settled()
 
     def seal(self, step: Step) -> Shard:
         """The owner's own slot holds `step`, sealed."""

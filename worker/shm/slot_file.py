@@ -85,6 +85,28 @@ class SlotFile:
             raise
         return cls(path, mapping, header)
 
+    @classmethod
+    def void(cls, path: Path, header: SlotHeader) -> SlotFile:
+        """Declare whatever lies at `path` an empty slot, in place: a rank that still has it mapped keeps the same pages.
+
+        Args:
+            path: of a slot whose content cannot be believed; nothing at all, or less than a header, is made anew without room.
+            header: EMPTY; the capacity is the file's.
+
+        Returns:
+            The slot.
+        """
+        size = path.stat().st_size if path.exists() else 0
+        if size < HEADER_BYTES:
+            return cls.create(path, header)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            slot = cls(path, mmap.mmap(descriptor, size), header)
+        finally:
+            os.close(descriptor)
+        slot.write_header(replace(header, capacity_bytes=size - HEADER_BYTES))
+        return slot
+
     @property
     def content(self) -> Content | None:
         """What the slot holds or is being filled with; None when it is empty."""

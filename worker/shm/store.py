@@ -86,25 +86,40 @@ class SlotStore:
                 shutil.rmtree(other)
         folder = self.root / run
         folder.mkdir(mode=0o700, exist_ok=True)
-        for path in sorted(folder.iterdir()):
-            if match := _SLOT_NAME.fullmatch(path.name):
-                self._adopt(Rank(int(match[1])), path)
+        found = [match for path in folder.iterdir() if (match := _SLOT_NAME.fullmatch(path.name))]
+        for rank in sorted({Rank(int(match[1])) for match in found}):
+            count = 1 + max(int(match[2]) for match in found if int(match[1]) == rank)
+            self.shards[rank] = [self._adopt(rank, self._path(rank, index)) for index in range(count)]
 
-    def _adopt(self, rank: Rank, path: Path) -> None:
+    def _adopt(self, rank: Rank, path: Path) -> Slot:
+        """Take what lies at `path`; a file that is not what it should be is an empty slot, in its place: slots are known by their number."""
         try:
             file = SlotFile.adopt(path)
         except (ProtocolError, OSError) as error:
-            log.warning("slot %s is not adopted: %s", path.name, error)
-            path.unlink(missing_ok=True)
-            return
-        if file.header.run != self.run or file.header.owner_rank != rank:
-            log.warning("slot %s belongs to run %s rank %d", path.name, file.header.run, file.header.owner_rank)
-            file.close(unlink=True)
-            return
-        self.shards.setdefault(rank, []).append(Slot(file, is_busy=file.header.state is SlotState.WRITING))
+            log.warning("slot %s is void: %s", path.name, error)
+        else:
+            if (file.header.run, file.header.owner_rank) == (self.run, rank):
+                return Slot(file, is_busy=file.header.state is SlotState.WRITING)
+            log.warning("slot %s is void: it belongs to run %s rank %d", path.name, file.header.run, file.header.owner_rank)
+            file.close()
+        return Slot(SlotFile.void(path, self._header(rank)), is_busy=True)
+
+    def _path(self, rank: Rank, index: int) -> Path:
+        return self.root / str(self.run) / f"rank-{rank}.slot-{index}"
+
+    def _header(self, rank: Rank) -> SlotHeader:
+        return SlotHeader(
+            job=self.job,
+            run=self.run or RunId(""),
+            owner_rank=rank,
+            origin_generation=Generation(0),
+            step=Step(0),
+            state=SlotState.EMPTY,
+            capacity_bytes=0,
+        )
 
     def settle_copiers(self, rank: Rank) -> None:
-        """The rank's copier has stopped (or the rank is gone): what was half written is empty."""
+        """Nobody writes into the rank's slots any more: its copier has stopped, it is gone, or it lives elsewhere and its stream has ended."""
         for slot in self.shards.get(rank, []):
             if slot.is_busy:
                 slot.is_busy = False
@@ -226,16 +241,7 @@ class SlotStore:
             NoRoom: the node's memory for slots is used up; says the figures.
         """
         slots = self.shards.setdefault(rank, [])
-        empty = SlotHeader(
-            job=self.job,
-            run=self.run or RunId(""),
-            owner_rank=rank,
-            origin_generation=Generation(0),
-            step=Step(0),
-            state=SlotState.EMPTY,
-            capacity_bytes=capacity_bytes,
-            layout_hash=layout_hash,
-        )
+        empty = replace(self._header(rank), capacity_bytes=capacity_bytes, layout_hash=layout_hash)
         for index, slot in enumerate(slots):
             if slot.view.state is SlotState.EMPTY and not slot.is_busy and slot.file.header.capacity_bytes < capacity_bytes:
                 await self._join(slot)
@@ -264,7 +270,7 @@ class SlotStore:
         if needed > self.memory_bytes:
             raise NoRoom(needed_bytes=needed, available_bytes=self.memory_bytes)
         try:
-            return SlotFile.create(self.root / str(self.run) / f"rank-{rank}.slot-{index}", header)
+            return SlotFile.create(self._path(rank, index), header)
         except OSError as error:
             free = os.statvfs(self.root)
             raise NoRoom(needed_bytes=header.capacity_bytes, available_bytes=free.f_bavail * free.f_frsize) from error

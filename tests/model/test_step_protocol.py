@@ -1,0 +1,115 @@
+"""The step protocol holds under every interleaving that fits, and under long random ones; every planted bug is found."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.model.explore import Explored, Found, every_interleaving, walk
+from tests.model.planted import BUGS
+from tests.model.step_protocol import SLOWLY, WEIGHTS, Model, main, steady
+from tests.model.world import Shape, World
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def later(world: World, steps: int) -> int:
+    """Return the boundary `steps` after the furthest rank's."""
+    return max(process.boundary for process in world.processes) + steps
+
+
+@pytest.mark.parametrize(("nodes", "copies", "steps", "faults"), [(2, 2, 1, 0), (2, 1, 1, 1)])
+def test_every_interleaving_of_a_beginning(nodes: int, copies: int, steps: int, faults: int) -> None:
+    seen = every_interleaving(Model(Shape(nodes, copies, steps, faults)))
+    assert seen.states > 1000
+
+
+@pytest.mark.parametrize(("nodes", "copies", "steps", "faults"), [(2, 2, 1, 1), (2, 1, 1, 1)])
+def test_every_interleaving_in_mid_training(nodes: int, copies: int, steps: int, faults: int) -> None:
+    start = steady(nodes, copies)
+    seen = every_interleaving(Model(Shape(nodes, copies, later(start, steps), faults), start=start))
+    assert {"lose", "restart", "promise", "plan", "load", "start"} <= set(seen)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("nodes", "copies", "steps", "faults"), [(2, 2, 1, 1), (2, 1, 2, 1), (2, 2, 2, 0)])
+def test_every_interleaving_of_a_longer_beginning(nodes: int, copies: int, steps: int, faults: int) -> None:
+    every_interleaving(Model(Shape(nodes, copies, steps, faults)))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("nodes", "copies", "steps", "faults"), [(2, 2, 2, 1), (2, 1, 1, 2), (3, 2, 0, 1)])
+def test_every_interleaving_of_more_in_mid_training(nodes: int, copies: int, steps: int, faults: int) -> None:
+    start = steady(nodes, copies)
+    every_interleaving(Model(Shape(nodes, copies, later(start, steps), faults), start=start))
+
+
+def follow(shape: Shape, seeds: range, *, is_steady: bool, length: int = 250) -> Explored:
+    """Walk at random, then let everything settle: what was dropped must return, and C must pass where training stood."""
+    seen = Explored()
+    for seed in seeds:
+        start = steady(shape.nodes, shape.copies, seed=seed % 7) if is_steady else None
+        steps = shape.steps + (later(start, 0) if start is not None else 0)
+        world, walked = walk(Model(replace(shape, steps=steps), is_fine=True, start=start), random.Random(seed), length, weights=WEIGHTS)
+        seen.update(walked)
+        if seed % 5 == 0:
+            settle(shape, world, seed)
+    return seen
+
+
+def settle(shape: Shape, world: World, seed: int) -> None:
+    goal = later(world, 1)
+
+    def is_well(world: World) -> bool:
+        is_whole = all(len(shard.view) == shape.copies - 1 for shard in world.shards)
+        return world.restore is None and is_whole and world.coordinator.committed >= min(goal, later(world, 0)) > 0
+
+    model = Model(replace(shape, steps=goal + 30, faults=0), is_fine=True, start=world)
+    settled, _ = walk(model, random.Random(seed), 6000, weights=SLOWLY, until=is_well, is_checked=False)
+    assert is_well(settled), f"seed {seed}: it does not settle: {settled}"
+
+
+@pytest.mark.parametrize(("nodes", "copies"), [(2, 2), (3, 2), (3, 3), (4, 2)])
+@pytest.mark.parametrize("is_steady", [False, True])
+def test_random_walks(nodes: int, copies: int, is_steady: bool) -> None:
+    seen = follow(Shape(nodes, copies, 6, 4), range(40), is_steady=is_steady)
+    assert {"restart", "drop", "break", "lose", "part", "lose again"} <= set(seen)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("nodes", "copies"), [(2, 2), (3, 2), (3, 3), (4, 2), (5, 2), (5, 3)])
+@pytest.mark.parametrize("is_steady", [False, True])
+def test_many_random_walks(nodes: int, copies: int, is_steady: bool) -> None:
+    follow(Shape(nodes, copies, 10, 6), range(1000, 2000), is_steady=is_steady, length=500)
+
+
+BREADTH_FIRST = {"early-recycle", "owner-ack", "majority", "owners-only", "coordinator-forgets"}
+
+
+@pytest.mark.parametrize("bug", sorted(BREADTH_FIRST))
+def test_every_interleaving_finds_planted(bug: str) -> None:
+    start = steady(2, 2)
+    with pytest.raises(Found):
+        every_interleaving(Model(Shape(2, 2, later(start, 1), 1), BUGS[bug], start=start))
+
+
+@pytest.mark.parametrize("bug", sorted(set(BUGS) - BREADTH_FIRST - {"stale-floor", "untold"}))
+def test_random_walks_find_planted(bug: str) -> None:
+    starts = {nodes: steady(nodes, 2) for nodes in (2, 3)}
+
+    def search() -> None:
+        for seed in range(3000):
+            for nodes, start in starts.items():
+                model = Model(Shape(nodes, 2, later(start, 4), 3), BUGS[bug], is_fine=True, start=start)
+                walk(model, random.Random(seed), 150, weights=WEIGHTS)
+
+    with pytest.raises(Found):
+        search()
+
+
+def test_runs_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["2", "2", "1", "0"]) == 0
+    assert main(["2", "2", "1", "1", "--steady", "--bug", "majority"]) == 1
+    assert "committed" in capsys.readouterr().out
