@@ -339,7 +339,11 @@ class Member:
     def _tell(self) -> None:
         """Let the control plane hear at once of what matters at once; progress alone waits for the next regular report."""
         finished = self.server is not None and (self.server.core.is_finished, self.server.core.stop_state)
-        visible = (finished, len(self.uploads), *((shard.core.view, shard.core.committed == NONE, shard.refusal) for shard in self.shards.values()))
+        visible = (
+            finished,
+            len(self.uploads),
+            *((shard.core.view, shard.core.committed == NONE, shard.refusal, shard.trouble) for shard in self.shards.values()),
+        )
         if visible != self._told:
             self._told = visible
             self._on_change()
@@ -388,7 +392,7 @@ class Member:
         holders = self.plan.ranks[shard.rank].holders
         out = [peer for peer in shard.core.peers if peer not in shard.core.view]
         slot = shard.slot(shard.core.committed) if shard.core.committed != NONE else None
-        reason = shard.refusal if shard.core.committed == NONE or shard.refusal.startswith("Protection") else ""
+        reason = shard.refusal if shard.core.committed == NONE or shard.refusal.startswith("Protection") else shard.trouble
         return ShardProtection(
             rank=shard.rank,
             holders=holders,

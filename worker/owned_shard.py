@@ -19,6 +19,8 @@ from worker.tasks import Signal
 
 FINISHED = -2
 """Stands for w on a rank's page: every rank stands and nothing more will be committed; leave."""
+TROUBLE_COUNT = 3
+"""Steps given up in a row before protection is called degraded: layouts change now and then, audits find something once."""
 
 
 class OwnedShard:
@@ -45,8 +47,15 @@ class OwnedShard:
         self.granted_slot = -1
         self.refusal = ""
         """Why no snapshot can be taken of this rank at the moment; empty when all is well."""
+        self._given_up: list[str] = []
+        """Why this rank has given up steps since the last commit, lateness aside."""
         self._store = store
         self._on_change = on_change
+
+    @property
+    def trouble(self) -> str:
+        """Why this rank has given up several steps in a row; empty when it keeps what it is asked for. A single one is everyday life."""
+        return self._given_up[-1] if len(self._given_up) >= TROUBLE_COUNT else ""
 
     def content(self, step: Step) -> Content:
         """Name the state of `step` in this generation: the base keeps the generation that captured it."""
@@ -62,6 +71,10 @@ class OwnedShard:
             return
         if core.proposed != self.core.proposed:
             self.granted_slot = -1
+        if core.committed != self.core.committed:
+            self._given_up = []
+        elif core.vote is Vote.ABANDON and self.core.vote is Vote.NONE and not core.is_late:
+            self._given_up = [*self._given_up, core.reason][-TROUBLE_COUNT:]
         self.core = core
         self.publish()
         self.changed.notify()

@@ -71,10 +71,18 @@ class RankState:
         self.observe()
 
     def observe(self) -> Observed:
-        """Return the state of the moment. At every captured boundary, by the training thread."""
+        """Return the state of the moment. At every captured boundary, by the training thread.
+
+        Returns:
+            Live tensors and encoded values.
+
+        Raises:
+            CannotResume: something in it could not be brought back.
+        """
         tensors: list[StateTensor] = []
         of_adapters: list[Tree] = []
         for adapter in self.adapters:
+            adapter.check()
             state = adapter.observe()
             tensors += state.tensors
             of_adapters.append(state.values)

@@ -55,6 +55,13 @@ class Adapter(Protocol):
     def facts(self) -> dict[str, str]:
         """Return what must be equal for one launch's snapshot to fit another's. Constant from `init` on."""
 
+    def check(self) -> None:
+        """Refuse what has changed since `init` so that a restarted script could not take it back. At every captured boundary.
+
+        Raises:
+            CannotResume: named.
+        """
+
     def observe(self) -> AdapterState:
         """Return the state of the moment, nothing copied. At every captured boundary."""
 

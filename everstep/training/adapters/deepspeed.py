@@ -87,6 +87,9 @@ class DeepSpeedAdapter:
     def facts(self) -> dict[str, str]:
         return self._facts
 
+    def check(self) -> None:
+        """Nothing: what ZeRO optimizes was fixed by `initialize`."""
+
     def observe(self) -> AdapterState:
         tensors = [StateTensor(f"model/{self._prefix}{name}", master, is_deferred=True) for name, master in self._masters]
         for name, parameter in self._frozen:

@@ -64,6 +64,14 @@ class PlainAdapter:
     def facts(self) -> dict[str, str]:
         return self._facts
 
+    def check(self) -> None:
+        for named in self._optimizers:
+            count = sum(len(group["params"]) for group in named.optimizer.param_groups)
+            if count != len(named.members):  # add_param_group: a script that starts anew does not have it yet when it restores
+                where = f"optimizer/{named.name}" if named.name else "optimizer"
+                known = f"{count} parameters where init saw {len(named.members)}"
+                raise CannotResume(where, f"{known}; give it all of them before init, and frozen ones requires_grad=False until their time comes")
+
     def observe(self) -> AdapterState:
         tensors = [StateTensor(f"model/{name}", self._live(p), self._is_deferred(p)) for name, p in self._parameters.items()]
         for name, owner, key in self._buffers:
@@ -72,7 +80,6 @@ class PlainAdapter:
                 tensors.append(StateTensor(f"model/{name}", self.local(buffer), is_deferred=False))
         values: dict[str, Tree] = {}
         for named in self._optimizers:
-            _check_groups(named)
             of_optimizer, values[named.name] = named.observe()
             tensors += of_optimizer
         gradients = self._gradients(tensors)
@@ -204,12 +211,3 @@ class PlainAdapter:
         if state == _LIVE_GRADIENT and saved is not None:
             value = value.to(saved.dtype).copy_(saved)
         parameter.grad = self.rewrap(parameter, value)
-
-
-def _check_groups(named: NamedOptimizer) -> None:
-    """Refuse what `add_param_group` has added since `init`: a restarted script would not have it when it restores."""
-    count = sum(len(group["params"]) for group in named.optimizer.param_groups)
-    if count != len(named.members):
-        where = f"optimizer/{named.name}" if named.name else "optimizer"
-        known = f"{count} parameters where init saw {len(named.members)}"
-        raise CannotResume(where, f"{known}; give it all of them before init, and frozen ones requires_grad=False until their time comes")

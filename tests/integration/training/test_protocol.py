@@ -239,6 +239,7 @@ def test_a_parameter_group_added_after_init_is_not_kept_by_halves(tmp_path: Path
         newest = agent.committed
         train(session, step, lambda: any("init saw 4" in message.reason for _, message in agent.of_kind(Abandoned)))  # type: ignore[attr-defined]
         assert agent.committed <= newest + 1, "a step that was being captured already may still be committed"
+        assert "model/0.weight" in session.state_tensors(), "results can be written all the same"
 
 
 def test_a_stop_ahead_is_echoed_and_obeyed_at_its_step(tmp_path: Path, begin: Begin) -> None:

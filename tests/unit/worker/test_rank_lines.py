@@ -116,3 +116,23 @@ async def test_a_step_heard_of_too_late_is(place: Place) -> None:
     core = place.shard.core
     assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, True, "late")
     await place.lines.close()
+
+
+async def test_a_rank_that_gives_up_step_after_step_says_why_until_one_is_kept(place: Place) -> None:
+    await begin(place)
+    for step in (2, 3, 4):
+        place.propose(step)
+        place.lines.message(RANK, Abandoned(generation=PLAN.generation, step=Step(step), reason=f"no step {step}"))
+        assert place.shard.trouble == ("no step 4" if step == 4 else "")
+    place.shard.apply(place.shard.core.hear(Step(5), Step(6)))
+    assert place.shard.trouble == ""
+    await place.lines.close()
+
+
+async def test_lateness_alone_is_no_trouble(place: Place) -> None:
+    await begin(place)
+    for step in (2, 3, 4, 5):
+        place.propose(step)
+        place.say_late(step)
+    assert place.shard.trouble == ""
+    await place.lines.close()
