@@ -26,6 +26,8 @@ NODE_FAULTS = frozenset({"ranks_not_gone"})
 """Faults of a live agent that make its node unusable; other faults are the job's."""
 COUNTER_EVIDENCE_BOUNDARIES = 2
 """Boundaries completed since a silence began that prove the silent node's ranks alive: one may still have been under way."""
+WATCHED_FROM_LEASES = 2 / 3
+"""From so much of a lease on, a silence is followed: whether steps advance meanwhile has to be known by the time that it counts."""
 BLIND_FLEET_SIZE = 3
 """From this many nodes on, most of them falling silent at once says more about the observer than about them."""
 
@@ -84,7 +86,7 @@ def judge(node: NodeObserved, *, silence: Silence | None, out_of_view: bool, is_
     if fault is not None:
         words = f"the agent of {node.node_id} reports {fault.code}: {fault.message}"
         return Verdict(node_id=node.node_id, standing=Standing.GONE, evidence=words, cause=Cause.NODE_FAULT, is_final=True, may_terminate=True)
-    if silence is None:
+    if silence is None or not is_silent(node, timeouts):
         return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
     lasted = now - silence.since
     words = f"the agent of {node.node_id} has been silent for {lasted:.1f} s"
@@ -107,9 +109,10 @@ def is_silent(node: NodeObserved, timeouts: Timeouts) -> bool:
 def track_silences(
     known: Collection[Silence], nodes: Collection[NodeObserved], progress: Mapping[NodeId, Progress], now: float, timeouts: Timeouts
 ) -> tuple[Silence, ...]:
-    """Return the silences that count.
+    """Return the silences that are followed; those shorter than a lease do not count yet.
 
     A silence begins with the node's last word, and begins anew whenever two boundaries were completed during it: they prove that its ranks live.
+    The last word is up to a third of a lease old when a node dies, so steps are compared from a little later on.
 
     Args:
         known: from the pass before.
@@ -124,7 +127,7 @@ def track_silences(
     before = {silence.node_id: silence for silence in known}
     tracked = []
     for node in sorted(nodes, key=lambda node: node.node_id):
-        if not is_silent(node, timeouts):
+        if node.silent_seconds <= WATCHED_FROM_LEASES * timeouts.lease_seconds:
             continue
         seen = progress.get(node.node_id, Progress(boundary=NO_STEP, committed=NO_STEP))
         silence = before.get(node.node_id)

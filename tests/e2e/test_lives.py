@@ -79,13 +79,13 @@ def test_what_is_refused_creates_nothing(place: Workplace, field: str, wrong: di
 
 
 def test_jobs_wait_for_each_other_in_order(place: Workplace) -> None:
-    """The group can hold six instances: five are taken, two wait, one of them gives up waiting."""
+    """The group can hold six instances: five are taken, three jobs wait, one of them gives up, and one does not fit beside the one before it."""
     with room_for(place, 6):
         first = place.submit("queue-first", SHAPES[5], adapter="plain", steps=10, holds=("1:4",))
         first.wait_standing("1:4")
         second = place.submit("queue-second", SHAPES[3], adapter="plain", steps=10)
         third = place.submit("queue-third", PAIR, adapter="plain", steps=10)
-        fourth = place.submit("queue-fourth", PAIR, adapter="plain", steps=10)
+        fourth = place.submit("queue-fourth", PAIRS, adapter="plain", steps=10)
         for job in (second, third, fourth):
             assert "queue" in job.wait("its reason", lambda seen: seen["Reason"])["Reason"]
         place.client.stop_training_job(TrainingJobName=third.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from control_plane.core import evidence
@@ -56,7 +58,7 @@ def test_an_agent_that_speaks_is_alive_whatever_its_peers_say() -> None:
     ],
 )
 def test_silence_needs_a_second_class_or_time(seconds: float, out_of_view: bool, is_blind: bool, expected: Standing) -> None:
-    verdict = judge(node(is_connected=False), silence(seconds), out_of_view=out_of_view, is_blind=is_blind)
+    verdict = judge(node(is_connected=False, silent_seconds=max(seconds, 4)), silence(seconds), out_of_view=out_of_view, is_blind=is_blind)
     assert verdict.standing is expected
     assert not verdict.may_terminate
     assert not verdict.is_final
@@ -77,6 +79,16 @@ def track(known: tuple[Silence, ...], seen: NodeObserved, boundary: int) -> tupl
 def test_a_silence_begins_with_the_last_word() -> None:
     (begun,) = track((), node(silent_seconds=5.0), 7)
     assert (begun.since, begun.boundary) == (NOW - 5, 7)
+
+
+def test_a_silence_is_followed_before_it_counts() -> None:
+    """Steps that advance in the last third of the lease are known when it is over: a node whose agent alone has died is not given up."""
+    (followed,) = track((), node(silent_seconds=2.1), 5)
+    assert judge(node(silent_seconds=2.1), followed, out_of_view=True).standing is Standing.ALIVE
+    (renewed,) = track((followed,), node(silent_seconds=3.2), 9)
+    assert judge(node(silent_seconds=3.2), renewed, out_of_view=True).standing is Standing.UNCLEAR
+    (stalled,) = track((followed,), node(silent_seconds=3.2), 5)
+    assert judge(node(silent_seconds=3.2), replace(stalled, since=NOW - 3.2), out_of_view=True).standing is Standing.GONE
 
 
 def test_two_boundaries_during_a_silence_begin_it_anew_one_does_not() -> None:
