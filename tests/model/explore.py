@@ -132,6 +132,7 @@ class Driver(Generic[W]):
         self.model = model
         self.world = model.first()
         self.seen = Explored()
+        self._story: list[Event] = []
         self._rng = random.Random(seed)
         self._weights = weights
 
@@ -149,30 +150,41 @@ class Driver(Generic[W]):
         for _ in range(limit):
             if reached(self.world):
                 return
-            self.model.check(self.world)
-            moves = [move for move in self.model.moves(self.world) if self._weights.get(str(move[0][0]), 1.0) and not without(move[0])]
+            moves = [move for move in self._moves() if self._weights.get(str(move[0][0]), 1.0) and not without(move[0])]
             if not moves:
                 break
             kinds = Counter(str(move[0]) for move, _ in moves)
             weights = [self._weights.get(str(move[0]), 1.0) / kinds[str(move[0])] for move, _ in moves]
-            event, self.world = self._rng.choices(moves, weights)[0]
-            self.seen[str(event[0])] += 1
-        raise Found("the end is not reached", (), self.world)
+            self._follow(*self._rng.choices(moves, weights)[0])
+        raise Found("the end is not reached", self._story, self.world)
 
     def do(self, *event: object) -> None:
         """Let the first event happen that begins like this.
 
         Raises:
-            Found: it cannot happen now.
+            Found: it cannot happen now, or what comes of it violates an invariant.
         """
-        for move, after in self.model.moves(self.world):
+        for move, after in self._moves():
             if move[: len(event)] == event:
-                self.world = after
-                self.seen[str(move[0])] += 1
-                self.model.check(after)
+                self._follow(move, after)
                 return
-        raise Found(f"{event} cannot happen", (), self.world)
+        raise Found(f"{event} cannot happen", self._story, self.world)
 
     def can(self, *event: object) -> bool:
         """Say whether such an event can happen now."""
-        return any(move[: len(event)] == event for move, _ in self.model.moves(self.world))
+        return any(move[: len(event)] == event for move, _ in self._moves())
+
+    def _moves(self) -> list[tuple[Event, W]]:
+        try:
+            return list(self.model.moves(self.world))
+        except Exception as error:
+            raise Found(f"{type(error).__name__}: {error}", self._story, self.world) from error
+
+    def _follow(self, event: Event, world: W) -> None:
+        self.world = world
+        self.seen[str(event[0])] += 1
+        self._story.append(event)
+        try:
+            self.model.check(world)
+        except Exception as error:
+            raise Found(f"{type(error).__name__}: {error}", self._story, world) from error

@@ -541,9 +541,9 @@ class Model:
                 if holder and {rank, seat} & lost:
                     world = self._cut(world, rank, holder, is_drained=seat not in lost)
         limbo = list(world.limbo)
-        for seat in lost:
+        for seat in lost if is_unreachable else ():
             held = [(rank, world.slots[rank][row.index(seat)]) for rank, row in enumerate(self.holders) if seat in row]
-            limbo[seat] = tuple((rank, _promised(pair)) for rank, pair in held) if is_unreachable else None
+            limbo[seat] = tuple((rank, _promised(pair)) for rank, pair in held)
         pairs = tuple(
             tuple(empty_pair() if seat in lost else world.slots[rank][holder] for holder, seat in enumerate(row))
             for rank, row in enumerate(self.holders)

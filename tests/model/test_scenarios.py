@@ -1,0 +1,272 @@
+"""Stories that the step protocol must survive, told event by event; what they do not name happens in a fair random order in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from everstep.protocol.ids import Generation, NodeId, Step
+from everstep.protocol.rank_messages import Vote
+from everstep.protocol.slot import SlotState
+from tests.model.explore import Driver, Event, Found
+from tests.model.planted import BUGS
+from tests.model.step_protocol import SLOWLY, Model, Rules, steady
+from tests.model.world import Phase, Shape, World
+from worker.core.slots import Content, SlotView
+
+pytestmark = pytest.mark.timeout(300)
+SEEDS = range(3)
+Drive = Callable[..., Driver[World]]
+
+
+def drive(nodes: int, copies: int, *, seed: int = 0, faults: int = 9, rules: Rules | None = None, start: World | None = None) -> Driver[World]:
+    """Begin a story in mid-training."""
+    start = start or steady(nodes, copies, seed=seed)
+    return Driver(Model(Shape(nodes, copies, 10_000, faults), rules, is_fine=True, start=start), seed=seed, weights=SLOWLY)
+
+
+def commits(driver: Driver[World], count: int, *, without: Callable[[Event], bool] = lambda event: False, limit: int = 40_000) -> None:
+    """Let training go on until C has moved `count` times more; every agent has heard of the last."""
+    for _ in range(count):
+        goal = driver.world.best + 1
+        driver.until(lambda world: world.restore is None and world.coordinator.committed >= goal, without=without, limit=limit)  # noqa: B023
+    driver.until(lambda world: all(shard.committed == world.coordinator.committed for shard in world.shards), without=without)
+
+
+def touches(holder: int) -> Callable[[Event], bool]:
+    """Streams to and from this seat's slots: what a holder that never answers does not take part in."""
+    return lambda event: event[0] in ("connect", "begin", "take", "sent", "store", "acknowledge") and event[2] == holder
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_holder_that_never_answers_for_100_steps_holds_nobody_up(seed: int) -> None:
+    story = drive(3, 2, seed=seed)
+    silent = 1
+    rank = next(rank for rank in range(3) if silent in story.model.holders[rank][1:])  # type: ignore[attr-defined]
+    story.until(lambda world: story.can("drop", rank, silent), without=touches(silent))
+    story.do("drop", rank, silent)
+    begun = story.world.processes[rank].boundary
+    story.until(lambda world: world.processes[rank].boundary >= begun + 100, without=touches(silent), limit=60_000)
+    assert story.world.shards[rank].committed >= begun + 90
+    assert story.world.shards[rank].view == frozenset()
+    story.until(lambda world: world.shards[rank].view == {NodeId(f"{silent}")})  # and it returns when it answers again
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_stale_stream_arrives_late(seed: int) -> None:
+    """All bytes of a replica are in the holder's socket when its owner dies: it may still be sealed, and must not do harm."""
+    story = drive(2, 2, seed=seed)
+    story.until(lambda world: world.streams[0][1].phase is Phase.SENT)
+    stale = story.world.streams[0][1].step
+    story.do("lose", 0)
+    assert story.world.streams[0][1].phase is Phase.SENT
+    story.do("store", 0, 1, stale)
+    best = story.world.best
+    story.until(lambda world: world.restore is None)
+    assert story.world.base >= best
+    commits(story, 3)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_stale_stream_meets_a_promise(seed: int) -> None:
+    """The holder has promised: what its socket still has of the old generation is thrown away."""
+    story = drive(2, 2, seed=seed)
+    story.until(lambda world: world.streams[0][1].phase is Phase.SENT)
+    story.do("lose", 0)
+    story.do("promise", 1)
+    assert story.world.streams[0][1].phase is Phase.OFF
+    assert all(view.state is not SlotState.WRITING for view in story.world.slots[0][1])
+    story.until(lambda world: world.restore is None)
+    commits(story, 3)
+
+
+@pytest.mark.parametrize("second", [(), (0,), (1,), (2,)])
+@pytest.mark.parametrize("moment", ["promised", "planned", "half loaded", "loaded"])
+def test_a_second_failure_between_prepare_and_start(moment: str, second: tuple[int, ...]) -> None:
+    story = drive(3, 3)
+    story.do("lose", 1)
+    reached: dict[str, Callable[[World], bool]] = {
+        "promised": lambda world: world.restore is not None and world.restore.inventories[0] is not None,
+        "planned": lambda world: world.restore is not None and world.restore.plan is not None,
+        "half loaded": lambda world: world.restore is not None and any(world.restore.loaded),
+        "loaded": lambda world: world.restore is not None and world.restore.plan is not None and all(world.restore.loaded),
+    }
+    best = story.world.best
+    story.until(reached[moment], without=lambda event: event[0] == "start")
+    if second == (1,) and moment == "promised":
+        second = ()  # it is gone already
+    story.do("lose again", *second)
+    story.until(lambda world: world.restore is None)
+    assert story.world.base >= best
+    assert story.world.generation == story.world.issued
+    commits(story, 2)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_mismatch_walks_back(seed: int) -> None:
+    """The base does not verify on one node: a new generation goes on from the step before, which the keep lists have saved."""
+    story = drive(2, 2, seed=seed)
+    commits(story, 2)
+    before = story.world.best
+    story.until(lambda world: all(steps_at_owner(world, rank) > {before} for rank in range(2)))
+    story.do("lose")
+    story.until(lambda world: world.restore is not None and world.restore.plan is not None)
+    assert story.world.restore is not None
+    assert story.world.restore.plan is not None
+    base = story.world.restore.plan.base
+    story.do("mismatch", 1)
+    story.until(lambda world: world.restore is None)
+    assert 0 < story.world.base < base
+    commits(story, 3)
+
+
+def steps_at_owner(world: World, rank: int) -> set[int]:
+    """Return what the owner's own slots have sealed."""
+    return {view.content.step for view in world.slots[rank][0] if view.state is SlotState.SEALED and view.content is not None}
+
+
+def states(nodes: int, copies: int) -> list[World]:
+    """Return worlds in which agents and the coordinator are in as many different states as come up in a few rounds."""
+    story = drive(nodes, copies)
+    found: dict[object, World] = {}
+    for _ in range(250):
+        world = story.world
+        found.setdefault(tuple(_state_of(world, seat) for seat in range(nodes)), world)
+        now = story.world
+        story.until(lambda world: world is not now)  # noqa: B023
+    return list(found.values())
+
+
+def _state_of(world: World, seat: int) -> tuple[object, ...]:
+    shard, process = world.shards[seat], world.processes[seat]
+    return (
+        shard.vote,
+        shard.proposed in shard.sealed,
+        shard.committed == world.coordinator.committed,
+        shard.proposed == world.coordinator.proposed,
+        world.granted[seat] >= 0,
+        process.copying is not None,
+        process.outcome is not None and process.outcome.is_heard,
+        tuple(stream.phase for stream in world.streams[seat]),
+    )
+
+
+@pytest.mark.parametrize("seat", [0, 1], ids=["coordinator", "member"])
+def test_an_agent_restarts_in_every_state(seat: int) -> None:
+    worlds = states(2, 2)
+    assert len(worlds) > 40
+    assert {world.shards[seat].vote for world in worlds} >= {Vote.NONE, Vote.ACKED}
+    for world in worlds:
+        story = drive(2, 2, start=world)
+        story.do("restart", seat)
+        heard = story.world.shards[seat].committed
+        commits(story, 1)
+        assert story.world.shards[seat].committed > heard >= 0
+        assert story.world.shards[seat].view
+
+
+@pytest.mark.parametrize("seat", [0, 1], ids=["coordinator", "member"])
+def test_a_node_is_lost_in_every_state(seat: int) -> None:
+    for world in states(2, 2):
+        story = drive(2, 2, start=world)
+        story.do("lose", seat)
+        story.until(lambda world: world.restore is None)
+        assert story.world.base >= world.best
+        commits(story, 1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_inventories_of_a_node_that_was_only_unreachable(seed: int) -> None:
+    """It comes back with slots of a history that has been given up: they are listed, and none of them is taken for the present."""
+    story = drive(2, 2, seed=seed)
+    story.until(lambda world: len(steps_at_owner(world, 1)) == 2)
+    story.do("part", 1)
+    held = {view.content for _, pair in story.world.limbo[1] or () for view in pair}
+    assert held
+    story.until(lambda world: world.restore is None, without=lambda event: event == ("plan", 1))
+    commits(story, 2)
+    story.do("lose", 1)
+    base = story.world.best
+    story.until(lambda world: story.can("plan", 1), without=lambda event: event[0] == "plan")
+    story.do("plan", 1)
+    story.until(lambda world: world.restore is None)
+    assert story.world.base >= base
+    for rank in range(2):
+        for pair in story.world.slots[rank]:
+            assert all(view.content.step <= story.world.base for view in pair if view.content is not None)
+    commits(story, 3)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_late_announcement_makes_a_rank_abandon(seed: int) -> None:
+    story = drive(2, 2, seed=seed)
+    deaf: Callable[[Event], bool] = lambda event: event[:2] == ("hear", 1)  # noqa: E731
+    story.until(lambda world: world.processes[1].boundary > world.coordinator.proposed > world.shards[1].proposed, without=deaf, limit=60_000)
+    late, lead = story.world.coordinator.proposed, story.world.coordinator.lead
+    story.do("hear", 1)
+    story.until(lambda world: world.shards[1].vote is Vote.ABANDON or world.coordinator.proposed != late)
+    assert story.world.shards[1].is_late
+    story.until(lambda world: world.coordinator.proposed > late)
+    assert story.world.coordinator.lead == lead + 1
+    assert story.world.coordinator.committed < late
+    commits(story, 2)
+
+
+def test_a_plan_that_does_not_know_the_highest_c_loses_it() -> None:
+    """Why the control plane must hear the highest C with the promises: its own last figure may be a second old.
+
+    Node 1 holds {8, 9} of rank 0's shard, C is 9 and rank 0 has 10. Told of 8 only, a plan for base 10 keeps 8 there and voids 9; should node 0
+    be lost before 10 is committed again, 9 is gone for good.
+    """
+    told = _second_loss(knows_floor=True)
+    told.until(lambda world: world.restore is None)
+    with pytest.raises(Found, match="was committed"):
+        _second_loss(knows_floor=False)
+
+
+def _second_loss(*, knows_floor: bool) -> Driver[World]:
+    """Lose the owner of the newest step while its base is being loaded."""
+    begun = drive(2, 2)
+    begun.do("lose")
+    begun.until(lambda world: world.restore is None)
+    commits(begun, 1)
+    world = begun.world
+    base, committed = world.base, world.best
+    assert committed > base > 0
+    mine, other = Content(Generation(world.generation), Step(committed)), Content(Generation(world.origin), Step(base))
+    newer = Content(Generation(world.generation), Step(committed + 1))
+
+    def pair(*contents: Content) -> tuple[SlotView, ...]:
+        return tuple(SlotView(SlotState.SEALED, content) for content in contents)
+
+    # Rank 0 has dropped node 1 and sealed the next step alone; rank 1's is with both.
+    laid = world._replace(
+        slots=((pair(mine, newer), pair(other, mine)), (pair(mine, newer), pair(mine, newer))),
+        dropped=world.dropped | {(0, 1)},
+        streams=tuple(tuple(stream._replace(phase=Phase.OFF) for stream in row) for row in world.streams),
+        shards=tuple(replace(shard, committed=Step(committed)) for shard in world.shards),
+    )
+    story = drive(2, 2, start=laid, rules=Rules(knows_floor=knows_floor))
+    story.do("lose")
+    story.until(lambda world: world.restore is not None and world.restore.plan is not None, without=lambda event: event[0] == "load")
+    story.do("load", 1)
+    story.do("lose again", 0)
+    return story
+
+
+def test_a_holder_that_is_not_told_c_overwrites_it() -> None:
+    """Why the first message of a stream says C: the holder's own line to the coordinator may be slower than the stream."""
+
+    def tell(rules: Rules) -> None:
+        story = drive(2, 2, rules=rules)
+        deaf: Callable[[Event], bool] = lambda event: event[:2] == ("hear", 1)  # noqa: E731
+        commits(story, 1)
+        c = story.world.best
+        story.until(lambda world: world.coordinator.committed > c, without=deaf)
+        story.until(lambda world: world.streams[0][1].phase is Phase.TAKEN and world.streams[0][1].step > world.best > c, without=deaf)
+
+    tell(Rules())
+    with pytest.raises(Found):
+        tell(BUGS["untold"])
