@@ -142,7 +142,8 @@ class NodeFault(Message, frozen=True):
     """A typed fault that the live agent reports about its own node or job."""
 
     code: str
-    """`protection_does_not_fit`, `entry_point_missing`, `source_refused`, `cannot_resume`, `ranks_not_gone`, `upload_failed`, `coordinator_unreachable` …"""
+    """`protection_does_not_fit`, `entry_point_missing`, `source_refused`, `cannot_resume`, `ranks_not_gone`, `upload_failed`,
+    `coordinator_unreachable` …"""
     message: str
     """A sentence for the user, with the figures."""
     is_permanent: bool
