@@ -179,6 +179,38 @@ def ddp(bucket_cap_mb: float = 0.001) -> Scenario:
     return Scenario({"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, usual_step(model, optimizer, scheduler))
 
 
+class Branches(nn.Module):
+    """Two ways from input to output, of which a step takes one: half of the parameters get no gradient, other ones on other steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList([network(depth=4), network(depth=4)])
+
+    def forward(self, inputs: torch.Tensor, way: int) -> torch.Tensor:
+        return self.ways[way](inputs)  # type: ignore[no-any-return]
+
+
+def ddp_unused() -> Scenario:
+    """Accumulating without synchronization, through a module of which only a part is used."""
+    model = nn.parallel.DistributedDataParallel(Branches(), bucket_cap_mb=0.001, find_unused_parameters=True, gradient_as_bucket_view=True)
+    optimizer = torch.optim.Adamax(model.parameters(), lr=1e-2)
+    micro = 0
+
+    def step(batch: Any, session: TrainingSession) -> float:
+        nonlocal micro
+        inputs, targets = batch
+        micro += 1
+        model.require_backward_grad_sync = micro % 2 == 0
+        loss = F.mse_loss(model(inputs, session.step // 2 % 2), targets)
+        loss.backward()
+        if model.require_backward_grad_sync:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.item()
+
+    return Scenario({"model": model, "optimizer": optimizer, "data": loader()}, step, accumulate=2)
+
+
 def fsdp(dtype: str = "fp32") -> Scenario:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -433,6 +465,7 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
     for function in (
         plain,
         ddp,
+        ddp_unused,
         fsdp,
         zero,
         batch_norm,

@@ -61,7 +61,7 @@ WORLDS = [pytest.param(2), pytest.param(3), pytest.param(4, marks=pytest.mark.fu
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", ["plain", "ddp"])
+@pytest.mark.parametrize("name", ["plain", "ddp", "ddp_unused"])
 def test_torch(warm_parent: WarmParent, tmp_path: Path, name: str, world: int) -> None:
     check(warm_parent, tmp_path, name, world, commits=5)
 
