@@ -37,7 +37,7 @@ class Sizes:
     snapshots: int = 30
     floor_steps: int = 12
     slowdown_order: str = "ABBAABBA"
-    slowdown_steps: int = 130
+    slowdown_steps: int = 110
     kills: int = 3
     steps_between: int = 25
 

@@ -14,7 +14,17 @@ from pathlib import Path
 from benchmarks.chart import stacked_bars
 from benchmarks.machine import Machine
 from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Summary, is_busy
-from benchmarks.recovery import COPIES, NODES, PHASES, SPARES, Kind, Recovery, RecoveryRun
+from benchmarks.recovery import (
+    CLOCKS_TOLERANCE_RATIO,
+    CLOCKS_TOLERANCE_SECONDS,
+    COPIES,
+    NODES,
+    PHASES,
+    SPARES,
+    Kind,
+    Recovery,
+    RecoveryRun,
+)
 from benchmarks.slowdown import RANKS, WARM_UP_STEPS, Slowdown
 from benchmarks.snapshot_blocking import BlockingRow
 
@@ -197,11 +207,12 @@ def _recovery(recovery: RecoveryRun, picture: str) -> str:
     text = (
         "## Seconds per recovery\n\n"
         f"The same model on {NODES} nodes and {SPARES} spare, every shard on {COPIES} nodes. Ranks are killed with SIGKILL, instances terminated "
-        "through the EC2 API. An instance of the local cloud boots in half a second; on AWS a spare saves exactly that wait.\n\n"
+        "through the EC2 API, each time with a spare that has booted and can start ranks warm. Waiting for a replacement is no part of this.\n\n"
         "The four phases are the incident's own. *From outside* is from the kill until the API showed the first step beyond the highest one "
         "reached before it; *by the ranks* until every rank had written that step down itself. Neither knows of the incident's clock, which "
         "begins when the failure is dated. Lost steps are counted from the step that was restored to the highest boundary that was reported "
-        "(incident), or that any rank had written down.\n\n"
+        f"(incident), or that any rank had written down. **Disagrees**: sum and *from outside* differ by more than {CLOCKS_TOLERANCE_RATIO:.0%} and "
+        f"{CLOCKS_TOLERANCE_SECONDS:g} s; then believe the outside.\n\n"
         f"Undisturbed step: {_ms(step.before.median)} ms before, {_ms(step.after.median)} ms after all failures"
         + (f" ({step.moved_ratio:.0%} moved)." if step.stood_still else f": **inconclusive**, it moved by {step.moved_ratio:.0%}.")
     )
@@ -227,7 +238,10 @@ def _recovery(recovery: RecoveryRun, picture: str) -> str:
 
 def _recovery_row(title: str, each: Recovery) -> list[str]:
     figures = (*(each.phases[phase] for phase in PHASES), each.incident_seconds, each.api_seconds, each.rank_seconds)
-    return [title, each.restore_source, *(f"{figure:.2f}" for figure in figures), str(each.lost_steps), str(each.rank_lost_steps)]
+    told = [f"{figure:.2f}" for figure in figures]
+    if not each.clocks_agree:
+        told[len(PHASES)] += " **disagrees**"
+    return [title, each.restore_source, *told, str(each.lost_steps), str(each.rank_lost_steps)]
 
 
 def _spread(found: Sequence[Recovery], which: str) -> list[str]:

@@ -111,6 +111,16 @@ def test_a_moved_floor_makes_its_figures_inconclusive(results: Results) -> None:
     assert "**inconclusive**" in text.lower().partition("\n## ")[2]
 
 
+@pytest.mark.parametrize(("api_seconds", "agrees"), [(1.7, True), (2.5, True), (0.7, True), (2.7, False), (0.5, False)])
+def test_an_incident_that_tells_of_another_interruption_is_marked(api_seconds: float, agrees: bool) -> None:
+    first, second = RECOVERY.recoveries
+    text = render(
+        replace(RUN, results=Results(recovery=replace(RECOVERY, recoveries=(replace(first, api_seconds=api_seconds), second)))), "first.svg"
+    )
+    assert ("| 1.60 **disagrees** |" in text) is not agrees
+    assert "| instance terminated 1 | peer | 0.10 | 0.20 | 1.00 | 0.30 | 1.60 | 1.70 |" in text
+
+
 def test_no_ratio_is_given_to_a_memcpy_that_moved() -> None:
     text = render(replace(RUN, results=Results(blocking=(replace(ROW, memcpy=floor(0.01, 0.013)),))), "first.svg")
     assert "| inconclusive |" in text
