@@ -9,24 +9,54 @@ Invariant: step 1 of every launch runs with the layout that all later steps have
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer
 
+from everstep.training.adapters.base import qualified_name
 from everstep.training.adapters.plain import PlainAdapter
+from everstep.training.errors import CannotResume
 
 
 class DDPAdapter(PlainAdapter):
-    """Models of which at least one is wrapped in DistributedDataParallel."""
+    """Models of which at least one is wrapped in DistributedDataParallel.
+
+    Args:
+        models: root modules by name; the empty name where there is one alone.
+        optimizers: by name, likewise.
+        trusted: optimizer classes that the script vouches for.
+
+    Raises:
+        CannotResume: as for plain torch; also a static graph over three or more ranks, and a communication hook that keeps a state.
+    """
 
     kind = "ddp"
 
+    def __init__(self, models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type] = ()) -> None:
+        super().__init__(models, optimizers, trusted)
+        self._wrapped = [
+            (f"model/{name}" if name else "model", module)
+            for name, model in models.items()
+            for module in model.modules()
+            if isinstance(module, DistributedDataParallel)
+        ]
+        for name, module in self._wrapped:
+            _check(name, module)
+
     def prepare(self) -> None:
-        for model in self.modules():
-            for module in model.modules():
-                if isinstance(module, DistributedDataParallel):
-                    fix_buckets(module)
+        for _, module in self._wrapped:
+            fix_buckets(module)
+
+
+def _check(name: str, model: DistributedDataParallel) -> None:
+    if model.static_graph and model.process_group.size() > 2:  # its first step cannot be given the layout of the later ones
+        raise CannotResume(name, "DDP with static_graph=True over three or more ranks does not come back bit for bit; leave static_graph out")
+    for _, state in model._comm_hooks:
+        if state is not None and not isinstance(state, ProcessGroup):
+            raise CannotResume(name, f"a communication hook of DDP with a state of its own ({qualified_name(type(state))}) is not known to come back")
 
 
 def fix_buckets(model: DistributedDataParallel) -> None:

@@ -171,9 +171,13 @@ def plain() -> Scenario:
     )
 
 
-def ddp(bucket_cap_mb: float = 0.001) -> Scenario:
+def ddp(bucket_cap_mb: float = 0.001, static_graph: bool = False, compress: bool = False) -> Scenario:
     """Small buckets, so that there are several and their layout matters."""
-    model = nn.parallel.DistributedDataParallel(network(depth=6), bucket_cap_mb=bucket_cap_mb)
+    model = nn.parallel.DistributedDataParallel(network(depth=6), bucket_cap_mb=bucket_cap_mb, static_graph=static_graph)
+    if compress:
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+        model.register_comm_hook(powerSGD_hook.PowerSGDState(None), powerSGD_hook.powerSGD_hook)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = schedule(optimizer)
     return Scenario({"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, usual_step(model, optimizer, scheduler))

@@ -66,6 +66,20 @@ def test_torch(warm_parent: WarmParent, tmp_path: Path, name: str, world: int) -
     check(warm_parent, tmp_path, name, world, commits=5)
 
 
+def test_ddp_with_a_static_graph(warm_parent: WarmParent, tmp_path: Path) -> None:
+    check(warm_parent, tmp_path, "ddp", 2, static_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("world", "option", "reason"),
+    [(3, "static_graph", "static_graph=True over three or more ranks"), (2, "compress", "a communication hook of DDP with a state of its own")],
+)
+def test_what_ddp_would_not_bring_back_is_refused(warm_parent: WarmParent, tmp_path: Path, world: int, option: str, reason: str) -> None:
+    ranks = warm_parent.launch("ddp", world, tmp_path, until=1, options={option: True})
+    assert all(ranks.wait())
+    assert ranks.logs().count(reason) >= world
+
+
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_fsdp(warm_parent: WarmParent, tmp_path: Path, dtype: str, world: int) -> None:
