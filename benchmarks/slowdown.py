@@ -43,9 +43,14 @@ class Slowdown:
         return moved_ratio(min(plain), max(plain))
 
     @property
+    def plain_count(self) -> int:
+        """Launches alone."""
+        return self.order.count("B")
+
+    @property
     def is_conclusive(self) -> bool:
         """The script alone was launched more than once, and took the same time at every launch."""
-        return self.order.count("B") > 1 and self.plain_moved_ratio <= FLOOR_TOLERANCE_RATIO
+        return self.plain_count > 1 and self.plain_moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 
 def measure(bench: Bench, *, order: str, steps: int) -> Slowdown:

@@ -7,6 +7,7 @@ are not.
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 from benchmarks.cluster_jobs import SCRIPTS, Bench, Json
@@ -51,8 +52,10 @@ class BlockingRow:
     """The other audited ones."""
     blocked: Summary
     """All later ones, of all ranks."""
-    held_ratio: float
-    """All that the session held the script by the script's own clock, boundaries without a snapshot included, ÷ the session's sum."""
+    mean_blocked: float
+    """Of the later ones."""
+    mean_held: float
+    """All that the session held the script by the script's own clock, boundaries without a snapshot included, per later snapshot."""
     steps_per_snapshot: float
 
     @property
@@ -94,6 +97,7 @@ def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
     """Return one row from what every rank of a job left; ranks are taken together, floors and steps as well as snapshots."""
     is_first = compute == COMPUTES[0]
     skipped = AUDITED_COUNT if is_first else 0
+    later = [seconds for rank in ranks for seconds in rank["blocked"][compute][skipped:]]
     audited = [seconds for rank in ranks for seconds in rank["blocked"][compute][1:skipped]]
     return BlockingRow(
         shape=shape,
@@ -105,8 +109,9 @@ def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
         step=Summary.of([seconds for rank in ranks for seconds in rank["steps"][compute]]),
         first_blocked=max(rank["blocked"][compute][0] for rank in ranks) if is_first else None,
         audited_blocked=Summary.of(audited) if audited else None,
-        blocked=Summary.of([seconds for rank in ranks for seconds in rank["blocked"][compute][skipped:]]),
-        held_ratio=sum(rank["held"][compute] for rank in ranks) / sum(sum(rank["blocked"][compute]) for rank in ranks),
+        blocked=Summary.of(later),
+        mean_blocked=statistics.fmean(later),
+        mean_held=sum(seconds for rank in ranks for count, seconds in rank["held"][compute] if count > skipped) / len(later),
         steps_per_snapshot=len(ranks[0]["steps"][compute]) / len(ranks[0]["blocked"][compute]),
     )
 

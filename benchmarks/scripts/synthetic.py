@@ -124,11 +124,11 @@ session = everstep.training.init(model=parameters, optimizer=optimizer)
 session.restore()
 steps: dict[str, list[float]] = {}
 counts: dict[str, tuple[int, int]] = {}
-held: dict[str, float] = {}
+held: dict[str, list[tuple[int, float]]] = {}  # of each step: snapshots so far, seconds that the session held the script
 for kind, compute in computes.items():
     first = len(session.blocked_seconds)
     taken: list[float] = []
-    held[kind] = 0.0
+    held[kind] = []
     while agreed(len(session.blocked_seconds) - first, dist.ReduceOp.MIN) < settings.snapshots and len(taken) < MAX_STEPS:
         begun = time.perf_counter()
         compute()
@@ -141,7 +141,7 @@ for kind, compute in computes.items():
         session.boundary()
         ended = time.perf_counter()
         taken.append(ended - begun)
-        held[kind] += fenced - ready + ended - stepped
+        held[kind].append((len(session.blocked_seconds) - first, fenced - ready + ended - stepped))
     steps[kind], counts[kind] = taken, (first, len(session.blocked_seconds))
 session.close()
 after = floors()
