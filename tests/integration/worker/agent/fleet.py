@@ -297,6 +297,9 @@ class Shim:
         self.forgotten: list[RunId] = []
         self._tasks: dict[Rank, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self.proof = asyncio.Event()
+        """Set while this node can prove that no old rank lives."""
+        self.proof.set()
 
     async def start(self) -> None: ...
 
@@ -304,6 +307,7 @@ class Shim:
 
     async def prove_gone(self, run: RunId | None) -> None:
         assert not self._tasks
+        await self.proof.wait()
 
     async def stop_all(self) -> None:
         for rank in list(self._tasks):

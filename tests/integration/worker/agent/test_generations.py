@@ -242,6 +242,24 @@ async def test_commands_are_repeated_without_harm(fleet: Fleet) -> None:
     assert fleet.members(MemberPhase.RUNNING)
 
 
+async def test_a_promise_is_told_only_when_it_is_true(fleet: Fleet) -> None:
+    """While old ranks may still live, the node says nothing of the new generation, and nothing more of the old one."""
+    await fleet.launch()
+    await fleet.train(3)
+    node = fleet.nodes[1]
+    node.shim.proof.clear()
+    await fleet.send(node, Prepare(job=JOB, run=RUN, generation=Generation(2), parent=Generation(1)))
+    await until("the ranks to end", lambda: node.shim.ended)
+    sequence = fleet.control.reports[node.id].sequence
+    await until("two more reports", lambda: fleet.control.reports[node.id].sequence >= sequence + 2)
+    assert fleet.control.member(node.id) is None
+    node.shim.proof.set()
+    await until("the promise", lambda: fleet.control.member(node.id))
+    told = fleet.control.member(node.id)
+    assert told is not None
+    assert (told.generation, told.phase) == (2, MemberPhase.PROMISED)
+
+
 async def test_nothing_of_an_older_generation_is_acted_on(fleet: Fleet) -> None:
     await fleet.launch()
     await fleet.train(3)
