@@ -538,7 +538,7 @@ def _incident_of(view: _View, found: tuple[Fault, ...], reached: Step) -> tuple[
     with it, its rework cut short.
     """
     before = view.record.incident
-    if before is not None and before.state is not IncidentState.REWORKING:
+    if before is not None and before.state not in (IncidentState.REWORKING, IncidentState.CLOSED):
         again = incidents.moved(before, IncidentEvent.FAILED_AGAIN, view.now)
         again = incidents.with_faults(again, tuple(replace(fault, at=max(fault.at, before.failed_at)) for fault in found))
         if view.seen.plan is not None:
@@ -555,6 +555,8 @@ def _incident_of(view: _View, found: tuple[Fault, ...], reached: Step) -> tuple[
     )
     if before is None:
         return (), opened
+    if before.state is IncidentState.CLOSED:  # in this very pass: it had caught up before the next failure was seen
+        return (before,), opened
     return (incidents.moved(before, IncidentEvent.JOB_ENDED, max(opened.failed_at, before.restored_at or 0.0)),), opened
 
 

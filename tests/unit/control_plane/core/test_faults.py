@@ -8,6 +8,7 @@ import pytest
 
 from control_plane.core import faults, members
 from control_plane.core.observed import Cause, FailureRecord, JobSpec
+from control_plane.core.states import IncidentState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankExit, RankStatus
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
@@ -105,6 +106,27 @@ def test_members_that_cannot_reach_the_coordinator_end_the_generation() -> None:
     assert told.message in fault.evidence
     assert fault.at == 100.0 - timeouts.coordinator_deadline_seconds
     assert fault.node_id is None, "the coordinator is no lost node"
+
+
+def test_a_recovery_that_has_caught_up_fails_again_before_anybody_has_looked() -> None:
+    """One pass sees the end of one incident and the beginning of the next."""
+    simulation = fresh()
+    job = simulation.jobs[0]
+    for _ in range(3):
+        simulation.train(job, 1)
+        simulation.step()
+    simulation.kill_rank(simulation.running(job)[0])
+    simulation.step(0.1)
+    while job.record.state != "running":
+        simulation.step(0.1)
+    assert job.record.incident is not None
+    first = job.record.incident
+    simulation.train(job, 5)
+    simulation.kill_rank(simulation.running(job)[0])
+    simulation.step(0.1)
+    assert job.record.incident is not None
+    assert job.record.incident.id != first.id
+    assert job.record.incident.state is IncidentState.REPLACING
 
 
 def failed_load(fault_code: str | None):
