@@ -127,8 +127,8 @@ def track_silences(
     before = {silence.node_id: silence for silence in known}
     tracked = []
     for node in sorted(nodes, key=lambda node: node.node_id):
-        if node.silent_seconds <= WATCHED_FROM_LEASES * timeouts.lease_seconds:
-            continue
+        if node.instance is InstanceCondition.ENDED or node.silent_seconds <= WATCHED_FROM_LEASES * timeouts.lease_seconds:
+            continue  # of an ended instance nothing more is to be learnt from silence
         seen = progress.get(node.node_id, Progress(boundary=NO_STEP, committed=NO_STEP))
         silence = before.get(node.node_id)
         if silence is None:

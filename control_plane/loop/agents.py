@@ -30,6 +30,9 @@ METRICS_LIMIT = 20_000
 RUNS_LIMIT = 64
 """Runs whose logged values are kept, in memory."""
 
+MAX_DEPARTED = 1000
+"""Ended nodes whose last word is kept."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentView:
@@ -109,6 +112,7 @@ class AgentRegistry:
         self._monotonic = monotonic
         self._unix = unix
         self._views: dict[NodeId, AgentView] = {}
+        self._departed: deque[NodeId] = deque()
         self._connections: dict[NodeId, AgentConnection] = {}
         self._metrics: OrderedDict[RunId, OrderedDict[Step, MetricPoint]] = OrderedDict()
         self._changed = asyncio.Event()
@@ -172,11 +176,17 @@ class AgentRegistry:
         return True
 
     def forget(self, node_id: NodeId) -> None:
-        """Drop a node that will not come back. A connection it still has ends."""
+        """Drop a node that will not come back. A connection it still has ends; its last word stays for the incident that it may belong to."""
         connection = self._connections.pop(node_id, None)
         if connection is not None:
             connection._end()
-        self._views.pop(node_id, None)
+        view = self._views.get(node_id)
+        if view is None or node_id in self._departed:
+            return
+        self._views[node_id] = replace(view, is_connected=False)
+        self._departed.append(node_id)
+        if len(self._departed) > MAX_DEPARTED:
+            self._views.pop(self._departed.popleft(), None)
 
     def hint(self) -> None:
         """Wake the loops: something outside of the agents changed (a request, a notice). Must run on the server's event loop."""

@@ -81,6 +81,12 @@ def test_a_silence_begins_with_the_last_word() -> None:
     assert (begun.since, begun.boundary) == (NOW - 5, 7)
 
 
+def test_an_ended_instance_has_no_silence() -> None:
+    ended = node(instance=InstanceCondition.ENDED, is_connected=False, silent_seconds=313.0)
+    assert evidence.track_silences((), [ended], {}, NOW, LADDER) == ()
+    assert evidence.track_silences((), [replace(ended, instance=InstanceCondition.PRESENT)], {}, NOW, LADDER) != ()
+
+
 def test_a_silence_is_followed_before_it_counts() -> None:
     """Steps that advance in the last third of the lease are known when it is over: a node whose agent alone has died is not given up."""
     (followed,) = track((), node(silent_seconds=2.1), 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from control_plane.loop import agents
@@ -109,8 +110,20 @@ async def test_a_broken_connection_is_told_and_nothing_can_be_sent(registry: Age
     assert NODE not in registry.connected()
     assert not registry.send(NODE, prepare(1))
     assert await connection.next_message() is None
+    heard_at = registry.views()[NODE].heard_at
     registry.forget(NODE)
-    assert registry.views() == {}
+    assert registry.views()[NODE].heard_at == heard_at, "the last word of an ended node dates the incident that it belongs to"
+
+
+async def test_the_last_words_of_ended_nodes_are_bounded(registry: AgentRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("control_plane.loop.agents.MAX_DEPARTED", 1)
+    accept(registry)
+    registry.forget(NODE)
+    registry.forget(NODE)
+    assert set(registry.views()) == {NODE}
+    registry.accept(msgspec.structs.replace(hello("two"), node_id=NodeId("i-2")), FleetName("main"))
+    registry.forget(NodeId("i-2"))
+    assert set(registry.views()) == {NodeId("i-2")}
 
 
 async def test_reports_of_another_node_are_dropped(registry: AgentRegistry) -> None:
