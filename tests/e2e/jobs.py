@@ -58,6 +58,7 @@ SHAPES = {
     5: Shape(nodes=5),  # a pair and a ring of three
 }
 """By world size: pairs, one group of three, two ranks per node, mixed placement."""
+MAX_WORLD = 10
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Workplace:
 
     def rank_processes(self) -> list[Process]:
         """Return every rank process of the cluster."""
-        ranks = range(max(shape.world for shape in SHAPES.values()))
+        ranks = range(MAX_WORLD)
         found = [process for init in self.cluster.instances().values() for process in descendants(init)]
         return [process for process in found if any(is_rank(process.pid, rank) for rank in ranks)]
 

@@ -7,35 +7,44 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.jobs import SHAPES, Workplace, assert_identical, assert_incident
+from tests.e2e.jobs import SHAPES, Shape, Workplace, assert_identical, assert_incident
 
 STEPS = 16
 """Ranks stand after step 6 until a commit was seen and after step 14 for ever: the kill falls between, while they train."""
 FIRST, LAST = "1:6", "1:14"
+PACE_SECONDS = 0.1
+"""Slow enough for a busy machine to commit within three steps."""
+MORE_SHAPES = [Shape(nodes=5, copies=3), Shape(nodes=3, ranks_per_node=2), Shape(nodes=5, ranks_per_node=2), Shape(nodes=2, copies=1)]
 ADAPTERS = ("plain", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 
 
 @pytest.mark.parametrize("world", sorted(SHAPES))
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_a_killed_rank(place: Workplace, adapter: str, world: int) -> None:
-    check(place, adapter, "fp32", world)
+    check(place, adapter, "fp32", SHAPES[world])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("world", sorted(SHAPES))
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_a_killed_rank_in_bf16(place: Workplace, adapter: str, world: int) -> None:
-    check(place, adapter, "bf16", world)
+    check(place, adapter, "bf16", SHAPES[world])
 
 
-def check(place: Workplace, adapter: str, precision: str, world: int) -> None:
-    shape = SHAPES[world]
-    name = f"{adapter}-{precision}-{world}"
-    job = place.submit(name, shape, holds=(FIRST, LAST), adapter=adapter, precision=precision, steps=STEPS, pace_seconds=0.05)
+@pytest.mark.full
+@pytest.mark.parametrize("shape", MORE_SHAPES, ids=lambda shape: f"{shape.nodes}x{shape.ranks_per_node}-{shape.copies}-copies")
+@pytest.mark.parametrize("adapter", ["fsdp2", "zero3"])
+def test_a_killed_rank_in_other_shapes(place: Workplace, adapter: str, shape: Shape) -> None:
+    check(place, adapter, "fp32", shape)
+
+
+def check(place: Workplace, adapter: str, precision: str, shape: Shape) -> None:
+    name = f"{adapter}-{precision}-{shape.nodes}x{shape.ranks_per_node}-{shape.copies}"
+    job = place.submit(name, shape, holds=(FIRST, LAST), adapter=adapter, precision=precision, steps=STEPS, pace_seconds=PACE_SECONDS)
     job.reference()
     job.wait_standing(FIRST)
     job.wait_committed(4)
-    victim = world - 1
+    victim = shape.world - 1
     job.let_go(FIRST)
     job.kill_rank(victim)
     job.wait_ended()

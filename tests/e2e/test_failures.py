@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header
 from infra.local_cloud.instance_init import memory_directory
-from tests.e2e.jobs import SHAPES, Job, Shape, Workplace, assert_identical, assert_incident, wait_until
+from tests.e2e.jobs import PATIENCE_SECONDS, SHAPES, Job, Json, Shape, Workplace, assert_identical, assert_incident, wait_until
 
 STEPS = 18
 FIRST, LAST = "1:6", "1:14"
@@ -209,3 +210,42 @@ def test_an_agent_and_a_rank_of_its_node_are_killed_together(place: Workplace, s
     assert all(incident["RestoreSource"] in ("local", "peer") for incident in job.incidents())
     assert 1 <= len(job.incidents()) <= 2
     assert_identical(job)
+
+
+# -- all of it --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(3))
+def test_a_bad_day(place: Workplace, start: Callable[..., Job], seed: int) -> None:
+    """Whatever is killed, one thing after another: the same end, and never from S3 while no group is lost."""
+    chance = random.Random(seed)
+    job = start(MIXED, holds=(), steps=120, pace_seconds=0.1)
+    job.reference()
+    faults = chance.sample(["rank", "rank", "instance", "instance", "agent", "control plane"], k=6)
+    for fault in faults:
+        seen = job.wait(f"calm before the next fault ({fault} of {faults})", is_calm)
+        job.wait_committed(seen["CommittedStep"] + chance.randint(2, 5))
+        rank = chance.randrange(job.shape.world)
+        match fault:
+            case "rank":
+                job.kill_rank(rank)
+            case "instance":
+                place.cluster.wait_for_nodes(job.shape.nodes + 1, timeout_seconds=PATIENCE_SECONDS)
+                job.terminate(job.node_of(rank))
+            case "agent":
+                place.cluster.kill_agent(job.node_of(rank))
+            case "control plane":
+                place.cluster.kill_control_plane()
+                place.cluster.restart_control_plane()
+    job.wait_ended()
+    incidents = job.incidents()
+    assert len(incidents) >= 4
+    assert {incident["RestoreSource"] for incident in incidents} <= {"local", "peer"}
+    assert all(incident["LostSteps"] <= 3 for incident in incidents)
+    assert_identical(job)
+
+
+def is_calm(seen: Json) -> bool:
+    """Training has gone on from its base and is protected."""
+    return seen["SecondaryStatus"] == "Training" and seen["CommittedStep"] > seen["BaseStep"]
