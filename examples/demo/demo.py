@@ -27,10 +27,11 @@ from infra.local_cloud.up import ClusterOptions, LocalCluster
 ROOT = Path(__file__).resolve().parents[2]
 HOME = Path(".everstep/demo")
 NODES, SPARES, COPIES = 4, 1, 2
-STEPS, CHECKPOINT_EVERY, SEED = 300, 25, 7
-FIRST_FAULT_STEP, SECOND_FAULT_STEP = 40, 90
+STEPS, CHECKPOINT_EVERY, SEED = 240, 25, 7
+FIRST_FAULT_STEP, SECOND_FAULT_STEP = 30, 60
 REMAINING_STEPS = 50
 TOLD_EVERY_STEPS = 20
+TOLD_EVERY_SECONDS = 10.0
 PATIENCE_SECONDS = 120.0
 POLL_SECONDS = 0.1
 
@@ -61,7 +62,7 @@ class Demo:
             DemoFailed: the job ended otherwise, or has not moved for `PATIENCE_SECONDS`.
         """
         told_state: tuple[object, ...] = ()
-        told_step, last, moved_at = -1, None, time.monotonic()
+        told_step, last, moved_at, told_at = -1, None, time.monotonic(), time.monotonic()
         while True:
             description = self.client.describe_training_job(TrainingJobName=job)
             if arrived(description):
@@ -72,10 +73,14 @@ class Demo:
             step = max(description["Boundary"], 0)
             if state != told_state:
                 self.say(f"[cyan]{job}[/] {description['SecondaryStatus'].lower()} (launch {description['Generation']}): {description['Reason']}")
-                told_state, told_step = state, step
+                told_state, told_step, told_at = state, step, time.monotonic()
             elif step >= told_step + TOLD_EVERY_STEPS:
                 self.say(f"[cyan]{job}[/] step {step} of {STEPS}; step {max(description['CommittedStep'], 0)} is safe in memory on {COPIES} nodes")
-                told_step = step
+                told_step, told_at = step, time.monotonic()
+            elif time.monotonic() - told_at > TOLD_EVERY_SECONDS:
+                what_for = "; DeepSpeed compiles a small extension at its first use on a machine" if step == 0 else ""
+                self.say(f"[cyan]{job}[/] step {step}, {description['Reason']}{what_for}")
+                told_at = time.monotonic()
             if (now := (state, step, description["Reason"])) != last:
                 last, moved_at = now, time.monotonic()
             if time.monotonic() - moved_at > PATIENCE_SECONDS:
