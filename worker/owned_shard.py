@@ -11,7 +11,7 @@ from dataclasses import replace
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.rank_messages import StopState, Vote
 from everstep.protocol.rounds import RankRound
-from worker.core.rounds import NONE, Shard
+from worker.core.rounds import NONE, Shard, echo_of
 from worker.core.slots import Content
 from worker.shm.rank_page import RankPage
 from worker.shm.store import Slot, SlotStore
@@ -114,7 +114,8 @@ class OwnedShard:
     def round(self) -> RankRound:
         """This rank's part of the node's report."""
         half = self.page.rank()
-        confirmed = self.page.agent.stop_state is StopState.CONFIRMED
+        stop, stop_state = Step(self.page.agent.stop), self.page.agent.stop_state
+        echo_step, echo = echo_of(half, stop, stop_state)
         return RankRound(
             rank=self.rank,
             boundary=Step(half.boundary),
@@ -122,9 +123,9 @@ class OwnedShard:
             proposed=self.core.proposed,
             vote=self.core.vote,
             standing=half.standing,
-            echo_step=Step(half.echo_step),
-            echo=half.echo,
-            confirmed_stop=Step(self.page.agent.stop) if confirmed else NONE,
+            echo_step=echo_step,
+            echo=echo,
+            confirmed_stop=stop if stop_state is StopState.CONFIRMED else NONE,
             pinned_step=self.pinned,
             out_of_view=tuple(sorted(set(self.core.peers) - self.core.view)),
             is_late=self.core.is_late,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
@@ -35,13 +35,22 @@ class Explored(Counter[str]):
     states = 0
 
 
-def every_interleaving(model: Searchable[W], *, limit: int = 2_000_000) -> Explored:
+def every_interleaving(model: Searchable[W], *, limit: int = 2_000_000, must_end: bool = False) -> Explored:
     """Visit every reachable state.
+
+    Args:
+        model: whose states.
+        limit: of states; more is an exploration that was meant to be smaller.
+        must_end: from every state the end can be reached, too: nobody can come to wait for ever.
+
+    Returns:
+        What was seen.
 
     Raises:
         Found: a state or a move violates an invariant, or nothing can happen before the end.
     """
     first = model.first()
+    before: defaultdict[W, list[W]] = defaultdict(list)
     parents: dict[W, tuple[W, Event] | None] = {first: None}
     queue, seen = deque([first]), Explored()
 
@@ -61,6 +70,8 @@ def every_interleaving(model: Searchable[W], *, limit: int = 2_000_000) -> Explo
             for move, after in model.moves(world):
                 has_moves = True
                 seen[str(move[0])] += 1
+                if must_end:
+                    before[after].append(world)
                 if after not in parents:
                     parents[after] = (world, move)
                     queue.append(after)
@@ -71,6 +82,17 @@ def every_interleaving(model: Searchable[W], *, limit: int = 2_000_000) -> Explo
         if len(parents) > limit:
             raise Found(f"more than {limit} states", (), "")
     seen.states = len(parents)
+    if must_end:
+        ending = {world for world in parents if model.is_done(world)}
+        rest = deque(ending)
+        while rest:
+            for earlier in before[rest.popleft()]:
+                if earlier not in ending:
+                    ending.add(earlier)
+                    rest.append(earlier)
+        stuck = next((world for world in parents if world not in ending), None)
+        if stuck is not None:
+            raise Found("the end cannot be reached any more", story(stuck), stuck)
     return seen
 
 

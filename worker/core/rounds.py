@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from everstep.protocol.ids import NodeId, Step
-from everstep.protocol.rank_messages import Standing, StopState, Vote
+from everstep.protocol.rank_messages import RankHalf, Standing, StopState, Vote
 from everstep.protocol.rounds import RankRound
 
 NONE = Step(-1)
@@ -128,6 +128,26 @@ class Shard:
         if waiting and all((peer, self.proposed) in self.held for peer in self.view):
             return replace(self, vote=Vote.ACKED)
         return self
+
+
+def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
+    """Return what a rank's agent reports as the rank's answer to the announced stop.
+
+    A rank answers at boundaries only. One that passed the step just before it could hear of the stop may never come to the next: the others wait
+    at the stop, and it waits for them. Its agent says no for it. That may be said of a rank that is about to stop after all; then the stop is
+    withdrawn and announced again, which costs a round and does no harm.
+
+    Args:
+        half: the rank's half of its page.
+        stop: the announced stop on the agent's half, or -1.
+        state: of that stop.
+
+    Returns:
+        (the stop it answers, 1 yes or 2 no); as on the page when there is nothing to add.
+    """
+    if state is StopState.ANNOUNCED and half.echo_step != stop and half.boundary >= stop:
+        return stop, 2
+    return Step(half.echo_step), half.echo
 
 
 @dataclass(frozen=True, slots=True)

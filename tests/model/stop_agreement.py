@@ -1,0 +1,500 @@
+"""Explicit-state model of the agreed stop and of the end of training (design §3), decided by the real `Coordinator`, `Shard` and rank rules.
+
+Training is synchronous: a rank passes boundary k+1 only when all others have left boundary k. One rank per agent, no replicas. The newest report
+and announcement are heard at any later moment; in the fine form both travel, and may be stale when they arrive. The control plane asks for a
+stop at any moment and repeats itself; the coordinator's agent restarts; uploads pin slots; the final round may be given up.
+
+    python -m tests.model.stop_agreement RANKS STEPS RESTARTS [--bug NAME] [--every K] [--slots 2|3] [--no-stop] [--hurry] [--fine]
+
+Every reachable state must be able to reach the end: nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import NamedTuple
+
+from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.rank_messages import AgentHalf, RankHalf, Standing, StopState, Vote
+from everstep.protocol.rounds import RankRound
+from everstep.protocol.slot import SlotState
+from everstep.training import step_rules
+from tests.model.explore import Event, Explored, Found, every_interleaving
+from tests.model.world import NONE, put
+from worker.core.rounds import Coordinator, Shard, echo_of
+from worker.core.slots import EMPTY, Content, SlotView, find_sealed, kept, writable
+
+GENERATION = Generation(1)
+
+
+class Violation(Exception):
+    """Something that must never be."""
+
+
+class Mode(IntEnum):
+    """Of a rank. AT a boundary; BETWEEN two; WAITING at an announced stop; STOPPED at a confirmed one; CLOSING inside `close()`; CLOSED."""
+
+    AT = 0
+    BETWEEN = 1
+    WAITING = 2
+    STOPPED = 3
+    CLOSING = 4
+    CLOSED = 5
+
+
+STANDING = {Mode.STOPPED: Standing.STOPPED, Mode.CLOSING: Standing.CLOSING, Mode.CLOSED: Standing.CLOSED}
+
+
+class Process(NamedTuple):
+    """A rank and its half of the page."""
+
+    mode: Mode = Mode.AT
+    boundary: int = 0
+    settled: int = NONE
+    echo: tuple[int, int] = (NONE, 0)
+    outcome: tuple[int, bool] | None = None
+    """(step, captured) on its way to the agent."""
+    is_late: bool = False
+
+    @property
+    def standing(self) -> Standing:
+        return STANDING.get(self.mode, Standing.MOVING)
+
+
+class Word(NamedTuple):
+    """What the coordinator announces."""
+
+    committed: int
+    proposed: int
+    persist: int
+    stop: int
+    stop_state: StopState
+    is_finished: bool
+
+
+NOTHING = Word(NONE, NONE, NONE, NONE, StopState.NONE, False)
+
+
+class Agent(NamedTuple):
+    """A member, its page and its slots."""
+
+    shard: Shard
+    word: Word = NOTHING
+    granted: int = NONE
+    slots: tuple[SlotView, ...] = (EMPTY, EMPTY)
+    pinned: int = NONE
+    persisted: int = NONE
+    down: Word | None = None
+    """An announcement on its way."""
+    up: RankRound | None = None
+    """A report on its way."""
+
+
+class World(NamedTuple):
+    """One state."""
+
+    coordinator: Coordinator
+    agents: tuple[Agent, ...]
+    processes: tuple[Process, ...]
+    is_asked: bool = False
+    """The control plane wants a stop."""
+    restarts: int = 0
+    is_hurried: bool = False
+    """A final round was given up, or a rank left on its own."""
+    confirmed: int = NONE
+    """A stop that was ever confirmed."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Sizes and what may happen."""
+
+    ranks: int
+    steps: int
+    restarts: int = 0
+    every_steps: int = 0
+    slot_count: int = 2
+    may_stop: bool = True
+    may_hurry: bool = False
+    is_fine: bool = False
+    """Messages are on their way for a while; ranks' messages to their agent, too."""
+    coordinator: type[Coordinator] = Coordinator
+    echo_of: Callable[[RankHalf, Step, StopState], tuple[Step, int]] = echo_of
+    decide: Callable[[step_rules.RankView, AgentHalf], step_rules.Decision] = step_rules.decide
+
+
+class Model:
+    """All moves of one world."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.ranks = range(options.ranks)
+
+    def first(self) -> World:
+        """Return the start of a first generation."""
+        options = self.options
+        begun = options.coordinator.begin(world_size=options.ranks, base=Step(0), every_steps=options.every_steps, slot_count=options.slot_count)
+        agent = Agent(Shard.begin(Step(0), ()), slots=(EMPTY,) * options.slot_count)
+        return World(begun, (agent,) * options.ranks, (Process(),) * options.ranks)
+
+    def moves(self, world: World) -> Iterator[tuple[Event, World]]:
+        """Yield everything that can happen next."""
+        for event, after in self._all_moves(world):
+            yield event, after if self.options.is_fine else self._at_once(after)
+
+    def _all_moves(self, world: World) -> Iterator[tuple[Event, World]]:
+        for rank in self.ranks:
+            yield from self._line(world, rank)
+            if self.options.is_fine:
+                yield from self._agent(world, rank)
+            yield from self._uploads(world, rank)
+            yield from self._process(world, rank)
+        yield from self._around(world)
+
+    def _at_once(self, world: World) -> World:
+        """What concerns one node alone happens at once, unless the model is fine: grants, and what a rank that stands sees on its page."""
+        while True:
+            stepped = world
+            for rank in self.ranks:
+                stepped = _last(self._agent(stepped, rank), stepped)
+                if stepped.processes[rank].mode in (Mode.WAITING, Mode.CLOSING):
+                    stepped = _last(self._process(stepped, rank), stepped)
+            if stepped == world:
+                return world
+            world = stepped
+
+    # -- the line to the coordinator ----------------------------------------------------------------------------------------------------------
+
+    def _line(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
+        agent = world.agents[rank]
+        report = self._round(world, rank)
+        core = world.coordinator
+        word = Word(core.committed, core.proposed, core.persist, core.stop, core.stop_state, core.is_finished)
+        if not self.options.is_fine:
+            is_over = core.is_finished and self.options.restarts == world.restarts
+            if not is_over and all(each != report for each in core.ranks):
+                yield ("report", rank), self._coordinated(world, core.report(report))
+            if not core.is_recovering and word != agent.word:
+                yield ("hear", rank, *word), self._heard(world, rank, word)
+            return
+        if agent.up is not None:
+            arrived = self._with(world, rank, agent._replace(up=None))
+            yield ("report", rank), self._coordinated(arrived, core.report(agent.up))
+        elif all(each != report for each in core.ranks):
+            yield ("send report", rank), self._with(world, rank, agent._replace(up=report))
+        if agent.down is not None:
+            yield ("hear", rank, *agent.down), self._heard(self._with(world, rank, agent._replace(down=None)), rank, agent.down)
+        elif not core.is_recovering and word != agent.word:
+            yield ("announce", rank), self._with(world, rank, agent._replace(down=word))
+
+    def _round(self, world: World, rank: int) -> RankRound:
+        agent, process = world.agents[rank], world.processes[rank]
+        half = RankHalf(GENERATION, process.boundary, echo_step=process.echo[0], echo=process.echo[1])
+        echo_step, echo = self.options.echo_of(half, Step(agent.word.stop), agent.word.stop_state)
+        return RankRound(
+            rank=Rank(rank),
+            boundary=Step(process.boundary),
+            committed=agent.shard.committed,
+            proposed=agent.shard.proposed,
+            vote=agent.shard.vote,
+            standing=process.standing,
+            echo_step=echo_step,
+            echo=echo,
+            confirmed_stop=Step(agent.word.stop) if agent.word.stop_state is StopState.CONFIRMED else Step(NONE),
+            pinned_step=Step(agent.pinned),
+            is_late=agent.shard.is_late,
+        )
+
+    @staticmethod
+    def _with(world: World, rank: int, agent: Agent) -> World:
+        return world._replace(agents=put(world.agents, rank, agent))
+
+    def _coordinated(self, world: World, coordinator: Coordinator) -> World:
+        before = world.coordinator
+        if not before.is_recovering and coordinator.committed < before.committed:
+            raise Violation(f"C falls from {before.committed} to {coordinator.committed}")
+        if coordinator.committed > min(process.boundary for process in world.processes):
+            raise Violation(f"step {coordinator.committed} is committed before all have made it")
+        confirmed = coordinator.stop if coordinator.stop_state is StopState.CONFIRMED else NONE
+        if world.confirmed != NONE and confirmed not in (NONE, world.confirmed):
+            raise Violation(f"a stop at {confirmed} is confirmed after one at {world.confirmed}")
+        return world._replace(coordinator=coordinator, confirmed=max(world.confirmed, confirmed))
+
+    def _heard(self, world: World, rank: int, word: Word) -> World:
+        """As `Member._hear` and `RankLines.hear` do it: pin what is to be uploaded, then the shard, then the page."""
+        agent = world.agents[rank]
+        if self.options.every_steps and word.persist > agent.persisted and word.persist == word.committed:
+            index = find_sealed(agent.slots, self._content(word.persist))
+            if index is not None and agent.pinned == NONE:
+                pinned = replace(agent.slots[index], is_pinned=True)
+                agent = agent._replace(slots=put(agent.slots, index, pinned), pinned=word.persist)
+            agent = agent._replace(persisted=word.persist)
+        shard = agent.shard.hear(Step(word.committed), Step(word.proposed))
+        granted = NONE if shard.proposed != agent.shard.proposed else agent.granted
+        return self._with(world, rank, agent._replace(shard=shard, granted=granted, word=word))
+
+    @staticmethod
+    def _content(step: int) -> Content:
+        return Content(GENERATION, Step(step))
+
+    # -- the agent ------------------------------------------------------------------------------------------------------------------------
+
+    def _agent(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
+        agent, process = world.agents[rank], world.processes[rank]
+        step = agent.shard.proposed
+        can_capture = process.boundary < step or (process.boundary == step and process.standing is not Standing.MOVING)
+        if step != NONE and step not in agent.shard.sealed and agent.granted == NONE and can_capture:
+            keep = kept(self._content(agent.shard.committed) if agent.shard.committed != NONE else None, (), None)
+            index = writable(agent.slots, keep)
+            if index is not None:
+                slots = put(agent.slots, index, SlotView(SlotState.WRITING, self._content(step)))
+                gone = {each for each in agent.shard.sealed if find_sealed(slots, self._content(each)) is None}
+                shard = replace(agent.shard, sealed=agent.shard.sealed - gone)
+                yield ("grant", rank, step), self._with(world, rank, agent._replace(slots=slots, granted=index, shard=shard))
+        if process.outcome is not None:
+            yield ("deliver", rank), self._delivered(world, rank, *process.outcome)
+
+    def _uploads(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
+        agent = world.agents[rank]
+        if agent.pinned != NONE:
+            slots = tuple(replace(view, is_pinned=False) for view in agent.slots)
+            yield ("uploaded", rank, agent.pinned), self._with(world, rank, agent._replace(slots=slots, pinned=NONE))
+
+    def _delivered(self, world: World, rank: int, step: int, is_captured: bool) -> World:
+        agent, process = world.agents[rank], world.processes[rank]
+        world = world._replace(processes=put(world.processes, rank, process._replace(outcome=None)))
+        if not is_captured:
+            return self._with(world, rank, agent._replace(shard=agent.shard.abandon(Step(step), "", late=process.is_late)))
+        if step != agent.shard.proposed or agent.granted == NONE:
+            return world
+        slots = put(agent.slots, agent.granted, SlotView(SlotState.SEALED, self._content(step)))
+        return self._with(world, rank, agent._replace(slots=slots, shard=agent.shard.seal(Step(step))))
+
+    # -- the rank -------------------------------------------------------------------------------------------------------------------------
+
+    def _half(self, agent: Agent) -> AgentHalf:
+        shard = agent.shard
+        return AgentHalf(
+            GENERATION,
+            shard.committed,
+            step_rules.FINISHED if agent.word.is_finished else shard.proposed,
+            agent.granted,
+            agent.word.stop,
+            agent.word.stop_state,
+            NONE if shard.vote is Vote.NONE else shard.proposed,
+            shard.vote,
+        )
+
+    def _process(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
+        process, agent = world.processes[rank], world.agents[rank]
+        match process.mode:
+            case Mode.AT if process.boundary < self.options.steps:
+                yield ("go", rank), self._moved(world, rank, process._replace(mode=Mode.BETWEEN))
+            case Mode.AT | Mode.STOPPED:
+                yield ("close", rank), self._moved(world, rank, process._replace(mode=Mode.CLOSING))
+            case Mode.BETWEEN:
+                others = [world.processes[other] for other in self.ranks if other != rank]
+                ahead = all(
+                    (each.boundary, each.mode is Mode.BETWEEN) >= (process.boundary, True) or each.boundary > process.boundary for each in others
+                )
+                if ahead:
+                    passed = process._replace(mode=Mode.AT, boundary=process.boundary + 1)
+                    if NONE < world.confirmed < passed.boundary:
+                        raise Violation(f"rank {rank} passes {passed.boundary} although a stop at {world.confirmed} is confirmed")
+                    yield ("boundary", rank, passed.boundary), self._moved(world, rank, self._look(agent, passed))
+            case Mode.WAITING:
+                looked = self._look(agent, process._replace(mode=Mode.AT))
+                if looked != process:
+                    yield ("look", rank), self._moved(world, rank, looked)
+            case Mode.CLOSING:
+                half = self._half(agent)
+                if step_rules.is_final_round_over(process.boundary, half):
+                    yield ("leave", rank), self._moved(world, rank, process._replace(mode=Mode.CLOSED))
+                elif (looked := self._look(agent, process)) != process:
+                    yield ("look", rank), self._moved(world, rank, looked)
+
+    def _moved(self, world: World, rank: int, process: Process) -> World:
+        world = world._replace(processes=put(world.processes, rank, process))
+        return world if process.outcome is None or self.options.is_fine else self._delivered(world, rank, *process.outcome)
+
+    def _look(self, agent: Agent, process: Process) -> Process:
+        """Look at the page and act on it, as the session does at a boundary and while it stands."""
+        half = self._half(agent)
+        if half.proposed != process.settled:
+            process = process._replace(settled=NONE)
+        view = step_rules.RankView(process.boundary, 0, process.settled, echo_step=process.echo[0], has_slots=True)
+        decision = self.options.decide(view, half)
+        if decision.echo is not None:
+            process = process._replace(echo=decision.echo)
+        if decision.abandon is not None:
+            process = process._replace(settled=decision.abandon[0], outcome=(decision.abandon[0], False), is_late=True)
+        elif decision.capture_slot is not None:
+            process = process._replace(settled=process.boundary, outcome=(process.boundary, True), is_late=False)
+        if process.mode is Mode.CLOSING:
+            return process
+        if decision.is_stopped:
+            return process._replace(mode=Mode.STOPPED)
+        return process._replace(mode=Mode.WAITING) if decision.must_wait else process
+
+    # -- from outside -----------------------------------------------------------------------------------------------------------------------
+
+    def _around(self, world: World) -> Iterator[tuple[Event, World]]:
+        core = world.coordinator
+        if self.options.may_stop and not world.is_asked:
+            asked = world._replace(is_asked=True)
+            yield ("ask",), asked if self.options.restarts else self._coordinated(asked, core.request_stop())
+        if world.is_asked and not core.stop_requested:
+            yield ("request stop",), self._coordinated(world, core.request_stop())
+        if world.restarts < self.options.restarts:
+            yield ("restart",), self._restarted(world)
+        if self.options.may_hurry:
+            if core.final != NONE and not core.is_finished:
+                yield ("end final round",), self._coordinated(world._replace(is_hurried=True), core.end_final_round())
+            for rank in self.ranks:
+                if world.processes[rank].mode is Mode.CLOSING:
+                    left = self._moved(world, rank, world.processes[rank]._replace(mode=Mode.CLOSED))
+                    yield ("give up", rank), left._replace(is_hurried=True)
+
+    def _restarted(self, world: World) -> World:
+        """The coordinator's agent starts anew; every line breaks, its own uploads are lost, and it asks everybody."""
+        options = self.options
+        core = options.coordinator.recover(world_size=options.ranks, base=Step(0), every_steps=options.every_steps, slot_count=options.slot_count)
+        agents = tuple(agent._replace(up=None, down=None) for agent in world.agents)
+        own = agents[0]._replace(pinned=NONE, slots=tuple(replace(view, is_pinned=False) for view in agents[0].slots))
+        heard = max(agent.word.stop if agent.word.stop_state is StopState.CONFIRMED else NONE for agent in agents)  # what nobody heard is void
+        return world._replace(coordinator=core, agents=(own, *agents[1:]), restarts=world.restarts + 1, confirmed=heard)
+
+    # -- what must hold -------------------------------------------------------------------------------------------------------------------
+
+    def check(self, world: World) -> None:
+        """All who stop stop at one step, which nobody has passed; who has left undisturbed has left with everything committed.
+
+        Raises:
+            Violation: not so.
+        """
+        stopped = {process.boundary for process in world.processes if process.mode is Mode.STOPPED}
+        if len(stopped) > 1:
+            raise Violation(f"ranks stop at {sorted(stopped)}")
+        if world.confirmed != NONE and any(process.boundary > world.confirmed for process in world.processes):
+            raise Violation(f"a stop at {world.confirmed} is confirmed and a rank has passed it")
+        if self.is_done(world) and not world.is_hurried and not world.restarts and not self.options.every_steps:
+            boundary = world.processes[0].boundary
+            if world.coordinator.committed != boundary:
+                raise Violation(f"all left at {boundary}, and C is {world.coordinator.committed}")
+
+    def is_done(self, world: World) -> bool:
+        """Say whether every rank has left."""
+        return all(process.mode is Mode.CLOSED for process in world.processes)
+
+
+def _last(moves: Iterator[tuple[Event, World]], world: World) -> World:
+    """Return the world after the last of these moves, or the same if there is none."""
+    for _, after in moves:
+        world = after
+    return world
+
+
+class OnePhase(Coordinator):
+    """Confirms a stop as soon as it is announced: whoever has passed it is left alone."""
+
+    __slots__ = ()
+
+    def _stopping(self) -> Coordinator:
+        announced = super()._stopping()
+        return replace(announced, stop_state=StopState.CONFIRMED) if announced.stop_state is StopState.ANNOUNCED else announced
+
+
+class NeverWithdraws(Coordinator):
+    """Waits on for a rank that has passed the announced stop."""
+
+    __slots__ = ()
+
+    def _stopping(self) -> Coordinator:
+        if self.stop_state is StopState.ANNOUNCED and any(each.echo == 2 and each.echo_step == self.stop for each in self.ranks):
+            return self
+        return super()._stopping()
+
+
+class ForgetsConfirmed(Coordinator):
+    """A restarted coordinator does not ask who has heard of a confirmed stop."""
+
+    __slots__ = ()
+
+    def _recovered(self) -> Coordinator:
+        recovered = super()._recovered()
+        return recovered if recovered is self else replace(recovered, stop=Step(NONE), stop_state=StopState.NONE)
+
+
+class MostEchoes(Coordinator):
+    """Confirms without the last answer."""
+
+    __slots__ = ()
+
+    def _stopping(self) -> Coordinator:
+        echoes = [each.echo for each in self.ranks if each.echo_step == self.stop]
+        if self.stop_state is StopState.ANNOUNCED and len(echoes) >= self.world_size - 1 and all(echo == 1 for echo in echoes):
+            return replace(self, stop_state=StopState.CONFIRMED)
+        return super()._stopping()
+
+
+def _walks_on(view: step_rules.RankView, half: AgentHalf) -> step_rules.Decision:
+    """A rank that does not wait at an announced stop."""
+    return replace(step_rules.decide(view, half), must_wait=False)
+
+
+BUGS: dict[str, dict[str, object]] = {
+    "one-phase": {"coordinator": OnePhase},
+    "never-withdraws": {"coordinator": NeverWithdraws},
+    "forgets-confirmed": {"coordinator": ForgetsConfirmed, "restarts": 1},
+    "most-echoes": {"coordinator": MostEchoes},
+    "walks-on": {"decide": _walks_on},
+    "rank-alone": {"echo_of": lambda half, stop, state: (Step(half.echo_step), half.echo)},
+}
+
+
+def explore(options: Options) -> Explored:
+    """Visit every state; every one must be able to reach the end.
+
+    Raises:
+        Found: a violation, or somebody waits for ever.
+    """
+    return every_interleaving(Model(options), must_end=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Explore as the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m tests.model.stop_agreement")
+    for name in ("ranks", "steps", "restarts"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("--bug", choices=sorted(BUGS))
+    parser.add_argument("--every", type=int, default=0)
+    parser.add_argument("--slots", type=int, default=2)
+    parser.add_argument("--no-stop", action="store_true")
+    parser.add_argument("--fine", action="store_true", help="messages travel, and may be stale when they arrive")
+    parser.add_argument("--hurry", action="store_true", help="final rounds are given up, ranks leave on their own")
+    chosen = parser.parse_args(arguments)
+    options = Options(
+        chosen.ranks,
+        chosen.steps,
+        chosen.restarts,
+        chosen.every,
+        chosen.slots,
+        may_stop=not chosen.no_stop,
+        may_hurry=chosen.hurry,
+        is_fine=chosen.fine,
+    )
+    try:
+        seen = explore(replace(options, **BUGS.get(chosen.bug, {})))  # type: ignore[arg-type]
+    except Found as found:
+        sys.stdout.write(f"{found}\n")
+        return 1
+    sys.stdout.write(f"{seen.states} states, all stop together and nobody waits for ever; {dict(seen.most_common())}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
