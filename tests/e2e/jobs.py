@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 
 from everstep.client import EverstepClient
 from everstep.errors import ServiceUnavailable
-from infra.local_cloud.processes import Process, descendants, is_rank
+from infra.local_cloud.processes import Process, descendants, is_agent, is_rank
 from infra.local_cloud.up import LocalCluster
 from tests.e2e.reference import References
 
@@ -106,9 +107,23 @@ class Workplace:
         own = {key: value for key, value in parameters.items() if key not in ("pace_seconds", "says")}
         key = (shape.world, json.dumps(own, sort_keys=True))
         if key not in self.undisturbed:
-            directory = self.directory / "undisturbed" / str(len(self.undisturbed))
+            directory = self.directory / "undisturbed" / uuid.uuid4().hex
             self.undisturbed[key] = self.references.start(SCRIPTS / "train.py", shape.world, directory, own).results()
         return self.undisturbed[key]
+
+    def wait_all_connected(self, node_ids: Iterable[str]) -> None:
+        """Wait until the control plane has an agent of each of these nodes on its line; right after a kill it may not have missed it yet."""
+
+        def are_connected() -> bool:
+            nodes = {node["NodeId"]: node for node in self.client.list_nodes()["Nodes"]}
+            return all(nodes[node_id]["Connected"] for node_id in node_ids) and all(self.has_agent(node_id) for node_id in node_ids)
+
+        wait_until("agents to be connected", are_connected)
+
+    def has_agent(self, instance_id: str) -> bool:
+        """Whether an agent process runs on this instance."""
+        init = self.cluster.instances().get(instance_id)
+        return init is not None and any(is_agent(process.pid) for process in descendants(init))
 
     def rank_processes(self) -> list[Process]:
         """Return every rank process of the cluster."""
@@ -189,6 +204,15 @@ class Job:
         """Terminate instances through the EC2 API."""
         with closing(self.place.cluster.aws("ec2")) as ec2:
             ec2.terminate_instances(InstanceIds=list(instance_ids))
+
+    def wait_recovered(self, count: int) -> None:
+        """Wait until there have been so many incidents, and all are over."""
+
+        def are_over(_: Json) -> bool:
+            incidents = self.incidents()
+            return len(incidents) >= count and all(incident["ClosedAt"] is not None for incident in incidents)
+
+        self.wait(f"the end of incident {count}", are_over)
 
     def incidents(self) -> list[Json]:
         """All incidents, in order."""

@@ -104,6 +104,8 @@ def of_torch() -> tuple[dict[str, Any], Callable[[Any], float]]:
         for module in model:
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 fully_shard(module, **options)
+            elif isinstance(module, nn.BatchNorm1d):  # in full precision, as its running statistics are
+                fully_shard(module, mesh=options["mesh"])
         fully_shard(model, **options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = schedule(optimizer)
@@ -145,6 +147,8 @@ def of_deepspeed() -> tuple[dict[str, Any], Callable[[Any], float]]:
     deepspeed.init_distributed("gloo", dist_init_required=False)
     with deepspeed.zero.Init(config_dict_or_path=config, enabled=stage == 3):
         model = network()
+    if settings.precision == "bf16" and stage < 3:
+        model = model.bfloat16()  # DeepSpeed would leave the batch norm's statistics as they are
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule(optimizer), config=config, dist_init_required=False)
 
