@@ -19,7 +19,7 @@ import argparse
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
 
@@ -32,7 +32,7 @@ from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotState
 from everstep.training import step_rules
 from tests.model.explore import Driver, Explored, Found, every_interleaving, walk
-from tests.model.world import NONE, Outcome, Pair, Phase, Plan, Process, Restore, Shape, Stream, World, empty_pair, on_path, put
+from tests.model.world import NONE, Outcome, Pair, Phase, Plan, Process, Restore, Shape, Stream, T, World, empty_pair, on_path, put
 from worker.core import slots
 from worker.core.rounds import Coordinator, Shard
 from worker.core.slots import EMPTY, Content, SlotView
@@ -103,7 +103,8 @@ class Model:
     def first(self) -> World:
         """Return the first generation's start: nothing is captured yet, step 0 is what the script builds."""
         if self._start is not None:
-            return self._start
+            shards = tuple(_as(self.rules.shard, shard) for shard in self._start.shards)
+            return self._start._replace(shards=shards, coordinator=_as(self.rules.coordinator, self._start.coordinator))
         n = self.shape.nodes
         world = World(
             generation=0,
@@ -699,6 +700,11 @@ class Model:
     def is_done(self, world: World) -> bool:
         """Say whether nothing needs to happen any more: every rank is at the last step and nobody waits for anything."""
         return world.restore is None and all(process.boundary == self.shape.steps for process in world.processes)
+
+
+def _as(kind: type[T], value: T) -> T:
+    """Return the same state with the rules of `kind`."""
+    return kind(**{each.name: getattr(value, each.name) for each in fields(value)})  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1024)

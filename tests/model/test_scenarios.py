@@ -13,7 +13,7 @@ from everstep.protocol.slot import SlotState
 from tests.model.explore import Driver, Event, Found
 from tests.model.planted import BUGS
 from tests.model.step_protocol import SLOWLY, Model, Rules, steady
-from tests.model.world import Phase, Shape, World
+from tests.model.world import Phase, Shape, Stream, World, empty_pair
 from worker.core.slots import Content, SlotView
 
 pytestmark = pytest.mark.timeout(300)
@@ -270,3 +270,103 @@ def test_a_holder_that_is_not_told_c_overwrites_it() -> None:
     tell(Rules())
     with pytest.raises(Found):
         tell(BUGS["untold"])
+
+
+def _lay(world: World, rows: tuple[tuple[tuple[int, ...], ...], ...]) -> World:
+    """Put exactly these steps of the running generation, sealed, into the slots; no line stands."""
+
+    def pair(steps: tuple[int, ...]) -> tuple[SlotView, ...]:
+        full = [SlotView(SlotState.SEALED, Content(Generation(world.generation), Step(step))) for step in steps]
+        return (*full, *empty_pair(2 - len(full)))
+
+    return world._replace(
+        slots=tuple(tuple(pair(steps) for steps in row) for row in rows),
+        streams=tuple(tuple(Stream() for _ in row) for row in world.streams),
+    )
+
+
+def _crashed_with_an_uncommitted_step(rules: Rules) -> Driver[World]:
+    """All ranks crash when step n is sealed by both owners and only one of the two holders; C is c. The base is n, and committed nowhere."""
+    world = steady(2, 2)
+    c = world.best
+    laid = _lay(world, (((c, c + 1), (c, c + 1)), ((c, c + 1), (c,))))
+    story = drive(2, 2, rules=rules, start=laid)
+    story.do("lose")
+    story.until(lambda world: world.restore is None)
+    assert story.world.base == c + 1 > story.world.best
+    return story
+
+
+def test_a_base_that_counts_as_committed_from_the_start_loses_the_step_before() -> None:
+    unfilled: Callable[[Event], bool] = lambda event: event[0] == "connect" and event[1] == 1  # noqa: E731
+    good = _crashed_with_an_uncommitted_step(Rules())
+    with pytest.raises(Found, match="the end is not reached"):  # nothing newer is captured before the base is with all holders
+        good.until(lambda world: world.best > 0 and world.granted[0] >= 0, without=unfilled, limit=3000)
+    bad = _crashed_with_an_uncommitted_step(BUGS["base-committed"])
+    with pytest.raises(Found, match="was committed"):
+        bad.until(lambda world: world.granted[0] >= 0, without=unfilled, limit=3000)
+
+
+def test_a_keep_list_that_is_forgotten_loses_the_step_before() -> None:
+    _crashed_with_an_uncommitted_step(Rules())
+    with pytest.raises(Found, match="was committed"):
+        _crashed_with_an_uncommitted_step(BUGS["keep-base-only"])
+
+
+def test_a_new_generation_begins_with_every_planned_holder_in_view() -> None:
+    for bug, what in ((None, "the end is not reached"), ("owners-only", "never dropped")):
+        story = drive(2, 2, rules=BUGS.get(bug or ""))
+        story.do("lose")
+        story.until(lambda world: world.restore is None)
+        begun = story.world.best
+        with pytest.raises(Found, match=what):  # without replicas nothing may be committed
+            story.until(lambda world: world.best > begun + 1, without=lambda event: event[0] in ("connect", "begin"), limit=3000)  # noqa: B023
+
+
+@pytest.mark.parametrize("bug", [None, "never-revokes"])
+def test_a_holder_that_lost_a_slot_revokes_its_acknowledgement(bug: str | None) -> None:
+    story = drive(3, 3, rules=BUGS.get(bug or ""))
+    first, second = (int(peer) for peer in story.world.shards[0].peers)
+    late: Callable[[Event], bool] = lambda event: event[0] == "take" and event[1:3] == (0, second)  # noqa: E731
+
+    def has_acknowledged(world: World) -> bool:
+        shard = world.shards[0]
+        is_held = shard.proposed in shard.sealed and (NodeId(f"{first}"), shard.proposed) in shard.held
+        return is_held and shard.vote is Vote.NONE and world.shards[first].vote is Vote.ACKED
+
+    story.until(has_acknowledged, without=late)
+    step = story.world.shards[0].proposed
+    index = next(i for i, view in enumerate(story.world.slots[0][1]) if view.content is not None and view.content.step == step)
+    story.do("spoil", 0, first, index)
+    story.do("connect", 0, first)
+    if bug is None:
+        commits(story, 2)
+    else:
+        with pytest.raises(Found, match="was committed"):
+            commits(story, 1)
+
+
+def _returns_with_a_history_given_up(seed: int, rules: Rules) -> None:
+    """Node 1 alone has step w; it is out of reach, training goes back to before w, makes it again, and node 1 returns with the old one."""
+    story = drive(2, 2, seed=seed, rules=rules)
+    story.until(lambda world: world.streams[1][1].phase is Phase.BEGUN and world.streams[1][1].step > world.best)
+    story.do("part", 1)
+    story.until(lambda world: world.restore is None, without=lambda event: event == ("plan", 1))
+    story.until(lambda world: max(steps_at_owner(world, 0)) > world.base)
+    story.do("lose", 1)
+    story.until(lambda world: story.can("plan", 1), without=lambda event: event[0] == "plan")
+    story.do("plan", 1)
+    story.until(lambda world: world.restore is None)
+    commits(story, 1)
+
+
+def test_a_history_that_was_given_up_is_never_mixed_in() -> None:
+    for seed in range(12):
+        _returns_with_a_history_given_up(seed, Rules())
+
+    def without_lineage() -> None:
+        for seed in range(12):
+            _returns_with_a_history_given_up(seed, BUGS["no-lineage"])
+
+    with pytest.raises(Found, match="as captured by generations"):
+        without_lineage()

@@ -20,13 +20,13 @@ def later(world: World, steps: int) -> int:
     return max(process.boundary for process in world.processes) + steps
 
 
-@pytest.mark.parametrize(("nodes", "copies", "steps", "faults"), [(2, 2, 1, 0), (2, 1, 1, 1)])
+@pytest.mark.parametrize(("nodes", "copies", "steps", "faults"), [(2, 2, 1, 0), (2, 1, 1, 0)])
 def test_every_interleaving_of_a_beginning(nodes: int, copies: int, steps: int, faults: int) -> None:
     seen = every_interleaving(Model(Shape(nodes, copies, steps, faults)))
-    assert seen.states > 1000
+    assert seen.states > 500
 
 
-@pytest.mark.parametrize(("nodes", "copies", "steps", "faults"), [(2, 2, 1, 1), (2, 1, 1, 1)])
+@pytest.mark.parametrize(("nodes", "copies", "steps", "faults"), [(2, 2, 1, 1), (2, 1, 0, 1)])
 def test_every_interleaving_in_mid_training(nodes: int, copies: int, steps: int, faults: int) -> None:
     start = steady(nodes, copies)
     seen = every_interleaving(Model(Shape(nodes, copies, later(start, steps), faults), start=start))
@@ -40,7 +40,7 @@ def test_every_interleaving_of_a_longer_beginning(nodes: int, copies: int, steps
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("nodes", "copies", "steps", "faults"), [(2, 2, 2, 1), (2, 1, 1, 2), (3, 2, 0, 1)])
+@pytest.mark.parametrize(("nodes", "copies", "steps", "faults"), [(2, 2, 2, 1), (2, 1, 1, 1), (2, 1, 0, 2), (3, 2, 0, 1)])
 def test_every_interleaving_of_more_in_mid_training(nodes: int, copies: int, steps: int, faults: int) -> None:
     start = steady(nodes, copies)
     every_interleaving(Model(Shape(nodes, copies, later(start, steps), faults), start=start))
@@ -85,7 +85,9 @@ def test_many_random_walks(nodes: int, copies: int, is_steady: bool) -> None:
     follow(Shape(nodes, copies, 10, 6), range(1000, 2000), is_steady=is_steady, length=500)
 
 
-BREADTH_FIRST = {"early-recycle", "owner-ack", "majority", "owners-only", "coordinator-forgets"}
+BREADTH_FIRST = {"early-recycle", "coordinator-forgets"}
+BY_STORY = {"owners-only", "base-committed", "keep-base-only", "never-revokes", "no-lineage", "stale-floor", "untold"}
+"""Found by `test_scenarios`: they need several things to go wrong in a row."""
 
 
 @pytest.mark.parametrize("bug", sorted(BREADTH_FIRST))
@@ -95,7 +97,7 @@ def test_every_interleaving_finds_planted(bug: str) -> None:
         every_interleaving(Model(Shape(2, 2, later(start, 1), 1), BUGS[bug], start=start))
 
 
-@pytest.mark.parametrize("bug", sorted(set(BUGS) - BREADTH_FIRST - {"stale-floor", "untold"}))
+@pytest.mark.parametrize("bug", sorted(set(BUGS) - BREADTH_FIRST - BY_STORY))
 def test_random_walks_find_planted(bug: str) -> None:
     starts = {nodes: steady(nodes, 2) for nodes in (2, 3)}
 
