@@ -217,8 +217,9 @@ CAUSES = {"rank": "rank_exit", "instance": "instance_terminated"}
 def test_a_bad_day(place: Workplace, start: Callable[..., Job], seed: int) -> None:
     """Whatever is killed, one thing after another: the same end, and never from S3 while no group is lost."""
     chance = random.Random(seed)
-    job = start(MIXED, holds=(), steps=150, pace_seconds=0.1)
-    job.reference()
+    job = start(MIXED, holds=(FIRST,), steps=200, pace_seconds=0.1)
+    in_mid_training(job)
+    job.let_go(FIRST)
     faults = chance.sample(["rank", "rank", "instance", "instance", "agent", "control plane"], k=6)
     hurts = 0
     for fault in faults:
