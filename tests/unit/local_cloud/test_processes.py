@@ -88,7 +88,7 @@ def test_end_is_polite_first() -> None:
 
 
 def test_end_kills_what_does_not_listen() -> None:
-    with subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; sleep 1000 & echo; wait; sleep 1000"], stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; echo; while :; do sleep 1000; done"], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
         process = identify(child.pid)
