@@ -138,7 +138,10 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
     if body is None:
         return None
     generation, committed, proposed, slot, stop, stop_state, vote_step, vote = _AGENT.unpack(body)
-    return AgentHalf(generation, committed, proposed, slot, stop, StopState(stop_state), vote_step, Vote(vote))
+    try:
+        return AgentHalf(generation, committed, proposed, slot, stop, StopState(stop_state), vote_step, Vote(vote))
+    except ValueError:  # not written by anybody who knows this layout
+        return None
 
 
 def write_rank_half(page: memoryview, half: RankHalf) -> None:
@@ -153,7 +156,10 @@ def read_rank_half(page: memoryview) -> RankHalf | None:
     if body is None:
         return None
     generation, boundary, phase, copying, standing, echo_step, echo = _RANK.unpack(body)
-    return RankHalf(generation, boundary, Phase(phase), copying, Standing(standing), echo_step, echo)
+    try:
+        return RankHalf(generation, boundary, Phase(phase), copying, Standing(standing), echo_step, echo)
+    except ValueError:  # the script has written over it
+        return None
 
 
 class RankHello(Message, frozen=True):

@@ -1,0 +1,142 @@
+"""Every message goes there and back; everything else is refused with the error that names it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from everstep.protocol import agent_messages, peer_messages, plan, rank_messages, rounds
+from everstep.protocol.codec import LENGTH, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Message, decode, encode, frame, frame_length
+from everstep.protocol.errors import MalformedMessage, OversizedMessage, UnknownVersion
+from everstep.protocol.ids import RunId
+from everstep.protocol.peer_messages import Accepted, PeerMessage, Refused
+
+MODULES = (agent_messages, peer_messages, plan, rank_messages, rounds)
+CLASSES: list[type[Message]] = sorted(
+    {kind for module in MODULES for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message},
+    key=lambda kind: kind.__name__,
+)
+
+
+def sample(info: msgspec.inspect.Type, depth: int = 0) -> object:
+    """Return a value of a field's type: something in every field, so that a lost one is noticed."""
+    match info:
+        case msgspec.inspect.IntType():
+            return 1 << 40
+        case msgspec.inspect.FloatType():
+            return 0.25
+        case msgspec.inspect.StrType():
+            return "å"
+        case msgspec.inspect.BytesType():
+            return b"\x00\xff"
+        case msgspec.inspect.BoolType():
+            return True
+        case msgspec.inspect.EnumType():
+            return list(info.cls)[-1]
+        case msgspec.inspect.LiteralType():
+            return info.values[-1]
+        case msgspec.inspect.VarTupleType():
+            return (sample(info.item_type, depth + 1),) * 2
+        case msgspec.inspect.TupleType():
+            return tuple(sample(item, depth + 1) for item in info.item_types)
+        case msgspec.inspect.DictType():
+            return {sample(info.key_type, depth + 1): sample(info.value_type, depth + 1)}
+        case msgspec.inspect.UnionType():
+            return sample(next(each for each in info.types if not isinstance(each, msgspec.inspect.NoneType)), depth + 1)
+        case msgspec.inspect.StructType():
+            return info.cls(**{field.name: sample(field.type, depth + 1) for field in info.fields})
+    raise AssertionError(f"no sample of {info}")
+
+
+def example(kind: type[Message]) -> Message:
+    """Return one message of this class."""
+    message = sample(msgspec.inspect.type_info(kind))
+    assert isinstance(message, Message)
+    return message
+
+
+def test_all_messages_are_known_here() -> None:
+    assert len(CLASSES) > 40
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_round_trip(kind: type[Message]) -> None:
+    message = example(kind)
+    assert decode(encode(message), kind) == message
+    framed = frame(message)
+    assert frame_length(framed[: LENGTH.size]) == len(framed) - LENGTH.size
+    assert decode(memoryview(framed)[LENGTH.size :], kind) == message
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_an_unknown_field_is_refused(kind: type[Message]) -> None:
+    data = encode(example(kind))
+    fields = msgspec.msgpack.decode(data[2:])
+    with pytest.raises(MalformedMessage, match="unknown field `surprise`"):
+        decode(data[:2] + msgspec.msgpack.encode({**fields, "surprise": 1}), kind)
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_a_field_of_the_wrong_type_is_refused(kind: type[Message]) -> None:
+    data = encode(example(kind))
+    fields = msgspec.msgpack.decode(data[2:])
+    for name in set(fields) - {"type"}:
+        broken = data[:2] + msgspec.msgpack.encode({**fields, name: {"an": ["object"]} if not isinstance(fields[name], dict) else 1})
+        with pytest.raises(MalformedMessage):
+            decode(broken, kind)
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_a_missing_field_is_refused(kind: type[Message]) -> None:
+    required = [field.name for field in msgspec.structs.fields(kind) if field.required]
+    data = encode(example(kind))
+    fields = msgspec.msgpack.decode(data[2:])
+    for name in required:
+        with pytest.raises(MalformedMessage, match="missing required field"):
+            decode(data[:2] + msgspec.msgpack.encode({key: value for key, value in fields.items() if key != name}), kind)
+
+
+@pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1, 0xFFFF])
+def test_an_unknown_version_is_refused_before_anything_is_read(version: int) -> None:
+    with pytest.raises(UnknownVersion, match=str(version)):
+        decode(version.to_bytes(2, "big") + b"\xff not even msgpack", Accepted)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00"])
+def test_a_message_without_a_version_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        decode(data, Accepted)
+
+
+@pytest.mark.parametrize("cut", range(2, len(encode(Refused(reason="because")))))
+def test_a_truncated_message_is_refused(cut: int) -> None:
+    with pytest.raises(MalformedMessage):
+        decode(encode(Refused(reason="because"))[:cut], Refused)
+
+
+def test_trailing_bytes_are_refused() -> None:
+    with pytest.raises(MalformedMessage):
+        decode(encode(Accepted()) + b"\x00", Accepted)
+
+
+def test_a_message_of_another_line_is_refused() -> None:
+    with pytest.raises(MalformedMessage):
+        decode(encode(agent_messages.Release(run=RunId("00" * 16))), PeerMessage)  # type: ignore[arg-type]
+
+
+def test_an_untagged_map_is_refused() -> None:
+    with pytest.raises(MalformedMessage):
+        decode(b"\x00\x01\x80", PeerMessage)  # type: ignore[arg-type]
+
+
+def test_an_oversized_message_is_neither_sent_nor_read() -> None:
+    with pytest.raises(OversizedMessage, match=str(MAX_MESSAGE_BYTES)):
+        encode(Refused(reason="x" * MAX_MESSAGE_BYTES))
+    with pytest.raises(OversizedMessage):
+        decode(bytes(MAX_MESSAGE_BYTES + 1), Accepted)
+
+
+def test_an_announced_frame_beyond_the_limit_is_refused_unread() -> None:
+    assert frame_length((10).to_bytes(4, "big"), limit=10) == 10
+    with pytest.raises(OversizedMessage, match="11 bytes"):
+        frame_length((11).to_bytes(4, "big"), limit=10)

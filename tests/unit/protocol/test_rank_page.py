@@ -1,0 +1,105 @@
+"""The page's two halves: whole, or not there; a writer that dies in the middle harms only the reader's freshness."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.protocol.rank_messages import (
+    RANK_WORD_BYTES,
+    AgentHalf,
+    Phase,
+    RankHalf,
+    Standing,
+    StopState,
+    Vote,
+    read_agent_half,
+    read_rank_half,
+    write_agent_half,
+    write_rank_half,
+)
+
+STEPS = st.integers(-2, 2**62)
+
+
+def page() -> memoryview:
+    """Return a fresh page."""
+    return memoryview(bytearray(RANK_WORD_BYTES))
+
+
+@given(
+    st.builds(AgentHalf, st.integers(0, 2**32), STEPS, STEPS, st.integers(-1, 2), STEPS, st.sampled_from(StopState), STEPS, st.sampled_from(Vote)),
+    st.builds(RankHalf, st.integers(0, 2**32), STEPS, st.sampled_from(Phase), STEPS, st.sampled_from(Standing), STEPS, st.integers(0, 2)),
+)
+def test_halves_come_back_and_do_not_touch_each_other(agent: AgentHalf, rank: RankHalf) -> None:
+    shared = page()
+    write_agent_half(shared, agent)
+    write_rank_half(shared, rank)
+    assert read_agent_half(shared) == agent
+    assert read_rank_half(shared) == rank
+
+
+def test_a_writer_dead_in_the_middle_leaves_nothing_to_read_until_the_next_writes() -> None:
+    shared = page()
+    write_agent_half(shared, AgentHalf(1, 7, 8))
+    shared[0] |= 1  # it had just begun
+    shared[16:20] = b"torn"
+    assert read_agent_half(shared) is None
+    write_agent_half(shared, AgentHalf(1, 9, 10))
+    assert read_agent_half(shared) == AgentHalf(1, 9, 10)
+    assert shared[0] % 2 == 0
+
+
+def test_a_dead_rank_half_does_not_hide_the_agents() -> None:
+    shared = page()
+    write_agent_half(shared, AgentHalf(1, 7, 8))
+    write_rank_half(shared, RankHalf(1, 8))
+    shared[2048] |= 1
+    assert read_rank_half(shared) is None
+    assert read_agent_half(shared) == AgentHalf(1, 7, 8)
+
+
+@pytest.mark.parametrize("offset", [2072, 2088])
+def test_a_rank_half_that_a_script_has_written_over_is_not_there(offset: int) -> None:
+    shared = page()
+    write_rank_half(shared, RankHalf(1, 8))
+    shared[offset] = 0xEE
+    assert read_rank_half(shared) is None
+
+
+@pytest.mark.parametrize("offset", [48, 64])
+def test_an_agent_half_of_unknown_values_is_not_there(offset: int) -> None:
+    shared = page()
+    write_agent_half(shared, AgentHalf(1, 8))
+    shared[offset] = 0xEE
+    assert read_agent_half(shared) is None
+
+
+def test_a_fresh_page_reads_as_generation_zero() -> None:
+    assert read_agent_half(page()) == AgentHalf(0, 0, 0, 0, 0, vote_step=0)
+
+
+@pytest.mark.timeout(30)
+def test_a_reader_beside_a_writer_sees_whole_halves_only() -> None:
+    shared = page()
+    write_rank_half(shared, RankHalf(0, 0, copying=0, echo_step=0))
+    stop = threading.Event()
+
+    def write() -> None:
+        count = 0
+        while not stop.is_set():
+            count += 1
+            write_rank_half(shared, RankHalf(count, count, copying=count, echo_step=count))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(20_000):
+            half = read_rank_half(shared)
+            assert half is None or half.generation == half.boundary == half.copying == half.echo_step
+    finally:
+        stop.set()
+        writer.join()

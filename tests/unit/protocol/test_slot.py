@@ -1,0 +1,190 @@
+"""Slot headers and indexes: sound ones come back, anything else is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.protocol import slot
+from everstep.protocol.errors import CorruptSlot, UnknownVersion
+from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+from everstep.protocol.slot import (
+    HEADER_BYTES,
+    SlotHeader,
+    SlotIndex,
+    SlotState,
+    TensorEntry,
+    align,
+    digest,
+    pack_header,
+    pack_index,
+    unpack_header,
+    unpack_index,
+)
+
+HEADER = SlotHeader(
+    job=JobName("gpt"),
+    run=RunId("ab" * 16),
+    owner_rank=Rank(3),
+    origin_generation=Generation(2),
+    step=Step(41),
+    state=SlotState.SEALED,
+    capacity_bytes=4096,
+    payload_bytes=1000,
+    index_offset=640,
+    index_bytes=360,
+    payload_digest=b"d" * 16,
+    layout_hash=b"l" * 16,
+)
+
+
+def forged(offset: int, value: bytes) -> bytes:
+    """Return a page with other bytes at `offset` and a header digest that holds."""
+    page = bytearray(pack_header(HEADER))
+    page[offset : offset + len(value)] = value
+    page[176:192] = digest(page[:176])
+    return bytes(page)
+
+
+@given(
+    st.sampled_from(SlotState),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**63),
+    st.integers(0, 2**32 - 1),
+    st.tuples(*[st.integers(0, 2**60)] * 4),
+    st.binary(min_size=16, max_size=16),
+    st.from_regex(r"\A[a-zA-Z0-9]{1,63}\Z"),
+)
+def test_any_sound_header_comes_back(
+    state: SlotState, rank: int, step: int, origin: int, sizes: tuple[int, int, int, int], marks: bytes, job: str
+) -> None:
+    a, b, c, d = sizes
+    header = SlotHeader(
+        job=JobName(job),
+        run=RunId(marks.hex()),
+        owner_rank=Rank(rank),
+        origin_generation=Generation(origin),
+        step=Step(step),
+        state=state,
+        capacity_bytes=a + b + c + d,
+        payload_bytes=a + b + c,
+        index_offset=a,
+        index_bytes=b,
+        payload_digest=marks,
+        layout_hash=marks[::-1],
+    )
+    assert unpack_header(pack_header(header)) == header
+
+
+@pytest.mark.parametrize("byte", range(192))
+def test_a_flipped_bit_anywhere_makes_it_void(byte: int) -> None:
+    page = bytearray(pack_header(HEADER))
+    page[byte] ^= 0x10
+    with pytest.raises(CorruptSlot):
+        unpack_header(bytes(page))
+
+
+def test_a_torn_write_makes_it_void() -> None:
+    old, new = pack_header(HEADER), pack_header(replace(HEADER, step=Step(42), state=SlotState.WRITING))
+    for cut in range(1, 192):
+        page = new[:cut] + old[cut:]
+        if page not in (old, new):
+            with pytest.raises(CorruptSlot):
+                unpack_header(page)
+
+
+def test_a_short_page_and_zeros_are_void() -> None:
+    with pytest.raises(CorruptSlot):
+        unpack_header(pack_header(HEADER)[: HEADER_BYTES - 1])
+    with pytest.raises(CorruptSlot, match="magic"):
+        unpack_header(bytes(HEADER_BYTES))
+
+
+def test_an_unknown_version_is_told_from_damage() -> None:
+    with pytest.raises(UnknownVersion, match="version 2"):
+        unpack_header(forged(8, (2).to_bytes(2, "little")))
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "what"),
+    [
+        (10, b"\x03", "state 3"),
+        (32, (999).to_bytes(8, "little"), "bounds"),
+        (40, (5000).to_bytes(8, "little"), "bounds"),
+        (48, (641).to_bytes(8, "little"), "bounds"),
+        (56, (361).to_bytes(8, "little"), "bounds"),
+        (48, (2**64 - 1).to_bytes(8, "little"), "bounds"),
+    ],
+)
+def test_what_a_true_digest_covers_is_checked_all_the_same(offset: int, value: bytes, what: str) -> None:
+    with pytest.raises(CorruptSlot, match=what):
+        unpack_header(forged(offset, value))
+
+
+@pytest.mark.parametrize("header", [replace(HEADER, job=JobName("ä" * 33)), replace(HEADER, run=RunId("ab"))])
+def test_what_does_not_fit_is_not_packed(header: SlotHeader) -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        pack_header(header)
+
+
+def index(*entries: TensorEntry, version: int = 1) -> bytes:
+    """Return a packed index."""
+    return pack_index(SlotIndex(tensors=entries, values=b"v", version=version))
+
+
+def entry(offset: int, size: int, name: str = "w") -> TensorEntry:
+    """Return one tensor of bytes."""
+    return TensorEntry(name=name, dtype="uint8", shape=(size,), offset=offset, bytes=size)
+
+
+def test_an_index_comes_back() -> None:
+    packed = index(entry(64, 10, "b"), entry(0, 64, "a"), entry(128, 0, "nothing"))
+    assert [each.name for each in unpack_index(packed, 128).tensors] == ["b", "a", "nothing"]
+
+
+@pytest.mark.parametrize(
+    ("packed", "what"),
+    [
+        (index(entry(0, 129)), "does not fit"),
+        (index(entry(0, 65), entry(64, 1)), "overlaps"),
+        (index(entry(1, 1)), "does not fit"),
+        (index(entry(-64, 64)), "does not fit"),
+        (index(entry(0, -1)), "does not fit"),
+        (b"", "decode"),
+        (b"\xc1", "decode"),
+        (index(entry(0, 1)) + b"\x00", "decode"),
+        (msgspec.msgpack.encode({"tensors": [], "values": b"", "surprise": 1}), "decode"),
+        (msgspec.msgpack.encode({"tensors": [["w", "uint8", [1], "0", 1]], "values": b""}), "decode"),
+    ],
+)
+def test_an_index_that_contradicts_itself_is_refused(packed: bytes, what: str) -> None:
+    with pytest.raises(CorruptSlot, match=what):
+        unpack_index(packed, 128)
+
+
+def test_an_index_of_another_version_is_refused() -> None:
+    with pytest.raises(UnknownVersion):
+        unpack_index(index(version=2), 0)
+
+
+def test_an_oversized_index_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot, "MAX_INDEX_BYTES", 8)
+    with pytest.raises(CorruptSlot, match="9 bytes"):
+        unpack_index(bytes(9), 0)
+
+
+@given(st.binary(max_size=200), st.integers(0, 1000))
+def test_any_bytes_at_all_are_an_index_or_refused(data: bytes, size: int) -> None:
+    try:
+        unpack_index(data, size)
+    except (CorruptSlot, UnknownVersion):
+        return
+
+
+@pytest.mark.parametrize(("offset", "aligned"), [(0, 0), (1, 64), (63, 64), (64, 64), (65, 128)])
+def test_alignment(offset: int, aligned: int) -> None:
+    assert align(offset) == aligned
