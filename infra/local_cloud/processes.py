@@ -144,6 +144,7 @@ def end(process: Process, *, grace_seconds: float) -> None:
         return
     if wait_gone([process], timeout_seconds=grace_seconds):
         return
+    process.send(signal.SIGSTOP)  # one that starts again what it has lost would do so for ever
     kill_descendants(process.pid)
     process.send(signal.SIGKILL)
     wait_gone([process], timeout_seconds=5.0)
