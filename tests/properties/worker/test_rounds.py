@@ -1,0 +1,85 @@
+"""Random reports to the coordinator and random news to a shard: what must hold whatever comes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.rank_messages import Standing, Vote
+from everstep.protocol.rounds import RankRound
+from worker.core.rounds import NONE, Coordinator, Shard
+
+STEPS = st.integers(-1, 12).map(Step)
+REPORTS = st.builds(
+    RankRound,
+    rank=st.integers(0, 2).map(Rank),
+    boundary=STEPS,
+    committed=STEPS,
+    proposed=STEPS,
+    vote=st.sampled_from(Vote),
+    standing=st.sampled_from(Standing),
+    echo_step=STEPS,
+    echo=st.integers(0, 2),
+    confirmed_stop=STEPS,
+    pinned_step=STEPS,
+    is_late=st.booleans(),
+)
+PEERS = st.sampled_from([NodeId("i-a"), NodeId("i-b"), NodeId("i-c")])
+
+
+@given(st.booleans(), st.sampled_from([0, 4]), st.lists(st.one_of(REPORTS, st.just("stop"), st.just("end")), max_size=25))
+def test_c_never_falls_and_proposals_only_rise(is_restarted: bool, base: int, news: list[RankRound | str]) -> None:
+    begin = Coordinator.recover if is_restarted else Coordinator.begin
+    core = begin(world_size=3, base=Step(base), every_steps=3)
+    proposed = set[int]()
+    for each in news:
+        before = core
+        match each:
+            case RankRound():
+                core = core.report(each)
+            case "stop":
+                core = core.request_stop()
+            case _:
+                core = core.end_final_round()
+        assert core.advance() == core
+        assert core.is_recovering or before.is_recovering or core.committed >= before.committed
+        assert not core.is_recovering or core.proposed == NONE
+        if core.proposed not in (NONE, before.proposed):
+            assert core.proposed not in proposed or core.proposed == core.final or core.proposed == base
+            assert core.proposed == core.final or core.proposed == base or core.proposed > core.committed
+        proposed.add(core.proposed)
+        if core.committed not in (before.committed, NONE) and not before.is_recovering:
+            votes = {report.rank: report for report in core.ranks}
+            assert all(votes[Rank(rank)].vote is Vote.ACKED for rank in range(3))
+
+
+NEWS = st.one_of(
+    st.tuples(st.just("hear"), STEPS, STEPS),
+    st.tuples(st.just("seal"), STEPS, STEPS),
+    st.tuples(st.just("forget"), STEPS, STEPS),
+    st.tuples(st.just("abandon"), STEPS, STEPS),
+    st.tuples(st.just("acknowledge"), PEERS, STEPS),
+    st.tuples(st.just("inventory"), PEERS, st.frozensets(STEPS, max_size=2)),
+    st.tuples(st.just("drop"), PEERS, STEPS),
+)
+
+
+@given(st.sampled_from([0, 4]), st.lists(NEWS, max_size=30))
+def test_a_shard_acknowledges_only_what_is_held(base: int, news: list[tuple[str, object, object]]) -> None:
+    peers = (NodeId("i-a"), NodeId("i-b"))
+    shard = Shard.begin(Step(base), peers)
+    for name, first, second in news:
+        before = shard
+        arguments = (first, second) if name in ("hear", "acknowledge", "inventory") else (first, "why") if name == "abandon" else (first,)
+        shard = getattr(shard, name)(*arguments)
+        assert shard.committed >= before.committed
+        assert shard.view <= set(peers)
+        if shard.vote is Vote.ACKED and (before.vote is not Vote.ACKED or before.proposed != shard.proposed):
+            assert shard.proposed in shard.sealed
+            assert all((peer, shard.proposed) in shard.held for peer in shard.view)
+        if before.vote is not Vote.NONE and shard.proposed == before.proposed:
+            assert shard.vote is before.vote
+        for peer in shard.view - before.view:
+            assert shard.vote is Vote.NONE or shard.proposed != before.proposed or before.vote is Vote.NONE
+            assert (peer, shard.foundation) in shard.held

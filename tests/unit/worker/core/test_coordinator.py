@@ -1,0 +1,264 @@
+"""The coordinator: propose, commit, abandon, recover, stop, close."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from everstep.protocol.ids import Rank, Step
+from everstep.protocol.rank_messages import Standing, StopState, Vote
+from everstep.protocol.rounds import RankRound
+from worker.core.rounds import CLEAN_ROUNDS, NONE, Coordinator
+
+
+def rank(number: int, boundary: int, committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object) -> RankRound:
+    """Return one rank's report."""
+    return RankRound(
+        rank=Rank(number),
+        boundary=Step(boundary),
+        committed=Step(committed),
+        proposed=Step(proposed),
+        vote=vote,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def both(boundary: int, committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object) -> tuple[RankRound, RankRound]:
+    """Return the same report of two ranks."""
+    return rank(0, boundary, committed, proposed, vote, **more), rank(1, boundary, committed, proposed, vote, **more)
+
+
+def begun(base: int = 0, **more: object) -> Coordinator:
+    return Coordinator.begin(world_size=2, base=Step(base), every_steps=0, **more)  # type: ignore[arg-type]
+
+
+def running() -> Coordinator:
+    """Return a coordinator that has committed 1 and proposes 2."""
+    return begun().report(*both(1, NONE, 1, Vote.ACKED))
+
+
+def test_a_first_generation_proposes_its_first_step() -> None:
+    assert (begun().committed, begun().proposed) == (NONE, 1)
+
+
+def test_a_generation_with_a_base_proposes_the_base_and_nothing_newer_before_it_is_committed() -> None:
+    core = begun(base=5)
+    assert (core.committed, core.proposed) == (NONE, 5)
+    core = core.report(*both(9, NONE, 5))
+    assert core.proposed == 5
+    core = core.report(*both(9, NONE, 5, Vote.ACKED))
+    assert (core.committed, core.proposed) == (5, 10)
+
+
+def test_all_must_acknowledge_the_proposed_step() -> None:
+    core = begun().report(rank(0, 1, NONE, 1, Vote.ACKED))
+    assert core.committed == NONE
+    core = core.report(rank(1, 1, NONE, 0, Vote.ACKED))
+    assert core.committed == NONE
+    core = core.report(rank(1, 1, NONE, 1, Vote.ACKED))
+    assert (core.committed, core.proposed) == (1, 2)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_any_abandon_drops_the_step_for_all(late: bool) -> None:
+    core = running().report(rank(0, 2, 1, 2, Vote.ACKED), rank(1, 4, 1, 2, Vote.ABANDON, is_late=late))
+    assert core.committed == 1
+    assert core.lead == 1 + late
+    assert core.proposed == 4 + core.lead
+
+
+def test_an_abandon_of_an_older_step_means_nothing() -> None:
+    core = running()
+    assert core.report(rank(1, 2, 1, 1, Vote.ABANDON)).proposed == 2
+
+
+def test_a_step_is_never_proposed_twice() -> None:
+    core = running()
+    for _ in range(5):
+        before = core.proposed
+        core = core.report(rank(0, 1, 1, core.proposed, Vote.ABANDON))
+        assert core.proposed > before
+
+
+def test_the_lead_shrinks_after_clean_rounds_and_grows_with_a_late_one() -> None:
+    core = running().report(rank(0, 3, 1, 2, Vote.ABANDON, is_late=True))
+    assert core.lead == 2
+    for count in range(CLEAN_ROUNDS):
+        assert core.lead == 2, count
+        core = core.report(*both(core.proposed, core.committed, core.proposed, Vote.ACKED))
+    assert core.lead == 1
+
+
+def test_nothing_follows_twice() -> None:
+    core = running()
+    assert core.advance() == core
+    assert core.report(*core.ranks) == core
+
+
+def test_steps_fall_on_the_interval_of_checkpoints_and_each_is_persisted_once() -> None:
+    core = Coordinator.begin(world_size=1, base=Step(0), every_steps=5)
+    persisted = []
+    for _ in range(30):
+        core = core.report(rank(0, core.proposed, core.committed, core.proposed, Vote.ACKED))
+        persisted.append(core.persist)
+    found = sorted({step for step in persisted if step != NONE})
+    assert found == list(range(5, found[-1] + 1, 5))
+    assert found[-1] >= 30
+
+
+def test_no_second_upload_begins_while_one_is_under_way() -> None:
+    core = Coordinator.begin(world_size=1, base=Step(0), every_steps=2, slot_count=3)
+    core = core.report(rank(0, 2, NONE, 1, Vote.ACKED))
+    while core.persist == NONE:
+        core = core.report(rank(0, core.proposed, core.committed, core.proposed, Vote.ACKED))
+    first = core.persist
+    for _ in range(4):
+        core = core.report(rank(0, core.proposed, core.committed, core.proposed, Vote.ACKED, pinned_step=first))
+    assert core.persist == first
+
+
+@pytest.mark.parametrize(("slot_count", "goes_on"), [(2, False), (3, True)])
+def test_while_a_slot_is_pinned_and_the_other_holds_c_nothing_is_proposed(slot_count: int, goes_on: bool) -> None:
+    core = begun(slot_count=slot_count).report(*both(1, NONE, 1, Vote.ACKED))
+    core = core.report(*both(2, 1, 2, Vote.ACKED, pinned_step=Step(1)))
+    assert core.committed == 2
+    assert (core.proposed != NONE) is goes_on
+    assert core.report(*both(2, 2, NONE)).proposed != NONE
+
+
+class TestRestart:
+    """Coordinator.recover."""
+
+    @staticmethod
+    def recovered(*rounds: RankRound, base: int = 0) -> Coordinator:
+        return Coordinator.recover(world_size=2, base=Step(base), every_steps=0).report(*rounds)
+
+    def test_it_proposes_nothing_until_all_have_reported(self) -> None:
+        core = self.recovered(rank(0, 9, 7, 8, Vote.ACKED))
+        assert core.is_recovering
+        assert (core.committed, core.proposed) == (NONE, NONE)
+
+    def test_c_is_the_newest_that_all_acknowledged(self) -> None:
+        core = self.recovered(*both(9, 7, 8, Vote.ACKED))
+        assert (core.committed, core.proposed) == (8, 10)
+
+    def test_c_is_the_highest_heard_when_somebody_has_not(self) -> None:
+        core = self.recovered(rank(0, 8, 7, 9, Vote.ACKED), rank(1, 8, 8, 9, Vote.NONE))
+        assert core.committed == 8
+        assert core.proposed == 10
+
+    def test_acknowledgements_of_different_steps_commit_nothing(self) -> None:
+        core = self.recovered(rank(0, 9, 7, 9, Vote.ACKED), rank(1, 9, 7, 8, Vote.ACKED))
+        assert core.committed == 7
+
+    @pytest.mark.parametrize(("boundary", "proposed"), [(20, 9), (9, 20)])
+    def test_the_next_step_is_above_everything(self, boundary: int, proposed: int) -> None:
+        assert self.recovered(rank(0, boundary, 7, proposed), rank(1, 9, 7, 9)).proposed == 21
+
+    def test_the_round_of_the_base_goes_on(self) -> None:
+        core = self.recovered(rank(0, 5, NONE, 5, Vote.ACKED), rank(1, 5, NONE, 5), base=5)
+        assert (core.committed, core.proposed) == (NONE, 5)
+        assert core.report(rank(1, 5, NONE, 5, Vote.ACKED)).committed == 5
+
+    def test_a_confirmed_stop_that_somebody_heard_of_stands(self) -> None:
+        core = self.recovered(rank(0, 9, 7, 8, confirmed_stop=Step(10)), rank(1, 9, 7, 8))
+        assert (core.stop, core.stop_state) == (10, StopState.CONFIRMED)
+        assert core.request_stop().stop == 10
+
+
+class TestStop:
+    """The agreed stop."""
+
+    @staticmethod
+    def announced() -> Coordinator:
+        return running().report(rank(0, 4, 1, 2), rank(1, 3, 1, 2)).request_stop()
+
+    def test_it_is_above_every_boundary(self) -> None:
+        core = self.announced()
+        assert (core.stop, core.stop_state) == (5, StopState.ANNOUNCED)
+        assert core.request_stop() == core
+
+    def test_all_must_say_yes(self) -> None:
+        core = self.announced().report(rank(0, 4, 1, 2, echo_step=Step(5), echo=1))
+        assert core.stop_state is StopState.ANNOUNCED
+        assert core.report(rank(1, 4, 1, 2, echo_step=Step(5), echo=1)).stop_state is StopState.CONFIRMED
+
+    def test_an_answer_to_another_stop_is_none(self) -> None:
+        core = self.announced().report(rank(0, 4, 1, 2, echo_step=Step(5), echo=1), rank(1, 4, 1, 2, echo_step=Step(4), echo=1))
+        assert core.stop_state is StopState.ANNOUNCED
+
+    def test_any_no_withdraws_it_and_a_later_one_is_announced(self) -> None:
+        core = self.announced().report(rank(0, 4, 1, 2, echo_step=Step(5), echo=1), rank(1, 6, 1, 2, echo_step=Step(5), echo=2))
+        assert core.stop_state is StopState.ANNOUNCED
+        assert core.stop > 6
+
+    def test_a_confirmed_stop_is_never_withdrawn(self) -> None:
+        core = self.announced().report(*both(4, 1, 2, echo_step=Step(5), echo=1))
+        assert core.report(*both(5, 1, 2, echo_step=Step(5), echo=2)).stop_state is StopState.CONFIRMED
+
+    def test_nothing_is_announced_before_all_have_restored(self) -> None:
+        core = begun().report(rank(0, -1, NONE, 1), rank(1, 0, NONE, 1)).request_stop()
+        assert core.stop_state is StopState.NONE
+
+    def test_nothing_is_announced_when_ranks_are_closing_anyway(self) -> None:
+        core = running().report(rank(0, 4, 1, 2, standing=Standing.CLOSING), rank(1, 4, 1, 2)).request_stop()
+        assert core.stop_state is StopState.NONE
+
+
+class TestEnd:
+    """The final round."""
+
+    @staticmethod
+    def closing(boundary: int, committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object) -> tuple[RankRound, RankRound]:
+        return both(boundary, committed, proposed, vote, standing=Standing.CLOSING, **more)
+
+    def test_the_boundary_that_all_stand_at_is_committed_and_then_all_leave(self) -> None:
+        core = running().report(*self.closing(9, 1, 2))
+        core = core.report(*self.closing(9, 1, 2, Vote.ABANDON)) if core.proposed == 2 else core
+        assert (core.proposed, core.is_finished) == (9, False)
+        core = core.report(*self.closing(9, 1, 9, Vote.ACKED))
+        assert (core.committed, core.is_finished, core.proposed) == (9, True, NONE)
+
+    def test_one_who_still_moves_is_waited_for(self) -> None:
+        core = running().report(rank(0, 9, 1, 2, standing=Standing.CLOSED), rank(1, 9, 1, 2))
+        assert core.final == NONE
+
+    def test_what_is_committed_already_is_not_committed_again(self) -> None:
+        assert running().report(*self.closing(1, 1, 2)).is_finished
+
+    def test_a_generation_that_made_no_step_ends_at_once(self) -> None:
+        core = begun(base=5).report(*self.closing(5, NONE, 5))
+        assert core.is_finished
+
+    def test_what_cannot_be_captured_ends_it(self) -> None:
+        core = running().report(*self.closing(9, 1, 2, Vote.ABANDON))
+        core = core.report(rank(0, 9, 1, 9, Vote.ABANDON, standing=Standing.CLOSING))
+        assert core.is_finished
+        assert core.committed == 1
+
+    def test_it_can_be_given_up_once_it_has_begun(self) -> None:
+        assert not running().end_final_round().is_finished
+        core = running().report(*self.closing(9, 1, 2, Vote.ABANDON))
+        assert core.end_final_round().is_finished
+
+    def test_ranks_that_stand_apart_leave_without_a_commit(self) -> None:
+        core = running().report(rank(0, 9, 1, 2, standing=Standing.CLOSED), rank(1, 8, 1, 2, standing=Standing.CLOSED))
+        assert core.is_finished
+        assert core.proposed == NONE
+
+    def test_the_last_step_of_a_stop_is_uploaded(self) -> None:
+        core = running().request_stop().report(*self.closing(1, 1, 2))
+        assert core.persist == 1
+
+    def test_a_final_step_that_was_proposed_before_waits_until_all_have_forgotten_it(self) -> None:
+        core = running().report(rank(0, 5, 1, 2, Vote.ABANDON, is_late=True), rank(1, 5, 1, 2))
+        seven = core.proposed
+        assert seven == 7
+        dropped = core.report(rank(0, 7, 1, seven, Vote.ABANDON, is_late=True), rank(1, 7, 1, seven))
+        standing = dropped.report(*both(7, 1, seven, standing=Standing.CLOSING))
+        while standing.proposed not in (NONE, 7):
+            abandoned = [msgspec.structs.replace(each, proposed=standing.proposed, vote=Vote.ABANDON) for each in standing.ranks[:1]]
+            standing = standing.report(*abandoned)
+        if standing.proposed == NONE:
+            standing = standing.report(*self.closing(7, 1, NONE))
+        assert standing.proposed == 7

@@ -1,0 +1,55 @@
+"""Promise, load, start: the table is what the enum says, and nothing else is possible."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from everstep.protocol.agent_messages import MemberPhase
+from everstep.protocol.ids import Generation, JobName, RunId
+from worker.core.generation import TRANSITIONS, Answer, Event, InvalidTransition, Membership, answer_prepare, is_current
+
+RUN, OTHER = RunId("ab" * 16), RunId("cd" * 16)
+
+
+def member(phase: MemberPhase = MemberPhase.PROMISED, generation: int = 3) -> Membership:
+    return Membership(JobName("gpt"), RUN, Generation(generation), phase)
+
+
+@pytest.mark.parametrize(("phase", "event"), list(itertools.product(MemberPhase, Event)))
+def test_every_pair_either_moves_or_is_refused(phase: MemberPhase, event: Event) -> None:
+    target = TRANSITIONS.get((phase, event))
+    if target is None:
+        with pytest.raises(InvalidTransition, match=f"generation 3: {event.value} while {phase.value}"):
+            member(phase).on(event)
+    else:
+        moved = member(phase).on(event)
+        assert (moved.phase, moved.generation, moved.run) == (target, 3, RUN)
+
+
+def test_every_phase_is_reached_and_the_last_ones_have_no_way_out_but_a_prepare() -> None:
+    reached = {MemberPhase.PROMISED, *TRANSITIONS.values()}
+    assert reached == set(MemberPhase)
+    assert {phase for phase, _ in TRANSITIONS} == set(MemberPhase) - {MemberPhase.EXITED, MemberPhase.LOAD_FAILED}
+
+
+@pytest.mark.parametrize(
+    ("before", "run", "generation", "answer"),
+    [
+        (None, RUN, 1, Answer.PROMISE),
+        (member(), RUN, 4, Answer.PROMISE),
+        (member(), RUN, 3, Answer.REPEAT),
+        (member(MemberPhase.RUNNING), RUN, 3, Answer.REPEAT),
+        (member(), RUN, 2, Answer.REFUSE),
+        (member(), OTHER, 1, Answer.PROMISE),
+    ],
+)
+def test_answers_to_a_prepare(before: Membership | None, run: RunId, generation: int, answer: Answer) -> None:
+    assert answer_prepare(before, run, Generation(generation)) is answer
+
+
+@pytest.mark.parametrize(("run", "generation", "current"), [(RUN, 3, True), (RUN, 2, False), (RUN, 4, False), (OTHER, 3, False)])
+def test_only_the_promised_generation_is_current(run: RunId, generation: int, current: bool) -> None:
+    assert is_current(member(), run, Generation(generation)) is current
+    assert not is_current(None, run, Generation(generation))

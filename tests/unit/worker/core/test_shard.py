@@ -1,0 +1,195 @@
+"""An owner's shard in the rounds: votes, views, what holders are owed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from everstep.protocol.ids import NodeId, Step
+from everstep.protocol.rank_messages import RankHalf, StopState, Vote
+from worker.core.rounds import NONE, Shard, echo_of
+
+A, B = NodeId("i-a"), NodeId("i-b")
+
+
+def step(number: int) -> Step:
+    return Step(number)
+
+
+def committed(at: int = 7, proposed: int = 8) -> Shard:
+    """Return a shard in mid-training: both holders have C, w is proposed."""
+    shard = Shard.begin(step(0), (A, B)).hear(NONE, step(at)).seal(step(at))
+    shard = shard.acknowledge(A, step(at)).acknowledge(B, step(at))
+    return shard.hear(step(at), step(proposed))
+
+
+def test_it_votes_when_its_own_slot_and_all_holders_in_view_have_sealed() -> None:
+    shard = committed().seal(step(8)).acknowledge(A, step(8))
+    assert shard.vote is Vote.NONE
+    assert shard.acknowledge(B, step(8)).vote is Vote.ACKED
+
+
+def test_holders_alone_are_not_enough() -> None:
+    shard = committed().acknowledge(A, step(8)).acknowledge(B, step(8))
+    assert shard.vote is Vote.NONE
+    assert shard.seal(step(8)).vote is Vote.ACKED
+
+
+def test_without_peers_the_own_slot_is_enough() -> None:
+    assert Shard.begin(step(0), ()).hear(NONE, step(1)).seal(step(1)).vote is Vote.ACKED
+
+
+def test_a_vote_on_another_step_is_not_a_vote() -> None:
+    shard = committed().seal(step(8)).acknowledge(A, step(9)).acknowledge(B, step(9))
+    assert shard.vote is Vote.NONE
+
+
+def test_a_lower_c_is_refused_whole() -> None:
+    shard = committed()
+    assert shard.hear(step(6), step(9)) is shard
+
+
+def test_hearing_the_same_again_keeps_the_vote() -> None:
+    shard = committed().seal(step(8)).acknowledge(A, step(8)).acknowledge(B, step(8))
+    assert shard.hear(step(7), step(8)).vote is Vote.ACKED
+
+
+def test_hearing_of_the_next_step_forgets_the_vote_and_older_acknowledgements() -> None:
+    shard = committed().seal(step(8)).acknowledge(A, step(8)).acknowledge(B, step(8)).hear(step(8), step(9))
+    assert shard.vote is Vote.NONE
+    assert shard.held == {(A, 8), (B, 8)}
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_what_cannot_be_captured_is_abandoned_once(late: bool) -> None:
+    shard = committed().abandon(step(8), "no room", late=late)
+    assert (shard.vote, shard.reason, shard.is_late) == (Vote.ABANDON, "no room", late)
+    assert shard.abandon(step(8), "again") is shard
+    assert shard.seal(step(8)).vote is Vote.ABANDON
+    assert shard.hear(step(7), step(9)).reason == ""
+
+
+def test_nothing_but_the_proposed_step_is_abandoned() -> None:
+    shard = committed()
+    assert shard.abandon(step(9), "") is shard
+    assert shard.seal(step(8)).abandon(step(8), "").vote is Vote.NONE
+    base = Shard.begin(step(5), (A,)).hear(NONE, step(5))
+    assert base.abandon(step(5), "") is base
+
+
+def test_a_dropped_holder_does_not_count_and_commits_go_on() -> None:
+    shard = committed().seal(step(8)).acknowledge(A, step(8)).drop(B)
+    assert shard.vote is Vote.ACKED
+    assert shard.view == {A}
+
+
+def test_a_dropped_holder_returns_with_c_before_the_vote() -> None:
+    shard = replace(committed(), held=frozenset({(A, step(7))})).drop(B)
+    assert shard.acknowledge(B, step(8)).view == {A}  # w alone is not enough
+    assert shard.acknowledge(B, step(7)).view == {A, B}
+
+
+def test_a_dropped_holder_does_not_return_after_the_vote() -> None:
+    shard = committed().seal(step(8)).acknowledge(A, step(8)).drop(B).acknowledge(B, step(8))
+    assert shard.vote is Vote.ACKED
+    assert shard.view == {A}
+    assert shard.hear(step(8), step(9)).view == {A, B}  # but with the new C, which it has
+
+
+def test_a_dropped_holder_that_has_not_got_the_new_c_stays_out() -> None:
+    shard = committed().seal(step(8)).acknowledge(A, step(8)).drop(B)
+    assert shard.hear(step(8), step(9)).view == {A}
+    assert shard.hear(step(7), step(9)).view == {A}  # C has not moved: what it had before it fell silent proves nothing
+
+
+def test_somebody_who_is_no_holder_never_counts() -> None:
+    stranger = NodeId("i-z")
+    assert stranger not in committed().acknowledge(stranger, step(7)).view
+    assert stranger not in committed().inventory(stranger, frozenset({step(7)})).view
+
+
+def test_an_inventory_revokes_what_it_does_not_list() -> None:
+    shard = committed().seal(step(8)).acknowledge(A, step(8)).inventory(A, frozenset({step(7)}))
+    assert (A, 8) not in shard.held
+    assert shard.acknowledge(B, step(8)).vote is Vote.NONE
+    assert shard.view == {A, B}
+
+
+def test_a_holder_that_has_lost_c_leaves_the_view() -> None:
+    shard = committed().inventory(A, frozenset())
+    assert shard.view == {B}
+    assert shard.wanted(A) == 7
+
+
+def test_an_inventory_of_others_leaves_the_rest_alone() -> None:
+    assert (B, 7) in committed().inventory(A, frozenset()).held
+
+
+def test_an_inventory_brings_a_dropped_holder_back() -> None:
+    shard = committed().drop(A).inventory(A, frozenset({step(7)}))
+    assert shard.view == {A, B}
+
+
+@pytest.mark.parametrize(
+    ("sealed", "held", "owed"),
+    [
+        ((7,), (), 7),
+        ((7, 8), (), 7),
+        ((7, 8), (7,), 8),
+        ((7, 8), (7, 8), NONE),
+        ((8,), (), 8),
+        ((), (), NONE),
+    ],
+)
+def test_a_holder_is_owed_c_first_and_only_what_is_sealed(sealed: tuple[int, ...], held: tuple[int, ...], owed: int) -> None:
+    shard = replace(committed(), sealed=frozenset(map(step, sealed)), held=frozenset((A, step(each)) for each in held))
+    assert shard.wanted(A) == owed
+
+
+def test_before_the_first_commit_the_base_is_owed() -> None:
+    shard = Shard.begin(step(5), (A,)).hear(NONE, step(5))
+    assert shard.wanted(A) == 5
+    assert shard.acknowledge(A, step(5)).vote is Vote.ACKED
+
+
+def test_a_first_generation_stands_on_nothing() -> None:
+    shard = Shard.begin(step(0), (A,))
+    assert shard.sealed == frozenset()
+    assert shard.foundation == NONE
+    assert shard.drop(A).acknowledge(A, step(0)).view == frozenset()
+
+
+def test_a_new_generation_has_every_planned_holder_in_view() -> None:
+    assert Shard.begin(step(5), (A, B)).view == {A, B}
+
+
+def test_a_restarted_agent_keeps_its_word() -> None:
+    shard = Shard.adopt(step(0), (A, B), committed=step(7), proposed=step(8), vote=Vote.ABANDON, sealed=frozenset({step(7), step(8)}))
+    assert shard.view == {A, B}
+    assert shard.acknowledge(A, step(8)).acknowledge(B, step(8)).vote is Vote.ABANDON
+    undecided = Shard.adopt(step(0), (A,), committed=step(7), proposed=step(8), vote=Vote.NONE, sealed=frozenset({step(8)}))
+    assert undecided.vote is Vote.NONE
+    assert undecided.inventory(A, frozenset({step(7), step(8)})).vote is Vote.ACKED
+
+
+def test_a_forgotten_slot_is_not_sent() -> None:
+    assert committed().seal(step(8)).forget(step(7)).wanted(A) == 8
+
+
+@pytest.mark.parametrize(
+    ("boundary", "echo_step", "echo", "stop", "state", "answer"),
+    [
+        (4, 5, 1, 5, StopState.ANNOUNCED, (5, 1)),
+        (5, 5, 1, 5, StopState.ANNOUNCED, (5, 1)),
+        (4, -1, 0, 5, StopState.ANNOUNCED, (-1, 0)),
+        (5, -1, 0, 5, StopState.ANNOUNCED, (5, 2)),
+        (6, 3, 1, 5, StopState.ANNOUNCED, (5, 2)),
+        (6, 3, 1, 5, StopState.CONFIRMED, (3, 1)),
+        (6, 3, 1, 5, StopState.NONE, (3, 1)),
+    ],
+)
+def test_an_agent_says_no_for_a_rank_that_has_passed(
+    boundary: int, echo_step: int, echo: int, stop: int, state: StopState, answer: tuple[int, int]
+) -> None:
+    assert echo_of(RankHalf(1, boundary, echo_step=echo_step, echo=echo), step(stop), state) == answer

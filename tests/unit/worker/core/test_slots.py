@@ -1,0 +1,96 @@
+"""Which slot may be written, and what must be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.protocol.ids import Generation, Step
+from everstep.protocol.slot import SlotState
+from worker.core.slots import EMPTY, Content, SlotView, find_sealed, kept, slot_bytes_per_node, writable
+
+
+def content(step: int, origin: int = 1) -> Content:
+    return Content(Generation(origin), Step(step))
+
+
+def sealed(step: int, origin: int = 1, **more: bool) -> SlotView:
+    return SlotView(SlotState.SEALED, content(step, origin), **more)
+
+
+def writing(step: int, **more: bool) -> SlotView:
+    return SlotView(SlotState.WRITING, content(step), **more)
+
+
+@pytest.mark.parametrize(
+    ("slots", "keep", "index"),
+    [
+        ((sealed(7), EMPTY), (7,), 1),
+        ((EMPTY, EMPTY), (), 0),
+        ((sealed(7), sealed(6)), (7,), 1),
+        ((sealed(7), sealed(6)), (6,), 0),
+        ((sealed(7), sealed(6)), (), 1),
+        ((sealed(7), writing(8)), (7,), 1),
+        ((sealed(6), writing(8)), (), 1),
+        ((sealed(7), sealed(6)), (6, 7), None),
+        ((sealed(7), writing(8, is_busy=True)), (7,), None),
+        ((sealed(7), sealed(6, is_pinned=True)), (7,), None),
+        ((sealed(7), sealed(6, is_pinned=True), sealed(5)), (7,), 2),
+        ((sealed(7), writing(7)), (7,), 1),
+        ((sealed(7, origin=2), sealed(6)), (7,), 1),
+        ((), (), None),
+    ],
+)
+def test_writable(slots: Sequence[SlotView], keep: Sequence[int], index: int | None) -> None:
+    assert writable(slots, [content(step) for step in keep]) == index
+
+
+@given(
+    st.lists(
+        st.builds(
+            SlotView,
+            st.sampled_from(SlotState),
+            st.builds(content, st.integers(0, 3), st.integers(1, 2)),
+            is_pinned=st.booleans(),
+            is_busy=st.booleans(),
+        ),
+        max_size=3,
+    ),
+    st.sets(st.builds(content, st.integers(0, 3), st.integers(1, 2)), max_size=3),
+)
+def test_what_must_survive_is_never_offered(slots: list[SlotView], keep: set[Content]) -> None:
+    index = writable(slots, keep)
+    free = [slot for slot in slots if not (slot.is_pinned or slot.is_busy or (slot.state is SlotState.SEALED and slot.content in keep))]
+    if index is None:
+        assert not free
+    else:
+        assert slots[index] in free
+        if slots[index].state is SlotState.SEALED:
+            assert all(slot.state is SlotState.SEALED for slot in free)
+
+
+@pytest.mark.parametrize(
+    ("committed", "planned", "base", "expected"),
+    [
+        (None, (), None, set()),
+        (None, (content(3), content(5)), content(5), {content(3), content(5)}),
+        (None, (content(3),), content(5), {content(3), content(5)}),
+        (content(9), (content(3),), content(5), {content(9)}),
+    ],
+)
+def test_kept(committed: Content | None, planned: Sequence[Content], base: Content | None, expected: set[Content]) -> None:
+    assert kept(committed, planned, base) == expected
+
+
+def test_only_the_very_content_is_found_and_only_sealed() -> None:
+    slots = (writing(7), sealed(7, origin=2), sealed(7))
+    assert find_sealed(slots, content(7)) == 2
+    assert find_sealed(slots[:2], content(7)) is None
+
+
+def test_memory_of_a_node() -> None:
+    assert slot_bytes_per_node(copies=2, ranks_per_node=8, shard_bytes=10) == 320
+    assert slot_bytes_per_node(copies=3, ranks_per_node=1, shard_bytes=10, slot_count=3) == 90
