@@ -93,7 +93,8 @@ def kill_descendants(root_pid: int) -> int:
     """Kill everything below `root_pid`, not itself, and return how many there were.
 
     Freezes before it kills, so that nothing forks away between the look and the blow. It finds also what has become a daemon, as long as the root
-    is a subreaper. Idempotent.
+    is a subreaper. What forks and exits faster than /proc can be walked (some milliseconds) may be chased for long: only a cgroup could stop that.
+    Idempotent.
     """
     killed: set[Process] = set()
     while True:

@@ -67,7 +67,7 @@ def test_all_descendants_are_killed_but_not_the_root(tree: subprocess.Popen[byte
 
 def test_what_forks_all_the_time_is_killed_as_well() -> None:
     # Every process lives for a moment and leaves a successor: a look that does not freeze would always be late.
-    script = "import os, time\nwhile True:\n    if os.fork():\n        os._exit(0)\n"
+    script = "import os, select\nwhile True:\n    select.select([], [], [], 0.02)\n    if os.fork():\n        os._exit(0)\n"
     code = f"import ctypes, subprocess, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); subprocess.Popen([sys.executable, '-c', {script!r}]); "
     code += "print(flush=True); import os\nwhile True:\n    os.wait()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as root:
