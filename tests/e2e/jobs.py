@@ -23,7 +23,7 @@ from tests.e2e.reference import References
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PATIENCE_SECONDS = 150.0
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.1
 ENDED = ("Completed", "Stopped", "Failed")
 
 Json = dict[str, Any]
