@@ -1,0 +1,60 @@
+"""The page as the agent maps it: it outlives the agent, not the generation, and a torn half does not unsettle it."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+from everstep.protocol.rank_messages import RANK_WORD_BYTES, AgentHalf, RankHalf, StopState, Vote, write_rank_half
+from worker.shm.rank_page import RankPage
+
+
+def as_rank(path: Path) -> memoryview:
+    with path.open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), RANK_WORD_BYTES))
+
+
+def test_a_restarted_agent_finds_its_word(tmpfs: Path) -> None:
+    page = RankPage(tmpfs / "word", generation=3)
+    half = AgentHalf(3, 7, 8, 1, 20, StopState.CONFIRMED, 8, Vote.ACKED)
+    assert page.write(half)
+    assert not page.write(half)
+    page.close()
+    again = RankPage(tmpfs / "word", generation=3)
+    assert again.agent == half
+    again.close()
+
+
+def test_another_generation_begins_with_a_clean_page(tmpfs: Path) -> None:
+    page = RankPage(tmpfs / "word", generation=3)
+    page.write(AgentHalf(3, 7, 8))
+    write_rank_half(as_rank(tmpfs / "word"), RankHalf(3, 8))
+    page.close()
+    again = RankPage(tmpfs / "word", generation=4)
+    assert again.agent == AgentHalf(4)
+    assert again.rank() == RankHalf(4)
+    again.close()
+
+
+def test_an_agent_that_died_while_writing_begins_anew(tmpfs: Path) -> None:
+    page = RankPage(tmpfs / "word", generation=3)
+    page.write(AgentHalf(3, 7, 8))
+    page.close()
+    as_rank(tmpfs / "word")[0] |= 1
+    again = RankPage(tmpfs / "word", generation=3)
+    assert again.agent == AgentHalf(3)
+    again.close()
+
+
+def test_the_last_good_half_of_a_rank_stands(tmpfs: Path) -> None:
+    page = RankPage(tmpfs / "word", generation=3)
+    assert page.rank() == RankHalf(3)
+    shared = as_rank(tmpfs / "word")
+    write_rank_half(shared, RankHalf(3, 8, copying=8))
+    assert page.rank() == RankHalf(3, 8, copying=8)
+    shared[2048] |= 1  # killed while writing
+    assert page.rank() == RankHalf(3, 8, copying=8)
+    write_rank_half(shared, RankHalf(2, 99))  # a rank of another generation
+    assert page.rank() == RankHalf(3, 8, copying=8)
+    page.close(unlink=True)
+    assert not (tmpfs / "word").exists()

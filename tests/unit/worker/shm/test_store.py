@@ -1,0 +1,357 @@
+"""Slots of a node: granted, sealed, verified, pinned, adopted, and never believed beyond their headers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, digest, pack_header, unpack_header
+from worker.core.slots import Content
+from worker.errors import NoRoom
+from worker.shm import store as store_module
+from worker.shm.store import Slot, SlotStore, in_thread
+
+JOB, RUN, OTHER = JobName("gpt"), RunId("ab" * 16), RunId("cd" * 16)
+RANK = Rank(0)
+LAYOUT = b"l" * 16
+CAPACITY = 8192
+
+
+def content(step: int, origin: int = 1) -> Content:
+    return Content(Generation(origin), Step(step))
+
+
+def opened(tmpfs: Path, *, memory_bytes: int = 1 << 20) -> SlotStore:
+    store = SlotStore(tmpfs / "node", memory_bytes=memory_bytes)
+    store.open_run(JOB, RUN)
+    return store
+
+
+async def grant(store: SlotStore, step: int, *, keep: Collection[Content] = (), capacity: int = CAPACITY, slot_count: int = 2) -> int | None:
+    return await store.grant(RANK, content(step), keep=keep, capacity_bytes=capacity, layout_hash=LAYOUT, slot_count=slot_count)
+
+
+def header(store: SlotStore, step: int, size: int = 1000) -> SlotHeader:
+    return SlotHeader(
+        job=store.job,
+        run=RUN,
+        owner_rank=RANK,
+        origin_generation=Generation(1),
+        step=Step(step),
+        state=SlotState.WRITING,
+        capacity_bytes=CAPACITY,
+        payload_bytes=size,
+        layout_hash=LAYOUT,
+    )
+
+
+def payload(step: int, size: int = 1000) -> bytes:
+    return (step.to_bytes(2, "big") * size)[:size]
+
+
+async def fill(store: SlotStore, step: int, *, keep: Collection[Content] = ()) -> Slot:
+    """Write and seal a step."""
+    index = await grant(store, step, keep=keep)
+    assert index is not None
+    slot = store.shards[RANK][index]
+    with slot.file.payload(0, 1000) as view:
+        view[:] = payload(step)
+    assert await store.seal(RANK, index, header(store, step)) == digest(payload(step))
+    return slot
+
+
+def on_disk(slot: Slot) -> SlotHeader:
+    return unpack_header(slot.file.path.read_bytes()[:HEADER_BYTES])
+
+
+async def test_a_slot_is_writing_then_sealed_and_its_header_says_so(tmpfs: Path) -> None:
+    store = opened(tmpfs)
+    index = await grant(store, 1)
+    assert index == 0
+    slot = store.shards[RANK][0]
+    assert on_disk(slot).state is SlotState.WRITING
+    assert store.inventory() == ()
+    slot = await fill(store, 2)
+    assert on_disk(slot) == slot.file.header
+    assert (slot.file.header.state, slot.file.header.payload_digest) == (SlotState.SEALED, digest(payload(2)))
+    (record,) = store.inventory()
+    assert (record.owner_rank, record.origin_generation, record.step, record.digest, record.payload_bytes) == (0, 1, 2, digest(payload(2)), 1000)
+    store.close()
+
+
+async def test_new_slots_are_made_until_there_are_enough_then_the_oldest_is_overwritten(tmpfs: Path) -> None:
+    store = opened(tmpfs)
+    first, second = await fill(store, 1), await fill(store, 2)
+    assert first is not second
+    assert await fill(store, 3, keep={content(2)}) is first
+    assert await grant(store, 4, keep={content(2), content(3)}) is None
+    assert store.sealed(RANK, content(2)) is second
+    assert store.sealed(RANK, content(1)) is None
+    assert store.sealed(RANK, content(2, origin=2)) is None
+    store.close()
+
+
+async def test_granting_cancels_and_joins_who_reads_the_old_content(tmpfs: Path) -> None:
+    store = opened(tmpfs)
+    slot = await fill(store, 1)
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def read() -> bool:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return True
+
+    reading = asyncio.create_task(store.reading(slot, read()))
+    await begun.wait()
+    await fill(store, 2)
+    await grant(store, 3, keep={content(2)})
+    assert ended.is_set()
+    assert slot.file.header.step == 3
+    assert await reading is None
+    store.close()
+
+
+async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digest is still being made when the slot is granted anew: the older step must not appear sealed over the newer one's bytes."""
+    monkeypatch.setattr(store_module, "INLINE_DIGEST_BYTES", 0)
+    store = opened(tmpfs)
+    index = await grant(store, 1, slot_count=1)
+    assert index == 0
+    sealing = asyncio.create_task(store.seal(RANK, 0, header(store, 1)))
+    slot = store.shards[RANK][0]
+    await asyncio.sleep(0)  # it has begun to read
+    assert slot.readers
+    assert await grant(store, 2, slot_count=1) == 0
+    assert await sealing is None
+    assert (on_disk(slot).state, on_disk(slot).step) == (SlotState.WRITING, 2)
+    store.close()
+
+
+async def test_what_does_not_hash_to_the_expected_digest_is_void(tmpfs: Path) -> None:
+    store = opened(tmpfs)
+    index = await grant(store, 1)
+    assert index is not None
+    assert await store.seal(RANK, index, header(store, 1), expected=b"x" * 16) is None
+    assert on_disk(store.shards[RANK][index]).state is SlotState.EMPTY
+    store.close()
+
+
+@pytest.mark.parametrize("byte", [0, 500, 999])
+async def test_a_flipped_byte_is_found_and_the_slot_is_void(tmpfs: Path, byte: int) -> None:
+    store = opened(tmpfs)
+    slot = await fill(store, 1)
+    assert await store.verify(slot)
+    with slot.file.payload(byte, byte + 1) as view:
+        view[0] ^= 1
+    assert not await store.verify(slot)
+    assert on_disk(slot).state is SlotState.EMPTY
+    assert store.inventory() == ()
+    store.close()
+
+
+async def test_a_pinned_slot_is_not_granted(tmpfs: Path) -> None:
+    store = opened(tmpfs)
+    first = await fill(store, 1)
+    await fill(store, 2)
+    first.pins += 1
+    assert await grant(store, 3, keep={content(2)}) is None
+    first.pins -= 1
+    assert await grant(store, 3, keep={content(2)}) is not None
+    store.close()
+
+
+class TestRoom:
+    """Memory runs out."""
+
+    async def test_beyond_the_nodes_share_it_is_refused_with_the_figures(self, tmpfs: Path) -> None:
+        store = opened(tmpfs, memory_bytes=CAPACITY + 100)
+        await fill(store, 1)
+        with pytest.raises(NoRoom) as refused:
+            await grant(store, 2, keep={content(1)})
+        assert (refused.value.needed_bytes, refused.value.available_bytes) == (2 * CAPACITY, CAPACITY + 100)
+        assert "16,384 bytes" in str(refused.value)
+        assert store.sealed(RANK, content(1)) is not None
+        store.close()
+
+    async def test_a_full_tmpfs_is_an_error_here_and_leaves_nothing_behind(self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = opened(tmpfs)
+        real = os.posix_fallocate
+
+        def full(descriptor: int, offset: int, length: int) -> None:
+            real(descriptor, offset, 100)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "posix_fallocate", full)
+            with pytest.raises(NoRoom) as refused:
+                await grant(store, 1)
+        assert refused.value.needed_bytes == CAPACITY
+        assert refused.value.available_bytes > 0
+        assert list((tmpfs / "node" / RUN).iterdir()) == []
+        assert await grant(store, 1) == 0
+        store.close()
+
+    async def test_a_slot_that_cannot_grow_is_left_without_room_and_the_others_stay(self, tmpfs: Path) -> None:
+        store = opened(tmpfs, memory_bytes=2 * CAPACITY)
+        await fill(store, 1)
+        kept = await fill(store, 2)
+        with pytest.raises(NoRoom):
+            await grant(store, 3, keep={content(2)}, capacity=4 * CAPACITY)
+        assert store.sealed(RANK, content(2)) is kept
+        assert await grant(store, 3, keep={content(2)}) is not None  # and it can be made anew with less
+        store.close()
+
+    async def test_a_larger_layout_makes_the_slot_anew(self, tmpfs: Path) -> None:
+        store = opened(tmpfs)
+        await fill(store, 1)
+        await fill(store, 2)
+        index = await grant(store, 3, keep={content(2)}, capacity=2 * CAPACITY)
+        assert index is not None
+        slot = store.shards[RANK][index]
+        assert slot.file.path.stat().st_size == HEADER_BYTES + 2 * CAPACITY
+        assert on_disk(slot).capacity_bytes == 2 * CAPACITY
+        store.close()
+
+    async def test_reserving_makes_all_slots_and_touches_none_that_holds_something(self, tmpfs: Path) -> None:
+        store = opened(tmpfs)
+        slot = await fill(store, 1)
+        paths = await store.reserve(RANK, capacity_bytes=2 * CAPACITY, layout_hash=LAYOUT, slot_count=2)
+        assert len(set(paths)) == 2
+        assert store.sealed(RANK, content(1)) is slot
+        assert store.shards[RANK][1].file.header.capacity_bytes == 2 * CAPACITY
+        store.close()
+
+
+class TestAdoption:
+    """What a restarted agent makes of an earlier one's slots."""
+
+    async def test_sealed_slots_are_found_again_with_their_bytes(self, tmpfs: Path) -> None:
+        store = opened(tmpfs)
+        await fill(store, 1)
+        await fill(store, 2)
+        before = store.inventory()
+        store.close()
+        again = opened(tmpfs)
+        assert again.inventory() == before
+        slot = again.sealed(RANK, content(2))
+        assert slot is not None
+        assert await again.verify(slot)
+        again.close()
+
+    async def test_a_slot_that_was_being_written_stays_busy_until_its_writer_is_known_to_have_stopped(self, tmpfs: Path) -> None:
+        store = opened(tmpfs)
+        await fill(store, 1)
+        await grant(store, 2, keep={content(1)})
+        store.close()
+        again = opened(tmpfs)
+        assert [record.step for record in again.inventory()] == [1]
+        assert await grant(again, 3, keep={content(1)}) is None
+        again.settle_copiers(RANK)
+        assert on_disk(again.shards[RANK][1]).state is SlotState.EMPTY
+        assert await grant(again, 3, keep={content(1)}) == 1
+        again.close()
+
+    @pytest.mark.parametrize("damage", ["flipped", "torn", "short", "longer", "missing", "foreign run", "foreign rank", "unknown version"])
+    async def test_a_slot_that_cannot_be_believed_is_void_in_its_place(self, tmpfs: Path, damage: str) -> None:
+        store = opened(tmpfs)
+        await fill(store, 1)
+        second = await fill(store, 2)
+        path = store.shards[RANK][0].file.path
+        store.close()
+        data = path.read_bytes()
+        sound = unpack_header(data[:HEADER_BYTES])
+        match damage:
+            case "flipped":
+                path.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])
+            case "torn":
+                path.write_bytes(pack_header(replace(sound, step=Step(9)))[:100] + data[100:])
+            case "short":
+                path.write_bytes(data[: HEADER_BYTES - 1])
+            case "longer":
+                path.write_bytes(data + b"\0")
+            case "missing":
+                path.unlink()
+            case "foreign run":
+                path.write_bytes(pack_header(replace(sound, run=OTHER)) + data[HEADER_BYTES:])
+            case "foreign rank":
+                path.write_bytes(pack_header(replace(sound, owner_rank=Rank(5))) + data[HEADER_BYTES:])
+            case "unknown version":
+                fields = data[:8] + b"\x02\x00" + data[10:176]
+                path.write_bytes(fields + digest(fields) + data[192:])
+        again = opened(tmpfs)
+        assert [record.step for record in again.inventory()] == [2]
+        assert len(again.shards[RANK]) == 2
+        assert again.shards[RANK][1].file.path == second.file.path  # slots are known by their number, on the page too
+        again.settle_copiers(RANK)
+        slot = await fill(again, 3, keep={content(2)})
+        assert slot.file.path == path
+        assert {record.step for record in again.inventory()} == {2, 3}
+        again.close()
+
+    async def test_a_rank_keeps_its_mapping_of_a_slot_that_was_declared_void(self, tmpfs: Path) -> None:
+        store = opened(tmpfs)
+        slot = await fill(store, 1)
+        store.close()
+        with slot.file.path.open("r+b") as file:
+            file.seek(20)
+            file.write(b"\xff")
+        inode = slot.file.path.stat().st_ino
+        again = opened(tmpfs)
+        assert slot.file.path.stat().st_ino == inode
+        assert again.shards[RANK][0].file.header.capacity_bytes == CAPACITY
+        again.close()
+
+    async def test_the_slots_of_another_run_go(self, tmpfs: Path) -> None:
+        store = opened(tmpfs)
+        await fill(store, 1)
+        store.close()
+        again = SlotStore(tmpfs / "node", memory_bytes=1 << 20)
+        again.open_run(JOB, OTHER)
+        assert again.inventory() == ()
+        assert [path.name for path in (tmpfs / "node").iterdir()] == [OTHER]
+        again.close()
+
+    async def test_a_release_leaves_nothing(self, tmpfs: Path) -> None:
+        store = opened(tmpfs)
+        await fill(store, 1)
+        store.page_path(RANK).touch()
+        await store.release()
+        assert list((tmpfs / "node").iterdir()) == []
+
+
+async def test_what_is_not_kept_is_void_after_a_load(tmpfs: Path) -> None:
+    store = opened(tmpfs)
+    await fill(store, 1)
+    await fill(store, 2)
+    await store.empty_all_but({RANK: {content(1)}})
+    assert [record.step for record in store.inventory()] == [1]
+    await store.empty_all_but({})
+    assert store.inventory() == ()
+    store.close()
+
+
+async def test_a_thread_is_joined_when_its_caller_is_cancelled() -> None:
+    begun, ended = asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+
+    def work(cancelled: object) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        cancelled.wait()  # type: ignore[attr-defined]
+        ended.append(True)
+
+    task = asyncio.create_task(in_thread(work))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == [True]
