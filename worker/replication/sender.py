@@ -86,18 +86,20 @@ class ReplicaSender:
     async def _feed(self, session: Session, refused: Signal) -> None:
         """Send what is wanted; what was sent is not sent again on this session unless the holder refused it."""
         sent: set[Content] = set()
+        heeded = refused.version
         while True:
             shard = self._shard
-            seen, refusals = shard.changed.version, refused.version
+            seen = shard.changed.version
+            if refused.version != heeded:  # also one that came while another shard was being sent
+                await asyncio.sleep(REFUSED_SECONDS)
+                heeded = refused.version
+                sent.clear()
             sent &= {shard.content(shard.core.foundation), shard.content(shard.core.proposed)}
             step = shard.core.wanted(self._peer)
             content = shard.content(step)
             slot = shard.slot(step) if step != NONE and content not in sent else None
             if slot is None:
-                await first_of(shard.changed.wait(seen), refused.wait(refusals))
-                if refused.version != refusals:
-                    await asyncio.sleep(REFUSED_SECONDS)
-                    sent.clear()
+                await first_of(shard.changed.wait(seen), refused.wait(heeded))
                 continue
             work = send_shard(session, slot, committed=shard.core.committed, progress=self._progress)
             if await self._store.reading(slot, work):

@@ -1,0 +1,177 @@
+"""Two nodes on loopback: an owner with one shard and a holder, with real sessions, slots on tmpfs, and nothing else of an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.peer_messages import SessionKind
+from everstep.protocol.slot import SlotHeader, SlotState
+from worker.core.rounds import NONE, Shard
+from worker.core.slots import Content
+from worker.owned_shard import OwnedShard
+from worker.replication.receiver import ReplicaReceiver
+from worker.replication.sender import ReplicaSender
+from worker.replication.tcp import PeerListener, TcpSession, dial
+from worker.replication.transport import Credentials
+from worker.shm.rank_page import RankPage
+from worker.shm.store import SlotStore
+from worker.tasks import end
+
+JOB, RUN, GENERATION = JobName("gpt"), RunId("ab" * 16), Generation(3)
+OWNER, HOLDER = NodeId("i-owner"), NodeId("i-holder")
+OWNER_ADDRESS, HOLDER_ADDRESS = "127.0.0.2", "127.0.0.3"
+RANK = Rank(0)
+KEY = b"k" * 32
+LAYOUT = b"l" * 16
+
+
+def credentials(node_id: NodeId, *, key: bytes = KEY, run: RunId = RUN, generation: Generation = GENERATION) -> Credentials:
+    return Credentials(JOB, run, generation, node_id, key)
+
+
+def content(step: int) -> Content:
+    return Content(GENERATION, Step(step))
+
+
+def payload(step: int, size: int) -> bytes:
+    return (step.to_bytes(4, "big") * (size // 4 + 1))[:size]
+
+
+class Pair:
+    """One owner: the fixture, which closes it."""
+
+    def __init__(self, tmpfs: Path, *, payload_bytes: int = 10_000, memory_bytes: int = 1 << 24, holder_memory_bytes: int = 1 << 24) -> None:
+        self.payload_bytes = payload_bytes
+        self.owner_store = self._store(tmpfs / "owner", memory_bytes)
+        self.holder_store = self._store(tmpfs / "holder", holder_memory_bytes)
+        self.heard = NONE
+        """C as the holder's own line to the coordinator has brought it."""
+        self.receiver = ReplicaReceiver(self.holder_store, held_ranks=[RANK], keep=self._keep, slot_count=2)
+        self.listener = PeerListener(HOLDER)
+        self.changes = 0
+        self.shard = OwnedShard(
+            rank=RANK,
+            generation=GENERATION,
+            core=Shard.begin(Step(0), (HOLDER,)),
+            base=None,
+            store=self.owner_store,
+            page=RankPage(self.owner_store.page_path(RANK), generation=GENERATION),
+            on_change=self._changed,
+        )
+        self._sending: asyncio.Task[None] | None = None
+
+    @staticmethod
+    def _store(root: Path, memory_bytes: int) -> SlotStore:
+        store = SlotStore(root, memory_bytes=memory_bytes)
+        store.open_run(JOB, RUN)
+        return store
+
+    def _keep(self, rank: Rank, told: Step) -> set[Content]:
+        step = max(self.heard, told)
+        return {content(step)} if step != NONE else set()
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    # -- the holder -------------------------------------------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Admit the generation's members."""
+        if not self.listener.port:
+            self.listener.start(HOLDER_ADDRESS)
+        self.listener.admit(credentials(HOLDER), self._serve)
+
+    async def _serve(self, session: TcpSession) -> None:
+        await (self.receiver.replica(session) if session.opened.kind == "replica" else self.receiver.fetch(session))
+
+    async def dial(self, who: Credentials | None = None, kind: SessionKind = "replica", peer: NodeId = HOLDER, rank: Rank = RANK) -> TcpSession:
+        """Open a session to the holder."""
+        return await dial(
+            who or credentials(OWNER),
+            peer=peer,
+            address=HOLDER_ADDRESS,
+            port=self.listener.port,
+            kind=kind,
+            owner_rank=rank,
+            source_address=OWNER_ADDRESS,
+        )
+
+    async def line(self) -> socket.socket:
+        """Open a bare connection to the holder's port."""
+        line = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        line.bind((OWNER_ADDRESS, 0))
+        await asyncio.get_running_loop().sock_connect(line, (HOLDER_ADDRESS, self.listener.port))
+        return line
+
+    # -- the owner --------------------------------------------------------------------------------------------------------------------------
+
+    def send(self, *, deadline_seconds: float = 30.0, dial: Callable[[], object] | None = None) -> None:
+        """Keep the holder supplied."""
+        sender = ReplicaSender(self.shard, HOLDER, dial or partial(self.dial), self.owner_store, holder_deadline_seconds=deadline_seconds)  # type: ignore[arg-type]
+        self._sending = asyncio.create_task(sender.run())
+
+    async def stop_sending(self) -> None:
+        """End the sender as its generation's end does."""
+        await end(self._sending)
+
+    async def capture(self, step: int) -> None:
+        """Grant, write and seal a step in the owner's own slot, as the rank and its agent do."""
+        committed = self.shard.core.committed
+        keep = {content(committed)} if committed != NONE else set()
+        index = await self.owner_store.grant(RANK, content(step), keep=keep, capacity_bytes=self.payload_bytes, layout_hash=LAYOUT, slot_count=2)
+        assert index is not None
+        for lost in [each for each in self.shard.core.sealed if self.shard.slot(each) is None]:
+            self.shard.apply(self.shard.core.forget(lost))
+        slot = self.owner_store.shards[RANK][index]
+        with slot.file.payload(0, self.payload_bytes) as view:
+            view[:] = payload(step, self.payload_bytes)
+        header = SlotHeader(
+            job=JOB,
+            run=RUN,
+            owner_rank=RANK,
+            origin_generation=GENERATION,
+            step=Step(step),
+            state=SlotState.WRITING,
+            capacity_bytes=self.payload_bytes,
+            payload_bytes=self.payload_bytes,
+            layout_hash=LAYOUT,
+        )
+        assert await self.owner_store.seal(RANK, index, header) is not None
+        self.shard.apply(self.shard.core.seal(Step(step)))
+
+    def hear(self, committed: int, proposed: int) -> None:
+        """The owner hears of a round."""
+        self.shard.apply(self.shard.core.hear(Step(committed), Step(proposed)))
+
+    async def until(self, reached: Callable[[], bool], seconds: float = 20.0) -> None:
+        """Wait until the owner's shard is as it should be."""
+        async with asyncio.timeout(seconds):
+            while not reached():
+                await self.shard.changed.wait(self.shard.changed.version, 0.05)
+
+    def held(self) -> dict[Step, bytes]:
+        """Return what the holder has sealed: step and bytes."""
+        found = {}
+        for record in self.holder_store.inventory():
+            slot = self.holder_store.sealed(RANK, Content(record.origin_generation, record.step))
+            assert slot is not None
+            with slot.file.payload() as view:
+                found[record.step] = bytes(view)
+        return found
+
+    def holder_states(self) -> list[SlotState]:
+        """Return the states of the holder's slots."""
+        return [slot.file.header.state for slot in self.holder_store.shards.get(RANK, [])]
+
+    async def close(self) -> None:
+        """End everything."""
+        await self.stop_sending()
+        await self.listener.close()
+        self.shard.page.close()
+        self.owner_store.close()
+        self.holder_store.close()

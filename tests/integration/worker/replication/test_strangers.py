@@ -1,0 +1,264 @@
+"""Who may open a session, and what happens to everybody else: refused, counted, and the listener lives on."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from everstep.protocol.codec import Message, encode, frame
+from everstep.protocol.ids import Generation, NodeId, Rank, RunId
+from everstep.protocol.peer_messages import (
+    CHUNK_BIT,
+    MAX_CHUNK_BYTES,
+    MAX_PEER_MESSAGE_BYTES,
+    Accepted,
+    Answer,
+    Challenge,
+    HolderInventory,
+    Open,
+    PeerMessage,
+    Refused,
+    session_mac,
+)
+from tests.integration.worker.replication.pair import GENERATION, HOLDER, JOB, KEY, OWNER, RANK, RUN, Pair, credentials
+from worker.errors import PeerLost, PeerRefused
+from worker.replication import tcp
+from worker.replication.tcp import TcpSession
+
+pytestmark = pytest.mark.integration
+
+
+async def is_alive(pair: Pair) -> bool:
+    """A member of the generation gets in."""
+    session = await pair.dial()
+    first = await session.receive()
+    session.close()
+    return isinstance(first, HolderInventory)
+
+
+async def closed(line: socket.socket) -> bytes:
+    """Read what is still said, until the other side closes."""
+    loop, said = asyncio.get_running_loop(), b""
+    async with asyncio.timeout(10):
+        try:
+            while data := await loop.sock_recv(line, 65536):
+                said += data
+        except ConnectionResetError:
+            pass
+    line.close()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("who", "what"),
+    [
+        (credentials(OWNER, key=b"K" * 32), "does not hold the key"),
+        (credentials(OWNER, generation=Generation(2)), "not a member of generation 2"),
+        (credentials(OWNER, generation=Generation(4)), "not a member of generation 4"),
+        (credentials(OWNER, run=RunId("cd" * 16)), "not a member of generation 3"),
+    ],
+    ids=["wrong key", "older generation", "newer generation", "another run"],
+)
+async def test_who_is_no_member_is_refused_by_either_side(pair: Pair, who: tcp.Credentials, what: str) -> None:
+    with pytest.raises(PeerRefused, match=what):
+        await pair.dial(who)
+    assert await is_alive(pair)
+    assert pair.listener.refused_count == 1 or what == "does not hold the key"  # with a wrong key the dialler leaves first
+
+
+async def test_who_answers_must_be_who_was_called(pair: Pair) -> None:
+    with pytest.raises(PeerRefused, match="who answers as i-other"):
+        await pair.dial(peer=NodeId("i-other"))
+    assert await is_alive(pair)
+
+
+async def test_a_listener_that_does_not_hold_the_key_gets_nothing(pair: Pair) -> None:
+    pair.listener.admit(credentials(HOLDER, key=b"K" * 32), pair._serve)
+    with pytest.raises(PeerRefused, match="does not hold the key"):
+        await pair.dial()
+
+
+async def test_a_proof_is_worth_nothing_in_another_session(pair: Pair) -> None:
+    """The dialler repeats a proof that it has overheard: the listener's nonce is another one each time."""
+
+    async def knock(mac: bytes | None) -> tuple[Message, bytes]:
+        line = await pair.line()
+        session = TcpSession(line, _open(), HOLDER)
+        await session.send(_open())
+        challenge = await session.receive()
+        assert isinstance(challenge, Challenge)
+        good = session_mac(KEY, "dialler", _open(), challenge.nonce, HOLDER, JOB)
+        await session.send(Answer(mac=good if mac is None else mac))
+        verdict = await session.receive()
+        session.close()
+        assert isinstance(verdict, Message)
+        return verdict, good
+
+    verdict, overheard = await knock(None)
+    assert isinstance(verdict, Accepted)
+    verdict, _ = await knock(overheard)
+    assert isinstance(verdict, Refused)
+    assert await is_alive(pair)
+    assert pair.listener.refused_count == 1
+
+
+async def test_the_listeners_own_proof_sent_back_is_none(pair: Pair) -> None:
+    session = TcpSession(await pair.line(), _open(), HOLDER)
+    await session.send(_open())
+    challenge = await session.receive()
+    assert isinstance(challenge, Challenge)
+    await session.send(Answer(mac=challenge.mac))
+    assert isinstance(await session.receive(), Refused)
+    session.close()
+
+
+def _open() -> Open:
+    return Open(run=RUN, generation=GENERATION, kind="replica", node_id=OWNER, owner_rank=RANK, nonce=b"n" * 32)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc" + bytes(64),
+        b"\x00\x00\x00\x04\xff\xff\xff\xff",
+        (MAX_PEER_MESSAGE_BYTES + 1).to_bytes(4, "big"),
+        (CHUNK_BIT | (MAX_CHUNK_BYTES + 1)).to_bytes(4, "big"),
+        b"\x00\x00\x00\x00",
+        frame(Accepted()),
+        frame(Refused(reason="x")),
+        len(encode(Accepted())).to_bytes(4, "big") + b"\x00\x09" + encode(Accepted())[2:],
+        (CHUNK_BIT | 8).to_bytes(4, "big") + bytes(8) + bytes(8),
+    ],
+    ids=["http", "tls", "noise", "oversized message", "oversized chunk", "empty", "out of turn", "refusal", "unknown version", "chunk first"],
+)
+async def test_what_does_not_begin_as_a_session_is_closed_and_counted(pair: Pair, data: bytes) -> None:
+    line = await pair.line()
+    await asyncio.get_running_loop().sock_sendall(line, data)
+    await closed(line)
+    assert pair.listener.refused_count == 1
+    assert await is_alive(pair)
+
+
+async def test_who_says_nothing_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "HANDSHAKE_SECONDS", 0.05)
+    assert await closed(await pair.line()) == b""
+    assert pair.listener.refused_count == 1
+
+
+async def test_who_says_half_a_word_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "HANDSHAKE_SECONDS", 0.05)
+    line = await pair.line()
+    await asyncio.get_running_loop().sock_sendall(line, frame(_open())[:20])
+    assert await closed(line) == b""
+    assert pair.listener.refused_count == 1
+
+
+async def test_who_hangs_up_at_once_harms_nobody(pair: Pair) -> None:
+    (await pair.line()).close()
+    assert await is_alive(pair)
+
+
+async def test_more_sessions_than_a_node_can_have_are_closed_unread(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "MAX_SESSIONS", 1)
+    session = await pair.dial()
+    assert await closed(await pair.line()) == b""
+    assert pair.listener.refused_count == 1
+    session.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(Accepted()),
+        (MAX_PEER_MESSAGE_BYTES + 1).to_bytes(4, "big"),
+        b"\x00\x00\x00\x03\x00\x01\xc1",
+        (CHUNK_BIT | 8).to_bytes(4, "big") + bytes(16),
+    ],
+    ids=["another message", "oversized", "noise", "chunk of nothing"],
+)
+async def test_a_member_that_breaks_the_protocol_loses_its_line_and_nobody_elses(pair: Pair, data: bytes) -> None:
+    session = await pair.dial()
+    assert isinstance(await session.receive(), HolderInventory)
+    await session._send_all((data,))
+    with pytest.raises(PeerLost):
+        await session.receive()
+    assert pair.listener.refused_count == 1
+    assert await is_alive(pair)
+    session.close()
+
+
+async def test_shards_that_the_plan_does_not_place_here_are_refused(pair: Pair) -> None:
+    session = await pair.dial(rank=Rank(7))
+    with pytest.raises(PeerLost):
+        await session.receive()
+    assert pair.listener.refused_count == 1
+    session.close()
+
+
+async def test_after_a_promise_nobody_of_the_old_generation_gets_in(pair: Pair) -> None:
+    assert await is_alive(pair)
+    await pair.listener.revoke()
+    with pytest.raises(PeerRefused, match="not a member"):
+        await pair.dial()
+    pair.listener.admit(credentials(HOLDER, generation=Generation(4)), pair._serve)
+    with pytest.raises(PeerRefused, match="not a member of generation 3"):
+        await pair.dial()
+    session = await pair.dial(credentials(OWNER, generation=Generation(4)))
+    session.close()
+
+
+async def test_a_promise_in_the_middle_of_a_handshake_wins(pair: Pair) -> None:
+    session = TcpSession(await pair.line(), _open(), HOLDER)
+    await session.send(_open())
+    challenge = await session.receive()
+    assert isinstance(challenge, Challenge)
+    pair.listener.admit(credentials(HOLDER, generation=Generation(4)), pair._serve)
+    await session.send(Answer(mac=session_mac(KEY, "dialler", _open(), challenge.nonce, HOLDER, JOB)))
+    with pytest.raises(PeerLost):
+        await session.receive()
+    session.close()
+
+
+async def test_nobody_at_the_port(pair: Pair) -> None:
+    await pair.listener.close()
+    with pytest.raises(PeerLost, match="does not answer"):
+        await pair.dial()
+
+
+async def test_an_oversized_answer_is_refused_by_the_dialler() -> None:
+    """A listener that is not ours answers with a frame that no message may have."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    listener.bind(("127.0.0.4", 0))
+    listener.listen()
+    loop = asyncio.get_running_loop()
+
+    async def answer() -> socket.socket:
+        line, _ = await loop.sock_accept(listener)
+        await loop.sock_sendall(line, (MAX_PEER_MESSAGE_BYTES + 1).to_bytes(4, "big"))
+        return line
+
+    answering = asyncio.create_task(answer())
+    with pytest.raises(PeerRefused, match="does not speak our protocol"):
+        await tcp.dial(
+            credentials(OWNER),
+            peer=HOLDER,
+            address="127.0.0.4",
+            port=listener.getsockname()[1],
+            kind="round",
+            owner_rank=Rank(-1),
+            source_address="127.0.0.2",
+        )
+    (await answering).close()
+    listener.close()
+
+
+def test_every_message_of_the_line_is_in_its_union() -> None:
+    assert Open in PeerMessage.__args__
+    assert Challenge in PeerMessage.__args__
+
+
+def test_credentials_do_not_show_their_key() -> None:
+    assert "kkkk" not in repr(credentials(OWNER))
