@@ -18,6 +18,7 @@ from everstep.protocol.codec import LENGTH, Message, decode, frame, frame_length
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import Rank
 from everstep.protocol.rank_messages import RankHello, RankToAgent
+from worker.private_socket import listen_private
 from worker.tasks import end
 
 log = logging.getLogger(__name__)
@@ -68,12 +69,7 @@ class RankServer:
 
     async def start(self) -> None:
         """Listen; a socket that an earlier agent left is replaced."""
-        self.path.unlink(missing_ok=True)
-        previous = os.umask(0o177)
-        try:
-            self._server = await asyncio.start_unix_server(self._accept, self.path)
-        finally:
-            os.umask(previous)
+        self._server = await asyncio.start_unix_server(self._accept, sock=listen_private(self.path))
 
     async def close(self) -> None:
         """Stop listening and end every line; ranks train on and look for the next agent."""

@@ -28,6 +28,7 @@ from everstep.protocol import codec
 from everstep.protocol.codec import Message
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Rank, RunId
+from worker.private_socket import listen_private
 from worker.shim import launch, processes
 from worker.shim.line import Line
 from worker.shim.messages import (
@@ -167,18 +168,7 @@ class Shim:
         return wake
 
     def _listen(self) -> socket.socket:
-        path = self.options.socket_path
-        path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        mask = os.umask(0o177)
-        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-        try:
-            listener.bind(f"/proc/self/fd/{directory}/{path.name}")  # an address holds 107 bytes, a path any number
-        finally:
-            os.umask(mask)
-            os.close(directory)
-        listener.listen(16)
-        listener.setblocking(False)
+        listener = listen_private(self.options.socket_path)
         self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept(listener))
         return listener
 
