@@ -157,7 +157,7 @@ class Agent:
         if promise is None:
             return
         log.info("taking up run %s generation %d, %s", promise.run, promise.generation, promise.phase)
-        self._promise = promise
+        self._know(promise)
         self._store.open_run(promise.membership.job, promise.membership.run)
         match promise.phase:
             case MemberPhase.PROMISED | MemberPhase.LOAD_FAILED:
@@ -388,7 +388,12 @@ class Agent:
 
     def _set(self, promise: Promise | None) -> None:
         self._promises.write(promise)
+        self._know(promise)
+
+    def _know(self, promise: Promise | None) -> None:
         self._promise = promise
+        if promise is not None:
+            self._listener.promised_run = RunId(promise.run)
 
     def _move(self, event: Event) -> None:
         assert self._promise is not None

@@ -17,6 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from everstep.protocol.agent_messages import AgentReport, AgentWelcome, ControlToAgent, Hello
 from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode
 from everstep.protocol.errors import ProtocolError
+from worker.sockets import tune
 from worker.tasks import Signal, first_of
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class ControlClient:
         scratch.write_text(welcome.session_token)
         scratch.replace(self._token_path)
         self._interval_seconds = welcome.timeouts.lease_seconds / 3
+        tune(line.transport.get_extra_info("socket"), silence_seconds=welcome.timeouts.lease_seconds)
         self.is_connected = True
         log.info("connected to the control plane as a node of fleet %s", welcome.fleet)
         await first_of(self._send(line), self._listen(line))

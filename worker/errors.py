@@ -5,6 +5,7 @@
     ├── PeerError                a line to another agent failed
     │   ├── PeerLost             closed, timed out, or nobody answers: retryable
     │   └── PeerRefused          the other side does not know us, our key or our generation: retryable
+    │       └── OtherGeneration  of the run that this node works for, but not what it is a member of now
     ├── SourceRefused            the user's source archive is not what the plan says, or not safe to unpack
     ├── SupervisorError
     │   ├── ShimUnavailable      the node's shim cannot be started or reached
@@ -50,6 +51,10 @@ class PeerLost(PeerError):
 
 class PeerRefused(PeerError):
     """The other side does not know us, our key or our generation."""
+
+
+class OtherGeneration(PeerRefused):
+    """A session of the run that this node works for, but of a generation that it left or has not loaded yet; seen around every restart."""
 
 
 class SourceRefused(WorkerError):

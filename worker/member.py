@@ -81,7 +81,7 @@ class Member:
         self._node = node
         self._on_change = on_change
         self._slot_count = 3 if plan.checkpoint.third_slot else 2
-        self._credentials = Credentials(plan.job, plan.run, plan.generation, node.node_id, key)
+        self._credentials = Credentials(plan.job, plan.run, plan.generation, node.node_id, key, silence_seconds=plan.timeouts.holder_deadline_seconds)
         self._keep_list: dict[Rank, set[Content]] = {}
         for named in self.here.keep:
             self._keep_list.setdefault(named.owner_rank, set()).add(Content(named.origin_generation, named.step))

@@ -90,6 +90,22 @@ def answer_prepare(member: Membership | None, run: RunId, generation: Generation
     return Answer.REPEAT if generation == member.generation else Answer.REFUSE
 
 
+def is_own_run(promised: RunId | None, run: RunId) -> bool:
+    """Say whether a session that is refused comes from the run that this node works for: fenced off as stale, or early, but nobody foreign.
+
+    Any of the run's generations will do. Around a restart peers still dial for the one before, or already for the next; a node that has taken a lost
+    one's place hears of generations it never was a member of.
+
+    Args:
+        promised: the run of the newest promise; None before the first one.
+        run: what the session asks for.
+
+    Returns:
+        True if there is nothing to warn of.
+    """
+    return promised == run
+
+
 def is_current(member: Membership | None, run: RunId, generation: Generation) -> bool:
     """Say whether a command of (run, generation) is for the generation that this node has promised."""
     return member is not None and member.run == run and member.generation == generation

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 
 from everstep.protocol.codec import LENGTH, Message, decode, frame
 from everstep.protocol.errors import MalformedMessage, OversizedMessage, ProtocolError
-from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.ids import NodeId, Rank, RunId
 from everstep.protocol.peer_messages import (
     CHUNK_BIT,
     CHUNK_PREFIX,
@@ -31,8 +31,10 @@ from everstep.protocol.peer_messages import (
     SessionKind,
     session_mac,
 )
-from worker.errors import PeerLost, PeerRefused
+from worker.core.generation import is_own_run
+from worker.errors import OtherGeneration, PeerLost, PeerRefused
 from worker.replication.transport import Chunk, Credentials
+from worker.sockets import tune
 
 log = logging.getLogger(__name__)
 HANDSHAKE_SECONDS = 5.0
@@ -167,7 +169,7 @@ async def dial(
     session = TcpSession(line, opened, peer)
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tune(line, silence_seconds=credentials.silence_seconds)
             line.bind((source_address, 0))
             await asyncio.get_running_loop().sock_connect(line, (address, port))
             await _prove(session, credentials, peer)
@@ -215,6 +217,8 @@ class PeerListener:
         self.node_id = node_id
         self.port = 0
         self.refused_count = 0
+        self.promised_run: RunId | None = None
+        """Of the newest promise, also after its release: who asks for another generation of it is no stranger."""
         self._socket: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._credentials: Credentials | None = None
@@ -264,7 +268,6 @@ class PeerListener:
                 line.close()
                 continue
             line.setblocking(False)
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             task = asyncio.create_task(self._session(line, f"{origin[0]}:{origin[1]}"), name=f"peer session {origin[0]}:{origin[1]}")
             self._sessions[task] = True
             task.add_done_callback(lambda done: self._sessions.pop(done, None))
@@ -276,6 +279,10 @@ class PeerListener:
             try:
                 async with asyncio.timeout(HANDSHAKE_SECONDS):
                     serve = await self._check(session)
+            except OtherGeneration as error:
+                self.refused_count += 1
+                log.debug("session from %s refused: %s", origin, error)
+                return
             except (TimeoutError, PeerRefused, ProtocolError) as error:
                 self.refused_count += 1
                 log.warning("session from %s refused: %s", origin, error or "no handshake in time")
@@ -297,7 +304,8 @@ class PeerListener:
         if credentials is None or serve is None or (opened.run, opened.generation) != (credentials.run, credentials.generation):
             reason = f"not a member of generation {opened.generation} of run {opened.run}"
             await session.send(Refused(reason=reason))
-            raise PeerRefused(reason)
+            raise OtherGeneration(reason) if is_own_run(self.promised_run, opened.run) else PeerRefused(reason)
+        tune(session._line, silence_seconds=credentials.silence_seconds)
         nonce = secrets.token_bytes(NONCE_BYTES)
         mac = session_mac(credentials.key, "listener", opened, nonce, self.node_id, credentials.job)
         await session.send(Challenge(node_id=self.node_id, nonce=nonce, mac=mac))

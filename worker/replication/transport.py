@@ -22,6 +22,8 @@ class Credentials:
     generation: Generation
     node_id: NodeId
     key: bytes
+    silence_seconds: float
+    """How long a peer's kernel may be silent before a line to it is lost (`worker.sockets`)."""
 
     def __repr__(self) -> str:
         return f"Credentials(run={self.run}, generation={self.generation}, node_id={self.node_id})"

@@ -110,6 +110,7 @@ async def test_restarted_while_promised(fleet: Fleet, number: int) -> None:
     assert before is not None
     assert after is not None
     assert after.inventory == before.inventory
+    assert {node.agent._listener.promised_run for node in fleet.nodes} == {RUN}, "peers of the run's other generations are no strangers"
     await fleet.load()
     await fleet.start()
     check_restored(fleet)

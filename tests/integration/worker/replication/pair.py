@@ -31,7 +31,7 @@ LAYOUT = b"l" * 16
 
 
 def credentials(node_id: NodeId, *, key: bytes = KEY, run: RunId = RUN, generation: Generation = GENERATION) -> Credentials:
-    return Credentials(JOB, run, generation, node_id, key)
+    return Credentials(JOB, run, generation, node_id, key, silence_seconds=3.0)
 
 
 def content(step: int) -> Content:

@@ -262,3 +262,32 @@ def test_every_message_of_the_line_is_in_its_union() -> None:
 
 def test_credentials_do_not_show_their_key() -> None:
     assert "kkkk" not in repr(credentials(OWNER))
+
+
+@pytest.mark.parametrize(("promised", "level"), [(RUN, "DEBUG"), (RunId("cd" * 16), "WARNING"), (None, "WARNING")])
+async def test_another_generation_of_the_own_run_is_refused_quietly(
+    pair: Pair, caplog: pytest.LogCaptureFixture, promised: RunId, level: str
+) -> None:
+    pair.listener.promised_run = promised
+    with caplog.at_level("DEBUG", "worker.replication.tcp"), pytest.raises(PeerRefused, match="not a member"):
+        await pair.dial(credentials(OWNER, generation=Generation(2)))
+    await pair.listener.revoke()  # the listener's end of the refused session, too
+    (record,) = caplog.records
+    assert (record.levelname, pair.listener.refused_count) == (level, 1)
+
+
+async def test_both_ends_of_a_line_notice_a_peer_that_vanished_without_a_word(pair: Pair) -> None:
+    served: asyncio.Queue[TcpSession] = asyncio.Queue()
+
+    async def serve(session: TcpSession) -> None:
+        served.put_nowait(session)
+        await asyncio.Event().wait()
+
+    pair.listener.admit(credentials(HOLDER), serve)
+    dialled = await pair.dial()
+    for session in (dialled, await served.get()):
+        line = session._line
+        assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
+        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    dialled.close()

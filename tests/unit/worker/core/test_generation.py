@@ -8,7 +8,7 @@ import pytest
 
 from everstep.protocol.agent_messages import MemberPhase
 from everstep.protocol.ids import Generation, JobName, RunId
-from worker.core.generation import TRANSITIONS, Answer, Event, InvalidTransition, Membership, answer_prepare, is_current
+from worker.core.generation import TRANSITIONS, Answer, Event, InvalidTransition, Membership, answer_prepare, is_current, is_own_run
 
 RUN, OTHER = RunId("ab" * 16), RunId("cd" * 16)
 
@@ -53,3 +53,8 @@ def test_answers_to_a_prepare(before: Membership | None, run: RunId, generation:
 def test_only_the_promised_generation_is_current(run: RunId, generation: int, current: bool) -> None:
     assert is_current(member(), run, Generation(generation)) is current
     assert not is_current(None, run, Generation(generation))
+
+
+@pytest.mark.parametrize(("promised", "own"), [(RUN, True), (OTHER, False), (None, False)])
+def test_who_comes_from_another_generation_of_the_own_run_is_no_stranger(promised: RunId | None, own: bool) -> None:
+    assert is_own_run(promised, RUN) is own
