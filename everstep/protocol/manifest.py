@@ -25,7 +25,7 @@ class ManifestShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     etag: str
     payload_bytes: int
     payload_digest: str
-    """xxh3-128 of the slot's payload, hexadecimal: what a restored slot must hash to."""
+    """Of the slot's payload (`slot.shard_digest`), hexadecimal: what a restored slot must hash to."""
     layout_hash: str
     origin_generation: Generation
 

@@ -9,13 +9,20 @@ member of another generation gets past the first message.
     Answer(mac over "dialler", …) ─────▶
                                   ◀─────      Accepted | Refused
 
-    replica session: BeginShard, chunks, EndShard ─▶ ; ◀─ ShardSealed | ShardRefused | ShardLost
-    fetch session:   FetchShard ─▶ ; ◀─ BeginShard, chunks, EndShard | ShardRefused
+    replica session: BeginShard ─▶ ; ◀─ ShardWanted ; chunks on the session's streams ─▶ ; ◀─ ShardSealed | ShardRefused
+    fetch session:   FetchShard ─▶ ; ◀─ BeginShard | ShardRefused ; ShardWanted ─▶ ; ◀─ chunks on the session's streams ; ShardSealed ─▶
     round session:   RoundReport ─▶ ; ◀─ Announcement
+    stream:          a connection of its own, opened by the dialler of a replica or fetch session and named after it; chunks alone follow
 
-A chunk is a frame of its own kind: length (4 bytes, big endian, top bit set), payload offset (8 bytes, big endian), then the bytes.
+A chunk on a stream (integers big endian):
 
-Invariant: lengths are checked against the announced shard before a byte is written; a holder seals only what hashes to the owner's digest.
+    offset  size  field
+    0       4     transfer    of the BeginShard that announced the shard
+    4       4     index       of the chunk
+    8       4     size        bytes
+    12      size  the chunk
+
+Invariant: nothing is written into a slot that its holder has not asked for, and a holder seals only what hashes to the owner's digests, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -29,13 +36,11 @@ from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.rounds import Announcement, RoundReport
 
-CHUNK_BIT = 0x80000000
-CHUNK_PREFIX = struct.Struct(">IQ")
-MAX_CHUNK_BYTES = 64 * 1024 * 1024
+CHUNK_HEADER = struct.Struct(">III")
 MAX_PEER_MESSAGE_BYTES = 1024 * 1024
 NONCE_BYTES = 32
 
-SessionKind = Literal["replica", "fetch", "round"]
+SessionKind = Literal["replica", "fetch", "round", "stream"]
 
 
 class Open(Message, frozen=True):
@@ -48,6 +53,9 @@ class Open(Message, frozen=True):
     owner_rank: Rank
     """The shard of a replica session; -1 for the others."""
     nonce: bytes
+    """32 fresh bytes; they also name the session."""
+    session: bytes = b""
+    """The nonce of the session that a stream belongs to."""
 
 
 class Challenge(Message, frozen=True):
@@ -67,6 +75,9 @@ class Answer(Message, frozen=True):
 class Accepted(Message, frozen=True):
     """The session is open."""
 
+    addresses: tuple[tuple[str, int], ...] = ()
+    """Where the listener can be reached, one (address, port) for each of its network cards: streams are spread over them."""
+
 
 class Refused(Message, frozen=True):
     """The session is not opened; the connection is closed."""
@@ -75,8 +86,10 @@ class Refused(Message, frozen=True):
 
 
 class BeginShard(Message, frozen=True):
-    """A shard follows in chunks."""
+    """A shard is to be had; the other side says which chunks it wants."""
 
+    transfer: int
+    """Numbers the shards of a session: later ones are higher."""
     owner_rank: Rank
     origin_generation: Generation
     step: Step
@@ -85,29 +98,32 @@ class BeginShard(Message, frozen=True):
     index_offset: int
     index_bytes: int
     layout_hash: bytes
+    digest: bytes
+    """Of the payload."""
+    chunk_digests: bytes
+    """Of its chunks, as `everstep.protocol.slot` draws them."""
     committed: Step
     """C as the sender knows it: the slot that holds it is not the one to overwrite."""
 
 
-class EndShard(Message, frozen=True):
-    """All chunks are sent; `digest` is the owner's."""
+class ShardWanted(Message, frozen=True):
+    """The receiver has a slot for the shard and lacks these chunks of it; the others it has already. Said again for chunks that came damaged."""
 
-    owner_rank: Rank
-    origin_generation: Generation
-    step: Step
-    digest: bytes
+    transfer: int
+    chunks: tuple[tuple[int, int], ...]
+    """(first, count), ascending, apart from each other."""
 
 
 class CancelShard(Message, frozen=True):
     """The owner gave the step up in the middle: what came of it is nothing."""
 
-    owner_rank: Rank
-    step: Step
+    transfer: int
 
 
 class ShardSealed(Message, frozen=True):
-    """The holder has verified and sealed it."""
+    """The receiver has verified and sealed it."""
 
+    transfer: int
     owner_rank: Rank
     origin_generation: Generation
     step: Step
@@ -115,8 +131,9 @@ class ShardSealed(Message, frozen=True):
 
 
 class ShardRefused(Message, frozen=True):
-    """The holder has not sealed it (or the fetched shard is not to be had)."""
+    """The holder does not seal it, or the fetched shard is not to be had."""
 
+    transfer: int
     owner_rank: Rank
     origin_generation: Generation
     step: Step
@@ -132,7 +149,7 @@ class HolderInventory(Message, frozen=True):
 
 
 class FetchShard(Message, frozen=True):
-    """Asks the holder for exactly this content; answered by the shard in chunks, or `ShardRefused` when it is not there."""
+    """Asks the holder for exactly this content; answered by `BeginShard`, or by `ShardRefused` when it is not there."""
 
     owner_rank: Rank
     origin_generation: Generation
@@ -141,7 +158,7 @@ class FetchShard(Message, frozen=True):
 
 
 PeerMessage = (
-    Open | Challenge | Answer | Accepted | Refused | BeginShard | EndShard | CancelShard | ShardSealed | ShardRefused | HolderInventory | FetchShard
+    Open | Challenge | Answer | Accepted | Refused | BeginShard | ShardWanted | CancelShard | ShardSealed | ShardRefused | HolderInventory | FetchShard
     | RoundReport | Announcement
 )  # fmt: skip
 
@@ -170,6 +187,7 @@ def session_mac(key: bytes, role: Literal["dialler", "listener"], opened: Open, 
         opened.node_id.encode(),
         str(opened.owner_rank).encode(),
         opened.nonce,
+        opened.session,
         challenge_nonce,
         listener.encode(),
     )

@@ -7,24 +7,65 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
 
 from everstep.protocol.errors import MalformedMessage
-from everstep.protocol.ids import Rank, Step
-from everstep.protocol.peer_messages import BeginShard, CancelShard, FetchShard, HolderInventory, ShardRefused, ShardSealed
+from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.peer_messages import (
+    BeginShard,
+    CancelShard,
+    FetchShard,
+    HolderInventory,
+    ShardRefused,
+    ShardSealed,
+    ShardWanted,
+)
 from worker.core.slots import Content
-from worker.replication.shard_stream import ShardRejected, receive_shard, send_shard
+from worker.replication.streams import Receiver, Streams
+from worker.replication.tcp import TcpSession
+from worker.replication.transfers import ShardRejected, announcement, receive_shard, send_shard
 from worker.replication.transport import Session
 from worker.shm.store import SlotStore
-from worker.tasks import end
+from worker.tasks import end, first_of
 
 log = logging.getLogger(__name__)
+MAX_STREAMS = 64
+"""Streams that a session may have; more are refused."""
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A session that is being served, for its streams to find."""
+
+    peer: NodeId
+    receiver: Receiver | None
+    """None: this side sends."""
+    streams: Streams = field(default_factory=Streams)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    trouble: asyncio.Event = field(default_factory=asyncio.Event)
+    error: Exception | None = None
+
+    async def failed(self) -> None:
+        """Raise what a stream has run into, as soon as one has."""
+        await self.trouble.wait()
+        assert self.error is not None
+        raise self.error
 
 
 class ReplicaReceiver:
-    """The holder's side of all replica and fetch sessions of one generation. One owner: the node's `Member`."""
+    """The listener's side of all replica and fetch sessions of one generation, and of their streams. One owner: the node's `Member`."""
 
-    def __init__(self, store: SlotStore, *, held_ranks: Collection[Rank], keep: Callable[[Rank, Step], Collection[Content]], slot_count: int) -> None:
+    def __init__(
+        self,
+        store: SlotStore,
+        *,
+        held_ranks: Collection[Rank],
+        keep: Callable[[Rank, Step], Collection[Content]],
+        slot_count: int,
+        silence_seconds: float,
+    ) -> None:
         """Serve out of `store`.
 
         Args:
@@ -32,13 +73,44 @@ class ReplicaReceiver:
             held_ranks: shards of other nodes that the plan places here; all others are refused.
             keep: what must survive of a shard, given C as its owner knows it.
             slot_count: slots per shard.
+            silence_seconds: how long an owner may send nothing of what it was asked for.
         """
         self._store = store
         self._held = frozenset(held_ranks)
         self._keep = keep
         self._slot_count = slot_count
+        self._silence_seconds = silence_seconds
         self._sessions: dict[Rank, asyncio.Task[None]] = {}
+        self._open: dict[bytes, _Open] = {}
         self.rejected_count = 0
+
+    # -- streams ----------------------------------------------------------------------------------------------------------------------------
+
+    async def stream(self, session: TcpSession) -> None:
+        """Give a stream to the session that it names; returns when that session, or the stream, is over.
+
+        Args:
+            session: opened as a stream, proven.
+
+        Raises:
+            MalformedMessage: there is no such session of this peer, or it has too many already.
+        """
+        owner = self._open.get(session.opened.session)
+        if owner is None or owner.peer != session.peer or len(owner.streams.lines) >= MAX_STREAMS:
+            raise MalformedMessage("a stream of no session")
+        line = session.detach()
+        owner.streams.add(line)
+        if owner.receiver is None:
+            await owner.over.wait()
+            return
+        try:
+            await owner.streams.run(line, owner.receiver.receive)
+        except Exception as error:
+            if not owner.over.is_set():
+                owner.error = error
+                owner.trouble.set()
+
+    # -- replicas ---------------------------------------------------------------------------------------------------------------------------
 
     async def replica(self, session: Session) -> None:
         """Take shards of one owner until the line ends. An earlier session of the same owner is ended first.
@@ -60,31 +132,68 @@ class ReplicaReceiver:
         if earlier is not None:
             await end(earlier)
         try:
-            await self._take(session, rank)
+            await self._serve(session, Receiver(), lambda owner: self._take(session, owner, rank))
         finally:
             if self._sessions.get(rank) is task:
                 del self._sessions[rank]
 
-    async def _take(self, session: Session, rank: Rank) -> None:
+    async def _serve(self, session: Session, receiver: Receiver | None, work: Callable[[_Open], Coroutine[object, object, None]]) -> None:
+        """Run a session's work while its streams can find it; all of its threads have ended when this returns."""
+        owner = _Open(session.peer, receiver)
+        self._open[session.opened.nonce] = owner
+        try:
+            await first_of(work(owner), owner.failed())
+        finally:
+            del self._open[session.opened.nonce]
+            owner.over.set()
+            await owner.streams.close()
+
+    async def _take(self, session: Session, owner: _Open, rank: Rank) -> None:
         sealed = [record for record in self._store.inventory() if record.owner_rank == rank]
         await session.send(
             HolderInventory(owner_rank=rank, sealed=tuple((record.origin_generation, record.step, record.digest) for record in sealed))
         )
-        while True:
-            begin = await session.receive()
-            if isinstance(begin, CancelShard):
-                continue
-            if not isinstance(begin, BeginShard) or begin.owner_rank != rank:
-                raise MalformedMessage(f"{type(begin).__name__} where a shard of rank {rank} should begin")
-            origin, step = begin.origin_generation, begin.step
-            try:
-                keep = self._keep(rank, begin.committed)
-                digest = await receive_shard(session, begin, self._store, keep=keep, slot_count=self._slot_count)
-            except ShardRejected as error:
-                self.rejected_count += 1
-                await session.send(ShardRefused(owner_rank=rank, origin_generation=origin, step=step, reason=str(error)))
-                continue
-            await session.send(ShardSealed(owner_rank=rank, origin_generation=origin, step=step, digest=digest))
+        taking: asyncio.Task[None] | None = None
+        number = 0
+        try:
+            while True:
+                message = await session.receive()
+                match message:
+                    case BeginShard() if message.owner_rank == rank and message.transfer > number:
+                        number = message.transfer
+                        await end(taking)
+                        taking = asyncio.create_task(self._take_one(session, owner, message), name=f"replica of rank {rank}")
+                    case CancelShard():
+                        if message.transfer == number:
+                            await end(taking)
+                    case _:
+                        raise MalformedMessage(f"{type(message).__name__} where a shard of rank {rank} should begin")
+        finally:
+            await end(taking)
+
+    async def _take_one(self, session: Session, owner: _Open, begin: BeginShard) -> None:
+        names = {"owner_rank": begin.owner_rank, "origin_generation": begin.origin_generation, "step": begin.step}
+        assert owner.receiver is not None
+        try:
+            digest = await receive_shard(
+                session,
+                owner.streams,
+                owner.receiver,
+                begin,
+                self._store,
+                keep=self._keep(begin.owner_rank, begin.committed),
+                slot_count=self._slot_count,
+                silence_seconds=self._silence_seconds,
+            )
+            await session.send(ShardSealed(transfer=begin.transfer, digest=digest, **names))
+        except ShardRejected as error:
+            self.rejected_count += 1
+            await session.send(ShardRefused(transfer=begin.transfer, reason=str(error), **names))
+        except Exception as error:
+            owner.error = error
+            owner.trouble.set()
+
+    # -- fetches ----------------------------------------------------------------------------------------------------------------------------
 
     async def fetch(self, session: Session) -> None:
         """Give shards that a replaced node needs, until the line ends.
@@ -96,17 +205,33 @@ class ReplicaReceiver:
             MalformedMessage: something else than a request came.
             PeerLost: the line has ended.
         """
+        await self._serve(session, None, lambda owner: self._give(session, owner))
+
+    async def _give(self, session: Session, owner: _Open) -> None:
+        number = 0
         while True:
             wanted = await session.receive()
             if not isinstance(wanted, FetchShard):
                 raise MalformedMessage(f"{type(wanted).__name__} on a fetch session")
+            number += 1
             rank, origin, step = wanted.owner_rank, wanted.origin_generation, wanted.step
             slot = self._store.sealed(rank, Content(origin, step))
-            if slot is None or slot.file.header.payload_digest != wanted.digest:
-                await session.send(ShardRefused(owner_rank=rank, origin_generation=origin, step=step, reason="not held here"))
-                continue
-            slot.pins += 1
-            try:
-                await send_shard(session, slot, committed=Step(-1), progress=lambda: None)
-            finally:
-                slot.pins -= 1
+            digests = None
+            if slot is not None and slot.file.header.payload_digest == wanted.digest:
+                slot.pins += 1
+                try:
+                    digests = await self._store.digests(slot)
+                    if digests is not None:
+                        begin = announcement(slot.file.header, digests, transfer=number, committed=Step(-1))
+                        await send_shard(session, owner.streams, partial(_answer, session), slot.file, begin)
+                finally:
+                    slot.pins -= 1
+            if digests is None:
+                await session.send(ShardRefused(transfer=number, owner_rank=rank, origin_generation=origin, step=step, reason="not held here"))
+
+
+async def _answer(session: Session) -> ShardWanted | ShardSealed | ShardRefused:
+    message = await session.receive()
+    if not isinstance(message, ShardWanted | ShardSealed | ShardRefused):
+        raise MalformedMessage(f"{type(message).__name__} where chunks should be asked for")
+    return message

@@ -8,38 +8,53 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import os
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId
-from everstep.protocol.peer_messages import CancelShard, HolderInventory, ShardRefused, ShardSealed
+from everstep.protocol.peer_messages import CancelShard, HolderInventory, ShardRefused, ShardSealed, ShardWanted
 from worker.core.rounds import NONE
 from worker.core.slots import Content
+from worker.core.transfers import StreamCount
 from worker.errors import PeerError
 from worker.owned_shard import OwnedShard
-from worker.replication.shard_stream import send_shard
-from worker.replication.transport import Session
-from worker.shm.store import SlotStore
-from worker.tasks import Signal, end, first_of
+from worker.replication.streams import Streams
+from worker.replication.transfers import announcement, send_shard
+from worker.replication.transport import Dialler, Session
+from worker.shm.store import Slot, SlotStore
+from worker.tasks import end, first_of
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Waits before dialling again; the last one repeats."""
 REFUSED_SECONDS = 0.2
+"""A holder that refused, for want of a slot, say, is asked again after this long."""
+MAX_STREAMS = min(32, os.cpu_count() or 1)
+TELLING_BYTES = 64 * 1024 * 1024
+"""A transfer tells something of the network's rate from this size on."""
 
 
 class ReplicaSender:
     """One shard, one holder. One owner: the node's `Member`, which cancels `run`."""
 
-    def __init__(
-        self, shard: OwnedShard, peer: NodeId, dial: Callable[[], Awaitable[Session]], store: SlotStore, *, holder_deadline_seconds: float
-    ) -> None:
+    def __init__(self, shard: OwnedShard, peer: NodeId, dialler: Dialler, store: SlotStore, *, holder_deadline_seconds: float) -> None:
+        """Begin nothing yet.
+
+        Args:
+            shard: what is sent.
+            peer: its holder.
+            dialler: opens lines to the holder.
+            store: this node's slots.
+            holder_deadline_seconds: how long a holder that is owed something may make no progress.
+        """
+        self.stream_count = StreamCount(limit=MAX_STREAMS)
         self._shard = shard
         self._store = store
         self._peer = peer
-        self._dial = dial
+        self._dialler = dialler
         self._deadline = holder_deadline_seconds
         self._owed_since: float | None = None
+        self._transfer = 0
 
     async def run(self) -> None:
         """Keep the holder supplied until cancelled; a broken line is dialled again, without end and without hurry."""
@@ -47,30 +62,31 @@ class ReplicaSender:
         failures = 0
         try:
             while True:
+                streams = Streams()
                 try:
-                    session = await self._dial()
-                    failures = 0
+                    session = await self._dialler.session()
                     try:
-                        await self._serve(session)
+                        await self._serve(session, streams)
                     finally:
                         session.close()
+                        await streams.close()
                 except (PeerError, ProtocolError) as error:
                     log.debug("replica session of rank %d to %s: %s", self._shard.rank, self._peer, error)
+                    failures = 0 if streams.attached.is_set() else failures + 1
                 await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
-                failures += 1
         finally:
             await end(watching)
 
-    async def _serve(self, session: Session) -> None:
+    async def _serve(self, session: Session, streams: Streams) -> None:
         first = await session.receive()
         if not isinstance(first, HolderInventory) or first.owner_rank != self._shard.rank:
             raise MalformedMessage("a holder that does not begin with its inventory")
         self._shard.inventory(self._peer, first.sealed)
         self._progress()
-        refused = Signal()
-        await first_of(self._listen(session, refused), self._feed(session, refused))
+        answers: asyncio.Queue[ShardWanted | ShardSealed | ShardRefused] = asyncio.Queue()
+        await first_of(self._listen(session, answers), self._feed(session, streams, answers))
 
-    async def _listen(self, session: Session, refused: Signal) -> None:
+    async def _listen(self, session: Session, answers: asyncio.Queue[ShardWanted | ShardSealed | ShardRefused]) -> None:
         while True:
             message = await session.receive()
             match message:
@@ -79,33 +95,61 @@ class ReplicaSender:
                     self._shard.acknowledge(self._peer, Content(message.origin_generation, message.step))
                 case ShardRefused():
                     log.info("%s refuses step %d of rank %d: %s", self._peer, message.step, self._shard.rank, message.reason)
-                    refused.notify()
+                case ShardWanted():
+                    self._progress()
                 case _:
                     raise MalformedMessage(f"{type(message).__name__} from a holder")
+            answers.put_nowait(message)
 
-    async def _feed(self, session: Session, refused: Signal) -> None:
-        """Send what is wanted; what was sent is not sent again on this session unless the holder refused it."""
-        sent: set[Content] = set()
-        heeded = refused.version
+    async def _feed(self, session: Session, streams: Streams, answers: asyncio.Queue[ShardWanted | ShardSealed | ShardRefused]) -> None:
+        """Send what is wanted, one shard after the other."""
+        shard = self._shard
+        sealed: set[Content] = set()
+        """What this session's holder has said to have: said again, it would be believed, but it costs a round trip."""
         while True:
-            shard = self._shard
             seen = shard.changed.version
-            if refused.version != heeded:  # also one that came while another shard was being sent
-                await asyncio.sleep(REFUSED_SECONDS)
-                heeded = refused.version
-                sent.clear()
-            sent &= {shard.content(shard.core.foundation), shard.content(shard.core.proposed)}
+            sealed &= {shard.content(shard.core.foundation), shard.content(shard.core.proposed)}
             step = shard.core.wanted(self._peer)
             content = shard.content(step)
-            slot = shard.slot(step) if step != NONE and content not in sent else None
+            slot = shard.slot(step) if step != NONE and content not in sealed else None
             if slot is None:
-                await first_of(shard.changed.wait(seen), refused.wait(heeded))
+                await shard.changed.wait(seen)
                 continue
-            work = send_shard(session, slot, committed=shard.core.committed, progress=self._progress)
-            if await self._store.reading(slot, work):
-                sent.add(content)
+            await self._fit(session, streams)
+            self._transfer += 1
+            outcome = await self._store.reading(slot, self._send(session, streams, answers, slot, self._transfer))
+            if outcome is None:
+                await session.send(CancelShard(transfer=self._transfer))
+            elif isinstance(outcome, ShardSealed):
+                sealed.add(content)
             else:
-                await session.send(CancelShard(owner_rank=shard.rank, step=step))
+                await asyncio.sleep(REFUSED_SECONDS)
+
+    async def _send(
+        self, session: Session, streams: Streams, answers: asyncio.Queue[ShardWanted | ShardSealed | ShardRefused], slot: Slot, transfer: int
+    ) -> ShardSealed | ShardRefused | bool:
+        """Send one slot; False: it is no longer what it was, and the shard will say so itself."""
+        digests = await self._store.digests(slot)
+        if digests is None:
+            return False
+
+        async def answer() -> ShardWanted | ShardSealed | ShardRefused:
+            while (found := await answers.get()).transfer != transfer:  # to a shard that was given up
+                continue
+            return found
+
+        begin = announcement(slot.file.header, digests, transfer=transfer, committed=self._shard.core.committed)
+        return await send_shard(session, streams, answer, slot.file, begin, progress=self._progress, sent=self._sent)
+
+    async def _fit(self, session: Session, streams: Streams) -> None:
+        """Have as many streams as carry the most."""
+        while len(streams.lines) < self.stream_count.count:
+            streams.add(await self._dialler.stream(session, len(streams.lines)))
+        streams.shrink(self.stream_count.count)
+
+    def _sent(self, size: int, seconds: float) -> None:
+        if size >= TELLING_BYTES and seconds > 0:
+            self.stream_count = self.stream_count.measured(size / seconds)
 
     def _progress(self) -> None:
         self._owed_since = None

@@ -1,7 +1,8 @@
 """Sessions over TCP (`everstep.protocol.peer_messages` draws the handshake).
 
-Shard bytes go straight between a slot's memory and the socket: no buffer in between. Invariant: nothing is read past the handshake from a
-peer that has not proved the generation's key, and every frame's length is checked before its body is read.
+A session carries messages on the agent's loop. A stream begins as a session, too, and after its handshake `detach` gives the bare connection to
+a thread (`streams`). Invariant: nothing is read past the handshake from a peer that has not proved the generation's key, and every frame's
+length is checked before its body is read.
 """
 
 from __future__ import annotations
@@ -11,15 +12,12 @@ import hmac
 import logging
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from everstep.protocol.codec import LENGTH, Message, decode, frame
 from everstep.protocol.errors import MalformedMessage, OversizedMessage, ProtocolError
 from everstep.protocol.ids import NodeId, Rank, RunId
 from everstep.protocol.peer_messages import (
-    CHUNK_BIT,
-    CHUNK_PREFIX,
-    MAX_CHUNK_BYTES,
     MAX_PEER_MESSAGE_BYTES,
     NONCE_BYTES,
     Accepted,
@@ -33,15 +31,16 @@ from everstep.protocol.peer_messages import (
 )
 from worker.core.generation import is_own_run
 from worker.errors import OtherGeneration, PeerLost, PeerRefused
-from worker.replication.transport import Chunk, Credentials
+from worker.replication.transport import Credentials
 from worker.sockets import tune
+from worker.tasks import end
 
 log = logging.getLogger(__name__)
 HANDSHAKE_SECONDS = 5.0
 MAX_SESSIONS = 4096
 """Connections that a listener holds at once; more are closed unread."""
-CANCELLED_CHUNK_SECONDS = 0.05
-"""How long a cancelled chunk may take to leave before the line is cut instead."""
+CANCELLED_SECONDS = 0.05
+"""How long a cancelled message may take to leave before the line is cut instead."""
 
 
 class TcpSession:
@@ -54,78 +53,62 @@ class TcpSession:
         self._is_closed = False
         self.opened = opened
         self.peer = peer
+        self.addresses: tuple[tuple[str, int], ...] = ()
 
     async def send(self, message: Message) -> None:
-        """Send one message (see `Session`)."""
-        await self._send(frame(message))
-
-    async def send_chunk(self, offset: int, data: memoryview) -> None:
-        """Send a piece of a payload (see `Session`)."""
-        await self._send(CHUNK_PREFIX.pack(CHUNK_BIT | data.nbytes, offset), data)
-
-    async def _send(self, *parts: bytes | memoryview) -> None:
-        """Send whole frames only: a cancelled caller waits until its frame has left, or until the line is cut."""
+        """Send one message (see `Session`): whole, also when the caller is cancelled meanwhile, or the line is cut."""
         async with self._sending:
-            work = asyncio.ensure_future(self._send_all(parts))
+            work = asyncio.ensure_future(self._send_all(frame(message)))
             try:
                 await asyncio.shield(work)
             except asyncio.CancelledError:
-                _, pending = await asyncio.wait([work], timeout=CANCELLED_CHUNK_SECONDS)
+                _, pending = await asyncio.wait([work], timeout=CANCELLED_SECONDS)
                 if pending:
                     self.close()
                     work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
                 raise
 
-    async def _send_all(self, parts: tuple[bytes | memoryview, ...]) -> None:
+    async def _send_all(self, data: bytes) -> None:
         if self._is_closed:
             raise PeerLost(f"the line to {self.peer} is closed")
         try:
-            for part in parts:
-                await self._loop.sock_sendall(self._line, part)
+            await self._loop.sock_sendall(self._line, data)
         except OSError as error:
             self.close()
             raise PeerLost(f"the line to {self.peer} is lost: {error}") from error
 
-    async def receive(self) -> Message | Chunk:
-        """Return the next message or chunk (see `Session`)."""
+    async def receive(self) -> Message:
+        """Return the next message (see `Session`)."""
         try:
-            return await self._receive()
+            (length,) = LENGTH.unpack(await self._receive_exactly(LENGTH.size))
+            if length > MAX_PEER_MESSAGE_BYTES:
+                raise OversizedMessage(f"a frame of {length} bytes announced; the limit is {MAX_PEER_MESSAGE_BYTES}")
+            message: Message = decode(await self._receive_exactly(length), PeerMessage)  # type: ignore[arg-type]
         except ProtocolError:
             self.close()
             raise
-
-    async def _receive(self) -> Message | Chunk:
-        prefix = bytearray(LENGTH.size)
-        await self.receive_into(memoryview(prefix))
-        (length,) = LENGTH.unpack(prefix)
-        if length & CHUNK_BIT:
-            size = length & ~CHUNK_BIT
-            if size > MAX_CHUNK_BYTES:
-                raise OversizedMessage(f"a chunk of {size} bytes announced; the limit is {MAX_CHUNK_BYTES}")
-            offset = bytearray(8)
-            await self.receive_into(memoryview(offset))
-            return Chunk(int.from_bytes(offset, "big"), size)
-        if length > MAX_PEER_MESSAGE_BYTES:
-            raise OversizedMessage(f"a frame of {length} bytes announced; the limit is {MAX_PEER_MESSAGE_BYTES}")
-        body = bytearray(length)
-        await self.receive_into(memoryview(body))
-        message: Message = decode(body, PeerMessage)  # type: ignore[arg-type]
         return message
 
-    async def receive_into(self, view: memoryview) -> None:
-        """Fill `view` from the stream (see `Session`)."""
-        filled = 0
+    async def _receive_exactly(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view, filled = memoryview(data), 0
         try:
-            while filled < view.nbytes:
-                with view[filled:] as rest:
-                    count = await self._loop.sock_recv_into(self._line, rest)
+            while filled < size:
+                count = await self._loop.sock_recv_into(self._line, view[filled:])
                 if count == 0:
                     raise PeerLost(f"{self.peer} closed the line")
                 filled += count
         except OSError as error:
             self.close()
             raise PeerLost(f"the line to {self.peer} is lost: {error}") from error
+        return data
+
+    def detach(self) -> socket.socket:
+        """Give the connection away, blocking: the session is over, and closing it does nothing. For streams, after their handshake."""
+        self._is_closed = True
+        self._line.setblocking(True)
+        return self._line
 
     def close(self) -> None:
         """End the line at once."""
@@ -137,7 +120,15 @@ class TcpSession:
 
 
 async def dial(
-    credentials: Credentials, *, peer: NodeId, address: str, port: int, kind: SessionKind, owner_rank: Rank, source_address: str
+    credentials: Credentials,
+    *,
+    peer: NodeId,
+    address: str,
+    port: int,
+    kind: SessionKind,
+    owner_rank: Rank,
+    source_address: str,
+    session: bytes = b"",
 ) -> TcpSession:
     """Open an authenticated session to another agent.
 
@@ -149,6 +140,7 @@ async def dial(
         kind: what the session is for.
         owner_rank: the shard of a replica session, else -1.
         source_address: this node's own address, bound before connecting.
+        session: of a stream, the nonce of the session that it belongs to.
 
     Returns:
         The session, both sides proven; the caller closes it.
@@ -165,24 +157,25 @@ async def dial(
         node_id=credentials.node_id,
         owner_rank=owner_rank,
         nonce=secrets.token_bytes(NONCE_BYTES),
+        session=session,
     )
-    session = TcpSession(line, opened, peer)
+    dialled = TcpSession(line, opened, peer)
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             tune(line, silence_seconds=credentials.silence_seconds)
             line.bind((source_address, 0))
             await asyncio.get_running_loop().sock_connect(line, (address, port))
-            await _prove(session, credentials, peer)
+            await _prove(dialled, credentials, peer)
     except (OSError, TimeoutError) as error:
-        session.close()
+        dialled.close()
         raise PeerLost(f"{peer} at {address}:{port} does not answer: {error or 'timed out'}") from error
     except ProtocolError as error:
-        session.close()
+        dialled.close()
         raise PeerRefused(f"{peer} at {address}:{port} does not speak our protocol: {error}") from error
     except BaseException:
-        session.close()
+        dialled.close()
         raise
-    return session
+    return dialled
 
 
 async def _prove(session: TcpSession, credentials: Credentials, peer: NodeId) -> None:
@@ -202,6 +195,7 @@ async def _prove(session: TcpSession, credentials: Credentials, peer: NodeId) ->
         raise PeerRefused(f"{peer} refuses: {verdict.reason}")
     if not isinstance(verdict, Accepted):
         raise MalformedMessage("no verdict")
+    session.addresses = verdict.addresses
 
 
 Serve = Callable[[TcpSession], Awaitable[None]]
@@ -219,14 +213,27 @@ class PeerListener:
         self.refused_count = 0
         self.promised_run: RunId | None = None
         """Of the newest promise, also after its release: who asks for another generation of it is no stranger."""
-        self._socket: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
+        self._listening: dict[socket.socket, asyncio.Task[None]] = {}
+        self._addresses: tuple[tuple[str, int], ...] = ()
         self._credentials: Credentials | None = None
         self._serve: Serve | None = None
         self._sessions: dict[asyncio.Task[None], bool] = {}
 
-    def start(self, address: str, port: int = 0) -> None:
-        """Listen on `address`; the kernel chooses the port unless one is given."""
+    def start(self, address: str, port: int = 0, *, more_addresses: Sequence[str] = ()) -> None:
+        """Listen.
+
+        Args:
+            address: the node's.
+            port: on that address; 0: the kernel chooses.
+            more_addresses: of the node's other network cards, for streams; the kernel chooses the ports.
+
+        Raises:
+            OSError: an address is not this node's, or the port is taken.
+        """
+        self.port = self._listen(address, port)
+        self._addresses = ((address, self.port), *((more, self._listen(more, 0)) for more in more_addresses))
+
+    def _listen(self, address: str, port: int) -> int:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -235,8 +242,8 @@ class PeerListener:
             listener.close()
             raise
         listener.listen(128)
-        self._socket, self.port = listener, listener.getsockname()[1]
-        self._accepting = asyncio.create_task(self._accept(listener), name="peer listener")
+        self._listening[listener] = asyncio.create_task(self._accept(listener), name=f"peer listener {address}")
+        return int(listener.getsockname()[1])
 
     def admit(self, credentials: Credentials, serve: Serve) -> None:
         """Accept sessions of this generation from now on, each served by `serve`."""
@@ -252,12 +259,11 @@ class PeerListener:
 
     async def close(self) -> None:
         """Stop listening and close every session."""
-        if self._accepting is not None:
-            self._accepting.cancel()
-            await asyncio.gather(self._accepting, return_exceptions=True)
+        await end(*self._listening.values())
         await self.revoke()
-        if self._socket is not None:
-            self._socket.close()
+        for listener in self._listening:
+            listener.close()
+        self._listening = {}
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -316,6 +322,6 @@ class PeerListener:
             raise PeerRefused(f"{opened.node_id} does not hold the key of generation {opened.generation}")
         if credentials is not self._credentials:  # a higher generation was promised in the meantime
             raise PeerRefused("the generation is over")
-        await session.send(Accepted())
+        await session.send(Accepted(addresses=self._addresses))
         session.opened, session.peer = opened, opened.node_id
         return serve

@@ -1,10 +1,11 @@
-"""What replication needs of a network: authenticated sessions that carry messages and chunks.
+"""What replication needs of a network: authenticated sessions that carry messages; shards travel on streams that belong to them (`streams`).
 
 Invariant: whoever holds a `Session` knows that the other side proved possession of the generation's key for exactly this session.
 """
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,20 +30,14 @@ class Credentials:
         return f"Credentials(run={self.run}, generation={self.generation}, node_id={self.node_id})"
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a payload is next on the stream: `size` bytes that belong at `offset`."""
-
-    offset: int
-    size: int
-
-
 class Session(Protocol):
     """One open line to another agent. Messages arrive in order or not at all."""
 
     opened: Open
     """What the dialler asked for."""
     peer: NodeId
+    addresses: tuple[tuple[str, int], ...]
+    """Where the listener can be reached, an address for each of its network cards; empty on the listener's side."""
 
     async def send(self, message: Message) -> None:
         """Send one message.
@@ -54,37 +49,41 @@ class Session(Protocol):
             PeerLost: the line is gone.
         """
 
-    async def send_chunk(self, offset: int, data: memoryview) -> None:
-        """Send a piece of a payload; `data` is not touched after the call has returned, also when it is cancelled.
-
-        Args:
-            offset: where the piece begins in the payload, bytes.
-            data: uint8[size], of at most `MAX_CHUNK_BYTES`.
-
-        Raises:
-            PeerLost: the line is gone, or was closed because the peer did not take the rest of a cancelled piece.
-        """
-
-    async def receive(self) -> Message | Chunk:
-        """Return the next message, or the announcement of a chunk whose bytes must be taken next by `receive_into`.
+    async def receive(self) -> Message:
+        """Return the next message.
 
         Returns:
-            A message, or the `Chunk` that is next on the stream.
+            A message of `PeerMessage`.
 
         Raises:
             PeerLost: the line is gone.
             ProtocolError: the other side sent what is not a message; the line is closed.
         """
 
-    async def receive_into(self, view: memoryview) -> None:
-        """Fill `view` with the bytes of the announced chunk.
-
-        Args:
-            view: uint8[size] of the chunk, filled whole.
-
-        Raises:
-            PeerLost: the line is gone.
-        """
-
     def close(self) -> None:
         """End the line at once; calling it again changes nothing."""
+
+
+class Dialler(Protocol):
+    """Opens lines to one peer, in one generation."""
+
+    async def session(self) -> Session:
+        """Open a session.
+
+        Raises:
+            PeerError: nobody answers, or who answers is not the peer.
+        """
+
+    async def stream(self, session: Session, number: int) -> socket.socket:
+        """Open a stream of a session.
+
+        Args:
+            session: that this dialler opened.
+            number: of the stream, from 0: which of both nodes' network cards it takes.
+
+        Returns:
+            A connected, blocking socket, both sides proven.
+
+        Raises:
+            PeerError: nobody answers, or who answers is not the peer.
+        """

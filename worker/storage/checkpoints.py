@@ -15,13 +15,11 @@ import secrets
 import threading
 from collections.abc import Collection, Iterator
 
-import xxhash
-
 from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource
-from everstep.protocol.slot import SlotHeader, SlotState, unpack_index
+from everstep.protocol.slot import ShardHasher, SlotHeader, SlotState, unpack_index
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, NoRoom, StorageError, StoreRefused
 from worker.shm.slot_file import SlotFile
@@ -111,7 +109,7 @@ def _upload(objects: ObjectStore, slot: SlotFile, header: SlotHeader, where: Obj
 
     def pieces() -> Iterator[bytes | memoryview]:
         yield beginning
-        hasher = xxhash.xxh3_128()
+        hasher = ShardHasher()
         position = 0
         for entry in entries:
             _digest(slot, hasher, position, entry.offset)
@@ -140,7 +138,7 @@ def _upload(objects: ObjectStore, slot: SlotFile, header: SlotHeader, where: Obj
     )
 
 
-def _digest(slot: SlotFile, hasher: xxhash.xxh3_128, begin: int, end: int) -> None:
+def _digest(slot: SlotFile, hasher: ShardHasher, begin: int, end: int) -> None:
     for start in range(begin, end, _PIECE_BYTES):
         with slot.payload(start, min(end, start + _PIECE_BYTES)) as view:
             hasher.update(view)

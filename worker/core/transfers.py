@@ -1,0 +1,94 @@
+"""What travels of a shard, and over how many streams.
+
+Invariant: a chunk that the receiver has already, in whatever slot of the same shard, is not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from everstep.protocol.slot import DIGEST_BYTES
+
+Ranges = tuple[tuple[int, int], ...]
+"""(first, count) of chunks, ascending, apart from each other."""
+WORTHWHILE = 1.2
+"""More streams stay when they carry at least so many times what fewer did; below it they only cost."""
+
+
+def chunk_digest(chunk_digests: bytes, index: int) -> bytes:
+    """Return the digest of one chunk."""
+    return chunk_digests[DIGEST_BYTES * index : DIGEST_BYTES * (index + 1)]
+
+
+def found_elsewhere(chunk_digests: bytes, wanted: Iterable[int], others: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+    """Yield which wanted chunks lie in another slot of the shard at the same place: what did not change since.
+
+    Args:
+        chunk_digests: of the announced shard.
+        wanted: chunks that are missing.
+        others: chunk digests of the slots that are sealed.
+
+    Yields:
+        (chunk, index into `others`).
+    """
+    for index in wanted:
+        digest = chunk_digest(chunk_digests, index)
+        for number, other in enumerate(others):
+            if chunk_digest(other, index) == digest:
+                yield index, number
+                break
+
+
+def ranges(chunks: Collection[int]) -> Ranges:
+    """Return chunks as ranges."""
+    found: list[tuple[int, int]] = []
+    for index in sorted(chunks):
+        if found and index == sum(found[-1]):
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((index, 1))
+    return tuple(found)
+
+
+def are_within(wanted: Ranges, count: int) -> bool:
+    """Say whether these are ranges of a payload of `count` chunks: ascending, apart, none empty."""
+    position = 0
+    for first, length in wanted:
+        if first < position or length < 1 or first + length > count:
+            return False
+        position = first + length
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCount:
+    """How many streams a session has, found by measuring: one flow of TCP is slower than the network on many (AWS: 5 Gbit/s outside a cluster
+    placement group, 10 within), and what a host's cards and cores can carry together is not known beforehand.
+
+    It doubles while doubling is worthwhile, and stays at what was best.
+    """
+
+    limit: int
+    count: int = 1
+    best_count: int = 1
+    best_rate: float = 0.0
+    """Bytes per second with `best_count` streams."""
+    is_settled: bool = False
+
+    def measured(self, bytes_per_second: float) -> StreamCount:
+        """Take what the present count carried in one transfer large enough to tell.
+
+        Args:
+            bytes_per_second: over all streams.
+
+        Returns:
+            With the count to go on with.
+        """
+        if self.is_settled:
+            return self
+        if self.count > self.best_count and bytes_per_second < WORTHWHILE * self.best_rate:
+            return replace(self, count=self.best_count, is_settled=True)
+        best = replace(self, best_count=self.count, best_rate=max(bytes_per_second, self.best_rate if self.count == self.best_count else 0.0))
+        more = min(2 * self.count, self.limit)
+        return replace(best, count=more, is_settled=more == self.count)

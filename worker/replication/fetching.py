@@ -1,0 +1,95 @@
+"""Fetches one shard from a node that holds it: what a replaced node does at Load.
+
+Invariant: what is sealed is exactly the content that the plan names, with the digest that it names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+from everstep.protocol.errors import MalformedMessage
+from everstep.protocol.ids import Rank
+from everstep.protocol.peer_messages import BeginShard, FetchShard, ShardRefused, ShardSealed
+from everstep.protocol.plan import ShardSource
+from worker.core.slots import Content
+from worker.errors import PeerError
+from worker.replication.streams import Receiver, Streams
+from worker.replication.transfers import ShardRejected, receive_shard
+from worker.replication.transport import Dialler, Session
+from worker.shm.store import SlotStore
+from worker.tasks import first_of
+
+log = logging.getLogger(__name__)
+STREAM_COUNT = 1
+RETRY_SECONDS = 0.1
+
+
+async def fetch_shard(
+    dialler: Dialler,
+    rank: Rank,
+    source: ShardSource,
+    store: SlotStore,
+    *,
+    keep: Collection[Content],
+    slot_count: int,
+    answer_seconds: float,
+    silence_seconds: float,
+) -> None:
+    """Bring the shard into a slot of this node, sealed.
+
+    Args:
+        dialler: to the holder, which may not have heard of this generation yet: it is asked again.
+        rank: the shard's owner.
+        source: origin, step and digest, as the plan names them.
+        store: this node's slots.
+        keep: contents of this shard that must survive.
+        slot_count: slots that this shard may have here.
+        answer_seconds: how long the holder may refuse or not answer at all.
+        silence_seconds: how long nothing may come before the line counts as broken.
+
+    Raises:
+        ShardRejected: the holder does not have it, or it does not hash to the digest.
+        PeerError: the line broke.
+        MalformedMessage: the holder broke the protocol.
+        TimeoutError: nobody answered in time.
+    """
+    async with asyncio.timeout(answer_seconds):
+        session = await _dial(dialler, rank)
+    streams, receiver = Streams(), Receiver()
+    try:
+        await session.send(FetchShard(owner_rank=rank, origin_generation=source.origin_generation, step=source.step, digest=source.digest))
+        async with asyncio.timeout(answer_seconds):
+            begin = await session.receive()
+        if isinstance(begin, ShardRefused):
+            raise ShardRejected(begin.reason)
+        named = (rank, source.origin_generation, source.step, source.digest)
+        if not isinstance(begin, BeginShard) or (begin.owner_rank, begin.origin_generation, begin.step, begin.digest) != named:
+            raise MalformedMessage("another shard than the one asked for")
+        for number in range(STREAM_COUNT):
+            streams.add(await dialler.stream(session, number))
+
+        async def receive() -> None:
+            digest = await receive_shard(
+                session, streams, receiver, begin, store, keep=keep, slot_count=slot_count, silence_seconds=silence_seconds
+            )
+            await session.send(
+                ShardSealed(
+                    transfer=begin.transfer, owner_rank=rank, origin_generation=begin.origin_generation, step=begin.step, digest=digest
+                )
+            )
+
+        await first_of(receive(), *(streams.run(line, receiver.receive) for line in streams.lines))
+    finally:
+        session.close()
+        await streams.close()
+
+
+async def _dial(dialler: Dialler, rank: Rank) -> Session:
+    while True:
+        try:
+            return await dialler.session()
+        except PeerError as error:
+            log.debug("fetch of rank %d: %s", rank, error)
+            await asyncio.sleep(RETRY_SECONDS)

@@ -1,0 +1,360 @@
+"""The data connections of a session: chunks go straight between a slot's memory and a socket, in threads of their own.
+
+    session   ── messages ──▶ the agent's loop
+    stream 1  ── chunks ────▶ a thread, blocked in the kernel
+    stream 2  ── chunks ────▶ another one
+
+A stream's thread holds no lock while bytes move: sending, receiving and digesting all let go of the interpreter. Invariant: when `close` or a
+cancelled `run` has returned, no thread reads or writes anybody's memory any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from everstep.protocol.errors import MalformedMessage
+from everstep.protocol.peer_messages import CHUNK_HEADER
+from everstep.protocol.slot import CHUNK_BYTES, chunk_range, digest
+from worker.errors import PeerLost
+
+CANCELLED_SECONDS = 0.05
+"""How long chunks under way may take to leave after a cancellation before their lines are cut instead."""
+DRAIN_BYTES = 1024 * 1024
+
+
+class Payload(Protocol):
+    """A slot's payload, as the threads see it."""
+
+    def payload(self, start: int = 0, end: int | None = None) -> memoryview: ...
+
+
+class Streams:
+    """The streams of one session's side. One owner: that side, which closes it; every method but `run`'s work is called on the loop."""
+
+    def __init__(self) -> None:
+        self.lines: list[socket.socket] = []
+        self.attached = asyncio.Event()
+        """Set once there is a stream."""
+        self._working: set[asyncio.Future[None]] = set()
+
+    def add(self, line: socket.socket) -> None:
+        """Take a connected, blocking socket; `close` ends it."""
+        self.lines.append(line)
+        self.attached.set()
+
+    async def run(self, line: socket.socket, work: Callable[[socket.socket], None]) -> None:
+        """Run `work` on one stream in a thread of its own.
+
+        Args:
+            line: one of `lines`.
+            work: blocks as it likes; returns or raises soon when the line is cut.
+
+        Raises:
+            PeerLost: the line broke.
+            MalformedMessage: what came on it is no chunk that may come.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def body() -> None:
+            error: BaseException | None = None
+            try:
+                work(line)
+            except OSError as caught:
+                error = PeerLost(f"a stream is lost: {caught}")
+            except BaseException as caught:  # whatever it is belongs to who waits
+                error = caught
+            loop.call_soon_threadsafe(_settle, done, error)
+
+        self._working.add(done)
+        threading.Thread(target=body, name="everstep-stream", daemon=True).start()
+        try:
+            await asyncio.shield(done)
+        finally:
+            if not done.done():
+                _cut(line)
+                await asyncio.wait([done])
+            self._working.discard(done)
+
+    def shrink(self, count: int) -> None:
+        """Close streams beyond `count`; nothing runs on them."""
+        while len(self.lines) > count:
+            self.lines.pop().close()
+
+    async def close(self) -> None:
+        """Cut every stream and wait for its thread."""
+        for line in self.lines:
+            _cut(line)
+        if self._working:
+            await asyncio.wait(list(self._working))
+        for line in self.lines:
+            line.close()
+        self.lines = []
+
+
+def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
+        done.exception()  # who was cancelled does not ask for it
+
+
+def _cut(line: socket.socket) -> None:
+    """Wake whoever is blocked on the line, for good."""
+    try:
+        line.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it is down already
+
+
+# -- sending ----------------------------------------------------------------------------------------------------------------------------------
+
+
+class ChunkQueue:
+    """The chunks of one transfer that are still to be sent, shared by the threads of all streams: who is free takes the next."""
+
+    def __init__(self, chunks: Iterable[tuple[int, int]]) -> None:
+        self._left = deque(index for first, count in chunks for index in range(first, first + count))
+        self.is_cancelled = False
+
+    def next(self) -> int | None:
+        """Return a chunk to send, or None: all are taken, or nobody wants them any more."""
+        try:
+            return None if self.is_cancelled else self._left.popleft()
+        except IndexError:
+            return None
+
+
+async def send_chunks(
+    streams: Streams,
+    source: Payload,
+    transfer: int,
+    chunks: Sequence[tuple[int, int]],
+    *,
+    payload_bytes: int,
+    admit: Callable[[int], None] | None,
+    progress: Callable[[], None],
+    piece_bytes: int = CHUNK_BYTES,
+) -> None:
+    """Send chunks of a payload over all streams; returns when the kernel has taken them.
+
+    Cancelled, it returns when no thread reads `source` any more: chunks under way end soon, or their lines are cut.
+
+    Args:
+        streams: at least one.
+        source: whose payload it is; stays mapped.
+        transfer: of the `BeginShard`.
+        chunks: (first, count) ranges, as the receiver wants them.
+        payload_bytes: of the whole payload.
+        admit: blocks until so many bytes may go, in the stream's thread; None: at once.
+        progress: called on the loop now and then while bytes leave.
+        piece_bytes: how much is handed to the kernel at once.
+
+    Raises:
+        PeerLost: a stream broke.
+    """
+    queue = ChunkQueue(chunks)
+    loop = asyncio.get_running_loop()
+
+    def work(line: socket.socket) -> None:
+        while (index := queue.next()) is not None:
+            start, stop = chunk_range(index, payload_bytes)
+            header = CHUNK_HEADER.pack(transfer, index, stop - start)
+            for begin in range(start, stop, piece_bytes):
+                with source.payload(begin, min(stop, begin + piece_bytes)) as piece:
+                    if admit is not None:
+                        admit(piece.nbytes)
+                    _send_all(line, header if begin == start else b"", piece)
+            loop.call_soon_threadsafe(progress)
+
+    sending = [asyncio.ensure_future(streams.run(line, work)) for line in streams.lines]
+    try:
+        await asyncio.gather(*sending)
+    except BaseException:
+        queue.is_cancelled = True
+        await asyncio.wait(sending, timeout=CANCELLED_SECONDS)
+        for task in sending:
+            task.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
+        raise
+
+
+def _send_all(line: socket.socket, header: bytes, data: memoryview) -> None:
+    """Send both, from where they are."""
+    sent = line.sendmsg([header, data]) - len(header)
+    while sent < data.nbytes:
+        if sent < 0:
+            line.sendall(header[sent:])
+            sent = 0
+        with data[sent:] as rest:
+            sent += line.send(rest)
+
+
+# -- receiving --------------------------------------------------------------------------------------------------------------------------------
+
+
+class IncomingShard:
+    """The receiving side of one transfer: what is missing of it, and who writes it. Its threads claim chunks; its owner awaits and closes it."""
+
+    def __init__(self, target: Payload, *, transfer: int, payload_bytes: int, chunk_digests: bytes, missing: Iterable[int]) -> None:
+        """Begin.
+
+        Args:
+            target: the slot, granted for this content.
+            transfer: of the `BeginShard`.
+            payload_bytes: of the payload.
+            chunk_digests: what each chunk must hash to.
+            missing: the chunks that are wanted.
+        """
+        self.transfer = transfer
+        self.payload_bytes = payload_bytes
+        self.missing = set(missing)
+        """Not verified yet."""
+        self.damaged: set[int] = set()
+        """Came, and did not hash to what they should; cleared by who asks for them again."""
+        self.landed_count = 0
+        self._target = target
+        self._digests = memoryview(chunk_digests)
+        self._lock = threading.Lock()
+        self._claimed: set[int] = set()
+        self._is_closed = False
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+
+    def claim(self, index: int, size: int) -> memoryview | None:
+        """Return where a chunk belongs, for one thread alone, or None when it is not wanted. Any thread.
+
+        Args:
+            index: of the chunk.
+            size: bytes that are announced.
+
+        Returns:
+            Its place in the slot; the caller says `land` in the end, whatever comes.
+
+        Raises:
+            MalformedMessage: the payload has no such chunk.
+        """
+        start, stop = chunk_range(index, self.payload_bytes)
+        if start >= stop or size != stop - start:
+            raise MalformedMessage(f"a chunk {index} of {size} bytes in a payload of {self.payload_bytes}")
+        with self._lock:
+            if self._is_closed or index not in self.missing or index in self._claimed:
+                return None
+            self._claimed.add(index)
+            return self._target.payload(start, stop)
+
+    def land(self, index: int, data: memoryview, *, is_whole: bool) -> None:
+        """Take a claimed chunk whose bytes have come; verify it while they are warm. Any thread.
+
+        Args:
+            index: of the chunk.
+            data: what `claim` returned; released here.
+            is_whole: all of it has come.
+        """
+        is_good = is_whole and digest(data) == self._digests[16 * index : 16 * index + 16]
+        data.release()
+        with self._lock:
+            self._claimed.discard(index)
+            if is_good:
+                self.missing.discard(index)
+                self.landed_count += 1
+            elif is_whole:
+                self.damaged.add(index)
+            is_news = not self.missing - self.damaged or self._is_closed
+        if is_news:
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def settled(self, silence_seconds: float) -> None:
+        """Return when every missing chunk has come, whole or damaged.
+
+        Args:
+            silence_seconds: how long nothing may come at all.
+
+        Raises:
+            PeerLost: nothing has come for so long.
+        """
+        while self.missing - self.damaged:
+            before = self.landed_count
+            try:
+                async with asyncio.timeout(silence_seconds):
+                    await self._event.wait()
+            except TimeoutError as error:
+                if self.landed_count == before:
+                    raise PeerLost(f"nothing has come for {silence_seconds:g} s") from error
+            self._event.clear()
+
+    async def close(self) -> None:
+        """Let nobody claim anything any more, and wait for who has; the streams must be cut where they may be silent for ever."""
+        with self._lock:
+            self._is_closed = True
+            is_busy = bool(self._claimed)
+        while is_busy:
+            self._event.clear()
+            with self._lock:
+                is_busy = bool(self._claimed)
+            if is_busy:
+                await self._event.wait()
+
+
+class Receiver:
+    """What a receiving session's streams deliver to: at most one transfer at a time."""
+
+    def __init__(self) -> None:
+        self.current: IncomingShard | None = None
+        """Set on the loop, read by the threads: one word, and a closed transfer takes nothing."""
+
+    def receive(self, line: socket.socket) -> None:
+        """Take chunks off a stream until it ends: the work of a receiving stream's thread.
+
+        Raises:
+            OSError: the line broke.
+            MalformedMessage: what came is no chunk.
+        """
+        header = bytearray(CHUNK_HEADER.size)
+        while _receive_all(line, memoryview(header)):
+            transfer, index, size = CHUNK_HEADER.unpack(header)
+            if not 0 < size <= CHUNK_BYTES:
+                raise MalformedMessage(f"a chunk of {size} bytes")
+            incoming = self.current
+            place = incoming.claim(index, size) if incoming is not None and incoming.transfer == transfer else None
+            if incoming is None or place is None:  # of a transfer that is over, or one that came twice
+                _drain(line, size)
+                continue
+            is_whole = False
+            try:
+                is_whole = _receive_all(line, place)
+            finally:
+                incoming.land(index, place, is_whole=is_whole)
+
+
+def _receive_all(line: socket.socket, view: memoryview) -> bool:
+    """Fill `view`; False when the other side has closed the line before its first byte.
+
+    Raises:
+        OSError: the line broke, or ended in the middle.
+    """
+    filled = 0
+    while filled < view.nbytes:
+        with view[filled:] as rest:
+            count = line.recv_into(rest, 0, socket.MSG_WAITALL)
+        if count == 0:
+            if filled:
+                raise ConnectionResetError("the line ended in the middle of a chunk")
+            return False
+        filled += count
+    return True
+
+
+def _drain(line: socket.socket, size: int) -> None:
+    scratch = memoryview(bytearray(min(size, DRAIN_BYTES)))
+    while size:
+        piece = scratch[: min(size, len(scratch))]
+        if not _receive_all(line, piece):
+            raise ConnectionResetError("the line ended in the middle of a chunk")
+        size -= piece.nbytes
