@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from control_plane.cloud.connection import LOCAL_REGION, CloudMode, is_loopback, is_this_machine
+from control_plane.cloud.connection import LOCAL_REGION, CloudMode
+from everstep.protocol.loopback import is_loopback, is_this_machine, url_host
 
 
 class InvalidSettings(Exception):
@@ -40,6 +41,8 @@ class Settings:
             raise InvalidSettings("a bucket is needed for sources, logs, outputs and checkpoints: --bucket NAME")
         if self.mode is CloudMode.LOCAL and not (self.aws_endpoint_url and is_loopback(self.aws_endpoint_url)):
             raise InvalidSettings(f"local mode needs --aws-endpoint-url on this machine (127.0.0.0/8 or ::1), not {self.aws_endpoint_url!r}")
+        if self.aws_endpoint_url and not url_host(self.aws_endpoint_url):
+            raise InvalidSettings(f"--aws-endpoint-url {self.aws_endpoint_url!r} is not an http or https URL")
         if not self.is_other_host_allowed and not is_this_machine(self.host):
             raise InvalidSettings(
                 f"--host {self.host} can be reached from other machines, and bearer tokens would cross the network unencrypted. Put a TLS proxy "

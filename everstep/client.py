@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 
@@ -41,6 +41,7 @@ from everstep.errors import (
     TransferFailed,
     WaitFailed,
 )
+from everstep.protocol.loopback import is_loopback
 
 Json = dict[str, Any]
 
@@ -98,9 +99,8 @@ class EverstepClient:
 
     def __init__(self, configuration: config.ClientConfig, *, http: httpx.Client | None = None, pause: Callable[[float], None] = _pause) -> None:
         url = config.checked_endpoint(configuration.endpoint_url)
-        is_local = config.is_this_machine(urlsplit(url).hostname or "")
         # A proxy from the environment has no business between two processes of one machine.
-        self._http = http or httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=not is_local, follow_redirects=False)
+        self._http = http or httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=not is_loopback(url), follow_redirects=False)
         self._headers = {"authorization": f"Bearer {configuration.token}"}
         self._pause = pause
         self.endpoint_url = url

@@ -9,7 +9,6 @@ Invariant: a token never leaves this machine unencrypted, and is never read from
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from everstep.errors import ConfigurationError
+from everstep.protocol.loopback import is_this_machine, url_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +67,17 @@ def checked_endpoint(url: str) -> str:
     Raises:
         ConfigurationError: it is not an http(s) URL, or is plain http to another machine.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    host = url_host(url)
+    if not host:
         raise ConfigurationError(f"The endpoint {url!r} is not an http or https URL.")
+    parts = urlsplit(url)
     if parts.username or parts.password:
         raise ConfigurationError("The endpoint holds a user name or a password.", hint="Set EVERSTEP_TOKEN instead.")
-    if parts.scheme == "http" and not is_this_machine(parts.hostname):
+    if parts.scheme == "http" and not is_this_machine(host):
         raise ConfigurationError(
             f"The endpoint {url} is plain http to another machine: the token would cross the network in the clear.", hint="Use its https endpoint."
         )
     return url.rstrip("/")
-
-
-def is_this_machine(host: str) -> bool:
-    """Say whether a host is this machine by its very address; other names are not resolved and not trusted."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _path(environment: Mapping[str, str]) -> Path:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from everstep.protocol.ids import NodeId
+from everstep.protocol.loopback import url_host
 from worker.agent import Agent, AgentSettings
 from worker.health import slot_memory_bytes
 from worker.storage.s3 import s3_store
@@ -46,6 +47,8 @@ def settings(arguments: list[str]) -> AgentSettings:
     parser.add_argument("--peer-port", type=int, default=0, help="port for other agents; 0: the kernel chooses")
     parser.add_argument("--cold", action="store_true", help="do not keep a pre-imported process to fork ranks from")
     given = parser.parse_args(arguments)
+    if not url_host(given.control_plane_url):
+        parser.error(f"--control-plane-url {given.control_plane_url!r} is not an http or https URL")
     if not given.instance_id:
         parser.error("the instance id is not known: pass --instance-id or set EVERSTEP_INSTANCE_ID")
     if not given.address:

@@ -8,7 +8,6 @@ Invariant: what the user sets wins over the node's environment, and never over a
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import sys
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.protocol.ids import Rank
+from everstep.protocol.loopback import is_this_machine
 from everstep.protocol.plan import GenerationPlan, PlanNode
 
 _RESERVED = frozenset(
@@ -68,7 +68,7 @@ def node_environment(environment: Mapping[str, str], address: str) -> dict[str, 
     path = inherited.get("PATH", os.defpath).split(os.pathsep)
     inherited["PATH"] = os.pathsep.join([programs, *(folder for folder in path if folder != programs)])
     inherited.setdefault("OMP_NUM_THREADS", "1")
-    if _is_loopback(address):
+    if is_this_machine(address):
         inherited.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return inherited
 
@@ -111,10 +111,3 @@ def rank_environment(plan: GenerationPlan, here: PlanNode, rank: Rank, paths: Ra
 def rank_arguments(hyperparameters: Mapping[str, str]) -> tuple[str, ...]:
     """Return hyperparameters as the script's arguments: `--key value`, in the order in which they were given."""
     return tuple(word for name, value in hyperparameters.items() for word in (f"--{name}", value))
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"

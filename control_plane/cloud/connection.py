@@ -8,14 +8,12 @@ Invariant: nothing of botocore, neither a client nor an exception, leaves this p
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import boto3
 import botocore.session
@@ -35,6 +33,7 @@ from control_plane.cloud.errors import (
     ResourceContended,
     Throttled,
 )
+from everstep.protocol.loopback import is_loopback, url_host
 
 log = logging.getLogger(__name__)
 
@@ -73,21 +72,6 @@ class CloudIdentity:
 
     def __str__(self) -> str:
         return f"AWS account {self.account}, region {self.region}, endpoint {self.endpoint}"
-
-
-def is_loopback(url: str) -> bool:
-    """Say whether the URL's host is this machine (see `is_this_machine`)."""
-    return is_this_machine(urlsplit(url).hostname or "")
-
-
-def is_this_machine(host: str) -> bool:
-    """Say whether a host is this machine by its very address; other names are not resolved and not trusted."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Connection:
@@ -226,4 +210,4 @@ def _local_session() -> botocore.session.Session:
 
 def _refuse_elsewhere(request: Any, **_: object) -> None:
     if not is_loopback(request.url):
-        raise EndpointRefused(f"local mode refuses to send a request to {urlsplit(request.url).hostname}")
+        raise EndpointRefused(f"local mode refuses to send a request to {url_host(request.url)}")

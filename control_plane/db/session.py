@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, CursorResult, Engine, Result, create_engine, event
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
 from control_plane.db.models import Base
@@ -31,10 +32,16 @@ class Database:
 
     Args:
         url: SQLAlchemy's URL, for instance `sqlite:////var/lib/everstep/everstep.db`.
+
+    Raises:
+        ArgumentError: it is none.
     """
 
     def __init__(self, url: str) -> None:
-        self.url = make_url(url)
+        try:
+            self.url = make_url(url)
+        except ValueError as error:  # of a port that is no number
+            raise ArgumentError(f"the database URL cannot be read: {error}") from error
         self.engine: Engine = create_engine(self.url, pool_pre_ping=self.url.get_backend_name() != "sqlite")
         if self.url.get_backend_name() == "sqlite":
             _make_sqlite_strict(self.engine)

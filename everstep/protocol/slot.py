@@ -34,6 +34,7 @@ Invariant: only the agent writes headers. A header whose digest does not hold is
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -41,6 +42,7 @@ from enum import IntEnum
 import msgspec
 import xxhash
 
+from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.errors import CorruptSlot, UnknownVersion
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 
@@ -52,6 +54,8 @@ DIGEST_BYTES = 16
 CHUNK_BYTES = 4 * 1024 * 1024
 """The unit of digests and of transfers: part of the slot's version."""
 MAX_INDEX_BYTES = 256 * 1024 * 1024
+MAX_DIMENSIONS = 64
+"""Source: torch makes no tensor of more."""
 ZERO_DIGEST = bytes(DIGEST_BYTES)
 
 _FIELDS = struct.Struct("<8sHBxIQI4xQQQQ16s16s16s64s")
@@ -274,7 +278,7 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
         The index; its `values` stay opaque bytes.
 
     Raises:
-        CorruptSlot: it does not decode, or a tensor lies outside its area, is not aligned or overlaps another.
+        CorruptSlot: it does not decode, or a tensor is not aligned, lies outside its area, overlaps another, or has not the bytes of its shape.
         UnknownVersion: of a version that this process does not know.
     """
     if len(data) > MAX_INDEX_BYTES:
@@ -289,5 +293,16 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
     for entry in sorted(index.tensors, key=lambda entry: entry.offset):
         if entry.offset < end or entry.offset % ALIGNMENT or entry.bytes < 0 or entry.offset + entry.bytes > tensor_bytes:
             raise CorruptSlot(f"tensor {entry.name!r} at {entry.offset}+{entry.bytes} does not fit {tensor_bytes} bytes or overlaps another")
+        if not _is_sized(entry):
+            raise CorruptSlot(f"tensor {entry.name!r}: {entry.bytes} bytes are not {entry.dtype}{list(entry.shape[:MAX_DIMENSIONS])}")
         end = entry.offset + entry.bytes
     return index
+
+
+def _is_sized(entry: TensorEntry) -> bool:
+    """Say whether dtype and shape make a tensor that can be, of exactly its bytes; a 0 in the shape hides nothing."""
+    item_bytes = ITEM_BYTES.get(entry.dtype)
+    if item_bytes is None or len(entry.shape) > MAX_DIMENSIONS or any(size < 0 for size in entry.shape):
+        return False
+    is_addressable = math.prod(size for size in entry.shape if size) * item_bytes < 2**63
+    return is_addressable and math.prod(entry.shape) * item_bytes == entry.bytes

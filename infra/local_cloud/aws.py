@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
+from everstep.protocol.loopback import is_loopback
 from infra.local_cloud.addresses import AddressPool
 from infra.local_cloud.auto_scaling import AutoScaling
 from infra.local_cloud.ec2 import Ec2
-from infra.local_cloud.environment import is_loopback
 from infra.local_cloud.faults import Conditions, Faults
 from infra.local_cloud.instances import InstanceRunner
 from infra.local_cloud.moto_api import install
@@ -128,7 +127,7 @@ class LocalAws:
         # A web page may make a browser send requests here, but not with this machine's name as Host.
         if not is_loopback(f"http://{environ.get('HTTP_HOST', '')}"):
             return "403 Forbidden", msgspec.json.encode({"Message": "this address serves this machine only"})
-        request = (environ["REQUEST_METHOD"], urlsplit(environ["PATH_INFO"]).path.removeprefix(ADMIN_PREFIX))
+        request = (environ["REQUEST_METHOD"], environ["PATH_INFO"].removeprefix(ADMIN_PREFIX))
         if request == ("GET", "config"):
             return "200 OK", msgspec.json.encode(self.faults.conditions)
         if request == ("GET", "instances"):

@@ -6,18 +6,17 @@ request; processes get an environment made from nothing, in which no AWS file of
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import boto3
 import botocore.session
 from botocore.config import Config
 
+from everstep.protocol.loopback import is_loopback, url_host
 from infra.local_cloud.errors import EndpointRefused
 
 REGION: Final = "us-east-1"
@@ -41,15 +40,6 @@ POISONOUS: Final = (
     "AWS_ENDPOINT_URL_STS",
 )
 """Variables that would lead a client away from the endpoint it was pointed at."""
-
-
-def is_loopback(url: str) -> bool:
-    """Say whether the URL's host is this machine by its very address; other names are not resolved and not trusted."""
-    try:
-        host = urlsplit(url).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def aws_variables(endpoint_url: str) -> dict[str, str]:
@@ -143,4 +133,4 @@ def local_client(service: str, endpoint_url: str) -> Any:
 
 def _refuse_elsewhere(request: Any, **_: object) -> None:
     if not is_loopback(request.url):
-        raise EndpointRefused(f"a request to {urlsplit(request.url).hostname} was refused: the local cloud is on this machine only")
+        raise EndpointRefused(f"a request to {url_host(request.url)} was refused: the local cloud is on this machine only")

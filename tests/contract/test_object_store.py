@@ -200,7 +200,9 @@ def test_nobody_listening_is_worth_another_try() -> None:
     assert raised.value.retryable
 
 
-@pytest.mark.parametrize("url", ["", "https://s3.amazonaws.com", "http://10.0.0.1:9000", "http://127.0.0.1.example.com", "http://[::2]:1"])
+@pytest.mark.parametrize(
+    "url", ["", "https://s3.amazonaws.com", "http://10.0.0.1:9000", "http://127.0.0.1.example.com", "http://[::2]:1", "http://["]
+)
 def test_local_mode_reaches_loopback_only(url: str) -> None:
     with pytest.raises(ForbiddenEndpoint):
         s3_store(environment(url))

@@ -10,13 +10,11 @@ before the first call.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit
 
 import boto3
 import botocore.session
@@ -34,6 +32,7 @@ from botocore.exceptions import (
     ResponseStreamingError,
 )
 
+from everstep.protocol.loopback import is_loopback
 from everstep.protocol.plan import ObjectReference
 from worker.errors import CorruptCheckpoint, ForbiddenEndpoint, ObjectMissing, StorageError, StoreDenied, StoreRefused, StoreUnavailable
 from worker.storage.object_store import ObjectReader, Piece, StoredObject
@@ -71,12 +70,12 @@ def s3_store(environment: Mapping[str, str] = os.environ) -> S3ObjectStore:
     Raises:
         ForbiddenEndpoint: EVERSTEP_LOCAL=1, and the endpoint is not on loopback.
     """
-    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL", "")
     is_local = environment.get("EVERSTEP_LOCAL") == "1"
-    if is_local and not _is_loopback(endpoint):
+    if is_local and not is_loopback(endpoint):
         raise ForbiddenEndpoint(f"local mode speaks to loopback only, and the S3 endpoint is {endpoint or 'that of AWS'}")
     session = botocore.session.Session()
-    if is_local or _is_loopback(endpoint):
+    if is_local or is_loopback(endpoint):
         for variable in ("config_file", "credentials_file"):
             session.set_config_variable(variable, os.devnull)
         session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))  # AWS_PROFILE names one of the files
@@ -88,19 +87,19 @@ def s3_store(environment: Mapping[str, str] = os.environ) -> S3ObjectStore:
         region_name=environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION"),
     ).client(
         "s3",
-        endpoint_url=endpoint,
+        endpoint_url=endpoint or None,
         config=Config(
             connect_timeout=_CONNECT_TIMEOUT_SECONDS,
             read_timeout=_READ_TIMEOUT_SECONDS,
             retries={"mode": "standard", "total_max_attempts": _MAX_ATTEMPTS},
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            proxies={} if _is_loopback(endpoint) else None,
+            proxies={} if is_loopback(endpoint) else None,
             s3={"addressing_style": "path" if endpoint else "auto"},
             user_agent_extra="everstep",
         ),
     )
-    if is_local and not _is_loopback(client.meta.endpoint_url):
+    if is_local and not is_loopback(client.meta.endpoint_url):
         raise ForbiddenEndpoint(f"local mode speaks to loopback only, and botocore has resolved {client.meta.endpoint_url}")
     return S3ObjectStore(client)
 
@@ -273,13 +272,3 @@ def _place(reference: ObjectReference) -> dict[str, str]:
 
 def _etag(answer: Mapping[str, Any]) -> str:
     return str(answer["ETag"]).strip('"')
-
-
-def _is_loopback(endpoint: str | None) -> bool:
-    host = urlsplit(endpoint or "").hostname
-    if host is None:
-        return False
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,24 +31,24 @@ MAX_HEADER_BYTES = 100_000_000
 """Source: the safetensors reader refuses longer ones."""
 _FORMAT = "everstep-1"
 _METADATA = "__metadata__"
-_DTYPES = {
-    "float64": ("F64", 8),
-    "float32": ("F32", 4),
-    "float16": ("F16", 2),
-    "bfloat16": ("BF16", 2),
-    "float8_e4m3fn": ("F8_E4M3", 1),
-    "float8_e5m2": ("F8_E5M2", 1),
-    "int64": ("I64", 8),
-    "int32": ("I32", 4),
-    "int16": ("I16", 2),
-    "int8": ("I8", 1),
-    "uint64": ("U64", 8),
-    "uint32": ("U32", 4),
-    "uint16": ("U16", 2),
-    "uint8": ("U8", 1),
-    "bool": ("BOOL", 1),
+_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
 }
-"""torch's names → (safetensors' name, bytes of an element). Any other dtype is stored as U8; its true name is in the index."""
+"""torch's name of a dtype → safetensors'. Any other is stored as U8; its true name is in the index."""
 
 
 class _Tensor(msgspec.Struct, frozen=True):
@@ -137,13 +136,11 @@ def encode_header(header: SlotHeader, packed_index: bytes) -> bytes:
     }
     position = 0
     for entry in tensors_in_order(unpack_index(packed_index, header.index_offset)):
-        dtype, element_bytes = _DTYPES.get(entry.dtype, ("", 0))
-        is_known = dtype and math.prod(entry.shape) * element_bytes == entry.bytes
         name = entry.name
         while name in described:  # the index may name two tensors alike (and anything "__metadata__"); a JSON object cannot
             name += "'"
         offsets = (position, position + entry.bytes)
-        described[name] = _Tensor(dtype, entry.shape, offsets) if is_known else _Tensor("U8", (entry.bytes,), offsets)
+        described[name] = _Tensor(_NAMES[entry.dtype], entry.shape, offsets) if entry.dtype in _NAMES else _Tensor("U8", (entry.bytes,), offsets)
         position += entry.bytes
     text = msgspec.json.encode(described)
     text += b" " * (-len(text) % 8)

@@ -42,6 +42,8 @@ def test_xdg_is_honoured(tmp_path):
         ({"EVERSTEP_ENDPOINT_URL": "http://10.0.0.1:1", "EVERSTEP_TOKEN": "t"}, "cross the network in the clear"),
         ({"EVERSTEP_ENDPOINT_URL": "http://127.0.0.1.example:1", "EVERSTEP_TOKEN": "t"}, "cross the network in the clear"),
         ({"EVERSTEP_ENDPOINT_URL": "ftp://127.0.0.1", "EVERSTEP_TOKEN": "t"}, "not an http or https URL"),
+        ({"EVERSTEP_ENDPOINT_URL": "http://[", "EVERSTEP_TOKEN": "t"}, "not an http or https URL"),
+        ({"EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:none", "EVERSTEP_TOKEN": "t"}, "not an http or https URL"),
         ({"EVERSTEP_ENDPOINT_URL": "https://me:secret@x.example", "EVERSTEP_TOKEN": "t"}, "holds a user name or a password"),
     ],
 )

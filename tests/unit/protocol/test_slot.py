@@ -166,6 +166,51 @@ def test_an_index_that_contradicts_itself_is_refused(packed: bytes, what: str) -
         unpack_index(packed, 128)
 
 
+def shaped(dtype: str, shape: tuple[int, ...], size: int) -> bytes:
+    """Return a packed index of one tensor at 0."""
+    return index(TensorEntry(name="w", dtype=dtype, shape=shape, offset=0, bytes=size))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "size"),
+    [("float32", (4, 8), 128), ("bfloat16", (), 2), ("complex128", (1, 2, 3), 96), ("int64", (0, 2**40), 0), ("bool", (1,) * 64, 1)],
+)
+def test_a_tensor_of_the_size_of_its_shape_is_taken(dtype: str, shape: tuple[int, ...], size: int) -> None:
+    (tensor,) = unpack_index(shaped(dtype, shape, size), 128).tensors
+    assert (tensor.dtype, tensor.shape, tensor.bytes) == (dtype, shape, size)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "size"),
+    [
+        ("float32", (4, 8), 124),
+        ("float32", (4, 8), 32),
+        ("uint8", (64,), 63),
+        ("uint8", (), 0),
+        ("uint8", (0,), 1),
+        ("uint8", (-8, -8), 64),
+        ("uint8", (-1,), 64),
+        ("uint8", (0, -1), 0),
+        ("uint8", (2**62, 2**62, 16), 0),
+        ("float64", (0, 2**62), 0),
+        ("uint8", (0, 2**63), 0),
+        ("uint8", (2**32, 2**32), 0),
+        ("uint8", (1,) * 65, 1),
+        ("float31", (1,), 4),
+        ("", (1,), 1),
+        ("Tensor", (1,), 1),
+    ],
+)
+def test_a_tensor_of_another_size_than_its_shape_is_refused(dtype: str, shape: tuple[int, ...], size: int) -> None:
+    with pytest.raises(CorruptSlot, match=r"tensor 'w': .* bytes are not"):
+        unpack_index(shaped(dtype, shape, size), 128)
+
+
+def test_a_shape_of_millions_of_dimensions_costs_nothing() -> None:
+    with pytest.raises(CorruptSlot, match="0 bytes are not"):
+        unpack_index(shaped("uint8", (2**62,) * 1_000_000, 0), 128)
+
+
 def test_an_index_of_another_version_is_refused() -> None:
     with pytest.raises(UnknownVersion):
         unpack_index(index(version=2), 0)

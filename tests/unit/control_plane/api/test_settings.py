@@ -22,6 +22,8 @@ def settings(**changes) -> Settings:
         ({"host": "everstep.example"}, "can be reached from other machines"),
         ({"aws_endpoint_url": "http://10.0.0.1:1"}, "local mode needs --aws-endpoint-url on this machine"),
         ({"aws_endpoint_url": "https://sts.amazonaws.com"}, "local mode needs --aws-endpoint-url on this machine"),
+        ({"aws_endpoint_url": "http://["}, "local mode needs --aws-endpoint-url on this machine"),
+        ({"aws_endpoint_url": "http://[", "mode": CloudMode.AWS}, "is not an http or https URL"),
         ({"aws_endpoint_url": None}, "local mode needs --aws-endpoint-url on this machine"),
         ({"bucket": ""}, "a bucket is needed"),
         ({"port": 65536}, "--port 65536 is not a port"),

@@ -5,11 +5,12 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError, StatementError
+from sqlalchemy.exc import ArgumentError, IntegrityError, StatementError
 
 from control_plane.db import events
 from control_plane.db.events import NewEvent
 from control_plane.db.models import Checkpoint, Event
+from control_plane.db.session import Database
 from tests.unit.control_plane.db.conftest import NOW
 
 
@@ -85,3 +86,9 @@ def test_two_writers_that_read_first_wait_for_each_other(database):
     with database.read() as session:
         found = events.page(session, job_name=None, fleet_name=None, project=None, after_id=0, limit=10)
     assert [(event.type, event.message) for event in found] == [("first", "m"), ("second", "1")]
+
+
+@pytest.mark.parametrize("url", ["", "everstep.db", "postgresql://database:port/everstep", "postgresql://[::1/everstep"])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ArgumentError):
+        Database(url)

@@ -8,24 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.slot import SlotIndex, TensorEntry, digest, pack_index, unpack_index
 from tests.unit.worker.storage.slots import Tensors, header_of, payload_of
 from worker.errors import CorruptCheckpoint, StoreRefused
 from worker.storage.safetensors import LENGTH, encode_header, plan_restore, tensors_in_order
 
-WIDTHS = {"float32": 4, "bfloat16": 2, "int64": 8, "uint8": 1, "bool": 1, "float64": 8}
+DTYPES = ["float32", "bfloat16", "int64", "uint8", "bool", "float64", "complex64", "quint4x2"]
 
 
 @st.composite
 def tensor_sets(draw: st.DrawFn) -> Tensors:
     found: Tensors = []
     for number in range(draw(st.integers(0, 6))):
-        dtype = draw(st.sampled_from([*WIDTHS, "complex64", "quint4x2"]))
+        dtype = draw(st.sampled_from(DTYPES))
         shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
         count = 1
         for length in shape:
             count *= length
-        size = count * WIDTHS.get(dtype, draw(st.integers(0, 9)))
+        size = count * ITEM_BYTES[dtype]
         name = draw(st.sampled_from([f"t{number}", "same", "__metadata__", "ü/…", ""]))
         found.append((name, dtype, shape, draw(st.binary(min_size=size, max_size=size))))
     return found

@@ -1,0 +1,298 @@
+"""What goes into which idle span: the paper's cases, the four defects of its printed algorithm, and uniform pacing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.core.chunks import (
+    CHUNKS_PER_SPAN,
+    MAX_CHUNK_BYTES,
+    MIN_CHUNK_BYTES,
+    MU_RATIO,
+    UNIFORM_SHARE,
+    IdleSpan,
+    Link,
+    ScheduledChunk,
+    chunk_bytes_for,
+    opening,
+    partition,
+    steadiness,
+    uniform,
+    usable,
+)
+
+GBIT = 1e9 / 8
+MIB = 1024 * 1024
+BUFFERS = {"buffer_bytes": 128 * MIB, "buffers": 4}
+"""R and p of the paper, section 7.1."""
+
+
+def spans(*seconds: float, gap: float = 1.0) -> list[IdleSpan]:
+    """Idle spans of these lengths, each behind `gap` seconds of traffic."""
+    begins = itertools.accumulate(seconds, lambda begin, length: begin + length + gap, initial=gap)
+    return [IdleSpan(begin, length) for begin, length in zip(begins, seconds, strict=False)]
+
+
+def sent(chunks: Sequence[ScheduledChunk]) -> int:
+    return sum(chunk.bytes_count for chunk in chunks)
+
+
+# -- the paper's cases ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_p4d_gpt2_100b_fits_into_a_fraction_of_its_iteration() -> None:
+    """75.2 GB per machine at 400 Gbit/s take 1.5 s; a 62 s iteration has many times that idle (sections 5.2, 7.2)."""
+    shard = int(75.2e9)
+    chunks = partition(spans(*[0.5] * 8), shard, 1, **BUFFERS, bandwidth_bytes_per_second=400 * GBIT, alpha_seconds=1e-4, mu=0.8)
+    assert sent(chunks) == shard
+    assert {chunk.span for chunk in chunks} == {0, 1, 2, 3, 4}  # 1.73 s with the start-ups, 0.4 s a span
+    assert max(chunk.bytes_count for chunk in chunks) == 32 * MIB
+    busy = sum(Link(400 * GBIT, 1e-4).seconds(chunk.bytes_count) for chunk in chunks)
+    assert 1.5 < busy < 1.8
+
+
+def test_p3dn_gpt2_40b_needs_partitions() -> None:
+    """30 GB per machine at 100 Gbit/s take 2.4 s. The longest span of Figure 16, 1.6 s, would need a buffer of 20 GB a machine, 2.5 GB a GPU."""
+    shard = int(30e9)
+    link = Link(100 * GBIT)
+    assert link.bytes_within(1.6) / 8 > 2e9
+    chunks = partition(spans(1.6, 0.8, 0.8, 0.5), shard, 1, **BUFFERS, bandwidth_bytes_per_second=100 * GBIT, alpha_seconds=0, mu=0.8)
+    assert sent(chunks) == shard
+    assert max(chunk.span for chunk in chunks) == 2  # 1.28 + 0.64 + 0.64 s hold 2.4
+    assert all(chunk.bytes_count <= 32 * MIB for chunk in chunks)
+
+
+def test_three_copies_send_two() -> None:
+    chunks = partition(spans(10.0), 100, 2, buffer_bytes=40, buffers=4, bandwidth_bytes_per_second=100, alpha_seconds=0, mu=1)
+    assert [sum(chunk.bytes_count for chunk in chunks if chunk.copy == copy) for copy in (0, 1)] == [100, 100]
+
+
+def test_what_does_not_fit_follows_the_last_span() -> None:
+    chunks = partition(spans(1.0, 1.0), 350, 1, buffer_bytes=100, buffers=1, bandwidth_bytes_per_second=100, alpha_seconds=0, mu=1)
+    assert [(chunk.span, chunk.bytes_count, chunk.begin_seconds) for chunk in chunks] == [
+        (0, 100, 1.0),
+        (1, 100, 3.0),
+        (2, 100, 4.0),
+        (2, 50, 5.0),
+    ]
+
+
+# -- the printed algorithm, line by line ---------------------------------------------------------------------------------------------------
+
+
+class Endless(Exception):
+    """The loop made no progress."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """Which lines are as printed; the others are corrected."""
+
+    cost_of_the_rest: bool = False
+    one_copy_too_many: bool = False
+    no_end_of_short_spans: bool = False
+    last_span_replaced: bool = False
+
+
+def printed(
+    lengths: Sequence[float], checkpoint_bytes: float, m: int, *, buffer: float, link: Link, mu: float, lines: Printed
+) -> list[tuple[int, float]]:
+    """Algorithm 2 as the paper prints it (span and size of each chunk), with the lines of `lines` as they are there."""
+    lengths = [*lengths[:-1], math.inf] if lines.last_span_replaced else [*lengths, math.inf]
+    last_copy = m - 1 if lines.one_copy_too_many else m - 2
+    parts: list[tuple[int, float]] = []
+    copy, left = 0, checkpoint_bytes
+    for index, length in enumerate(lengths):
+        span = mu * length
+        idle_rounds = 0
+        while span > 0:
+            fits = span >= link.seconds(int(buffer))
+            size = min(left, buffer if fits else max(0.0, (span - link.alpha_seconds) * link.bandwidth_bytes_per_second))
+            if size > 0:
+                left -= size
+                span -= link.seconds(int(left if lines.cost_of_the_rest else size))
+                parts.append((index, size))
+            elif not lines.no_end_of_short_spans:
+                break
+            else:
+                idle_rounds += 1
+                if idle_rounds > 1000:
+                    raise Endless
+            if left == 0:
+                if copy >= last_copy:
+                    return parts
+                copy, left = copy + 1, checkpoint_bytes
+    return parts
+
+
+LINK = Link(100.0, 0.01)
+
+
+def corrected(lengths: Sequence[float], checkpoint_bytes: int, m: int) -> list[tuple[int, int]]:
+    chunks = partition(
+        spans(*lengths), checkpoint_bytes, m - 1, buffer_bytes=50, buffers=1, bandwidth_bytes_per_second=100, alpha_seconds=0.01, mu=0.8
+    )
+    return [(chunk.span, chunk.bytes_count) for chunk in chunks]
+
+
+def as_printed(lengths: Sequence[float], checkpoint_bytes: int, m: int, lines: Printed) -> list[tuple[int, float]]:
+    return printed(lengths, checkpoint_bytes, m, buffer=50, link=LINK, mu=0.8, lines=lines)
+
+
+def test_with_all_four_lines_corrected_the_printed_algorithm_is_ours() -> None:
+    lengths, size, m = (1.3, 0.6, 2.0, 0.7), 190, 3
+    theirs = as_printed(lengths, size, m, Printed())
+    ours = corrected(lengths, size, m)
+    assert [span for span, _ in ours] == [span for span, _ in theirs]
+    assert [size for _, size in ours] == pytest.approx([size for _, size in theirs], abs=3)  # whole bytes here
+
+
+def test_defect_1_a_chunk_is_charged_for_what_is_left() -> None:
+    """Line 17 subtracts f(remaining bytes): the first of many chunks uses up a span that has room for five, and the last costs nothing."""
+    theirs = as_printed((3.0, 3.0), 400, 2, Printed(cost_of_the_rest=True))
+    ours = corrected((3.0, 3.0), 400, 2)
+    assert [size for span, size in theirs if span == 0] == [50]
+    assert [size for span, size in ours if span == 0] == [50, 50, 50, 50, 35]
+    assert as_printed((0.65,), 50, 2, Printed(cost_of_the_rest=True)) == [(0, 50)]
+
+
+def test_defect_2_one_copy_too_many_is_sent() -> None:
+    assert sum(size for _, size in as_printed((5.0,), 100, 2, Printed(one_copy_too_many=True))) == 200
+    assert sum(size for _, size in corrected((5.0,), 100, 2)) == 100
+
+
+def test_defect_3_a_span_shorter_than_alpha_never_ends() -> None:
+    with pytest.raises(Endless):
+        as_printed((0.005, 5.0), 100, 2, Printed(no_end_of_short_spans=True))
+    assert corrected((0.005, 5.0), 100, 2) == [(1, 50), (1, 50)]
+
+
+def test_defect_4_the_last_profiled_span_is_taken_for_endless() -> None:
+    """As printed, the whole of a snapshot that fits nowhere is put into a span of a tenth of its length."""
+    theirs = as_printed((0.5, 0.5), 500, 2, Printed(last_span_replaced=True))
+    ours = corrected((0.5, 0.5), 500, 2)
+    assert [span for span, _ in theirs] == [0] + [1] * (len(theirs) - 1)
+    assert [(span, size) for span, size in ours if span < 2] == [(0, 39), (1, 39)]
+    assert sum(size for _, size in theirs) == sum(size for _, size in ours) == 500
+
+
+# -- properties ----------------------------------------------------------------------------------------------------------------------------
+
+lengths_lists = st.lists(st.floats(0.0, 3.0, allow_nan=False), max_size=6)
+
+
+@given(
+    lengths=lengths_lists,
+    size=st.integers(0, 2000),
+    copies=st.integers(0, 3),
+    buffer=st.integers(4, 400),
+    alpha=st.floats(0, 0.1),
+    mu=st.floats(0.05, 1.0),
+)
+def test_every_byte_is_scheduled_once_within_its_window(lengths: list[float], size: int, copies: int, buffer: int, alpha: float, mu: float) -> None:
+    profiled = spans(*lengths)
+    chunks = partition(profiled, size, copies, buffer_bytes=buffer, buffers=4, bandwidth_bytes_per_second=100, alpha_seconds=alpha, mu=mu)
+    link = Link(100, alpha)
+    assert_each_byte_once(chunks, size, copies)
+    assert all(0 < chunk.bytes_count <= buffer // 4 for chunk in chunks)
+    end = 0.0
+    for chunk in chunks:
+        assert chunk.begin_seconds >= end - 1e-9
+        end = chunk.begin_seconds + link.seconds(chunk.bytes_count)
+        if chunk.span < len(profiled):
+            window = usable(profiled[chunk.span], mu)
+            assert window.begin_seconds <= chunk.begin_seconds
+            assert end <= window.begin_seconds + window.seconds + 1e-9
+    assert [chunk.span for chunk in chunks] == sorted(chunk.span for chunk in chunks)
+
+
+@given(size=st.integers(0, 5000), copies=st.integers(0, 3), chunk=st.integers(1, 700), iteration=st.floats(0.1, 10))
+def test_uniform_pacing_is_even_and_done_in_time(size: int, copies: int, chunk: int, iteration: float) -> None:
+    chunks = uniform(size, copies, chunk_bytes=chunk, iteration_seconds=iteration)
+    assert_each_byte_once(chunks, size, copies)
+    sent_before = 0
+    for each in chunks:
+        assert each.begin_seconds == pytest.approx(UNIFORM_SHARE * iteration * sent_before / (size * copies))
+        assert each.bytes_count <= chunk
+        sent_before += each.bytes_count
+    assert all(each.begin_seconds < UNIFORM_SHARE * iteration for each in chunks)
+
+
+def assert_each_byte_once(chunks: Sequence[ScheduledChunk], size: int, copies: int) -> None:
+    position = 0
+    for chunk in chunks:
+        assert chunk.copy * size + chunk.offset == position
+        assert chunk.offset + chunk.bytes_count <= size
+        position += chunk.bytes_count
+    assert position == size * copies
+
+
+@given(lengths=lengths_lists, chunk=st.integers(1, 300))
+def test_chunk_by_chunk_the_pacer_finds_what_partition_plans(lengths: list[float], chunk: int) -> None:
+    """Sending whole chunks one after the other at their openings puts as many into each span as Algorithm 2 does with whole buffers."""
+    link, profiled = Link(100.0), spans(*lengths)
+    windows = [usable(span, 0.8) for span in profiled]
+    at, found = 0.0, 0
+    while (begin := opening(windows, at, link.seconds(chunk))) is not None and (link.seconds(chunk) <= max(w.seconds for w in windows)):
+        assert begin >= at
+        at, found = begin + link.seconds(chunk), found + 1
+    whole = sum(math.floor(round(window.seconds / link.seconds(chunk), 9)) for window in windows)
+    assert found in (whole, whole - 1, whole - 2, whole - 3)  # rounding at the end of a window
+    assert found >= whole - len(windows)
+
+
+# -- the small ones ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_opening_is_in_a_window_or_not_at_all() -> None:
+    windows = [IdleSpan(1.0, 1.0), IdleSpan(5.0, 2.0)]
+    assert opening(windows, 0.0, 0.5) == 1.0
+    assert opening(windows, 1.4, 0.5) == 1.4
+    assert opening(windows, 1.6, 0.5) == 5.0
+    assert opening(windows, 0.0, 1.5) == 5.0
+    assert opening(windows, 6.8, 0.5) is None
+    assert opening([], 0.0, 0.5) is None
+
+
+def test_a_chunk_longer_than_every_window_goes_at_the_beginning_of_the_longest() -> None:
+    windows = [IdleSpan(1.0, 1.0), IdleSpan(5.0, 2.0)]
+    assert opening(windows, 0.0, 3.0) == 5.0
+    assert opening(windows, 5.1, 3.0) is None
+
+
+def test_windows_lie_in_the_middle_of_their_spans() -> None:
+    assert usable(IdleSpan(2.0, 1.0), 0.8) == IdleSpan(pytest.approx(2.1), 0.8)
+
+
+def test_what_varies_is_used_less() -> None:
+    assert steadiness([IdleSpan(0, 1.0, 0.01)]) == MU_RATIO
+    assert steadiness([IdleSpan(0, 1.0, 0.2), IdleSpan(2, 1.0, 0.2)]) == pytest.approx(0.6)
+    assert steadiness([IdleSpan(0, 1.0, 0.7)]) == 0.0
+    assert steadiness([]) == 0.0
+
+
+def test_chunks_are_small_beside_the_spans_that_carry_most() -> None:
+    link = Link(100 * MIB)
+    size = chunk_bytes_for([IdleSpan(0, 0.001)] * 5 + [IdleSpan(1, 0.16)] * 3, link, 1.0)
+    assert size == pytest.approx(link.bytes_within(0.16 / CHUNKS_PER_SPAN), rel=0.01)
+    assert chunk_bytes_for([IdleSpan(0, 100.0)], link, 1.0) == MAX_CHUNK_BYTES
+    assert chunk_bytes_for([IdleSpan(0, 0.0001)], link, 1.0) == MIN_CHUNK_BYTES
+    assert chunk_bytes_for([], link, 1.0) == MIN_CHUNK_BYTES
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"buffers": 0}, {"buffer_bytes": 3}, {"mu": 0.0}, {"mu": 1.1}, {"bandwidth_bytes_per_second": 0.0}, {"alpha_seconds": -1.0}]
+)
+def test_what_describes_no_link_is_refused(wrong: dict[str, float]) -> None:
+    good = {"buffer_bytes": 40, "buffers": 4, "bandwidth_bytes_per_second": 100.0, "alpha_seconds": 0.0, "mu": 0.8}
+    with pytest.raises(ValueError, match="needs"):
+        partition(spans(1.0), 10, 1, **{**good, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no bytes"):
+        uniform(10, 1, chunk_bytes=0, iteration_seconds=1)

@@ -1,0 +1,194 @@
+"""When chunks leave: on a loop whose clock jumps to the next timer, so that hours pass at once and every time is exact."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from worker.core.chunks import IdleSpan, Link, ScheduledChunk, uniform
+from worker.replication.pacing import PATIENCE_ITERATIONS, NodePacer, Pacer, SpanPacer, UniformPacer, Unpaced
+
+BEGIN = 1000.0
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Time passes only while everybody waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = BEGIN
+        really = self._selector.select  # type: ignore[attr-defined]
+
+        def select(timeout: float | None) -> object:
+            assert timeout is not None, "everybody waits for ever"
+            self.clock += max(0.0, timeout)
+            return really(0)
+
+        self._selector.select = select  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        return self.clock
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(work())  # type: ignore[arg-type]
+
+
+async def departures(pacer: Pacer, count: int, size: int) -> list[float]:
+    """When `count` chunks were admitted, in seconds after the beginning."""
+    times = []
+    for _ in range(count):
+        await pacer.admit(size)
+        times.append(asyncio.get_running_loop().time() - BEGIN)
+    return times
+
+
+def at_boundary(*spans: IdleSpan, iteration: float = 10.0, bandwidth: float = 100_000.0) -> SpanPacer:
+    pacer = SpanPacer(spans, Link(bandwidth), iteration_seconds=iteration)
+    pacer.boundary(BEGIN)
+    return pacer
+
+
+def test_unpaced_chunks_do_not_wait() -> None:
+    async def work() -> None:
+        assert await departures(Unpaced(), 3, 1 << 20) == [0.0, 0.0, 0.0]
+
+    run(work)
+
+
+def test_a_uniform_pacer_sends_what_the_schedule_says() -> None:
+    async def work() -> None:
+        plan = uniform(1000, 2, chunk_bytes=100, iteration_seconds=5.0)
+        pacer = UniformPacer(2000 / (0.8 * 5.0), 100)
+        assert await departures(pacer, len(plan), 100) == pytest.approx([chunk.begin_seconds for chunk in plan])
+
+    run(work)
+
+
+def test_a_uniform_pacer_does_not_save_up() -> None:
+    async def work() -> None:
+        pacer = UniformPacer(100.0, 100)
+        await pacer.admit(100)
+        await asyncio.sleep(50.0)
+        assert await departures(pacer, 3, 100) == pytest.approx([50.0, 51.0, 52.0])
+
+    run(work)
+
+
+def test_chunks_fill_the_middle_of_the_idle_spans_and_nothing_else() -> None:
+    async def work() -> None:
+        pacer = at_boundary(IdleSpan(1.0, 2.0), IdleSpan(6.0, 1.0))
+        times = await departures(pacer, 5, 50_000)  # half a second each; 0.85 of a span is used
+        assert times == pytest.approx([1.15, 1.65, 2.15, 6.075, 20.0])  # no other boundary came: nothing is waited for
+
+    run(work)
+
+
+def test_a_boundary_moves_the_openings_of_who_waits_already() -> None:
+    async def work() -> None:
+        pacer = at_boundary(IdleSpan(4.0, 2.0))
+        waiting = asyncio.create_task(departures(pacer, 1, 50_000))
+        await asyncio.sleep(1.0)
+        pacer.boundary(BEGIN + 1.0)
+        assert await waiting == pytest.approx([5.15])
+
+    run(work)
+
+
+def test_late_news_of_an_older_boundary_changes_nothing() -> None:
+    async def work() -> None:
+        pacer = at_boundary(IdleSpan(4.0, 2.0))
+        pacer.boundary(BEGIN - 3.0)
+        assert await departures(pacer, 1, 50_000) == pytest.approx([4.15])
+
+    run(work)
+
+
+def test_senders_share_the_link() -> None:
+    async def work() -> None:
+        pacer = at_boundary(IdleSpan(0.0, 4.0))
+        one, other = await asyncio.gather(departures(pacer, 3, 50_000), departures(pacer, 3, 50_000))
+        assert sorted(one + other) == pytest.approx([0.3, 0.8, 1.3, 1.8, 2.3, 2.8])
+        assert one == pytest.approx([0.3, 1.3, 2.3])
+
+    run(work)
+
+
+def test_nothing_is_waited_for_before_the_first_boundary_or_long_after_the_last() -> None:
+    async def work() -> None:
+        pacer = SpanPacer([IdleSpan(1.0, 1.0)], Link(100_000.0), iteration_seconds=10.0)
+        assert await departures(pacer, 2, 10) == [0.0, 0.0]
+        pacer.boundary(BEGIN)
+        await asyncio.sleep(PATIENCE_ITERATIONS * 10.0)
+        assert await departures(pacer, 2, 10) == [20.0, 20.0]
+
+    run(work)
+
+
+def test_a_chunk_that_no_span_can_hold_is_not_held_back_for_ever() -> None:
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        pacer = at_boundary(iteration=10.0)  # never idle
+
+        async def train() -> None:
+            while True:
+                await asyncio.sleep(10.0)
+                pacer.boundary(loop.time())
+
+        training = asyncio.create_task(train())
+        assert await departures(pacer, 2, 50_000) == pytest.approx([20.0, 40.0])
+        training.cancel()
+
+    run(work)
+
+
+def test_who_gives_up_waiting_lets_the_next_one_in() -> None:
+    async def work() -> None:
+        pacer = at_boundary(IdleSpan(1.0, 2.0))
+        first = asyncio.create_task(departures(pacer, 1, 50_000))
+        second = asyncio.create_task(departures(pacer, 1, 50_000))
+        await asyncio.sleep(0.5)
+        first.cancel()
+        assert await second == pytest.approx([1.15])
+
+    run(work)
+
+
+def test_the_size_of_a_chunk_follows_the_spans() -> None:
+    wide = SpanPacer([IdleSpan(0.0, 1.0)], Link(100e6), iteration_seconds=2.0)
+    narrow = SpanPacer([IdleSpan(0.0, 0.1)], Link(100e6), iteration_seconds=2.0)
+    assert wide.chunk_bytes > 5 * narrow.chunk_bytes
+
+
+def test_a_node_s_pacer_can_be_another_between_two_chunks() -> None:
+    async def work() -> None:
+        pacer = NodePacer()
+        pacer.boundary(BEGIN)
+        assert await departures(pacer, 1, 50_000) == [0.0]
+        pacer.current = SpanPacer([IdleSpan(4.0, 2.0)], Link(100_000.0), iteration_seconds=10.0)
+        pacer.boundary(BEGIN)
+        assert pacer.chunk_bytes == pacer.current.chunk_bytes
+        assert await departures(pacer, 1, 50_000) == pytest.approx([4.15])
+
+    run(work)
+
+
+def test_spans_hold_what_partition_puts_into_them() -> None:
+    """Every opening found is inside a window: the same rule as `partition` has, chunk by chunk."""
+
+    async def work() -> None:
+        spans = [IdleSpan(0.5, 1.0), IdleSpan(2.0, 0.4), IdleSpan(3.0, 2.0)]
+        pacer = at_boundary(*spans, iteration=6.0)
+        cost = Link(100_000.0).seconds(20_000)
+        sent = [ScheduledChunk(0, 0, 20_000, 0, at) for at in await departures(pacer, 12, 20_000)]
+        for chunk in sent:
+            assert any(
+                span.begin_seconds + 0.075 * span.seconds - 1e-9 <= chunk.begin_seconds
+                and chunk.begin_seconds + cost <= span.begin_seconds + 0.925 * span.seconds + 1e-9
+                for span in spans
+            )
+
+    run(work)

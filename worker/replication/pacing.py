@@ -1,0 +1,136 @@
+"""When a chunk may leave this node: at once, evenly, or in the network's idle spans.
+
+All senders of a node share one pacer, for they share its link. Invariant: pacing delays, it never refuses: a training that stands still, or whose
+boundaries are not heard of, leaves the network to the snapshots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from worker.core.chunks import MAX_CHUNK_BYTES, IdleSpan, Link, chunk_bytes_for, opening, steadiness, usable
+from worker.tasks import Signal
+
+PATIENCE_ITERATIONS = 2.0
+"""A chunk waits for an opening for so long at most; and for none where no boundary has come for so long: training does something else then."""
+
+
+class Pacer(Protocol):
+    """What a sender asks before each chunk."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes that a chunk should have: asked for before each, it may change."""
+
+    async def admit(self, bytes_count: int) -> None:
+        """Wait until a chunk may go; chunks are admitted in the order in which they asked.
+
+        Args:
+            bytes_count: of the chunk.
+        """
+
+
+class Unpaced:
+    """Every chunk goes at once."""
+
+    chunk_bytes = MAX_CHUNK_BYTES
+
+    async def admit(self, bytes_count: int) -> None:
+        """Return at once (see `Pacer`)."""
+
+
+class UniformPacer:
+    """A constant rate, whatever training does. Nothing is saved up while nobody sends.
+
+    Args:
+        bytes_per_second: of the node: the bytes of an iteration's snapshots, all copies, by the time that they shall take.
+        chunk_bytes: of a chunk.
+    """
+
+    def __init__(self, bytes_per_second: float, chunk_bytes: int) -> None:
+        self.chunk_bytes = chunk_bytes
+        self._rate = bytes_per_second
+        self._free_at = 0.0
+        self._turn = asyncio.Lock()
+
+    async def admit(self, bytes_count: int) -> None:
+        """Wait until the chunks before have had their time (see `Pacer`)."""
+        now = asyncio.get_running_loop().time
+        async with self._turn:
+            begin = max(now(), self._free_at)
+            await asyncio.sleep(begin - now())
+            self._free_at = begin + bytes_count / self._rate
+
+
+class SpanPacer:
+    """Chunks go where training leaves the network idle, as profiled and counted from the last boundary.
+
+    Args:
+        spans: of an iteration, in order of time.
+        link: this node's.
+        iteration_seconds: mean.
+    """
+
+    def __init__(self, spans: Sequence[IdleSpan], link: Link, *, iteration_seconds: float) -> None:
+        mu = steadiness(spans)
+        self.chunk_bytes = chunk_bytes_for(spans, link, mu)
+        self._windows = [usable(span, mu) for span in spans]
+        self._link = link
+        self._iteration_seconds = iteration_seconds
+        self._boundary_at: float | None = None
+        self._free_at = 0.0
+        self._turn = asyncio.Lock()
+        self._changed = Signal()
+
+    def boundary(self, at_seconds: float) -> None:
+        """Begin an iteration.
+
+        Args:
+            at_seconds: when the rank passed the boundary, on the monotonic clock that a node's processes share with its agent's event loop. An
+                earlier one than known is late news and changes nothing.
+        """
+        if self._boundary_at is None or at_seconds > self._boundary_at:
+            self._boundary_at = at_seconds
+            self._changed.notify()
+
+    async def admit(self, bytes_count: int) -> None:
+        """Wait for the next opening that the chunk fits into (see `Pacer`)."""
+        now = asyncio.get_running_loop().time
+        cost = self._link.seconds(bytes_count)
+        async with self._turn:
+            asked_at = now()
+            while (wait := self._wait(now(), cost, asked_at)) > 0:  # a boundary in the meantime moves every opening
+                await self._changed.wait(self._changed.version, wait)
+            self._free_at = max(now(), self._free_at) + cost
+
+    def _wait(self, now: float, cost: float, asked_at: float) -> float:
+        """Return how long to wait before looking again; nothing or less: go."""
+        begun = self._boundary_at
+        if begun is None:
+            return 0.0
+        gives_up_at = min(begun, asked_at) + PATIENCE_ITERATIONS * self._iteration_seconds
+        at = opening(self._windows, max(now, self._free_at) - begun, cost)
+        return min(gives_up_at, gives_up_at if at is None else begun + at) - now
+
+
+class NodePacer:
+    """The pacer that a node's senders hold; what it is changes as the job is learnt. One owner: the node's `Member`."""
+
+    def __init__(self) -> None:
+        self.current: Pacer = Unpaced()
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk now (see `Pacer`)."""
+        return self.current.chunk_bytes
+
+    async def admit(self, bytes_count: int) -> None:
+        """Wait as the present pacer says (see `Pacer`)."""
+        await self.current.admit(bytes_count)
+
+    def boundary(self, at_seconds: float) -> None:
+        """Tell the present pacer of a boundary, where it counts from one (see `SpanPacer.boundary`)."""
+        if isinstance(self.current, SpanPacer):
+            self.current.boundary(at_seconds)
