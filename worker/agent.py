@@ -44,6 +44,7 @@ from worker.logs import RankLogs
 from worker.member import LoadFailed, Member, Node
 from worker.promise import Promise, PromiseFile
 from worker.rank_server import RankServer
+from worker.replication.network_cards import more_addresses
 from worker.replication.tcp import PeerListener
 from worker.shm.store import SlotStore
 from worker.storage.object_store import ObjectStore
@@ -139,12 +140,12 @@ class Agent:
         address, kept = self._settings.address, self._settings.state / "peer_port"
         port = self._settings.peer_port or (int(kept.read_text()) if kept.exists() else 0)
         try:
-            self._listener.start(address, port)
+            self._listener.start(address, port, more_addresses=more_addresses(address))
         except OSError as error:
             if port == self._settings.peer_port:
                 raise
             log.warning("port %d of the agent before this one is taken, peers of a running generation will not find this node: %s", port, error)
-            self._listener.start(address)
+            self._listener.start(address, more_addresses=more_addresses(address))
         scratch = kept.with_suffix(".new")
         scratch.write_text(str(self._listener.port))
         scratch.replace(kept)

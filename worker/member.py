@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Literal
 from everstep.protocol.agent_messages import NodeFault, RankStatus, RoundStatus, ShardProtection, UploadedShard
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId, Rank, Step
-from everstep.protocol.peer_messages import BeginShard, FetchShard, ShardRefused
+from everstep.protocol.peer_messages import SessionKind
 from everstep.protocol.plan import GenerationPlan, RankPlan, ShardSource
 from everstep.protocol.rank_messages import StopState
 from everstep.protocol.rounds import Announcement, RankRound
@@ -30,11 +31,14 @@ from worker.errors import CorruptCheckpoint, NoRoom, ObjectMissing, PeerError, S
 from worker.owned_shard import OwnedShard
 from worker.rank_lines import RankLines
 from worker.replication.coordinator import RoundMember, RoundServer
+from worker.replication.fetching import fetch_shard
+from worker.replication.network_cards import more_addresses
+from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.sender import ReplicaSender
-from worker.replication.shard_stream import ShardRejected, receive_shard
 from worker.replication.tcp import PeerListener, TcpSession, dial
-from worker.replication.transport import Credentials
+from worker.replication.transfers import ShardRejected
+from worker.replication.transport import Credentials, Session
 from worker.shm.rank_page import RankPage
 from worker.shm.store import SlotStore
 from worker.source import unpack
@@ -43,7 +47,6 @@ from worker.storage.object_store import ObjectStore
 from worker.tasks import end
 
 log = logging.getLogger(__name__)
-FETCH_RETRY_SECONDS = 0.1
 NO_RANK = Rank(-1)
 
 
@@ -70,6 +73,24 @@ class Node:
     """Unix time, for what is shown to people."""
 
 
+class _PeerDialler:
+    """A member's `Dialler` to one peer."""
+
+    def __init__(self, member: Member, peer: NodeId, kind: SessionKind, owner_rank: Rank) -> None:
+        self._member = member
+        self._peer = peer
+        self._kind = kind
+        self._owner_rank = owner_rank
+
+    async def session(self) -> Session:
+        """Open a session (see `Dialler`)."""
+        return await self._member.dial(self._peer, self._kind, self._owner_rank)
+
+    async def stream(self, session: Session, number: int) -> socket.socket:
+        """Open a stream (see `Dialler`)."""
+        return await self._member.dial_stream(session, number)
+
+
 class Member:
     """One owner: the agent. `load` first, or `adopt` after the agent's own restart."""
 
@@ -89,6 +110,7 @@ class Member:
         self._committed = NONE
         self._persisted = NONE
         held = [rank.rank for rank in plan.ranks if node.node_id in rank.holders[1:]]
+        self.pacer = NodePacer()
         self._receiver = ReplicaReceiver(node.store, held_ranks=held, keep=self._keep, slot_count=self._slot_count)
         self._rounds = RoundMember(plan.generation, node.node_id, self._round_state, self._hear)
         self.server: RoundServer | None = None
@@ -212,31 +234,17 @@ class Member:
             raise ShardRejected("the slot no longer hashes to its digest")
 
     async def _load_peer(self, rank: Rank, source: ShardSource) -> None:
-        """Fetch from a holder, which may not have heard of this generation yet: ask again until the coordinator's deadline."""
-        peer = self.plan.node(source.node_id or NodeId(""))
-        async with asyncio.timeout(self.plan.timeouts.coordinator_deadline_seconds):
-            while True:
-                try:
-                    session = await self._dial(peer.node_id, "fetch", NO_RANK)
-                    break
-                except PeerError as error:
-                    log.debug("fetch of rank %d from %s: %s", rank, peer.node_id, error)
-                    await asyncio.sleep(FETCH_RETRY_SECONDS)
-        try:
-            await session.send(FetchShard(owner_rank=rank, origin_generation=source.origin_generation, step=source.step, digest=source.digest))
-            begin = await session.receive()
-            if isinstance(begin, ShardRefused):
-                raise ShardRejected(begin.reason)
-            if not isinstance(begin, BeginShard) or (begin.owner_rank, begin.origin_generation, begin.step) != (
-                rank,
-                source.origin_generation,
-                source.step,
-            ):
-                raise MalformedMessage("another shard than the one asked for")
-            keep = self._keep(rank, NONE) - {Content(source.origin_generation, source.step)}
-            await receive_shard(session, begin, self._node.store, keep=keep, slot_count=self._slot_count, expected=source.digest)
-        finally:
-            session.close()
+        timeouts = self.plan.timeouts
+        await fetch_shard(
+            _PeerDialler(self, source.node_id or NodeId(""), "fetch", NO_RANK),
+            rank,
+            source,
+            self._node.store,
+            keep=self._keep(rank, NONE) - {Content(source.origin_generation, source.step)},
+            slot_count=self._slot_count,
+            answer_seconds=timeouts.coordinator_deadline_seconds,
+            silence_seconds=timeouts.holder_deadline_seconds,
+        )
 
     async def _load_s3(self, rank: Rank, source: ShardSource) -> None:
         content = Content(source.origin_generation, source.step)
@@ -285,29 +293,47 @@ class Member:
             )
             self._begin(self._rounds.run_local(self.server), "rounds")
         else:
-            self._begin(self._rounds.run(partial(self._dial, plan.coordinator, "round", NO_RANK)), "rounds")
+            self._begin(self._rounds.run(partial(self.dial, plan.coordinator, "round")), "rounds")
         for shard in self.shards.values():
             for peer in shard.core.peers:
                 sender = ReplicaSender(
                     shard,
                     peer,
-                    partial(self._dial, peer, "replica", shard.rank),
+                    _PeerDialler(self, peer, "replica", shard.rank),
                     self._node.store,
+                    self.pacer,
                     holder_deadline_seconds=plan.timeouts.holder_deadline_seconds,
                 )
                 self._begin(sender.run(), f"replicas of rank {shard.rank} to {peer}")
 
-    async def _dial(self, peer: NodeId, kind: str, owner_rank: Rank) -> TcpSession:
+    async def dial(self, peer: NodeId, kind: SessionKind, owner_rank: Rank = NO_RANK) -> TcpSession:
+        """Open a session to a member of this generation (see `tcp.dial`)."""
         node = self.plan.node(peer)
         return await dial(
             self._credentials,
             peer=peer,
             address=node.address,
             port=node.peer_port,
-            kind=kind,  # type: ignore[arg-type]
+            kind=kind,
             owner_rank=owner_rank,
             source_address=self._node.address,
         )
+
+    async def dial_stream(self, session: Session, number: int) -> socket.socket:
+        """Open a stream of a session, over the next pair of network cards (see `Dialler`)."""
+        sources = (self._node.address, *more_addresses(self._node.address))
+        address, port = session.addresses[number % len(session.addresses)]
+        stream = await dial(
+            self._credentials,
+            peer=session.peer,
+            address=address,
+            port=port,
+            kind="stream",
+            owner_rank=session.opened.owner_rank,
+            source_address=sources[number % len(sources)],
+            session=session.opened.nonce,
+        )
+        return stream.detach()
 
     async def _serve(self, session: TcpSession) -> None:
         match session.opened.kind:
@@ -315,6 +341,8 @@ class Member:
                 await self._receiver.replica(session)
             case "fetch":
                 await self._receiver.fetch(session)
+            case "stream":
+                await self._receiver.stream(session)
             case "round" if self.server is not None:
                 await self.server.serve(session)
             case _:

@@ -22,7 +22,7 @@ A chunk on a stream (integers big endian):
     8       4     size        bytes
     12      size  the chunk
 
-Invariant: nothing is written into a slot that its holder has not asked for, and a holder seals only what hashes to the owner's digests, chunk by chunk.
+Invariant: nothing is written into a slot that its holder has not asked for, and it seals only what hashes to the owner's digests, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -124,9 +124,6 @@ class ShardSealed(Message, frozen=True):
     """The receiver has verified and sealed it."""
 
     transfer: int
-    owner_rank: Rank
-    origin_generation: Generation
-    step: Step
     digest: bytes
 
 
@@ -134,9 +131,6 @@ class ShardRefused(Message, frozen=True):
     """The holder does not seal it, or the fetched shard is not to be had."""
 
     transfer: int
-    owner_rank: Rank
-    origin_generation: Generation
-    step: Step
     reason: str
 
 
@@ -158,8 +152,8 @@ class FetchShard(Message, frozen=True):
 
 
 PeerMessage = (
-    Open | Challenge | Answer | Accepted | Refused | BeginShard | ShardWanted | CancelShard | ShardSealed | ShardRefused | HolderInventory | FetchShard
-    | RoundReport | Announcement
+    Open | Challenge | Answer | Accepted | Refused | BeginShard | ShardWanted | CancelShard | ShardSealed | ShardRefused | HolderInventory
+    | FetchShard | RoundReport | Announcement
 )  # fmt: skip
 
 

@@ -120,6 +120,17 @@ def shard_digest(chunk_digests: bytes, payload_bytes: int) -> bytes:
     return digest(chunk_digests + payload_bytes.to_bytes(8, "big"))
 
 
+def payload_chunk_digests(payload: bytes | bytearray | memoryview) -> bytes:
+    """Return the digests of a payload's chunks, as `shard_digest` takes them."""
+    view = memoryview(payload)
+    return b"".join(digest(view[slice(*chunk_range(index, view.nbytes))]) for index in range(chunk_count(view.nbytes)))
+
+
+def payload_digest(payload: bytes | bytearray | memoryview) -> bytes:
+    """Return the digest of a payload that lies whole in memory."""
+    return shard_digest(payload_chunk_digests(payload), memoryview(payload).nbytes)
+
+
 class ShardHasher:
     """Digests a payload that comes in pieces of any size, in order."""
 

@@ -71,14 +71,8 @@ async def fetch_shard(
             streams.add(await dialler.stream(session, number))
 
         async def receive() -> None:
-            digest = await receive_shard(
-                session, streams, receiver, begin, store, keep=keep, slot_count=slot_count, silence_seconds=silence_seconds
-            )
-            await session.send(
-                ShardSealed(
-                    transfer=begin.transfer, owner_rank=rank, origin_generation=begin.origin_generation, step=begin.step, digest=digest
-                )
-            )
+            digest = await receive_shard(session, streams, receiver, begin, store, keep=keep, slot_count=slot_count, silence_seconds=silence_seconds)
+            await session.send(ShardSealed(transfer=begin.transfer, digest=digest))
 
         await first_of(receive(), *(streams.run(line, receiver.receive) for line in streams.lines))
     finally:

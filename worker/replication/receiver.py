@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 
-from everstep.protocol.errors import MalformedMessage
+from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.peer_messages import (
     BeginShard,
@@ -23,6 +23,7 @@ from everstep.protocol.peer_messages import (
     ShardWanted,
 )
 from worker.core.slots import Content
+from worker.errors import PeerError
 from worker.replication.streams import Receiver, Streams
 from worker.replication.tcp import TcpSession
 from worker.replication.transfers import ShardRejected, announcement, receive_shard, send_shard
@@ -47,6 +48,11 @@ class _Open:
     trouble: asyncio.Event = field(default_factory=asyncio.Event)
     error: Exception | None = None
 
+    def fail(self, error: Exception) -> None:
+        """Say what a stream or a transfer has run into."""
+        self.error = self.error or error
+        self.trouble.set()
+
     async def failed(self) -> None:
         """Raise what a stream has run into, as soon as one has."""
         await self.trouble.wait()
@@ -64,7 +70,6 @@ class ReplicaReceiver:
         held_ranks: Collection[Rank],
         keep: Callable[[Rank, Step], Collection[Content]],
         slot_count: int,
-        silence_seconds: float,
     ) -> None:
         """Serve out of `store`.
 
@@ -73,13 +78,11 @@ class ReplicaReceiver:
             held_ranks: shards of other nodes that the plan places here; all others are refused.
             keep: what must survive of a shard, given C as its owner knows it.
             slot_count: slots per shard.
-            silence_seconds: how long an owner may send nothing of what it was asked for.
         """
         self._store = store
         self._held = frozenset(held_ranks)
         self._keep = keep
         self._slot_count = slot_count
-        self._silence_seconds = silence_seconds
         self._sessions: dict[Rank, asyncio.Task[None]] = {}
         self._open: dict[bytes, _Open] = {}
         self.rejected_count = 0
@@ -105,10 +108,8 @@ class ReplicaReceiver:
             return
         try:
             await owner.streams.run(line, owner.receiver.receive)
-        except Exception as error:
-            if not owner.over.is_set():
-                owner.error = error
-                owner.trouble.set()
+        except (PeerError, ProtocolError) as error:
+            owner.fail(error)
 
     # -- replicas ---------------------------------------------------------------------------------------------------------------------------
 
@@ -172,7 +173,6 @@ class ReplicaReceiver:
             await end(taking)
 
     async def _take_one(self, session: Session, owner: _Open, begin: BeginShard) -> None:
-        names = {"owner_rank": begin.owner_rank, "origin_generation": begin.origin_generation, "step": begin.step}
         assert owner.receiver is not None
         try:
             digest = await receive_shard(
@@ -183,15 +183,14 @@ class ReplicaReceiver:
                 self._store,
                 keep=self._keep(begin.owner_rank, begin.committed),
                 slot_count=self._slot_count,
-                silence_seconds=self._silence_seconds,
+                silence_seconds=None,
             )
-            await session.send(ShardSealed(transfer=begin.transfer, digest=digest, **names))
+            await session.send(ShardSealed(transfer=begin.transfer, digest=digest))
         except ShardRejected as error:
             self.rejected_count += 1
-            await session.send(ShardRefused(transfer=begin.transfer, reason=str(error), **names))
-        except Exception as error:
-            owner.error = error
-            owner.trouble.set()
+            await session.send(ShardRefused(transfer=begin.transfer, reason=str(error)))
+        except Exception as error:  # not the end of this task alone: the session's
+            owner.fail(error)
 
     # -- fetches ----------------------------------------------------------------------------------------------------------------------------
 
@@ -214,8 +213,7 @@ class ReplicaReceiver:
             if not isinstance(wanted, FetchShard):
                 raise MalformedMessage(f"{type(wanted).__name__} on a fetch session")
             number += 1
-            rank, origin, step = wanted.owner_rank, wanted.origin_generation, wanted.step
-            slot = self._store.sealed(rank, Content(origin, step))
+            slot = self._store.sealed(wanted.owner_rank, Content(wanted.origin_generation, wanted.step))
             digests = None
             if slot is not None and slot.file.header.payload_digest == wanted.digest:
                 slot.pins += 1
@@ -223,11 +221,11 @@ class ReplicaReceiver:
                     digests = await self._store.digests(slot)
                     if digests is not None:
                         begin = announcement(slot.file.header, digests, transfer=number, committed=Step(-1))
-                        await send_shard(session, owner.streams, partial(_answer, session), slot.file, begin)
+                        await send_shard(session, owner.streams, partial(_answer, session), slot.file, begin, progress=lambda: None)
                 finally:
                     slot.pins -= 1
             if digests is None:
-                await session.send(ShardRefused(transfer=number, owner_rank=rank, origin_generation=origin, step=step, reason="not held here"))
+                await session.send(ShardRefused(transfer=number, reason="not held here"))
 
 
 async def _answer(session: Session) -> ShardWanted | ShardSealed | ShardRefused:

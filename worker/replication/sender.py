@@ -18,6 +18,7 @@ from worker.core.slots import Content
 from worker.core.transfers import StreamCount
 from worker.errors import PeerError
 from worker.owned_shard import OwnedShard
+from worker.replication.pacing import NodePacer, Unpaced
 from worker.replication.streams import Streams
 from worker.replication.transfers import announcement, send_shard
 from worker.replication.transport import Dialler, Session
@@ -34,10 +35,15 @@ TELLING_BYTES = 64 * 1024 * 1024
 """A transfer tells something of the network's rate from this size on."""
 
 
+Answer = ShardWanted | ShardSealed | ShardRefused
+
+
 class ReplicaSender:
     """One shard, one holder. One owner: the node's `Member`, which cancels `run`."""
 
-    def __init__(self, shard: OwnedShard, peer: NodeId, dialler: Dialler, store: SlotStore, *, holder_deadline_seconds: float) -> None:
+    def __init__(
+        self, shard: OwnedShard, peer: NodeId, dialler: Dialler, store: SlotStore, pacer: NodePacer, *, holder_deadline_seconds: float
+    ) -> None:
         """Begin nothing yet.
 
         Args:
@@ -45,6 +51,7 @@ class ReplicaSender:
             peer: its holder.
             dialler: opens lines to the holder.
             store: this node's slots.
+            pacer: the node's.
             holder_deadline_seconds: how long a holder that is owed something may make no progress.
         """
         self.stream_count = StreamCount(limit=MAX_STREAMS)
@@ -52,8 +59,11 @@ class ReplicaSender:
         self._store = store
         self._peer = peer
         self._dialler = dialler
+        self._pacer = pacer
         self._deadline = holder_deadline_seconds
         self._owed_since: float | None = None
+        self._paused_count = 0
+        """Streams that wait for the pacer: the holder is not silent, it is not being asked."""
         self._transfer = 0
 
     async def run(self) -> None:
@@ -65,6 +75,7 @@ class ReplicaSender:
                 streams = Streams()
                 try:
                     session = await self._dialler.session()
+                    failures = 0
                     try:
                         await self._serve(session, streams)
                     finally:
@@ -72,8 +83,8 @@ class ReplicaSender:
                         await streams.close()
                 except (PeerError, ProtocolError) as error:
                     log.debug("replica session of rank %d to %s: %s", self._shard.rank, self._peer, error)
-                    failures = 0 if streams.attached.is_set() else failures + 1
                 await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+                failures += 1
         finally:
             await end(watching)
 
@@ -83,25 +94,17 @@ class ReplicaSender:
             raise MalformedMessage("a holder that does not begin with its inventory")
         self._shard.inventory(self._peer, first.sealed)
         self._progress()
-        answers: asyncio.Queue[ShardWanted | ShardSealed | ShardRefused] = asyncio.Queue()
+        answers: asyncio.Queue[Answer] = asyncio.Queue()
         await first_of(self._listen(session, answers), self._feed(session, streams, answers))
 
-    async def _listen(self, session: Session, answers: asyncio.Queue[ShardWanted | ShardSealed | ShardRefused]) -> None:
+    async def _listen(self, session: Session, answers: asyncio.Queue[Answer]) -> None:
         while True:
             message = await session.receive()
-            match message:
-                case ShardSealed():
-                    self._progress()
-                    self._shard.acknowledge(self._peer, Content(message.origin_generation, message.step))
-                case ShardRefused():
-                    log.info("%s refuses step %d of rank %d: %s", self._peer, message.step, self._shard.rank, message.reason)
-                case ShardWanted():
-                    self._progress()
-                case _:
-                    raise MalformedMessage(f"{type(message).__name__} from a holder")
+            if not isinstance(message, ShardWanted | ShardSealed | ShardRefused):
+                raise MalformedMessage(f"{type(message).__name__} from a holder")
             answers.put_nowait(message)
 
-    async def _feed(self, session: Session, streams: Streams, answers: asyncio.Queue[ShardWanted | ShardSealed | ShardRefused]) -> None:
+    async def _feed(self, session: Session, streams: Streams, answers: asyncio.Queue[Answer]) -> None:
         """Send what is wanted, one shard after the other."""
         shard = self._shard
         sealed: set[Content] = set()
@@ -122,24 +125,28 @@ class ReplicaSender:
                 await session.send(CancelShard(transfer=self._transfer))
             elif isinstance(outcome, ShardSealed):
                 sealed.add(content)
-            else:
+                shard.acknowledge(self._peer, content)
+            elif isinstance(outcome, ShardRefused):
+                log.info("%s refuses step %d of rank %d: %s", self._peer, step, shard.rank, outcome.reason)
                 await asyncio.sleep(REFUSED_SECONDS)
 
     async def _send(
-        self, session: Session, streams: Streams, answers: asyncio.Queue[ShardWanted | ShardSealed | ShardRefused], slot: Slot, transfer: int
+        self, session: Session, streams: Streams, answers: asyncio.Queue[Answer], slot: Slot, transfer: int
     ) -> ShardSealed | ShardRefused | bool:
         """Send one slot; False: it is no longer what it was, and the shard will say so itself."""
         digests = await self._store.digests(slot)
         if digests is None:
             return False
 
-        async def answer() -> ShardWanted | ShardSealed | ShardRefused:
+        async def answer() -> Answer:
             while (found := await answers.get()).transfer != transfer:  # to a shard that was given up
                 continue
             return found
 
         begin = announcement(slot.file.header, digests, transfer=transfer, committed=self._shard.core.committed)
-        return await send_shard(session, streams, answer, slot.file, begin, progress=self._progress, sent=self._sent)
+        pacer = None if isinstance(self._pacer.current, Unpaced) else self._pacer
+        sent = self._sent if pacer is None else None  # a paced transfer says nothing of the network's rate
+        return await send_shard(session, streams, answer, slot.file, begin, pacer=pacer, progress=self._progress, paused=self._paused, sent=sent)
 
     async def _fit(self, session: Session, streams: Streams) -> None:
         """Have as many streams as carry the most."""
@@ -154,12 +161,15 @@ class ReplicaSender:
     def _progress(self) -> None:
         self._owed_since = None
 
+    def _paused(self, count: int) -> None:
+        self._paused_count += count
+
     async def _watch(self) -> None:
         """Drop the holder from the view when it has been owed something for the holder deadline without any progress."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._deadline / 10)
-            if self._shard.core.wanted(self._peer) == NONE:
+            if self._shard.core.wanted(self._peer) == NONE or self._paused_count:
                 self._owed_since = None
             elif self._owed_since is None:
                 self._owed_since = loop.time()

@@ -11,6 +11,7 @@ cancelled `run` has returned, no thread reads or writes anybody's memory any mor
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import socket
 import threading
 from collections import deque
@@ -21,6 +22,8 @@ from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.slot import CHUNK_BYTES, chunk_range, digest
 from worker.errors import PeerLost
+from worker.replication.pacing import Pacer
+from worker.tasks import end
 
 CANCELLED_SECONDS = 0.05
 """How long chunks under way may take to leave after a cancellation before their lines are cut instead."""
@@ -138,9 +141,9 @@ async def send_chunks(
     chunks: Sequence[tuple[int, int]],
     *,
     payload_bytes: int,
-    admit: Callable[[int], None] | None,
+    pacer: Pacer | None,
     progress: Callable[[], None],
-    piece_bytes: int = CHUNK_BYTES,
+    paused: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Send chunks of a payload over all streams; returns when the kernel has taken them.
 
@@ -152,15 +155,32 @@ async def send_chunks(
         transfer: of the `BeginShard`.
         chunks: (first, count) ranges, as the receiver wants them.
         payload_bytes: of the whole payload.
-        admit: blocks until so many bytes may go, in the stream's thread; None: at once.
+        pacer: asked before each piece; None: every chunk goes at once and whole.
         progress: called on the loop now and then while bytes leave.
-        piece_bytes: how much is handed to the kernel at once.
+        paused: told on the loop +1 when a stream begins to wait for the pacer, -1 when it no longer does.
 
     Raises:
         PeerLost: a stream broke.
     """
     queue = ChunkQueue(chunks)
     loop = asyncio.get_running_loop()
+    piece_bytes = CHUNK_BYTES if pacer is None else pacer.chunk_bytes
+    waiting: set[concurrent.futures.Future[None]] = set()
+
+    def admit(size: int) -> None:
+        """Wait in the stream's thread for the loop's word. A cancellation ends the line: its chunk would never be whole."""
+        if pacer is None:
+            return
+        asked = asyncio.run_coroutine_threadsafe(pacer.admit(size), loop)
+        waiting.add(asked)
+        loop.call_soon_threadsafe(paused, 1)
+        try:
+            asked.result()
+        except concurrent.futures.CancelledError as error:
+            raise ConnectionAbortedError("given up between two pieces of a chunk") from error
+        finally:
+            waiting.discard(asked)
+            loop.call_soon_threadsafe(paused, -1)
 
     def work(line: socket.socket) -> None:
         while (index := queue.next()) is not None:
@@ -168,21 +188,22 @@ async def send_chunks(
             header = CHUNK_HEADER.pack(transfer, index, stop - start)
             for begin in range(start, stop, piece_bytes):
                 with source.payload(begin, min(stop, begin + piece_bytes)) as piece:
-                    if admit is not None:
-                        admit(piece.nbytes)
+                    admit(piece.nbytes)
                     _send_all(line, header if begin == start else b"", piece)
             loop.call_soon_threadsafe(progress)
 
     sending = [asyncio.ensure_future(streams.run(line, work)) for line in streams.lines]
     try:
-        await asyncio.gather(*sending)
-    except BaseException:
+        await asyncio.wait(sending, return_when=asyncio.FIRST_EXCEPTION)
+        for ended in sending:
+            if ended.done():
+                ended.result()
+    finally:
         queue.is_cancelled = True
         await asyncio.wait(sending, timeout=CANCELLED_SECONDS)
-        for task in sending:
-            task.cancel()
-        await asyncio.gather(*sending, return_exceptions=True)
-        raise
+        for asked in list(waiting):
+            asked.cancel()
+        await end(*sending)
 
 
 def _send_all(line: socket.socket, header: bytes, data: memoryview) -> None:
@@ -270,11 +291,11 @@ class IncomingShard:
         if is_news:
             self._loop.call_soon_threadsafe(self._event.set)
 
-    async def settled(self, silence_seconds: float) -> None:
+    async def settled(self, silence_seconds: float | None) -> None:
         """Return when every missing chunk has come, whole or damaged.
 
         Args:
-            silence_seconds: how long nothing may come at all.
+            silence_seconds: how long nothing may come at all; None: for ever.
 
         Raises:
             PeerLost: nothing has come for so long.

@@ -24,6 +24,7 @@ from everstep.protocol.slot import CHUNK_BYTES, DIGEST_BYTES, SlotHeader, SlotSt
 from worker.core.slots import Content
 from worker.core.transfers import are_within, chunk_digest, found_elsewhere, ranges
 from worker.errors import NoRoom, PeerError
+from worker.replication.pacing import Pacer
 from worker.replication.streams import IncomingShard, Receiver, Streams, send_chunks
 from worker.replication.transport import Session
 from worker.shm.slot_file import SlotFile
@@ -75,10 +76,10 @@ async def send_shard(
     file: SlotFile,
     begin: BeginShard,
     *,
-    admit: Callable[[int], None] | None = None,
-    piece_bytes: int = CHUNK_BYTES,
-    progress: Callable[[], None] = lambda: None,
-    sent: Callable[[int, float], None] = lambda size, seconds: None,
+    pacer: Pacer | None = None,
+    progress: Callable[[], None],
+    paused: Callable[[int], None] = lambda _: None,
+    sent: Callable[[int, float], None] | None = None,
 ) -> ShardSealed | ShardRefused:
     """Send a sealed slot. The caller holds it: it is a registered reader of the slot, or has pinned it.
 
@@ -88,9 +89,9 @@ async def send_shard(
         answers: returns the receiver's next answer to this transfer.
         file: the slot's.
         begin: its announcement.
-        admit: see `send_chunks`.
-        piece_bytes: see `send_chunks`.
+        pacer: see `send_chunks`.
         progress: called whenever the receiver has answered or taken something.
+        paused: see `send_chunks`.
         sent: told bytes and seconds of each burst of chunks.
 
     Returns:
@@ -112,16 +113,10 @@ async def send_shard(
         await streams.attached.wait()
         begun = loop.time()
         await send_chunks(
-            streams,
-            file,
-            begin.transfer,
-            answer.chunks,
-            payload_bytes=begin.payload_bytes,
-            admit=admit,
-            progress=progress,
-            piece_bytes=piece_bytes,
+            streams, file, begin.transfer, answer.chunks, payload_bytes=begin.payload_bytes, pacer=pacer, progress=progress, paused=paused
         )
-        sent(sum(count for _, count in answer.chunks) * CHUNK_BYTES, loop.time() - begun)
+        if sent is not None:
+            sent(sum(count for _, count in answer.chunks) * CHUNK_BYTES, loop.time() - begun)
 
 
 async def receive_shard(
@@ -133,7 +128,7 @@ async def receive_shard(
     *,
     keep: Collection[Content],
     slot_count: int,
-    silence_seconds: float,
+    silence_seconds: float | None,
 ) -> bytes:
     """Take one shard into a slot and seal it.
 
@@ -145,7 +140,7 @@ async def receive_shard(
         store: this node's slots.
         keep: contents of this shard that must survive.
         slot_count: slots that this shard may have here.
-        silence_seconds: how long nothing may come before the line counts as broken.
+        silence_seconds: how long nothing may come before the line counts as broken; None: the sender paces itself, the kernel finds dead lines.
 
     Returns:
         The digest of the sealed payload.
@@ -190,7 +185,7 @@ async def receive_shard(
 
 
 def _check(begin: BeginShard) -> None:
-    sizes = 0 < begin.payload_bytes <= begin.capacity_bytes and 0 <= begin.index_offset and 0 <= begin.index_bytes
+    sizes = 0 < begin.payload_bytes <= begin.capacity_bytes and begin.index_offset >= 0 and begin.index_bytes >= 0
     if not sizes or begin.index_offset + begin.index_bytes > begin.payload_bytes:
         raise MalformedMessage(f"a shard of {begin.payload_bytes} bytes in {begin.capacity_bytes}")
     if len(begin.chunk_digests) != DIGEST_BYTES * chunk_count(begin.payload_bytes):
@@ -199,7 +194,7 @@ def _check(begin: BeginShard) -> None:
         raise MalformedMessage("the digest of a shard is not that of its chunks")
 
 
-async def _ask(session: Session, incoming: IncomingShard, silence_seconds: float) -> None:
+async def _ask(session: Session, incoming: IncomingShard, silence_seconds: float | None) -> None:
     """Ask for what is missing until it is there."""
     for _ in range(1 + MAX_REPEATS):
         if not incoming.missing:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
@@ -14,10 +13,11 @@ from everstep.protocol.slot import SlotHeader, SlotState
 from worker.core.rounds import NONE, Shard
 from worker.core.slots import Content
 from worker.owned_shard import OwnedShard
+from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.sender import ReplicaSender
 from worker.replication.tcp import PeerListener, TcpSession, dial
-from worker.replication.transport import Credentials
+from worker.replication.transport import Credentials, Dialler, Session
 from worker.shm.rank_page import RankPage
 from worker.shm.store import SlotStore
 from worker.tasks import end
@@ -53,6 +53,7 @@ class Pair:
         """C as the holder's own line to the coordinator has brought it."""
         self.receiver = ReplicaReceiver(self.holder_store, held_ranks=[RANK], keep=self._keep, slot_count=2)
         self.listener = PeerListener(HOLDER)
+        self.pacer = NodePacer()
         self.changes = 0
         self.shard = OwnedShard(
             rank=RANK,
@@ -87,9 +88,20 @@ class Pair:
         self.listener.admit(credentials(HOLDER), self._serve)
 
     async def _serve(self, session: TcpSession) -> None:
-        await (self.receiver.replica(session) if session.opened.kind == "replica" else self.receiver.fetch(session))
+        kinds = {"replica": self.receiver.replica, "fetch": self.receiver.fetch, "stream": self.receiver.stream}
+        await kinds[session.opened.kind](session)
 
-    async def dial(self, who: Credentials | None = None, kind: SessionKind = "replica", peer: NodeId = HOLDER, rank: Rank = RANK) -> TcpSession:
+    async def session(self) -> TcpSession:
+        """Open a replica session (see `Dialler`)."""
+        return await self.dial()
+
+    async def stream(self, session: Session, number: int = 0) -> socket.socket:
+        """Open a stream of a session (see `Dialler`)."""
+        return (await self.dial(kind="stream", of=session.opened.nonce)).detach()
+
+    async def dial(
+        self, who: Credentials | None = None, kind: SessionKind = "replica", peer: NodeId = HOLDER, rank: Rank = RANK, of: bytes = b""
+    ) -> TcpSession:
         """Open a session to the holder."""
         return await dial(
             who or credentials(OWNER),
@@ -99,6 +111,7 @@ class Pair:
             kind=kind,
             owner_rank=rank,
             source_address=OWNER_ADDRESS,
+            session=of,
         )
 
     async def line(self) -> socket.socket:
@@ -110,10 +123,11 @@ class Pair:
 
     # -- the owner --------------------------------------------------------------------------------------------------------------------------
 
-    def send(self, *, deadline_seconds: float = 30.0, dial: Callable[[], object] | None = None) -> None:
+    def send(self, *, deadline_seconds: float = 30.0, dialler: Dialler | None = None) -> ReplicaSender:
         """Keep the holder supplied."""
-        sender = ReplicaSender(self.shard, HOLDER, dial or partial(self.dial), self.owner_store, holder_deadline_seconds=deadline_seconds)  # type: ignore[arg-type]
+        sender = ReplicaSender(self.shard, HOLDER, dialler or self, self.owner_store, self.pacer, holder_deadline_seconds=deadline_seconds)
         self._sending = asyncio.create_task(sender.run())
+        return sender
 
     async def stop_sending(self) -> None:
         """End the sender as its generation's end does."""

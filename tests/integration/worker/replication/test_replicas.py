@@ -1,22 +1,37 @@
-"""Replicas between two nodes: sent, verified, acknowledged, taken up again, dropped and taken back."""
+"""Replicas between two nodes: announced, asked for, sent, verified, acknowledged, taken up again, dropped and taken back."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 
 import pytest
 
-from everstep.protocol.ids import Generation, Rank, Step
-from everstep.protocol.peer_messages import BeginShard, CancelShard, EndShard, FetchShard, HolderInventory, ShardRefused, ShardSealed
+from everstep.protocol import slot as slots
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.peer_messages import (
+    CHUNK_HEADER,
+    BeginShard,
+    CancelShard,
+    FetchShard,
+    HolderInventory,
+    ShardRefused,
+    ShardSealed,
+    ShardWanted,
+)
+from everstep.protocol.plan import ShardSource
 from everstep.protocol.rank_messages import Vote
-from everstep.protocol.slot import SlotState, digest
-from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT, RANK, Pair, content, payload
+from everstep.protocol.slot import payload_chunk_digests, payload_digest
+from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT, RANK, Pair, content, credentials, payload
 from worker.errors import PeerLost
-from worker.replication import shard_stream, tcp
-from worker.replication.shard_stream import ShardRejected, receive_shard
+from worker.replication import transfers
+from worker.replication.fetching import fetch_shard
 from worker.replication.tcp import TcpSession
+from worker.replication.transfers import ShardRejected, announcement
+from worker.replication.transport import Session
 from worker.shm.store import SlotStore
 
 pytestmark = pytest.mark.integration
@@ -25,41 +40,104 @@ CHUNK = 1000
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_stream, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(slots, "CHUNK_BYTES", CHUNK)
 
 
-def begin(step: int, size: int, *, committed: int = -1) -> BeginShard:
-    return BeginShard(
-        owner_rank=RANK,
-        origin_generation=GENERATION,
-        step=Step(step),
-        payload_bytes=size,
-        capacity_bytes=size,
-        index_offset=0,
-        index_bytes=0,
-        layout_hash=LAYOUT,
-        committed=Step(committed),
-    )
+class ByHand:
+    """The owner's end of a replica session, word for word."""
+
+    def __init__(self, session: TcpSession, line: socket.socket) -> None:
+        self.session = session
+        self.line = line
+        self.transfer = 0
+
+    async def begin(self, step: int, data: bytes, *, committed: int = -1, **other: object) -> None:
+        """Announce a shard."""
+        self.transfer += 1
+        fields: dict[str, object] = {
+            "transfer": self.transfer,
+            "owner_rank": RANK,
+            "origin_generation": GENERATION,
+            "step": Step(step),
+            "payload_bytes": len(data),
+            "capacity_bytes": len(data),
+            "index_offset": 0,
+            "index_bytes": 0,
+            "layout_hash": LAYOUT,
+            "digest": payload_digest(data),
+            "chunk_digests": payload_chunk_digests(data),
+            "committed": Step(committed),
+        }
+        await self.session.send(BeginShard(**{**fields, **other}))  # type: ignore[arg-type]
+
+    async def wanted(self) -> list[int]:
+        """Return the chunks that the holder asks for."""
+        message = await self.session.receive()
+        assert isinstance(message, ShardWanted)
+        assert message.transfer == self.transfer
+        return [index for first, count in message.chunks for index in range(first, first + count)]
+
+    def chunks(self, data: bytes, indexes: Iterable[int], *, transfer: int | None = None) -> None:
+        """Send chunks; they are small enough for the kernel to take."""
+        for index in indexes:
+            piece = data[index * CHUNK : (index + 1) * CHUNK]
+            self.line.sendall(CHUNK_HEADER.pack(transfer or self.transfer, index, len(piece)) + piece)
+
+    async def whole(self, step: int, data: bytes, *, committed: int = -1) -> ShardSealed | ShardRefused:
+        """Send a shard as an owner does."""
+        await self.begin(step, data, committed=committed)
+        answer = await self.session.receive()
+        if isinstance(answer, ShardWanted):
+            self.chunks(data, [index for first, count in answer.chunks for index in range(first, first + count)])
+            answer = await self.session.receive()
+        assert isinstance(answer, ShardSealed | ShardRefused)
+        return answer
+
+    async def closed(self) -> None:
+        """Wait until the holder has ended the session."""
+        try:
+            while True:
+                await self.session.receive()
+        except PeerLost:
+            return
+
+    def close(self) -> None:
+        """End both lines."""
+        self.session.close()
+        self.line.close()
 
 
-def end_of(step: int, data: bytes) -> EndShard:
-    return EndShard(owner_rank=RANK, origin_generation=GENERATION, step=Step(step), digest=digest(data))
-
-
-async def connected(pair: Pair) -> TcpSession:
-    """Open a replica session by hand and take the inventory."""
+@asynccontextmanager
+async def by_hand(pair: Pair) -> AsyncIterator[ByHand]:
+    """Open a replica session and take the inventory."""
     session = await pair.dial()
     assert isinstance(await session.receive(), HolderInventory)
-    return session
+    hand = ByHand(session, await pair.stream(session))
+    yield hand
+    hand.close()
 
 
-async def send_by_hand(session: TcpSession, step: int, data: bytes, *, until: int | None = None, committed: int = -1) -> None:
-    """Send a shard, or only its first chunks."""
-    await session.send(begin(step, len(data), committed=committed))
-    for start in range(0, len(data) if until is None else until, CHUNK):
-        await session.send_chunk(start, memoryview(data)[start : start + CHUNK])
-    if until is None:
-        await session.send(end_of(step, data))
+class Recorded:
+    """A pair's dialler whose sessions a test can reach."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.sessions: list[TcpSession] = []
+        self.lines: list[socket.socket] = []
+        self.is_there = asyncio.Event()
+        self.is_there.set()
+
+    async def session(self) -> TcpSession:
+        """See `Dialler`."""
+        if not self.is_there.is_set():
+            raise PeerLost("nobody answers")
+        self.sessions.append(await self.pair.session())
+        return self.sessions[-1]
+
+    async def stream(self, session: Session, number: int) -> socket.socket:
+        """See `Dialler`."""
+        self.lines.append(await self.pair.stream(session, number))
+        return self.lines[-1]
 
 
 async def test_steps_are_replicated_verified_and_acknowledged(pair: Pair) -> None:
@@ -95,48 +173,107 @@ async def test_a_holder_keeps_c_although_it_has_not_heard_of_it(pair: Pair) -> N
     assert set(pair.held()) == {2, 4}
 
 
-@pytest.mark.parametrize("sent", range(0, 4001, CHUNK))
-async def test_a_stream_that_breaks_at_any_chunk_leaves_nothing(pair: Pair, sent: int) -> None:
-    session = await connected(pair)
-    await send_by_hand(session, 1, payload(1, 4000), until=sent)
-    session.close()
-    again = await connected(pair)  # joins the broken session first
-    assert pair.held() == {}
-    assert SlotState.WRITING not in pair.holder_states()
-    await send_by_hand(again, 1, payload(1, 4000))
-    assert isinstance(await again.receive(), ShardSealed)
-    assert pair.held() == {1: payload(1, 4000)}
-    again.close()
+@pytest.mark.parametrize("sent", range(5))
+async def test_a_stream_that_breaks_at_any_chunk_goes_on_where_it_stood(pair: Pair, sent: int) -> None:
+    data = payload(1, 4000)
+    async with by_hand(pair) as first:
+        await first.begin(1, data)
+        assert await first.wanted() == [0, 1, 2, 3]
+        first.chunks(data, range(sent))
+        first.line.sendall(CHUNK_HEADER.pack(1, sent, CHUNK) + data[:300])  # and a part of one more
+    async with by_hand(pair) as again:  # joins the broken session first
+        if sent < 4:
+            assert pair.held() == {}
+            await again.begin(1, data)
+            wanted = await again.wanted()
+            assert wanted == list(range(sent, 4))
+            again.chunks(data, wanted)
+            assert isinstance(await again.session.receive(), ShardSealed)
+    assert pair.held() == {1: data}
 
 
-async def test_a_stream_that_breaks_within_a_chunk_leaves_nothing(pair: Pair) -> None:
-    session = await connected(pair)
-    await session.send(begin(1, 4000))
-    await session._send_all((tcp.CHUNK_PREFIX.pack(tcp.CHUNK_BIT | CHUNK, 0), payload(1, 300)))
-    session.close()
-    again = await connected(pair)
-    assert pair.held() == {}
-    assert SlotState.WRITING not in pair.holder_states()
-    again.close()
+async def test_what_a_broken_stream_left_is_not_taken_for_another_content(pair: Pair) -> None:
+    async with by_hand(pair) as first:
+        await first.begin(1, payload(1, 4000))
+        await first.wanted()
+        first.chunks(payload(1, 4000), [0, 1])
+    async with by_hand(pair) as again:
+        await again.begin(1, payload(7, 4000))
+        assert await again.wanted() == [0, 1, 2, 3]
+
+
+async def test_chunks_come_in_any_order_over_any_stream_and_twice(pair: Pair) -> None:
+    data = payload(1, 4500)
+    async with by_hand(pair) as hand:
+        await hand.begin(1, data)
+        assert await hand.wanted() == [0, 1, 2, 3, 4]
+        other = await pair.stream(hand.session)
+        first = hand.line
+        hand.chunks(data, [4, 2, 2])
+        hand.line = other
+        hand.chunks(data, [0, 3, 1])
+        assert isinstance(await hand.session.receive(), ShardSealed)
+        hand.chunks(data, [1], transfer=1)  # late: the transfer is over
+        assert isinstance(await hand.whole(2, payload(2, 4500)), ShardSealed)
+        first.close()
+    assert pair.held() == {1: data, 2: payload(2, 4500)}
+
+
+async def test_what_did_not_change_is_not_sent_again(pair: Pair) -> None:
+    frozen = bytes(2000)
+    async with by_hand(pair) as hand:
+        assert isinstance(await hand.whole(1, frozen + payload(1, 2000)), ShardSealed)
+        await hand.begin(2, frozen + payload(2, 2000), committed=1)
+        assert await hand.wanted() == [2, 3]
+        hand.chunks(frozen + payload(2, 2000), [2, 3])
+        assert isinstance(await hand.session.receive(), ShardSealed)
+        await hand.begin(3, frozen + payload(2, 2000), committed=2)  # all of it is here already
+        assert isinstance(await hand.session.receive(), ShardSealed)
+    assert pair.held() == {2: frozen + payload(2, 2000), 3: frozen + payload(2, 2000)}
+
+
+async def test_what_did_not_change_and_has_rotted_here_is_sent_again(pair: Pair) -> None:
+    data = payload(1, 4000)
+    async with by_hand(pair) as hand:
+        assert isinstance(await hand.whole(1, data), ShardSealed)
+        held = pair.holder_store.sealed(RANK, content(1))
+        assert held is not None
+        with held.file.payload(2000, 2001) as view:
+            view[0] ^= 1
+        await hand.begin(2, data, committed=1)
+        assert await hand.wanted() == [2]
+        hand.chunks(data, [2])
+        assert isinstance(await hand.session.receive(), ShardSealed)
+        with pair.holder_store.sealed(RANK, content(2)).file.payload() as view:  # type: ignore[union-attr]
+            assert bytes(view) == data
 
 
 @pytest.mark.parametrize("byte", [0, 1999, 3999])
-async def test_a_flipped_byte_is_refused_and_counted_and_the_line_lives_on(pair: Pair, byte: int) -> None:
-    session = await connected(pair)
-    data = bytearray(payload(1, 4000))
-    await session.send(begin(1, 4000))
-    data[byte] ^= 1
-    for start in range(0, 4000, CHUNK):
-        await session.send_chunk(start, memoryview(data)[start : start + CHUNK])
-    await session.send(end_of(1, payload(1, 4000)))
-    answer = await session.receive()
-    assert isinstance(answer, ShardRefused)
-    assert "does not hash" in answer.reason
-    assert pair.receiver.rejected_count == 1
-    assert pair.held() == {}
-    await send_by_hand(session, 1, payload(1, 4000))
-    assert isinstance(await session.receive(), ShardSealed)
-    session.close()
+async def test_a_damaged_chunk_is_wanted_again_and_alone(pair: Pair, byte: int) -> None:
+    data = payload(1, 4000)
+    damaged = bytearray(data)
+    damaged[byte] ^= 1
+    async with by_hand(pair) as hand:
+        await hand.begin(1, data)
+        hand.chunks(bytes(damaged), await hand.wanted())
+        assert await hand.wanted() == [byte // CHUNK]
+        hand.chunks(data, [byte // CHUNK])
+        assert isinstance(await hand.session.receive(), ShardSealed)
+    assert pair.held() == {1: data}
+
+
+async def test_a_chunk_that_is_always_damaged_is_refused_and_counted_and_the_session_lives_on(pair: Pair) -> None:
+    data = payload(1, 4000)
+    async with by_hand(pair) as hand:
+        await hand.begin(1, data)
+        for _ in range(4):
+            hand.chunks(payload(9, 4000), await hand.wanted())
+        answer = await hand.session.receive()
+        assert isinstance(answer, ShardRefused)
+        assert "do not hash" in answer.reason
+        assert pair.receiver.rejected_count == 1
+        assert pair.held() == {}
+        assert isinstance(await hand.whole(1, data), ShardSealed)
 
 
 async def test_a_sender_repeats_what_its_holder_refused(pair: Pair) -> None:
@@ -158,75 +295,93 @@ async def test_a_sender_repeats_what_its_holder_refused(pair: Pair) -> None:
     assert set(pair.held()) == {2, 3}
 
 
-@pytest.mark.parametrize("broken", ["gap", "overlap", "too long", "empty", "ends early", "another end", "bounds"])
-async def test_a_stream_that_contradicts_itself_is_closed_and_counted(pair: Pair, broken: str) -> None:
-    session = await connected(pair)
-    data = memoryview(payload(1, 4000))
-    if broken == "bounds":
-        await session.send(BeginShard(**{**_fields(begin(1, 4000)), "capacity_bytes": 3999}))
-    else:
-        await session.send(begin(1, 4000))
-    match broken:
-        case "gap":
-            await session.send_chunk(CHUNK, data[:CHUNK])
-        case "overlap":
-            await session.send_chunk(0, data[:CHUNK])
-            await session.send_chunk(0, data[:CHUNK])
-        case "too long":
-            await session.send_chunk(0, memoryview(bytes(4001)))
-        case "empty":
-            await session.send_chunk(0, data[:0])
-        case "ends early":
-            await session.send_chunk(0, data[:CHUNK])
-            await session.send(end_of(1, bytes(data)))
-        case "another end":
-            await session.send_chunk(0, data)
-            await session.send(end_of(2, bytes(data)))
-    with pytest.raises(PeerLost):
-        await session.receive()
-    again = await connected(pair)
+@pytest.mark.parametrize(
+    "contradiction",
+    [
+        {"capacity_bytes": 3999},
+        {"payload_bytes": 0},
+        {"payload_bytes": -1},
+        {"index_offset": -8, "index_bytes": 8},
+        {"index_offset": 3999, "index_bytes": 2},
+        {"chunk_digests": bytes(16)},
+        {"digest": bytes(16)},
+        {"owner_rank": Rank(5)},
+        {"transfer": 0},
+    ],
+    ids=str,
+)
+async def test_an_announcement_that_contradicts_itself_ends_the_session_and_is_counted(pair: Pair, contradiction: dict[str, object]) -> None:
+    async with by_hand(pair) as hand:
+        await hand.begin(1, payload(1, 4000), **contradiction)
+        await hand.closed()
     assert pair.listener.refused_count == 1
     assert pair.held() == {}
-    assert SlotState.WRITING not in pair.holder_states()
-    again.close()
-    session.close()
+    async with by_hand(pair) as again:
+        assert isinstance(await again.whole(1, payload(1, 4000)), ShardSealed)
 
 
-def _fields(message: BeginShard) -> dict[str, object]:
-    return {name: getattr(message, name) for name in message.__struct_fields__}
+@pytest.mark.parametrize(("index", "size"), [(4, CHUNK), (0, CHUNK - 1), (0, CHUNK + 1), (0, 0), (0, 1 << 31)], ids=str)
+async def test_a_chunk_that_the_payload_does_not_have_ends_the_session_and_is_counted(pair: Pair, index: int, size: int) -> None:
+    async with by_hand(pair) as hand:
+        await hand.begin(1, payload(1, 4000))
+        await hand.wanted()
+        hand.line.sendall(CHUNK_HEADER.pack(1, index, size))
+        await hand.closed()
+    assert pair.listener.refused_count == 1
+    assert pair.held() == {}
 
 
-async def test_a_cancelled_shard_is_nothing_and_the_next_one_comes_through(pair: Pair) -> None:
-    session = await connected(pair)
-    await send_by_hand(session, 1, payload(1, 4000), until=2000)
-    await session.send(CancelShard(owner_rank=RANK, step=Step(1)))
-    assert isinstance(await session.receive(), ShardRefused)
-    await session.send(CancelShard(owner_rank=RANK, step=Step(1)))  # late: the shard is over
-    await send_by_hand(session, 2, payload(2, 4000))
-    sealed = await session.receive()
-    assert isinstance(sealed, ShardSealed)
-    assert (sealed.step, pair.held()) == (2, {2: payload(2, 4000)})
-    session.close()
+async def test_a_stream_of_no_session_or_of_somebody_elses_is_refused(pair: Pair) -> None:
+    async with by_hand(pair) as hand:
+        lines = [await pair.dial(kind="stream", of=b"?" * 32)]
+        stranger = credentials(NodeId("i-third"))
+        lines.append(await pair.dial(stranger, kind="stream", of=hand.session.opened.nonce))
+        for line in lines:
+            with pytest.raises(PeerLost):
+                await line.receive()
+            line.close()
+        assert pair.listener.refused_count == 2
+        assert isinstance(await hand.whole(1, payload(1, 4000)), ShardSealed)
+
+
+async def test_a_cancelled_shard_is_no_snapshot_and_the_next_one_comes_through(pair: Pair) -> None:
+    async with by_hand(pair) as hand:
+        await hand.begin(1, payload(1, 4000))
+        await hand.wanted()
+        hand.chunks(payload(1, 4000), [0, 1])
+        await hand.session.send(CancelShard(transfer=1))
+        await hand.session.send(CancelShard(transfer=1))  # late: it is over
+        assert isinstance(await hand.whole(2, payload(2, 4000)), ShardSealed)
+    assert pair.held() == {2: payload(2, 4000)}
 
 
 async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pair]) -> None:
-    """The stream of 1 stands in mid-chunk behind a full socket when the slot is granted for 2: 1 is nowhere sealed, 2 is."""
+    """The streams of 1 stand in mid-chunk behind a full socket when the slot is granted for 2: 1 is nowhere sealed, 2 is."""
     pair = make(payload_bytes=8 << 20, memory_bytes=1 << 26, holder_memory_bytes=1 << 26)
     pair.listen()
     gate, begun = asyncio.Event(), asyncio.Event()
     receive = pair.receiver.replica
 
-    async def slow(session: TcpSession) -> None:
-        if not gate.is_set():
-            await session.send(HolderInventory(owner_rank=RANK, sealed=()))
-            assert isinstance(await session.receive(), BeginShard)
-            begun.set()
-            await gate.wait()
-            session.close()
+    async def deaf(session: TcpSession) -> None:
+        if gate.is_set():
+            await receive(session)
             return
-        await receive(session)
+        await session.send(HolderInventory(owner_rank=RANK, sealed=()))
+        begin = await session.receive()
+        assert isinstance(begin, BeginShard)
+        await session.send(ShardWanted(transfer=begin.transfer, chunks=((0, len(begin.chunk_digests) // 16),)))
+        begun.set()
+        await gate.wait()
+        session.close()
 
-    pair.receiver.replica = slow  # type: ignore[method-assign]
+    async def unread(session: TcpSession) -> None:
+        if gate.is_set():
+            await stream(session)
+        else:
+            await gate.wait()
+
+    stream = pair.receiver.stream
+    pair.receiver.replica, pair.receiver.stream = deaf, unread  # type: ignore[method-assign]
     pair.send()
     pair.hear(-1, 1)
     await pair.capture(1)
@@ -234,7 +389,6 @@ async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pa
     pair.hear(-1, 2)
     slot = pair.owner_store.sealed(RANK, content(1))
     assert slot is not None
-    slot.pins = 0
     other = await pair.owner_store.grant(RANK, content(2), keep=set(), capacity_bytes=8 << 20, layout_hash=LAYOUT, slot_count=1)
     assert other is not None
     assert pair.owner_store.shards[RANK][other] is slot
@@ -247,45 +401,37 @@ async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pa
 
 
 async def test_one_session_per_owner_the_earlier_is_joined_before_the_next_begins(pair: Pair) -> None:
-    first = await connected(pair)
-    await send_by_hand(first, 1, payload(1, 4000), until=2000)
-    second = await connected(pair)
-    assert SlotState.WRITING not in pair.holder_states()
-    with pytest.raises(PeerLost):
-        await first.receive()
-    await send_by_hand(second, 1, payload(1, 4000))
-    assert isinstance(await second.receive(), ShardSealed)
-    first.close()
-    second.close()
+    data = payload(1, 4000)
+    async with by_hand(pair) as first:
+        await first.begin(1, data)
+        await first.wanted()
+        first.chunks(data, [0, 1])
+        async with by_hand(pair) as second:
+            await first.closed()
+            await second.begin(1, data)
+            second.chunks(data, await second.wanted())
+            assert isinstance(await second.session.receive(), ShardSealed)
+    assert pair.held() == {1: data}
 
 
-async def test_a_broken_line_is_dialled_again_and_sending_goes_on_where_it_stood(pair: Pair) -> None:
-    sessions: list[TcpSession] = []
-
-    async def dial() -> TcpSession:
-        sessions.append(await pair.dial())
-        return sessions[-1]
-
-    pair.send(dial=dial)
+@pytest.mark.parametrize("what", ["sessions", "lines"])
+async def test_a_broken_line_is_dialled_again_and_sending_goes_on(pair: Pair, what: str) -> None:
+    dialler = Recorded(pair)
+    pair.send(dialler=dialler)
     pair.hear(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
-    sessions[0]._line.shutdown(socket.SHUT_RDWR)
+    (dialler.sessions[0]._line if what == "sessions" else dialler.lines[0]).shutdown(socket.SHUT_RDWR)
     pair.hear(1, 2)
     await pair.capture(2)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
-    assert len(sessions) == 2
+    assert len(dialler.sessions) == 2
     assert set(pair.held()) == {1, 2}
 
 
 async def test_a_holder_that_lost_a_slot_says_so_and_gets_it_again(pair: Pair) -> None:
-    sessions: list[TcpSession] = []
-
-    async def dial() -> TcpSession:
-        sessions.append(await pair.dial())
-        return sessions[-1]
-
-    pair.send(dial=dial)
+    dialler = Recorded(pair)
+    pair.send(dialler=dialler)
     pair.hear(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
@@ -293,7 +439,7 @@ async def test_a_holder_that_lost_a_slot_says_so_and_gets_it_again(pair: Pair) -
     lost = pair.holder_store.sealed(RANK, content(1))
     assert lost is not None
     lost.file.empty()
-    sessions[0]._line.shutdown(socket.SHUT_RDWR)
+    dialler.sessions[0]._line.shutdown(socket.SHUT_RDWR)
     await pair.until(lambda: pair.shard.core.view == frozenset())  # revoked, loudly
     await pair.until(lambda: pair.shard.core.view == {HOLDER})
     assert set(pair.held()) == {1}
@@ -301,15 +447,13 @@ async def test_a_holder_that_lost_a_slot_says_so_and_gets_it_again(pair: Pair) -
 
 async def test_a_replica_with_another_digest_does_not_count(pair: Pair) -> None:
     """The holder has a step 1 of this generation with other bytes: it is not the owner's step 1."""
-    session = await connected(pair)
-    await send_by_hand(session, 1, payload(7, pair.payload_bytes))
-    assert isinstance(await session.receive(), ShardSealed)
-    session.close()
+    async with by_hand(pair) as hand:
+        assert isinstance(await hand.whole(1, payload(7, pair.payload_bytes)), ShardSealed)
     pair.hear(-1, 1)
     await pair.capture(1)
     pair.send()
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
-    assert digest(payload(1, pair.payload_bytes)) in {record.digest for record in pair.holder_store.inventory()}
+    assert payload_digest(payload(1, pair.payload_bytes)) in {record.digest for record in pair.holder_store.inventory()}
 
 
 async def test_a_peer_that_stops_reading_is_dropped_and_c_advances_without_it(make: Callable[..., Pair]) -> None:
@@ -317,11 +461,15 @@ async def test_a_peer_that_stops_reading_is_dropped_and_c_advances_without_it(ma
     deaf = asyncio.Event()
 
     async def never_reads(session: TcpSession) -> None:
-        await session.send(HolderInventory(owner_rank=RANK, sealed=()))
+        if session.opened.kind == "replica":
+            await session.send(HolderInventory(owner_rank=RANK, sealed=()))
+            begin = await session.receive()
+            assert isinstance(begin, BeginShard)
+            await session.send(ShardWanted(transfer=begin.transfer, chunks=((0, len(begin.chunk_digests) // 16),)))
         await deaf.wait()
 
     pair.listen()
-    pair.receiver.replica = never_reads  # type: ignore[method-assign]
+    pair.receiver.replica = pair.receiver.stream = never_reads  # type: ignore[method-assign]
     pair.send(deadline_seconds=0.2)
     pair.hear(-1, 1)
     await pair.capture(1)
@@ -337,24 +485,62 @@ async def test_a_peer_that_stops_reading_is_dropped_and_c_advances_without_it(ma
 
 
 async def test_a_holder_that_nobody_reaches_is_dropped_and_returns_by_receiving_c(pair: Pair) -> None:
-    is_there = asyncio.Event()
-
-    async def dial() -> TcpSession:
-        if not is_there.is_set():
-            raise PeerLost("nobody answers")
-        return await pair.dial()
-
-    pair.send(deadline_seconds=0.2, dial=dial)
+    dialler = Recorded(pair)
+    dialler.is_there.clear()
+    pair.send(deadline_seconds=0.2, dialler=dialler)
     pair.hear(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     pair.hear(1, 2)
-    is_there.set()
+    dialler.is_there.set()
     await pair.until(lambda: pair.shard.core.view == {HOLDER})
     assert set(pair.held()) == {1}
     await pair.capture(2)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert set(pair.held()) == {1, 2}
+
+
+class Held:
+    """A pacer that admits nothing until it is told to."""
+
+    chunk_bytes = 300
+
+    def __init__(self) -> None:
+        self.gate, self.asked = asyncio.Event(), asyncio.Event()
+
+    async def admit(self, bytes_count: int) -> None:
+        """See `Pacer`."""
+        self.asked.set()
+        await self.gate.wait()
+
+
+async def test_a_holder_is_not_silent_while_the_pacer_holds_its_chunks_back(pair: Pair) -> None:
+    pacer = pair.pacer.current = Held()
+    pair.send(deadline_seconds=0.05)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    await pacer.asked.wait()
+    for _ in range(5):
+        await pair.shard.changed.wait(pair.shard.changed.version, 0.05)  # several deadlines
+    assert pair.shard.core.view == {HOLDER}
+    pacer.gate.set()
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.held() == {1: payload(1, pair.payload_bytes)}
+
+
+async def test_a_slot_is_granted_anew_at_once_while_the_pacer_holds_its_chunks_back(pair: Pair) -> None:
+    pacer = pair.pacer.current = Held()
+    pair.send()
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    await pacer.asked.wait()
+    assert await pair.owner_store.grant(RANK, content(2), keep=set(), capacity_bytes=10_000, layout_hash=LAYOUT, slot_count=1) == 0
+    pair.shard.apply(pair.shard.core.forget(Step(1)))
+    pacer.gate.set()
+    pair.hear(-1, 2)
+    await pair.capture(2)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert set(pair.held()) == {2}
 
 
 async def test_a_holder_that_is_out_of_view_and_keeps_up_returns_with_the_next_commit(pair: Pair) -> None:
@@ -373,83 +559,110 @@ async def test_a_holder_that_is_out_of_view_and_keeps_up_returns_with_the_next_c
 async def test_a_holder_without_memory_refuses_with_the_figures_and_keeps_what_it_has(make: Callable[..., Pair]) -> None:
     pair = make(holder_memory_bytes=5000)
     pair.listen()
-    session = await connected(pair)
-    await send_by_hand(session, 1, payload(1, 4000))
-    assert isinstance(await session.receive(), ShardSealed)
-    await send_by_hand(session, 2, payload(2, 4000), committed=1)
-    refused = await session.receive()
-    assert isinstance(refused, ShardRefused)
-    assert "8,000 bytes" in refused.reason
-    assert "5,000 bytes" in refused.reason
-    assert set(pair.held()) == {1}
-    session.close()
+    async with by_hand(pair) as hand:
+        assert isinstance(await hand.whole(1, payload(1, 4000)), ShardSealed)
+        refused = await hand.whole(2, payload(2, 4000), committed=1)
+        assert isinstance(refused, ShardRefused)
+        assert "8,000 bytes" in refused.reason
+        assert "5,000 bytes" in refused.reason
+        assert set(pair.held()) == {1}
 
 
-async def test_what_is_fetched_is_what_was_asked_for(pair: Pair, tmpfs: object) -> None:
-    session = await connected(pair)
-    await send_by_hand(session, 1, payload(1, 4000))
-    await session.receive()
-    session.close()
-    fetching = await pair.dial(kind="fetch", rank=Rank(-1))
-    wanted = FetchShard(owner_rank=RANK, origin_generation=GENERATION, step=Step(1), digest=digest(payload(1, 4000)))
-    await fetching.send(wanted)
-    announced = await fetching.receive()
-    assert isinstance(announced, BeginShard)
-    got = await receive_shard(fetching, announced, pair.owner_store, keep=set(), slot_count=2, expected=wanted.digest)
-    assert got == wanted.digest
+class Fetching:
+    """A dialler of fetch sessions."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+
+    async def session(self) -> TcpSession:
+        """See `Dialler`."""
+        return await self.pair.dial(kind="fetch", rank=Rank(-1))
+
+    async def stream(self, session: Session, number: int) -> socket.socket:
+        """See `Dialler`."""
+        return await self.pair.stream(session, number)
+
+
+async def fetch(pair: Pair, **other: object) -> None:
+    """Fetch step 1 from the holder, or what is asked for instead."""
+    data = payload(1, 4000)
+    fields: dict[str, object] = {"kind": "peer", "node_id": HOLDER, "origin_generation": GENERATION, "step": Step(1), "digest": payload_digest(data)}
+    source = ShardSource(**{**fields, "payload_bytes": len(data), **other})  # type: ignore[arg-type]
+    await fetch_shard(Fetching(pair), RANK, source, pair.owner_store, keep=set(), slot_count=2, answer_seconds=20, silence_seconds=20)
+
+
+async def held_by_the_holder(pair: Pair) -> None:
+    """Let the holder have step 1."""
+    async with by_hand(pair) as hand:
+        assert isinstance(await hand.whole(1, payload(1, 4000)), ShardSealed)
+
+
+async def test_what_is_fetched_is_what_was_asked_for(pair: Pair) -> None:
+    await held_by_the_holder(pair)
+    await fetch(pair)
     slot = pair.owner_store.sealed(RANK, content(1))
     assert slot is not None
     with slot.file.payload() as view:
         assert bytes(view) == payload(1, 4000)
+    await pair.listener.revoke()
     assert all(not each.pins for each in pair.holder_store.shards[RANK])
-    fetching.close()
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"digest": b"x" * 16}, {"step": Step(2)}, {"origin_generation": Generation(2)}, {"owner_rank": Rank(1)}],
-    ids=lambda wrong: next(iter(wrong)),
+    "wrong", [{"digest": b"x" * 16}, {"step": Step(2)}, {"origin_generation": Generation(2)}], ids=lambda wrong: next(iter(wrong))
 )
 async def test_what_is_not_there_exactly_is_not_to_be_fetched(pair: Pair, wrong: dict[str, object]) -> None:
-    session = await connected(pair)
-    await send_by_hand(session, 1, payload(1, 4000))
-    await session.receive()
-    session.close()
-    fetching = await pair.dial(kind="fetch", rank=Rank(-1))
-    asked = {"owner_rank": RANK, "origin_generation": GENERATION, "step": Step(1), "digest": digest(payload(1, 4000)), **wrong}
-    await fetching.send(FetchShard(**asked))  # type: ignore[arg-type]
-    assert isinstance(await fetching.receive(), ShardRefused)
-    fetching.close()
+    await held_by_the_holder(pair)
+    with pytest.raises(ShardRejected, match="not held here"):
+        await fetch(pair, **wrong)
+    assert pair.owner_store.inventory() == ()
 
 
 async def test_a_fetched_shard_that_has_rotted_in_its_holders_memory_is_not_sealed(pair: Pair) -> None:
-    session = await connected(pair)
-    await send_by_hand(session, 1, payload(1, 4000))
-    await session.receive()
-    session.close()
+    await held_by_the_holder(pair)
     held = pair.holder_store.sealed(RANK, content(1))
     assert held is not None
     with held.file.payload(2000, 2001) as view:
         view[0] ^= 1
-    fetching = await pair.dial(kind="fetch", rank=Rank(-1))
-    wanted = digest(payload(1, 4000))
-    await fetching.send(FetchShard(owner_rank=RANK, origin_generation=GENERATION, step=Step(1), digest=wanted))
-    announced = await fetching.receive()
-    assert isinstance(announced, BeginShard)
-    with pytest.raises(ShardRejected, match="does not hash"):
-        await receive_shard(fetching, announced, pair.owner_store, keep=set(), slot_count=2, expected=wanted)
+    with pytest.raises(ShardRejected, match="do not hash"):
+        await fetch(pair)
     assert pair.owner_store.inventory() == ()
-    fetching.close()
+
+
+async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    await held_by_the_holder(pair)
+    data = payload(1, 4000)
+    gate = asyncio.Event()
+
+    async def silent(session: TcpSession) -> None:
+        wanted = await session.receive()
+        assert isinstance(wanted, FetchShard)
+        slot = pair.holder_store.sealed(RANK, content(1))
+        assert slot is not None
+        await session.send(announcement(slot.file.header, slot.chunk_digests, transfer=1, committed=Step(-1)))
+        await gate.wait()
+
+    async def half(session: TcpSession) -> None:
+        session.detach().sendall(CHUNK_HEADER.pack(1, 0, CHUNK) + data[:500])
+        await gate.wait()
+
+    monkeypatch.setattr(pair.receiver, "fetch", silent)
+    monkeypatch.setattr(pair.receiver, "stream", half)
+    monkeypatch.setattr(transfers, "CLOSE_SECONDS", 0.05)
+    source = ShardSource(
+        kind="peer", node_id=HOLDER, origin_generation=GENERATION, step=Step(1), digest=payload_digest(data), payload_bytes=len(data)
+    )
+    with pytest.raises(PeerLost, match="nothing has come"):
+        await fetch_shard(Fetching(pair), RANK, source, pair.owner_store, keep=set(), slot_count=2, answer_seconds=20, silence_seconds=0.1)
+    assert pair.owner_store.inventory() == ()
+    gate.set()
 
 
 async def test_a_restarted_holder_is_not_stuck_with_a_half_received_shard(pair: Pair) -> None:
     """One slot holds C, the other was being received into when the agent died: nobody writes there any more."""
-    session = await connected(pair)
-    await send_by_hand(session, 1, payload(1, 4000))
-    await session.receive()
+    await held_by_the_holder(pair)
     index = await pair.holder_store.grant(RANK, content(2), keep={content(1)}, capacity_bytes=4000, layout_hash=LAYOUT, slot_count=2)
     assert index is not None
-    session.close()
     root = pair.holder_store.root
     pair.holder_store.close()
     again = SlotStore(root, memory_bytes=1 << 20)
@@ -461,10 +674,12 @@ async def test_a_restarted_holder_is_not_stuck_with_a_half_received_shard(pair: 
 
 
 async def test_an_ended_generation_leaves_no_stream_open(pair: Pair) -> None:
-    session = await connected(pair)
-    await send_by_hand(session, 1, payload(1, 4000), until=2000)
-    await pair.listener.revoke()
-    assert SlotState.WRITING not in pair.holder_states()
-    with pytest.raises(PeerLost):
-        await session.receive()
-    session.close()
+    async with by_hand(pair) as hand:
+        await hand.begin(1, payload(1, 4000))
+        await hand.wanted()
+        hand.chunks(payload(1, 4000), [0, 1])
+        await pair.listener.revoke()
+        assert pair.held() == {}
+        await hand.closed()
+        assert hand.line.recv(1) == b""
+    assert not [thread for thread in threading.enumerate() if thread.name == "everstep-stream"]
