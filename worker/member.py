@@ -26,11 +26,13 @@ from everstep.protocol.rounds import Announcement, RankRound
 from everstep.protocol.slot import SlotState
 from worker.core.rounds import NONE, Coordinator, Shard
 from worker.core.slots import Content, kept
+from worker.core.tree import RoundTree
 from worker.errors import CorruptCheckpoint, NoRoom, ObjectMissing, PeerError, SourceRefused, StorageError
 from worker.owned_shard import OwnedShard
 from worker.rank_lines import RankLines
-from worker.replication.coordinator import RoundMember, RoundServer
+from worker.replication.coordinator import RoundServer
 from worker.replication.receiver import ReplicaReceiver
+from worker.replication.round_member import RoundMember
 from worker.replication.sender import ReplicaSender
 from worker.replication.shard_stream import ShardRejected, receive_shard
 from worker.replication.tcp import PeerListener, TcpSession, dial
@@ -90,7 +92,8 @@ class Member:
         self._persisted = NONE
         held = [rank.rank for rank in plan.ranks if node.node_id in rank.holders[1:]]
         self._receiver = ReplicaReceiver(node.store, held_ranks=held, keep=self._keep, slot_count=self._slot_count)
-        self._rounds = RoundMember(plan.generation, node.node_id, self._round_state, self._hear)
+        tree = RoundTree.of(plan.coordinator, {each.node_id: each.ranks for each in plan.nodes})
+        self._rounds = RoundMember(plan.generation, node.node_id, tree=tree, state=self._round_state, hear=self._hear)
         self.server: RoundServer | None = None
         self.lines = RankLines(
             plan,
@@ -279,13 +282,11 @@ class Member:
         if plan.coordinator == self._node.node_id:
             begin = Coordinator.recover if is_restarted else Coordinator.begin
             core = begin(world_size=plan.world_size, base=plan.base_step, every_steps=plan.checkpoint.every_steps, slot_count=self._slot_count)
-            ranks_of = {node.node_id: frozenset(node.ranks) for node in plan.nodes}
-            self.server = RoundServer(
-                plan.generation, core, ranks_of=ranks_of, final_round_seconds=plan.timeouts.final_round_seconds, now=self._node.now
-            )
+            self.server = RoundServer(plan.generation, core, final_round_seconds=plan.timeouts.final_round_seconds, now=self._node.now)
             self._begin(self._rounds.run_local(self.server), "rounds")
         else:
-            self._begin(self._rounds.run(partial(self._dial, plan.coordinator, "round", NO_RANK)), "rounds")
+            patience = plan.timeouts.holder_deadline_seconds
+            self._begin(self._rounds.run(partial(self._dial, kind="round", owner_rank=NO_RANK), patience_seconds=patience), "rounds")
         for shard in self.shards.values():
             for peer in shard.core.peers:
                 sender = ReplicaSender(
@@ -315,10 +316,8 @@ class Member:
                 await self._receiver.replica(session)
             case "fetch":
                 await self._receiver.fetch(session)
-            case "round" if self.server is not None:
-                await self.server.serve(session)
-            case _:
-                raise MalformedMessage("rounds are not coordinated here")
+            case "round":
+                await self._rounds.serve(session)
 
     def _round_state(self) -> tuple[RankRound, ...]:
         return tuple(shard.round() for shard in self.shards.values())
