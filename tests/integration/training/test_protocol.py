@@ -395,7 +395,7 @@ def test_what_is_logged_arrives_with_its_step(tmp_path: Path, begin: Begin) -> N
         session, step = begin(agent)
         for _ in range(3):
             step()
-            session.log(loss=torch.tensor(2.5), rate=1)
+            session.log(loss=torch.tensor(2.5, requires_grad=True), rate=1)
             session.boundary()
         session.close()
         agent.wait_for(lambda: rank_half(agent).standing is Standing.CLOSED)
