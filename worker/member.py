@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -187,6 +188,7 @@ class Member:
         """Put the base of one rank into an own slot, verified: own node, then peers, then S3."""
         refusals, is_mismatch = [], True
         for source in rank.sources:
+            begun = time.monotonic()
             try:
                 match source.kind:
                     case "local":
@@ -200,7 +202,7 @@ class Member:
                 is_mismatch = is_mismatch and isinstance(error, (ShardRejected, CorruptCheckpoint, ObjectMissing))
                 log.warning("rank %d step %d is not to be had from %s", rank.rank, source.step, refusals[-1])
                 continue
-            log.info("rank %d: step %d restored from %s", rank.rank, source.step, source.kind)
+            log.info("rank %d: step %d restored from %s in %.3f s", rank.rank, source.step, source.kind, time.monotonic() - begun)
             self.restored_from.append(source.kind)
             return
         if rank.sources:
