@@ -4,6 +4,7 @@
     ├── InvalidTransition     a state was left by an event that its table does not have   programmer error: ends the pass
     ├── InvariantViolation    something that can not be, was                              programmer error: ends the pass
     ├── ImpossiblePlacement   the copies do not fit the nodes                             permanent: shown to the user
+    ├── TooManyCases          an exact probability would take too long to count           permanent: shown as not known
     └── InvalidTimeouts       the ladder of timeouts contradicts itself                   permanent: the server does not start
 
 Whether to retry is a property of the type (`retryable`), never of the call site.
@@ -45,6 +46,10 @@ class InvariantViolation(ControlPlaneError):
 
 class ImpossiblePlacement(ControlPlaneError):
     """There are fewer nodes than copies, or no copy at all is asked for."""
+
+
+class TooManyCases(ControlPlaneError):
+    """What an exact probability is counted from are more cases than there is time and memory for."""
 
 
 class InvalidTimeouts(ControlPlaneError):

@@ -190,7 +190,13 @@ class Agent:
         metrics: tuple[MetricPoint, ...] = ()
         if self._member is not None:
             metrics, self._member.lines.metrics = tuple(self._member.lines.metrics), []
-        return AgentReport(node_id=self._settings.node_id, sequence=self._sequence, member=self._member_report(), metrics=metrics)
+        return AgentReport(
+            node_id=self._settings.node_id,
+            sequence=self._sequence,
+            member=self._member_report(),
+            metrics=metrics,
+            refused_count=self._listener.refused_count + self._ranks.refused_count,
+        )
 
     def _member_report(self) -> MemberReport | None:
         if self._promise is None or self._promising is not None:

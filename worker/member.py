@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from everstep.protocol.agent_messages import NodeFault, RankStatus, RoundStatus, ShardProtection, UploadedShard
-from everstep.protocol.errors import MalformedMessage, ProtocolError
+from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.peer_messages import SessionKind
 from everstep.protocol.plan import GenerationPlan, RankPlan, ShardSource
@@ -27,14 +28,16 @@ from everstep.protocol.rounds import Announcement, RankRound
 from everstep.protocol.slot import SlotState
 from worker.core.rounds import NONE, Coordinator, Shard
 from worker.core.slots import Content, kept
+from worker.core.tree import RoundTree
 from worker.errors import CorruptCheckpoint, NoRoom, ObjectMissing, PeerError, SourceRefused, StorageError
 from worker.owned_shard import OwnedShard
 from worker.rank_lines import RankLines
-from worker.replication.coordinator import RoundMember, RoundServer
+from worker.replication.coordinator import RoundServer
 from worker.replication.fetching import fetch_shard
 from worker.replication.network_cards import more_addresses
 from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
+from worker.replication.round_member import RoundMember
 from worker.replication.sender import ReplicaSender
 from worker.replication.tcp import PeerListener, TcpSession, dial
 from worker.replication.transfers import ShardRejected
@@ -112,7 +115,8 @@ class Member:
         held = [rank.rank for rank in plan.ranks if node.node_id in rank.holders[1:]]
         self.pacer = NodePacer()
         self._receiver = ReplicaReceiver(node.store, held_ranks=held, keep=self._keep, slot_count=self._slot_count)
-        self._rounds = RoundMember(plan.generation, node.node_id, self._round_state, self._hear)
+        tree = RoundTree.of(plan.coordinator, {each.node_id: each.ranks for each in plan.nodes})
+        self._rounds = RoundMember(plan.generation, node.node_id, tree=tree, state=self._round_state, hear=self._hear)
         self.server: RoundServer | None = None
         self.lines = RankLines(
             plan,
@@ -206,6 +210,7 @@ class Member:
         """Put the base of one rank into an own slot, verified: own node, then peers, then S3."""
         refusals, is_mismatch = [], True
         for source in rank.sources:
+            begun = time.monotonic()
             try:
                 match source.kind:
                     case "local":
@@ -219,7 +224,7 @@ class Member:
                 is_mismatch = is_mismatch and isinstance(error, (ShardRejected, CorruptCheckpoint, ObjectMissing))
                 log.warning("rank %d step %d is not to be had from %s", rank.rank, source.step, refusals[-1])
                 continue
-            log.info("rank %d: step %d restored from %s", rank.rank, source.step, source.kind)
+            log.info("rank %d: step %d restored from %s in %.3f s", rank.rank, source.step, source.kind, time.monotonic() - begun)
             self.restored_from.append(source.kind)
             return
         if rank.sources:
@@ -287,13 +292,11 @@ class Member:
         if plan.coordinator == self._node.node_id:
             begin = Coordinator.recover if is_restarted else Coordinator.begin
             core = begin(world_size=plan.world_size, base=plan.base_step, every_steps=plan.checkpoint.every_steps, slot_count=self._slot_count)
-            ranks_of = {node.node_id: frozenset(node.ranks) for node in plan.nodes}
-            self.server = RoundServer(
-                plan.generation, core, ranks_of=ranks_of, final_round_seconds=plan.timeouts.final_round_seconds, now=self._node.now
-            )
+            self.server = RoundServer(plan.generation, core, final_round_seconds=plan.timeouts.final_round_seconds, now=self._node.now)
             self._begin(self._rounds.run_local(self.server), "rounds")
         else:
-            self._begin(self._rounds.run(partial(self.dial, plan.coordinator, "round")), "rounds")
+            patience = plan.timeouts.holder_deadline_seconds
+            self._begin(self._rounds.run(partial(self.dial, kind="round"), patience_seconds=patience), "rounds")
         for shard in self.shards.values():
             for peer in shard.core.peers:
                 sender = ReplicaSender(
@@ -343,10 +346,8 @@ class Member:
                 await self._receiver.fetch(session)
             case "stream":
                 await self._receiver.stream(session)
-            case "round" if self.server is not None:
-                await self.server.serve(session)
-            case _:
-                raise MalformedMessage("rounds are not coordinated here")
+            case "round":
+                await self._rounds.serve(session)
 
     def _round_state(self) -> tuple[RankRound, ...]:
         return tuple(shard.round() for shard in self.shards.values())

@@ -68,6 +68,7 @@ def node_environment(environment: Mapping[str, str], address: str) -> dict[str, 
     path = inherited.get("PATH", os.defpath).split(os.pathsep)
     inherited["PATH"] = os.pathsep.join([programs, *(folder for folder in path if folder != programs)])
     inherited.setdefault("OMP_NUM_THREADS", "1")
+    inherited.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells stderr whenever it starts and stops; read once, when torch is imported
     if is_this_machine(address):
         inherited.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return inherited

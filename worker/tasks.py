@@ -50,3 +50,21 @@ async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
     for task in begun:
         task.cancel()
     await asyncio.gather(*begun, return_exceptions=True)
+
+
+async def finish(work: Coroutine[object, object, object]) -> None:
+    """Run `work` to its end, also when the caller is cancelled meanwhile; the cancellation is raised afterwards. For endings that end soon.
+
+    Raises:
+        asyncio.CancelledError: the caller was cancelled; `work` has ended.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()

@@ -8,6 +8,7 @@ Invariant: a request that validates is well formed by itself; what depends on a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -353,7 +354,8 @@ class Metric(Shape):
 
     generation: int
     step: int
-    values: dict[str, float]
+    values: Mapping[str, float | None]
+    """What is not finite is null: JSON has no word for it."""
 
 
 class ListMetricsResponse(Shape):
@@ -498,6 +500,11 @@ class Node(Shape):
     instance_type: str
     availability_zone: str
     agent_version: str
+    refused_message_count: int
+    """Messages of its agent that were not decodable, too long or of another node, since this server started."""
+    refused_session_count: int
+    """Sessions of other agents and of ranks that its agent refused or closed for what they said, since the agent started. A few around a restart of
+    ranks are stale ones; more are worth a look at its log."""
     reason: str
     creation_time: datetime
     connection_time: datetime | None

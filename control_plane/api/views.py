@@ -239,12 +239,13 @@ def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[Age
     )
 
 
-def node(record: NodeRecord, *, is_connected: bool, job_name: str | None) -> schemas.Node:
+def node(record: NodeRecord, agent: AgentView | None, *, refused_message_count: int, job_name: str | None) -> schemas.Node:
     """Return one node.
 
     Args:
         record: as stored.
-        is_connected: its agent is connected to this server.
+        agent: what this server has heard of its agent.
+        refused_message_count: of its agent's, by this server.
         job_name: of the run that it belongs to, if any.
 
     Returns:
@@ -254,7 +255,7 @@ def node(record: NodeRecord, *, is_connected: bool, job_name: str | None) -> sch
         node_id=record.id,
         fleet_name=record.fleet_name,
         node_status=record.state,
-        connected=is_connected,
+        connected=agent is not None and agent.is_connected,
         training_job_name=job_name,
         address=record.address,
         memory_bytes=record.memory_bytes,
@@ -263,6 +264,8 @@ def node(record: NodeRecord, *, is_connected: bool, job_name: str | None) -> sch
         agent_version=record.version,
         reason=record.reason,
         creation_time=record.created_at,
+        refused_message_count=refused_message_count,
+        refused_session_count=agent.report.refused_count if agent is not None and agent.report is not None else 0,
         connection_time=record.connected_at,
         end_time=record.ended_at,
     )

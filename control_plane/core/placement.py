@@ -2,16 +2,19 @@
 
     N = 5, m = 2:    [n0 n1]  group: each keeps the other's        [n2 n3 n4]  ring: each keeps its own and its predecessor's
 
+How probable it is when whole domains are lost is in `control_plane.core.domain_loss`.
+
 Invariant: a node's holders are `copies` different nodes, the node itself first.
 Source: GEMINI (SOSP'23), Algorithm 1; reference/gemini.md §2 for the corrected probabilities.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
+from heapq import heapify, heappop, heappush
+from math import comb, perm
 
 from control_plane.errors import ImpossiblePlacement
 from everstep.protocol.ids import NodeId
@@ -48,7 +51,7 @@ def plan(nodes: Sequence[NodeId], copies: int, domains: Mapping[NodeId, str] | N
         raise ImpossiblePlacement(f"{copies} copies do not fit {len(nodes)} nodes: between 1 and {len(nodes)} are possible")
     if len(set(nodes)) != len(nodes):
         raise ImpossiblePlacement("a node is named twice")
-    ordered = _spread(nodes, domains) if domains else list(nodes)
+    ordered = _spread(nodes, copies, domains) if domains else list(nodes)
     group_count = len(ordered) // copies
     groups = [tuple(ordered[i * copies : (i + 1) * copies]) for i in range(group_count)]
     groups[-1] += tuple(ordered[group_count * copies :])
@@ -74,72 +77,44 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
     """
     if not (1 <= copies <= node_count and 0 <= lost_count <= node_count):
         raise ImpossiblePlacement(f"{copies} copies, {lost_count} lost nodes and {node_count} nodes do not fit together")
-    group_count = node_count // copies
-    ways = [1]
-    """ways[j]: how many sets of j lost nodes leave every shard of the groups so far alive; the product of the groups' polynomials."""
-    for size in [copies] * (group_count - 1) + [copies + node_count % copies]:
-        group = _survivable(size, copies)
-        ways = [sum(ways[i] * group[j - i] for i in range(len(ways)) if 0 <= j - i < len(group)) for j in range(len(ways) + len(group) - 1)]
-    return (ways[lost_count] if lost_count < len(ways) else 0) / comb(node_count, lost_count)
+    # By inclusion and exclusion over the groups that are lost whole; of a ring, all minus what loses a shard. A ring of fewer than 2m nodes has at
+    # most one run of m or more lost nodes: it begins at one of `ring` places, after a live node, unless all are lost.
+    ring = copies + node_count % copies if node_count % copies else 0
+    groups = (node_count - ring) // copies
+    ways = _without_whole_groups(groups, copies, node_count, lost_count)
+    if ring:
+        ways -= _without_whole_groups(groups, copies, node_count - ring, lost_count - ring)
+        ways -= ring * _without_whole_groups(groups, copies, node_count - copies - 1, lost_count - copies)
+    return ways / comb(node_count, lost_count)
 
 
-def domain_loss(placement: Placement, domains: Mapping[NodeId, str]) -> tuple[str, ...]:
-    """Return the failure domains whose loss alone would take all copies of some shard.
-
-    Args:
-        placement: of the job.
-        domains: failure domain of each node; nodes not named are left out.
-
-    Returns:
-        Their names, sorted; empty when every shard has a copy elsewhere, or where that is not known.
-    """
-    fatal = set()
-    for holders in placement.holders.values():
-        named = {domains.get(node) for node in holders}
-        if len(named) == 1 and (domain := named.pop()) is not None:
-            fatal.add(domain)
-    return tuple(sorted(fatal))
+def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
+    """Return how many sets of `lost` nodes contain none of `groups` disjoint groups of `size` of the nodes: Σ (-1)^j C(G, j) C(N - mj, k - mj)."""
+    if not 0 <= lost <= nodes:
+        return 0
+    total, chosen, rest = 0, 1, comb(nodes, lost)
+    last = min(groups, lost // size)
+    for j in range(last):
+        total += -chosen * rest if j % 2 else chosen * rest
+        # The next term from this one: a binomial of thousands is dear, its neighbour is not.
+        chosen = chosen * (groups - j) // (j + 1)
+        rest = rest * perm(lost, size) // perm(nodes, size)
+        nodes, lost = nodes - size, lost - size
+    return total - chosen * rest if last % 2 else total + chosen * rest
 
 
-def _spread(nodes: Sequence[NodeId], domains: Mapping[NodeId, str]) -> list[NodeId]:
-    """Order the nodes so that neighbours differ in domain where possible: always one of the largest remaining domain, never the last one twice."""
-    remaining: dict[str, deque[NodeId]] = {}
-    for node in nodes:
-        remaining.setdefault(domains.get(node, f"unknown {node}"), deque()).append(node)
-    position = {node: i for i, node in enumerate(nodes)}
+def _spread(nodes: Sequence[NodeId], copies: int, domains: Mapping[NodeId, str]) -> list[NodeId]:
+    """Order the nodes so that each group has different domains as far as there are enough: those with the most nodes left come first."""
+    left: dict[str, deque[int]] = {}
+    for position, node in enumerate(nodes):
+        left.setdefault(domains.get(node, f"unknown {node}"), deque()).append(position)
+    largest = [(-len(positions), positions[0], domain) for domain, positions in left.items()]
+    heapify(largest)
     ordered: list[NodeId] = []
-    last = ""
-    while len(ordered) < len(nodes):
-        sizes = Counter({domain: len(left) for domain, left in remaining.items() if left})
-        candidates = [domain for domain in sizes if domain != last] or list(sizes)
-        last = min(candidates, key=lambda domain: (-sizes[domain], position[remaining[domain][0]]))
-        ordered.append(remaining[last].popleft())
+    while largest:
+        taken = [heappop(largest)[2] for _ in range(min(copies, len(largest)))]
+        for domain in taken:
+            ordered.append(nodes[left[domain].popleft()])
+            if left[domain]:
+                heappush(largest, (-len(left[domain]), left[domain][0], domain))
     return ordered
-
-
-def _survivable(size: int, copies: int) -> list[int]:
-    """Return, by number of lost nodes, how many sets of them a ring of `size` with `copies` holders survives.
-
-    A ring loses a shard exactly when `copies` neighbours in a row are lost. A group is a ring of `copies` nodes: only losing all is fatal.
-    """
-    if size == copies:
-        return [comb(size, j) for j in range(size)]
-    survivable = [0] * (size + 1)
-    for first_run in range(copies):  # how many nodes are lost in a row at the start, before the first live one
-        for (lost, run), count in _rows(size - first_run - 1, copies).items():
-            if first_run + run < copies:  # the end and the start of the row are neighbours
-                survivable[first_run + lost] += count
-    return survivable
-
-
-def _rows(length: int, copies: int) -> Counter[tuple[int, int]]:
-    """Count rows of live and lost nodes without `copies` lost ones in a row, by (number lost, length of the lost run at the end)."""
-    rows: Counter[tuple[int, int]] = Counter({(0, 0): 1})
-    for _ in range(length):
-        longer: Counter[tuple[int, int]] = Counter()
-        for (lost, run), count in rows.items():
-            longer[lost, 0] += count
-            if run + 1 < copies:
-                longer[lost + 1, run + 1] += count
-        rows = longer
-    return rows

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -31,7 +31,7 @@ RUNS_LIMIT = 64
 """Runs whose logged values are kept, in memory."""
 
 MAX_DEPARTED = 1000
-"""Ended nodes whose last word is kept."""
+"""Ended nodes whose last word and whose count of refusals are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +114,7 @@ class AgentRegistry:
         self._views: dict[NodeId, AgentView] = {}
         self._departed: deque[NodeId] = deque()
         self._connections: dict[NodeId, AgentConnection] = {}
+        self._refused: Counter[NodeId] = Counter()
         self._metrics: OrderedDict[RunId, OrderedDict[Step, MetricPoint]] = OrderedDict()
         self._changed = asyncio.Event()
         self._change_count = 1
@@ -186,7 +187,21 @@ class AgentRegistry:
         self._views[node_id] = replace(view, is_connected=False)
         self._departed.append(node_id)
         if len(self._departed) > MAX_DEPARTED:
-            self._views.pop(self._departed.popleft(), None)
+            longest_gone = self._departed.popleft()
+            self._views.pop(longest_gone, None)
+            self._refused.pop(longest_gone, None)
+
+    def refuse(self, node_id: NodeId) -> None:
+        """Count a message of this node's agent that was not taken.
+
+        Args:
+            node_id: as its token or its admission prove it: what anybody could claim would grow without limit.
+        """
+        self._refused[node_id] += 1
+
+    def refused_count(self, node_id: NodeId) -> int:
+        """Return how many of its agent's messages were not taken since this server started."""
+        return self._refused[node_id]
 
     def hint(self) -> None:
         """Wake the loops: something outside of the agents changed (a request, a notice). Must run on the server's event loop."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.output import Columns, Output, OutputFormat, connect, show_facts, show_json, show_rows, size, when
+from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, show_facts, show_json, show_rows, size, when
 
 app = typer.Typer(help="Instances of the fleets, and what each is used for.", no_args_is_help=True)
 
@@ -51,6 +51,7 @@ def describe(node_id: Annotated[str, typer.Argument(help="Id of the node: its EC
         ("status", node["NodeStatus"]),
         ("agent", f"connected, version {node['AgentVersion']}" if node["Connected"] else "not connected"),
         ("job", node["TrainingJobName"]),
+        ("refused", _refusals(node)),
         ("address", node["Address"]),
         ("memory for slots", size(node["MemoryBytes"])),
         ("instance type", node["InstanceType"] or None),
@@ -60,3 +61,8 @@ def describe(node_id: Annotated[str, typer.Argument(help="Id of the node: its EC
         ("ended", when(node["EndTime"]) or None),
     ]
     show_facts(facts)
+
+
+def _refusals(node: Json) -> str | None:
+    said = [(node["RefusedMessageCount"], "of its messages by the control plane"), (node["RefusedSessionCount"], "sessions by its agent")]
+    return ", ".join(f"{count} {what}" for count, what in said if count) or None

@@ -182,6 +182,8 @@ class AgentReport(Message, frozen=True):
     member: MemberReport | None
     metrics: tuple[MetricPoint, ...] = ()
     """Since the last report; the only part that is not state."""
+    refused_count: int = 0
+    """Sessions and lines of other agents and of ranks that this agent has refused, or closed for what they said, since it started."""
 
 
 class Hello(Message, frozen=True):

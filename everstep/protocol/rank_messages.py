@@ -231,6 +231,31 @@ class Boundary(Message, frozen=True):
 
     generation: Generation
     boundary: Step
+    at_seconds: float = 0.0
+    """When the boundary was passed, on the monotonic clock that all processes of a node share; 0: it was not passed just now."""
+    blocked_seconds: float = 0.0
+    """How long saving has held the training thread since the boundary before."""
+
+
+class IdleSpan(Message, frozen=True, kw_only=False):
+    """A time in every iteration in which training leaves the network alone."""
+
+    begin_seconds: float
+    """After the boundary, mean."""
+    seconds: float
+    """Mean."""
+    deviation_seconds: float = 0.0
+    """Standard deviation of `seconds`."""
+
+
+class IdleSpans(Message, frozen=True):
+    """What the profiler found: when this rank's training leaves the network idle. A later one replaces it."""
+
+    generation: Generation
+    iteration_seconds: float
+    """Mean."""
+    spans: tuple[IdleSpan, ...]
+    """In order of time. Empty: no pattern was found, or nothing is sent over the network."""
 
 
 class WordChanged(Message, frozen=True):
@@ -260,5 +285,5 @@ class RankFault(Message, frozen=True):
     message: str
 
 
-RankToAgent = RankHello | SlotsRequest | Captured | Abandoned | Boundary | Logged | RankFault
+RankToAgent = RankHello | SlotsRequest | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault
 AgentToRank = Welcome | SlotsGranted | SlotsRefused | WordChanged

@@ -1,9 +1,10 @@
 """Between agents of one generation: the rounds of the step protocol (design §3), level-triggered.
 
-Every `RoundReport` is a node's whole state and every `Announcement` the coordinator's: a lost, late or doubled message is repaired by
-the next one. A report or announcement of another generation is refused.
+Every `NodeReport` is a node's whole state and every `Announcement` the coordinator's: a lost, late or doubled message is repaired by
+the next one. A report or announcement of another generation is refused. Agents between a node and the coordinator pass both on.
 
-Invariant: sequences grow within one connection; a lower one is late and is dropped.
+Invariant: (term, sequence) of a node's reports grows as long as the generation lasts, also when its agent restarts: by whatever way a report
+comes, it is known whether a newer one is there. A coordinator counts only what answers its own term.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class RankRound(Message, frozen=True):
     """1 yes, 2 no, to the stop at `echo_step`."""
     confirmed_stop: Step = Step(-1)
     """The confirmed stop that this rank's agent has heard of."""
+    heard_stop: Step = Step(-1)
+    """The newest stop that this rank's agent has heard of, whatever became of it."""
     pinned_step: Step = Step(-1)
     """A step whose slot is being uploaded and may not be reused."""
     out_of_view: tuple[NodeId, ...] = ()
@@ -40,20 +43,29 @@ class RankRound(Message, frozen=True):
     """Why the vote is abandon, or why a holder is out of view."""
 
 
-class RoundReport(Message, frozen=True):
-    """A node's state in the rounds, sent up the tree on change."""
+class NodeReport(Message, frozen=True):
+    """One node's state in the rounds."""
 
-    generation: Generation
     node_id: NodeId
+    term: int
+    """Of the coordinator that the node has heard."""
     sequence: int
     ranks: tuple[RankRound, ...]
 
 
-class Announcement(Message, frozen=True):
-    """The coordinator's state, sent down the tree on change."""
+class RoundReport(Message, frozen=True):
+    """Sent up the tree: the states of the sender and of nodes below it that changed since the last one; on a new line all that are known."""
 
     generation: Generation
-    sequence: int
+    nodes: tuple[NodeReport, ...]
+
+
+class Announcement(Message, frozen=True):
+    """The coordinator's state, sent down the tree on change; the first message on every line, at once."""
+
+    generation: Generation
+    term: int
+    """Which life of the coordinator's agent speaks: it grows when the agent restarts. 0: the sender has heard of none."""
     committed: Step
     """C, or -1."""
     proposed: Step
@@ -64,3 +76,5 @@ class Announcement(Message, frozen=True):
     stop_state: StopState = StopState.NONE
     finished: bool = False
     """Every rank stands and what could be committed is committed: ranks leave `close()`."""
+    is_silent: bool = False
+    """The coordinator has nothing to announce until every node has reported to it: the term alone counts."""

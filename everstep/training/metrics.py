@@ -9,11 +9,40 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
+import torch
+
 from everstep.protocol.ids import Generation, Step
 from everstep.protocol.rank_messages import Logged, LogRecord
+from everstep.training.errors import SessionMisuse
 
 RING_RECORDS = 4096
 SEND_SECONDS = 1.0
+
+
+def numbers(values: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
+    """Return what a script logs as plain numbers. A tensor's graph is left alone; one on a GPU is waited for.
+
+    Args:
+        values: numbers, or tensors of one element. Infinities and NaN are what they are: whoever watches a run wants to see them.
+
+    Returns:
+        A number for each name.
+
+    Raises:
+        SessionMisuse: something that is not one real number; by name.
+    """
+    return {name: _number(name, value) for name, value in values.items()}
+
+
+def _number(name: str, value: float | torch.Tensor) -> float:
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_complex():
+            raise SessionMisuse(f"log({name}=…): a {value.dtype} tensor of shape {list(value.shape)}; log takes one real number, reduce it first")
+        return float(value.detach().item())
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SessionMisuse(f"log({name}=…): {type(value).__name__} is not a real number: {error}") from error
 
 
 class MetricRing:

@@ -32,7 +32,7 @@ from everstep.training.data import DataStream
 from everstep.training.errors import RestoreMismatch, SessionMisuse
 from everstep.training.exit_watch import ExitWatch
 from everstep.training.guard import Guard
-from everstep.training.metrics import MetricRing
+from everstep.training.metrics import MetricRing, numbers
 from everstep.training.restore import Expected, Snapshot, agree, read_snapshot
 from everstep.training.script import Environment
 from everstep.training.snapshots import Snapshotter
@@ -212,10 +212,13 @@ class TrainingSession:
         """Log numbers for the step being made. Never blocks; what a full ring cannot take is dropped and counted.
 
         Args:
-            **values: numbers, or tensors of one element.
+            **values: numbers, or tensors of one element, which may require grad; a tensor on a GPU is waited for. NaN and infinities are logged.
+
+        Raises:
+            SessionMisuse: a value is not one real number; by name.
         """
         if self._link.has_agent and not self._is_closed:
-            self._ring.add(Step(self.step), {key: float(value) for key, value in values.items()})
+            self._ring.add(Step(self.step), numbers(values))
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return this rank's live model and optimizer tensors by name: what a script may write out as its result."""

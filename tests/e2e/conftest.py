@@ -1,4 +1,4 @@
-"""One local cluster for all end-to-end tests, and the proof after each of them that nothing was left behind."""
+"""One local cluster for nearly all end-to-end tests, and the proof after each of them that nothing was left behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,7 +28,7 @@ CONNECT_SECONDS = 300.0
 E2E_SECONDS = 400
 HERE = Path(__file__).parent
 
-_state_dir: Path | None = None
+_newest_state_dir: Path | None = None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,28 +39,56 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def place(request: pytest.FixtureRequest) -> Iterator[Workplace]:
-    """The cluster, its client and undisturbed runs; ended whatever happens."""
-    global _state_dir
+def references() -> Iterator[References]:
+    """Undisturbed runs."""
+    with contextlib.closing(References()) as source:
+        yield source
+
+
+@pytest.fixture(scope="session")
+def place(request: pytest.FixtureRequest, references: References) -> Iterator[Workplace]:
+    """The cluster that tests share, unless their module has one of its own."""
+    with workplace(request.session, references, nodes=NODES, spares=SPARES) as shared:
+        yield shared
+
+
+@contextlib.contextmanager
+def workplace(
+    session: pytest.Session,
+    references: References,
+    *,
+    nodes: int,
+    spares: int,
+    detection_seconds: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Workplace]:
+    """A cluster with its client; ended whatever happens. `environment` is its instances'."""
+    global _newest_state_dir
     faulthandler.enable(sys.__stderr__)
     before = signal.signal(signal.SIGTERM, _give_up)
     directory = Path(tempfile.mkdtemp(prefix="everstep-e2e-"))  # not pytest's: that may be cleared by another run before this one has ended
-    _state_dir = directory / "cluster"
+    _newest_state_dir = directory / "cluster"
+    options = ClusterOptions(
+        nodes=nodes,
+        spares=spares,
+        node_memory_bytes=NODE_MEMORY_BYTES,
+        detection_seconds=detection_seconds,
+        connect_seconds=CONNECT_SECONDS,
+        environment=environment or {},
+    )
     with contextlib.ExitStack() as stack:
-        stack.callback(_remove_unless_failed, directory, request.session)
+        stack.callback(_remove_unless_failed, directory, session)
         stack.callback(signal.signal, signal.SIGTERM, before)
-        references = References()
-        stack.callback(references.close)
-        cluster = stack.enter_context(LocalCluster(_state_dir))
-        cluster.up(ClusterOptions(nodes=NODES, spares=SPARES, node_memory_bytes=NODE_MEMORY_BYTES, connect_seconds=CONNECT_SECONDS))
+        cluster = stack.enter_context(LocalCluster(_newest_state_dir))
+        cluster.up(options)
         client = stack.enter_context(cluster.client())
-        yield Workplace(cluster, client, references, directory)
+        yield Workplace(cluster, client, references, directory, nodes + spares)
 
 
 @pytest.fixture(autouse=True)
 def settled(place: Workplace) -> Iterator[None]:
     """Before a test all nodes are there; after it no rank lives, no slot lies on tmpfs, no node has a job."""
-    place.cluster.wait_for_nodes(NODES + SPARES, timeout_seconds=CONNECT_SECONDS)
+    place.cluster.wait_for_nodes(place.node_count, timeout_seconds=CONNECT_SECONDS)
     yield
     for summary in place.client.paginate("list_training_jobs"):
         if summary["TrainingJobStatus"] not in ENDED:
@@ -83,8 +111,10 @@ def left_over(place: Workplace) -> list[str]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """Say where the logs of a failed test are, and how they end."""
     report = yield
-    if report.failed and _state_dir is not None and item.path.is_relative_to(HERE):
-        logs = [*sorted(_state_dir.glob("logs/*.log")), *sorted(_state_dir.glob("nodes/*/console.log"))]
+    place = getattr(item, "funcargs", {}).get("place")  # none where the cluster did not come up
+    state_dir = place.cluster.state_dir if place is not None else _newest_state_dir
+    if report.failed and state_dir is not None and item.path.is_relative_to(HERE):
+        logs = [*sorted(state_dir.glob("logs/*.log")), *sorted(state_dir.glob("nodes/*/console.log"))]
         report.sections += [(f"end of {log}", tail(log)) for log in logs]
     return report
 

@@ -70,6 +70,8 @@ class Workplace:
     client: EverstepClient
     references: References
     directory: Path
+    node_count: int
+    """Of the cluster, spares included."""
     undisturbed: dict[tuple[int, str], list[Json]] = field(default_factory=dict)
     """Results by world size and hyperparameters."""
 
@@ -124,6 +126,11 @@ class Workplace:
         """Whether an agent process runs on this instance."""
         init = self.cluster.instances().get(instance_id)
         return init is not None and any(is_agent(process.pid) for process in descendants(init))
+
+    def agent_pid(self, instance_id: str) -> int:
+        """The agent process of an instance that has one."""
+        (pid,) = [process.pid for process in descendants(self.cluster.instances()[instance_id]) if is_agent(process.pid)]
+        return pid
 
     def rank_processes(self) -> list[Process]:
         """Return every rank process of the cluster."""

@@ -13,6 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from everstep.protocol.rank_messages import IdleSpan
+
 MU_RATIO = 0.85
 """Share of a mean span that is used. GEMINI keeps its own to itself; its artifact uses 0.8 of the shortest span."""
 MIN_CHUNK_BYTES = 32 * 1024
@@ -21,18 +23,6 @@ CHUNKS_PER_SPAN = 16
 """A span is left unused by up to one chunk at its end: with so many of them that is little."""
 UNIFORM_SHARE = 0.8
 """Uniform pacing is done after this part of the iteration, so that digest, votes and commit fit into the rest."""
-
-
-@dataclass(frozen=True, slots=True)
-class IdleSpan:
-    """A time in every iteration in which training leaves the network alone."""
-
-    begin_seconds: float
-    """After the boundary, mean."""
-    seconds: float
-    """Mean."""
-    deviation_seconds: float = 0.0
-    """Standard deviation of `seconds`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from worker.replication.streams import Receiver, Streams
 from worker.replication.transfers import ShardRejected, receive_shard
 from worker.replication.transport import Dialler, Session
 from worker.shm.store import SlotStore
-from worker.tasks import first_of
+from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 STREAM_COUNT = 1
@@ -77,7 +77,7 @@ async def fetch_shard(
         await first_of(receive(), *(streams.run(line, receiver.receive) for line in streams.lines))
     finally:
         session.close()
-        await streams.close()
+        await finish(streams.close())
 
 
 async def _dial(dialler: Dialler, rank: Rank) -> Session:

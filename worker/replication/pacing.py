@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from worker.core.chunks import MAX_CHUNK_BYTES, IdleSpan, Link, chunk_bytes_for, opening, steadiness, usable
+from everstep.protocol.rank_messages import IdleSpan
+from worker.core.chunks import MAX_CHUNK_BYTES, Link, chunk_bytes_for, opening, steadiness, usable
 from worker.tasks import Signal
 
 PATIENCE_ITERATIONS = 2.0

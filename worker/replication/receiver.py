@@ -29,7 +29,7 @@ from worker.replication.tcp import TcpSession
 from worker.replication.transfers import ShardRejected, announcement, receive_shard, send_shard
 from worker.replication.transport import Session
 from worker.shm.store import SlotStore
-from worker.tasks import end, first_of
+from worker.tasks import end, finish, first_of
 
 log = logging.getLogger(__name__)
 MAX_STREAMS = 64
@@ -147,7 +147,7 @@ class ReplicaReceiver:
         finally:
             del self._open[session.opened.nonce]
             owner.over.set()
-            await owner.streams.close()
+            await finish(owner.streams.close())
 
     async def _take(self, session: Session, owner: _Open, rank: Rank) -> None:
         sealed = [record for record in self._store.inventory() if record.owner_rank == rank]

@@ -23,7 +23,7 @@ from worker.replication.streams import Streams
 from worker.replication.transfers import announcement, send_shard
 from worker.replication.transport import Dialler, Session
 from worker.shm.store import Slot, SlotStore
-from worker.tasks import end, first_of
+from worker.tasks import end, finish, first_of
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -80,7 +80,7 @@ class ReplicaSender:
                         await self._serve(session, streams)
                     finally:
                         session.close()
-                        await streams.close()
+                        await finish(streams.close())
                 except (PeerError, ProtocolError) as error:
                     log.debug("replica session of rank %d to %s: %s", self._shard.rank, self._peer, error)
                 await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from everstep.protocol.codec import LENGTH, Message, decode, frame
 from everstep.protocol.errors import MalformedMessage, OversizedMessage, ProtocolError
-from everstep.protocol.ids import NodeId, Rank, RunId
+from everstep.protocol.ids import Generation, NodeId, Rank, RunId
 from everstep.protocol.peer_messages import (
     MAX_PEER_MESSAGE_BYTES,
     NONCE_BYTES,
@@ -33,12 +33,12 @@ from worker.core.generation import is_own_run
 from worker.errors import OtherGeneration, PeerLost, PeerRefused
 from worker.replication.transport import Credentials
 from worker.sockets import tune
-from worker.tasks import end
 
 log = logging.getLogger(__name__)
 HANDSHAKE_SECONDS = 5.0
 MAX_SESSIONS = 4096
 """Connections that a listener holds at once; more are closed unread."""
+ACCEPT_RETRY_SECONDS = 1.0
 CANCELLED_SECONDS = 0.05
 """How long a cancelled message may take to leave before the line is cut instead."""
 
@@ -201,6 +201,11 @@ async def _prove(session: TcpSession, credentials: Credentials, peer: NodeId) ->
 Serve = Callable[[TcpSession], Awaitable[None]]
 
 
+def _nobody(origin: str) -> Open:
+    """Stand in for the first message of who has not said anything yet."""
+    return Open(run=RunId(""), generation=Generation(0), kind="round", node_id=NodeId(origin), owner_rank=Rank(-1), nonce=b"")
+
+
 class PeerListener:
     """Accepts sessions of the generation that this node is a member of; refuses and counts everything else.
 
@@ -213,11 +218,11 @@ class PeerListener:
         self.refused_count = 0
         self.promised_run: RunId | None = None
         """Of the newest promise, also after its release: who asks for another generation of it is no stranger."""
-        self._listening: dict[socket.socket, asyncio.Task[None]] = {}
+        self._listening: list[socket.socket] = []
         self._addresses: tuple[tuple[str, int], ...] = ()
         self._credentials: Credentials | None = None
         self._serve: Serve | None = None
-        self._sessions: dict[asyncio.Task[None], bool] = {}
+        self._sessions: dict[asyncio.Task[None], TcpSession] = {}
 
     def start(self, address: str, port: int = 0, *, more_addresses: Sequence[str] = ()) -> None:
         """Listen.
@@ -242,7 +247,8 @@ class PeerListener:
             listener.close()
             raise
         listener.listen(128)
-        self._listening[listener] = asyncio.create_task(self._accept(listener), name=f"peer listener {address}")
+        self._listening.append(listener)
+        self._loop().add_reader(listener, self._accept, listener)
         return int(listener.getsockname()[1])
 
     def admit(self, credentials: Credentials, serve: Serve) -> None:
@@ -259,28 +265,47 @@ class PeerListener:
 
     async def close(self) -> None:
         """Stop listening and close every session."""
-        await end(*self._listening.values())
-        await self.revoke()
         for listener in self._listening:
+            self._loop().remove_reader(listener)
             listener.close()
-        self._listening = {}
+        self._listening = []
+        await self.revoke()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+    @staticmethod
+    def _loop() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Take every connection that waits. Called by the loop, which has nothing to cancel between a connection and its session."""
         while True:
-            line, origin = await loop.sock_accept(listener)
+            try:
+                line, origin = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptors are left: those that wait are not lost
+                log.error("no session can be accepted for %g s: %s", ACCEPT_RETRY_SECONDS, error)
+                self._loop().remove_reader(listener)
+                self._loop().call_later(ACCEPT_RETRY_SECONDS, self._listen_again, listener)
+                return
             if len(self._sessions) >= MAX_SESSIONS:
                 self.refused_count += 1
                 line.close()
                 continue
             line.setblocking(False)
-            task = asyncio.create_task(self._session(line, f"{origin[0]}:{origin[1]}"), name=f"peer session {origin[0]}:{origin[1]}")
-            self._sessions[task] = True
-            task.add_done_callback(lambda done: self._sessions.pop(done, None))
+            session = TcpSession(line, _nobody(f"{origin[0]}:{origin[1]}"), NodeId(f"{origin[0]}:{origin[1]}"))
+            task = asyncio.create_task(self._session(session), name=f"peer session {session.peer}")
+            self._sessions[task] = session
+            task.add_done_callback(self._ended)
 
-    async def _session(self, line: socket.socket, origin: str) -> None:
-        nobody = Open(run="", generation=0, kind="round", node_id=NodeId(origin), owner_rank=-1, nonce=b"")  # type: ignore[arg-type]
-        session = TcpSession(line, nobody, NodeId(origin))
+    def _listen_again(self, listener: socket.socket) -> None:
+        if listener in self._listening:
+            self._loop().add_reader(listener, self._accept, listener)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._sessions.pop(task).close()  # one that was cancelled before it began has closed nothing itself
+
+    async def _session(self, session: TcpSession) -> None:
+        origin = session.peer
         try:
             try:
                 async with asyncio.timeout(HANDSHAKE_SECONDS):

@@ -12,7 +12,8 @@ used with the first report after the welcome, so that an agent that never got it
 
     close code   why                                         what the agent does
     1013         the cloud or the fleet is not ready         tries again later
-    4400         a message that is not one                   it is a bug, or another version; tries again later
+    1009         a message is too long                       it is a bug, or another version; tries again later
+    4400         a message that is not one                   likewise; both are counted, per node, and shown with it
     4401         the token is not this node's                gives up
     4403         EC2 does not list the node in the group     tries again later: lists lag behind
     4408         nothing was heard for too long              connects again
@@ -64,6 +65,8 @@ NOT_YOURS = 4401
 NOT_A_MEMBER = 4403
 SILENT = 4408
 SUPERSEDED = 4409
+OVERSIZED = 1009
+"""Sent by the websocket itself, at the announced length of a message (RFC 6455)."""
 
 
 class _Refusal(Exception):
@@ -99,18 +102,27 @@ async def connect(websocket: WebSocket) -> None:
         await websocket.close()  # before it is accepted: the client sees HTTP 403
         return
     await websocket.accept()
-    node_id = "?"
+    node_id, proven = "?", token.node_id
     try:
         hello = await _hello(websocket)
         node_id = hello.node_id
         admission = await asyncio.to_thread(_admit, services, token, secret, hello)
+        proven = hello.node_id
         await asyncio.to_thread(_note, services, hello, admission)
         await _serve(websocket, services, hello, admission)
     except _Refusal as refusal:
         log.warning("agent of node %s: closed with %d: %s", node_id, refusal.code, refusal.reason)
+        _count(services, proven, refusal.code)
         await _close(websocket, refusal)
     except WebSocketDisconnect as gone:
         log.info("agent of node %s: disconnected (%d)", node_id, gone.code)
+        _count(services, proven, gone.code)
+
+
+def _count(services: Services, proven: str | None, code: int) -> None:
+    """Count what was refused because of the message itself, if it is certain whose it was."""
+    if proven is not None and code in (MALFORMED, OVERSIZED):
+        services.registry.refuse(NodeId(proven))
 
 
 async def _hello(websocket: WebSocket) -> Hello:

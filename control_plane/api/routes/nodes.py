@@ -43,4 +43,4 @@ def _shown(session: Session, services: Services, record: NodeRecord, caller: Cal
     if record.run_id is not None:
         job = jobs.get_run(session, record.run_id)
         job_name = job.name if caller.project in ("", job.project) else None
-    return views.node(record, is_connected=view is not None and view.is_connected, job_name=job_name)
+    return views.node(record, view, refused_message_count=services.registry.refused_count(NodeId(record.id)), job_name=job_name)

@@ -26,10 +26,10 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import everstep.training
 
 settings = everstep.training.hyperparameters(
-    adapter="zero3", precision="fp32", steps=16, seed=3, pace_seconds=0.0, gate="", crash_after=-1, ballast_bytes=0, says=""
+    adapter="zero3", precision="fp32", width=24, steps=16, seed=3, pace_seconds=0.0, gate="", crash_after=-1, ballast_bytes=0, says=""
 )
 GENERATION = int(os.environ.get("EVERSTEP_GENERATION", "0"))
-TOKENS, LENGTH, WIDTH = 29, 6, 24
+TOKENS, LENGTH, WIDTH = 29, 6, settings.width
 
 
 class Sentences(Dataset):

@@ -34,7 +34,7 @@ from everstep.protocol.rank_messages import (
     read_rank_half,
     write_agent_half,
 )
-from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, digest, pack_header, unpack_header
+from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_header, payload_digest, unpack_header
 
 JOB = "job"
 RUN = "ab" * 16
@@ -299,7 +299,7 @@ class FakeAgent:
             payload_bytes=captured.payload_bytes,
             index_offset=captured.index_offset,
             index_bytes=captured.index_bytes,
-            payload_digest=digest(payload),
+            payload_digest=payload_digest(payload),
             layout_hash=captured.layout_hash,
         )
         with path.open("r+b") as file:

@@ -27,7 +27,7 @@ from everstep.protocol.rank_messages import (
     StopState,
     read_rank_half,
 )
-from everstep.protocol.slot import HEADER_BYTES, digest, unpack_header, unpack_index
+from everstep.protocol.slot import HEADER_BYTES, payload_digest, unpack_header, unpack_index
 from everstep.training import TrainingSession, agent_link
 from everstep.training.capture import CopyPiece, CopyTicket, CpuCopier, view_of
 from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
@@ -106,7 +106,7 @@ def test_a_captured_slot_is_the_state_and_nothing_else(tmp_path: Path, begin: Be
     for data in slots:
         header = unpack_header(data[:HEADER_BYTES])
         payload = data[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
-        assert digest(payload) == header.payload_digest
+        assert payload_digest(payload) == header.payload_digest
         index = unpack_index(payload[header.index_offset :], header.index_offset)
         covered = bytearray(payload[: header.index_offset])
         for entry in index.tensors:
@@ -395,7 +395,7 @@ def test_what_is_logged_arrives_with_its_step(tmp_path: Path, begin: Begin) -> N
         session, step = begin(agent)
         for _ in range(3):
             step()
-            session.log(loss=torch.tensor(2.5), rate=1)
+            session.log(loss=torch.tensor(2.5, requires_grad=True), rate=1)
             session.boundary()
         session.close()
         agent.wait_for(lambda: rank_half(agent).standing is Standing.CLOSED)

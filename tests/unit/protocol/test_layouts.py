@@ -10,7 +10,7 @@ import pytest
 from everstep.protocol import rank_messages
 from everstep.protocol.codec import LENGTH, MAX_MESSAGE_BYTES, encode, frame
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
-from everstep.protocol.peer_messages import CHUNK_BIT, CHUNK_PREFIX, MAX_CHUNK_BYTES, MAX_PEER_MESSAGE_BYTES, Accepted
+from everstep.protocol.peer_messages import CHUNK_HEADER, MAX_PEER_MESSAGE_BYTES, Refused
 from everstep.protocol.rank_messages import (
     RANK_WORD_BYTES,
     AgentHalf,
@@ -22,7 +22,7 @@ from everstep.protocol.rank_messages import (
     write_agent_half,
     write_rank_half,
 )
-from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, digest, pack_header
+from everstep.protocol.slot import CHUNK_BYTES, HEADER_BYTES, SLOT_VERSION, SlotHeader, SlotState, digest, pack_header
 
 DOCUMENT = Path(__file__).parents[3] / "docs/protocol.md"
 RUN = RunId("00112233445566778899aabbccddeeff")
@@ -63,7 +63,7 @@ def test_slot_header() -> None:
     page = pack_header(header)
     expected = {
         "magic": b"EVERSLOT",
-        "version": (1).to_bytes(2, "little"),
+        "version": SLOT_VERSION.to_bytes(2, "little"),
         "state": b"\x02",
         "owner_rank": header.owner_rank.to_bytes(4, "little"),
         "step": header.step.to_bytes(8, "little"),
@@ -118,12 +118,12 @@ def test_the_module_draws_the_same_table(module: object) -> None:
 
 
 def test_messages_and_frames() -> None:
-    data = encode(Accepted())
+    data = encode(Refused(reason=""))
     (version, _, field), (body, _, _) = table("message")
     assert field == "version"
     assert data[version:body] == b"\x00\x01"
-    assert data[body:] == b"\x81\xa4type\xa8Accepted"
-    framed = frame(Accepted())
+    assert data[body:] == b"\x82\xa4type\xa7Refused\xa6reason\xa0"
+    framed = frame(Refused(reason=""))
     (length, size, _), (message, _, _) = table("frame")
     assert LENGTH.size == size
     assert int.from_bytes(framed[length : length + LENGTH.size], "big") == len(data)
@@ -131,15 +131,13 @@ def test_messages_and_frames() -> None:
 
 
 def test_chunks() -> None:
-    (length, length_size, _), (offset, offset_size, _), (start, _, _) = table("chunk")
-    prefix = CHUNK_PREFIX.pack(CHUNK_BIT | 1234, 5678)
-    assert (length_size, offset_size) == (4, 8)
-    assert len(prefix) == start
-    assert int.from_bytes(prefix[length : length + 4], "big") == 0x80000000 + 1234
-    assert int.from_bytes(prefix[offset : offset + 8], "big") == 5678
+    (transfer, *_), (index, *_), (size, *_), (start, _, _) = table("chunk")
+    header = CHUNK_HEADER.pack(7, 1234, 5678)
+    assert len(header) == start
+    assert [int.from_bytes(header[offset : offset + 4], "big") for offset in (transfer, index, size)] == [7, 1234, 5678]
 
 
 def test_the_longest_frames() -> None:
     text = DOCUMENT.read_text()
     assert f"| `agent_messages.py` | {MAX_MESSAGE_BYTES >> 20} MiB |" in text
-    assert f"{MAX_PEER_MESSAGE_BYTES >> 20} MiB; chunks {MAX_CHUNK_BYTES >> 20} MiB" in text
+    assert f"{MAX_PEER_MESSAGE_BYTES >> 20} MiB; chunks {CHUNK_BYTES >> 20} MiB" in text

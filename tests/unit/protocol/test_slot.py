@@ -105,8 +105,8 @@ def test_a_short_page_and_zeros_are_void() -> None:
 
 
 def test_an_unknown_version_is_told_from_damage() -> None:
-    with pytest.raises(UnknownVersion, match="version 2"):
-        unpack_header(forged(8, (2).to_bytes(2, "little")))
+    with pytest.raises(UnknownVersion, match="version 3"):
+        unpack_header(forged(8, (3).to_bytes(2, "little")))
 
 
 @pytest.mark.parametrize(

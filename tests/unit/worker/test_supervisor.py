@@ -91,7 +91,13 @@ def test_a_node_passes_on_its_environment_but_nothing_of_ours() -> None:
         "127.0.0.9",
     )
     programs = os.path.dirname(sys.executable)
-    assert found == {"AWS_REGION": "r", "PATH": f"{programs}{os.pathsep}/bin", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    assert found == {
+        "AWS_REGION": "r",
+        "PATH": f"{programs}{os.pathsep}/bin",
+        "OMP_NUM_THREADS": "1",
+        "KINETO_LOG_LEVEL": "6",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     assert node_environment(found, "127.0.0.9") == found
     assert "GLOO_SOCKET_IFNAME" not in node_environment({}, "10.0.0.1")
 

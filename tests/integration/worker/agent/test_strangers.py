@@ -30,6 +30,7 @@ async def test_noise_at_the_rank_socket(fleet: Fleet, data: bytes) -> None:
     reader, writer = await asyncio.open_unix_connection(server.path)
     await refused(reader, writer, data)
     await until("the count", lambda: server.refused_count == 1)
+    await until("the count with its node", lambda: fleet.control.reports[fleet.nodes[0].id].refused_count == 1)
     await fleet.train(3)
 
 

@@ -107,6 +107,15 @@ class ByHand:
         self.line.close()
 
 
+async def landed(pair: Pair, count: int) -> None:
+    """Wait until so many chunks of the holder's only session have come."""
+    (owner,) = pair.receiver._open.values()
+    assert owner.receiver is not None
+    incoming = owner.receiver.current
+    assert incoming is not None
+    await pair.until(lambda: incoming.landed_count == count)
+
+
 @asynccontextmanager
 async def by_hand(pair: Pair) -> AsyncIterator[ByHand]:
     """Open a replica session and take the inventory."""
@@ -173,22 +182,22 @@ async def test_a_holder_keeps_c_although_it_has_not_heard_of_it(pair: Pair) -> N
     assert set(pair.held()) == {2, 4}
 
 
-@pytest.mark.parametrize("sent", range(5))
+@pytest.mark.parametrize("sent", range(4))
 async def test_a_stream_that_breaks_at_any_chunk_goes_on_where_it_stood(pair: Pair, sent: int) -> None:
     data = payload(1, 4000)
     async with by_hand(pair) as first:
         await first.begin(1, data)
         assert await first.wanted() == [0, 1, 2, 3]
         first.chunks(data, range(sent))
+        await landed(pair, sent)
         first.line.sendall(CHUNK_HEADER.pack(1, sent, CHUNK) + data[:300])  # and a part of one more
     async with by_hand(pair) as again:  # joins the broken session first
-        if sent < 4:
-            assert pair.held() == {}
-            await again.begin(1, data)
-            wanted = await again.wanted()
-            assert wanted == list(range(sent, 4))
-            again.chunks(data, wanted)
-            assert isinstance(await again.session.receive(), ShardSealed)
+        assert pair.held() == {}
+        await again.begin(1, data)
+        wanted = await again.wanted()
+        assert wanted == list(range(sent, 4))
+        again.chunks(data, wanted)
+        assert isinstance(await again.session.receive(), ShardSealed)
     assert pair.held() == {1: data}
 
 
@@ -314,7 +323,7 @@ async def test_an_announcement_that_contradicts_itself_ends_the_session_and_is_c
     async with by_hand(pair) as hand:
         await hand.begin(1, payload(1, 4000), **contradiction)
         await hand.closed()
-    assert pair.listener.refused_count == 1
+    await pair.until(lambda: pair.listener.refused_count == 1)
     assert pair.held() == {}
     async with by_hand(pair) as again:
         assert isinstance(await again.whole(1, payload(1, 4000)), ShardSealed)
@@ -327,7 +336,7 @@ async def test_a_chunk_that_the_payload_does_not_have_ends_the_session_and_is_co
         await hand.wanted()
         hand.line.sendall(CHUNK_HEADER.pack(1, index, size))
         await hand.closed()
-    assert pair.listener.refused_count == 1
+    await pair.until(lambda: pair.listener.refused_count == 1)
     assert pair.held() == {}
 
 
@@ -643,8 +652,9 @@ async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(pair: 
         await gate.wait()
 
     async def half(session: TcpSession) -> None:
-        session.detach().sendall(CHUNK_HEADER.pack(1, 0, CHUNK) + data[:500])
-        await gate.wait()
+        with session.detach() as line:
+            line.sendall(CHUNK_HEADER.pack(1, 0, CHUNK) + data[:500])
+            await gate.wait()
 
     monkeypatch.setattr(pair.receiver, "fetch", silent)
     monkeypatch.setattr(pair.receiver, "stream", half)
@@ -652,7 +662,7 @@ async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(pair: 
     source = ShardSource(
         kind="peer", node_id=HOLDER, origin_generation=GENERATION, step=Step(1), digest=payload_digest(data), payload_bytes=len(data)
     )
-    with pytest.raises(PeerLost, match="nothing has come"):
+    with pytest.raises(PeerLost):  # of the silence, or of the line that was cut for it
         await fetch_shard(Fetching(pair), RANK, source, pair.owner_store, keep=set(), slot_count=2, answer_seconds=20, silence_seconds=0.1)
     assert pair.owner_store.inventory() == ()
     gate.set()

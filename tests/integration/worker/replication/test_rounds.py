@@ -1,158 +1,220 @@
-"""Rounds over a real line: reports up, announcements down, newest only; a broken line is taken up again; nobody speaks for another's ranks."""
+"""Rounds over real lines, flat and over a deeper tree: reports up, announcements down, newest only; whoever breaks off is taken up again."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 import pytest
 
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.rank_messages import Standing, Vote
-from everstep.protocol.rounds import Announcement, RankRound, RoundReport
-from tests.integration.worker.replication.pair import GENERATION, HOLDER_ADDRESS, OWNER_ADDRESS, credentials
+from everstep.protocol.rounds import Announcement, NodeReport, RankRound, RoundReport
+from tests.integration.worker.replication.pair import GENERATION, credentials
 from worker.core.rounds import NONE, Coordinator
+from worker.core.tree import RoundTree
 from worker.errors import PeerLost
-from worker.replication.coordinator import RoundMember, RoundServer
+from worker.replication.coordinator import RoundServer
+from worker.replication.round_member import RoundMember
 from worker.replication.tcp import PeerListener, TcpSession, dial
-from worker.tasks import end
+from worker.tasks import Signal, end
 
 pytestmark = pytest.mark.integration
-COORDINATOR, MEMBER = NodeId("i-0"), NodeId("i-1")
 
 
-class Round:
-    """A coordinator with rank 0 and a member with rank 1 on another address."""
+class Node:
+    """An agent with one rank, as far as rounds need it; it votes as soon as it hears of a step unless it is told to wait."""
 
-    def __init__(self, core: Coordinator, *, final_round_seconds: float = 30.0) -> None:
-        self.server = RoundServer(
-            GENERATION,
-            core,
-            ranks_of={COORDINATOR: frozenset({Rank(0)}), MEMBER: frozenset({Rank(1)})},
-            final_round_seconds=final_round_seconds,
-            now=lambda: 1234.5,
-        )
-        self.listener = PeerListener(COORDINATOR)
-        self.listener.start(HOLDER_ADDRESS)
-        self.listener.admit(credentials(COORDINATOR), self.server.serve)
-        self.state = RankRound(rank=Rank(1), boundary=Step(0), committed=NONE, proposed=NONE, vote=Vote.NONE)
+    def __init__(self, network: Network, number: int) -> None:
+        self.network = network
+        self.number = number
+        self.id = NodeId(f"i-{number}")
+        self.address = f"127.0.0.{number + 2}"
+        self.listener = PeerListener(self.id)
+        self.listener.start(self.address)
+        self.state = RankRound(rank=Rank(number), boundary=Step(0), committed=NONE, proposed=NONE, vote=Vote.NONE)
+        self.votes = True
         self.heard: list[Announcement] = []
-        self.news = asyncio.Event()
         self.sessions: list[TcpSession] = []
-        self.member = RoundMember(GENERATION, MEMBER, lambda: (self.state,), self._hear)
-        self.running = asyncio.create_task(self.member.run(self.dial))
+        self.start()
 
-    def _hear(self, announcement: Announcement) -> None:
-        self.heard.append(announcement)
-        self.news.set()
+    def start(self, *, patience_seconds: float = 30.0) -> None:
+        """Begin, or begin again as an agent does that was restarted: its rank's state is what it was."""
+        self.member = RoundMember(GENERATION, self.id, tree=self.network.tree, state=lambda: (self.state,), hear=self._hear)
+        run = self.member.run_local(self.network.server) if self.number == 0 else self.member.run(self.dial, patience_seconds=patience_seconds)
+        self.running = asyncio.create_task(run)
+        self.admit()
 
-    async def dial(self) -> TcpSession:
+    def admit(self) -> None:
+        self.listener.admit(credentials(self.id), lambda session: self.member.serve(session))
+
+    async def stop(self) -> None:
+        await self.listener.revoke()
+        await end(self.running)
+
+    async def dial(self, peer: NodeId) -> TcpSession:
+        other = next(node for node in self.network.nodes if node.id == peer)
         session = await dial(
-            credentials(MEMBER),
-            peer=COORDINATOR,
-            address=HOLDER_ADDRESS,
-            port=self.listener.port,
+            credentials(self.id),
+            peer=peer,
+            address=other.address,
+            port=other.listener.port,
             kind="round",
             owner_rank=Rank(-1),
-            source_address=OWNER_ADDRESS,
+            source_address=self.address,
         )
         self.sessions.append(session)
         return session
 
+    def _hear(self, announcement: Announcement) -> None:
+        self.heard.append(announcement)
+        self.network.news.notify()
+        if announcement.committed >= self.state.committed and announcement.proposed != self.state.proposed:
+            vote = Vote.ACKED if self.votes and announcement.proposed != NONE else Vote.NONE
+            self.say(committed=announcement.committed, proposed=announcement.proposed, vote=vote)
+
     def say(self, **fields: object) -> None:
-        """Change the member's state."""
+        """Change the state of this node's rank."""
         self.state = msgspec.structs.replace(self.state, **fields)
         self.member.changed.notify()
 
-    def say_first(self, **fields: object) -> None:
-        """Report for the coordinator's own rank."""
-        first = RankRound(rank=Rank(0), boundary=Step(0), committed=NONE, proposed=NONE, vote=Vote.NONE)
-        self.server.report(COORDINATOR, (msgspec.structs.replace(first, **fields),))
-
     async def until_heard(self, **fields: object) -> None:
-        async with asyncio.timeout(10):
-            while not self.heard or any(getattr(self.heard[-1], name) != value for name, value in fields.items()):
-                self.news.clear()
-                await self.news.wait()
+        await self.network.until(lambda: bool(self.heard) and all(getattr(self.heard[-1], name) == value for name, value in fields.items()))
 
     async def until_reported(self, **fields: object) -> None:
-        async with asyncio.timeout(10):
-            while True:
-                seen = self.server.changed.version
-                known = {each.rank: each for each in self.server.core.ranks}.get(Rank(1))
-                if known is not None and all(getattr(known, name) == value for name, value in fields.items()):
-                    return
-                await self.server.changed.wait(seen, 0.01)
+        """Wait until the coordinator knows this of the node's rank."""
+
+        def is_known() -> bool:
+            known = {each.rank: each for each in self.network.server.core.ranks}.get(Rank(self.number))
+            return known is not None and all(getattr(known, name) == value for name, value in fields.items())
+
+        await self.network.until(is_known)
+
+
+class Network:
+    """Nodes on loopback addresses of their own, the coordinator first."""
+
+    def __init__(self, count: int, core: Coordinator | None = None, *, arity: int = 16, final_round_seconds: float = 30.0) -> None:
+        self.count = count
+        self.news = Signal()
+        self.tree = RoundTree.of(NodeId("i-0"), {NodeId(f"i-{i}"): [Rank(i)] for i in range(count)}, arity=arity)
+        self._final_round_seconds = final_round_seconds
+        self.coordinate(core or Coordinator.begin(world_size=count, base=Step(0), every_steps=0))
+        self.nodes: list[Node] = []
+        self.nodes += [Node(self, number) for number in range(count)]
+
+    def coordinate(self, core: Coordinator) -> None:
+        self.server = RoundServer(GENERATION, core, final_round_seconds=self._final_round_seconds, now=lambda: 1234.5)
+
+    async def restart_coordinator(self) -> None:
+        """The coordinator's agent ends and is back, knowing nothing but its rank's page."""
+        await self.nodes[0].stop()
+        self.server.close()
+        self.coordinate(Coordinator.recover(world_size=self.count, base=Step(0), every_steps=0))
+        self.nodes[0].start()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not is_so():
+                await self.news.wait(self.news.version, 0.01)
+
+    async def until_committed(self, step: int) -> None:
+        await self.until(lambda: self.server.core.committed >= step)
 
     async def close(self) -> None:
-        await end(self.running)
-        await self.listener.close()
+        for node in self.nodes:
+            await node.stop()
+            await node.listener.close()
         self.server.close()
 
 
 @pytest.fixture
-async def begun() -> AsyncIterator[Round]:
-    made = Round(Coordinator.begin(world_size=2, base=Step(0), every_steps=0))
+async def pair() -> AsyncIterator[Network]:
+    """The coordinator and one member, who vote when they are told to."""
+    made = Network(2)
+    for node in made.nodes:
+        node.votes = False
     yield made
     await made.close()
 
 
-async def test_a_step_is_proposed_acknowledged_and_committed(begun: Round) -> None:
-    await begun.until_heard(committed=NONE, proposed=1)
-    begun.say_first(boundary=Step(1), proposed=Step(1), vote=Vote.ACKED)
-    begun.say(boundary=Step(1), proposed=Step(1), vote=Vote.ACKED)
-    await begun.until_heard(committed=1, proposed=2)
-    assert begun.server.committed_at_seconds == 1234.5
+@pytest.fixture
+async def tree() -> AsyncIterator[Network]:
+    """0 ─┬─ 1 ─┬─ 3 ── 7, 8
+    │     └─ 4
+    └─ 2 ─── 5, 6"""
+    made = Network(9, arity=2)
+    yield made
+    await made.close()
 
 
-async def test_boundaries_alone_are_reported_too(begun: Round) -> None:
-    await begun.until_reported(boundary=0)
+async def test_a_step_is_proposed_acknowledged_and_committed(pair: Network) -> None:
+    first, second = pair.nodes
+    await second.until_heard(committed=NONE, proposed=1)
+    first.say(boundary=Step(1), proposed=Step(1), vote=Vote.ACKED)
+    second.say(boundary=Step(1), proposed=Step(1), vote=Vote.ACKED)
+    await second.until_heard(committed=1, proposed=2)
+    assert pair.server.committed_at_seconds == 1234.5
+
+
+async def test_boundaries_alone_are_reported_too(pair: Network) -> None:
+    await pair.nodes[1].until_reported(boundary=0)
     for boundary in range(1, 6):
-        begun.say(boundary=Step(boundary))
-    await begun.until_reported(boundary=5)
+        pair.nodes[1].say(boundary=Step(boundary))
+    await pair.nodes[1].until_reported(boundary=5)
 
 
-async def test_a_broken_line_is_dialled_again_and_the_newest_state_is_said_anew(begun: Round) -> None:
-    await begun.until_heard(proposed=1)
-    begun.sessions[0]._line.shutdown(socket.SHUT_RDWR)
-    begun.say(boundary=Step(4))
-    await begun.until_reported(boundary=4)
-    assert len(begun.sessions) == 2
-    begun.say_first(boundary=Step(1), proposed=Step(1), vote=Vote.ABANDON, is_late=True)
-    await begun.until_heard(proposed=6)
+async def test_a_broken_line_is_dialled_again_and_the_newest_state_is_said_anew(pair: Network) -> None:
+    first, second = pair.nodes
+    await second.until_heard(proposed=1)
+    second.sessions[0]._line.shutdown(socket.SHUT_RDWR)
+    second.say(boundary=Step(4))
+    await second.until_reported(boundary=4)
+    assert len(second.sessions) == 2
+    first.say(boundary=Step(1), proposed=Step(1), vote=Vote.ABANDON, is_late=True)
+    await second.until_heard(proposed=6)
 
 
 async def test_a_recovering_coordinator_says_nothing_before_everybody_has_reported() -> None:
-    made = Round(Coordinator.recover(world_size=2, base=Step(0), every_steps=0))
+    made = Network(2, Coordinator.recover(world_size=2, base=Step(0), every_steps=0))
     try:
-        made.say(boundary=Step(9), committed=Step(7), proposed=Step(8), vote=Vote.ACKED)
-        await made.until_reported(committed=7)
-        assert made.heard == []
-        made.say_first(boundary=Step(9), committed=Step(7), proposed=Step(8), vote=Vote.ACKED)
-        await made.until_heard(committed=8, proposed=10)
-        assert made.heard[0].committed == 8
+        first, second = made.nodes
+        await first.stop()  # its own rank's state is not reported yet
+        second.say(boundary=Step(9), committed=Step(7), proposed=Step(8), vote=Vote.ACKED)
+        first.say(boundary=Step(9), committed=Step(7), proposed=Step(8), vote=Vote.ACKED)
+        made.server.take([own_report(made, second)])
+        assert made.server.core.is_recovering
+        assert second.heard == []
+        first.start()
+        await second.until_heard(committed=8, proposed=10)
+        assert second.heard[0].committed == 8
     finally:
         await made.close()
+
+
+def own_report(network: Network, node: Node, *, sequence: int = 1, term: int | None = None) -> NodeReport:
+    return NodeReport(node_id=node.id, term=network.server.term if term is None else term, sequence=sequence, ranks=(node.state,))
+
+
+def forged(node: str, rank: int) -> NodeReport:
+    state = RankRound(rank=Rank(rank), boundary=Step(77), committed=NONE, proposed=Step(1), vote=Vote.ACKED)
+    return NodeReport(node_id=NodeId(node), term=1 << 62, sequence=1 << 62, ranks=(state,))
 
 
 @pytest.mark.parametrize(
     "report",
     [
-        RoundReport(
-            generation=GENERATION,
-            node_id=MEMBER,
-            sequence=1,
-            ranks=(RankRound(rank=Rank(0), boundary=Step(1), committed=NONE, proposed=Step(1), vote=Vote.ACKED),),
-        ),
-        RoundReport(generation=Generation(2), node_id=MEMBER, sequence=1, ranks=()),
-        Announcement(generation=GENERATION, sequence=1, committed=NONE, proposed=NONE),
+        RoundReport(generation=GENERATION, nodes=(forged("i-0", 0),)),
+        RoundReport(generation=GENERATION, nodes=(forged("i-1", 0),)),
+        RoundReport(generation=Generation(2), nodes=()),
+        Announcement(generation=GENERATION, term=1, committed=NONE, proposed=NONE),
     ],
-    ids=["another node's rank", "another generation", "another kind"],
+    ids=["for another node", "another node's rank", "another generation", "another kind"],
 )
-async def test_what_a_member_may_not_say_costs_it_its_line(begun: Round, report: RoundReport) -> None:
-    session = await begun.dial()
+async def test_what_a_member_may_not_say_costs_it_its_line(pair: Network, report: RoundReport) -> None:
+    session = await pair.nodes[1].dial(NodeId("i-0"))
     await session.send(report)
 
     async def listen() -> None:
@@ -161,33 +223,113 @@ async def test_what_a_member_may_not_say_costs_it_its_line(begun: Round, report:
 
     with pytest.raises(PeerLost):
         await asyncio.wait_for(listen(), 10)
-    assert begun.listener.refused_count == 1
-    assert all(each.rank == 1 for each in begun.server.core.ranks)
+    assert pair.nodes[0].listener.refused_count == 1
     session.close()
-    await begun.until_heard(proposed=1)
-
-
-async def test_a_report_that_comes_late_is_dropped(begun: Round) -> None:
-    await begun.until_reported(boundary=0)
-    session = await begun.dial()
-
-    def report(sequence: int, boundary: int) -> RoundReport:
-        state = RankRound(rank=Rank(1), boundary=Step(boundary), committed=NONE, proposed=NONE, vote=Vote.NONE)
-        return RoundReport(generation=GENERATION, node_id=MEMBER, sequence=sequence, ranks=(state,))
-
-    await session.send(report(5, 50))
-    await session.send(report(4, 40))
-    await session.send(report(6, 60))
-    await begun.until_reported(boundary=60)
-    session.close()
+    await pair.nodes[1].until_reported(boundary=0)
+    assert all(each.boundary == 0 for each in pair.server.core.ranks)
 
 
 async def test_the_final_round_is_bounded() -> None:
-    made = Round(Coordinator.begin(world_size=2, base=Step(0), every_steps=0), final_round_seconds=0.05)
+    made = Network(2, final_round_seconds=0.05)
     try:
-        made.say(boundary=Step(5), standing=Standing.CLOSING)
-        made.say_first(boundary=Step(5), standing=Standing.CLOSING)
-        await made.until_heard(finished=True)
-        assert made.server.core.committed == NONE
+        for node in made.nodes:
+            node.votes = False
+            node.say(boundary=Step(5), standing=Standing.CLOSING, vote=Vote.NONE)
+        await made.nodes[1].until_heard(finished=True)
+        assert made.server.core.final == 5
     finally:
         await made.close()
+
+
+# -- a tree of four levels ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_steps_are_committed_over_the_tree_and_everybody_hears(tree: Network) -> None:
+    await tree.until_committed(20)
+    await tree.until(lambda: all(node.heard and node.heard[-1].committed >= 20 for node in tree.nodes))
+    dialled = {node.id: {session.peer for session in node.sessions} for node in tree.nodes}
+    assert dialled["i-8"] == {"i-3"}
+    assert dialled["i-2"] == {"i-0"}
+
+
+async def test_one_rank_that_does_not_vote_keeps_the_step_back(tree: Network) -> None:
+    tree.nodes[8].votes = False
+    await tree.until(lambda: tree.nodes[8].state.vote is Vote.NONE and tree.nodes[8].state.proposed != NONE)
+    stuck = tree.nodes[8].state.proposed
+    await tree.until(lambda: sum(each.proposed == stuck and each.vote is Vote.ACKED for each in tree.server.core.ranks) == 8)
+    assert tree.server.core.committed < stuck
+    tree.nodes[8].votes = True
+    tree.nodes[8].say(vote=Vote.ACKED)
+    await tree.until_committed(stuck + 5)
+
+
+async def test_an_interior_agent_that_restarts_is_found_again_and_nothing_is_lost(tree: Network) -> None:
+    interior, below = tree.nodes[1], tree.nodes[7]
+    await tree.until_committed(3)
+    for _ in range(3):
+        await interior.stop()
+        below.say(boundary=Step(below.state.boundary + 1))
+        before = tree.server.core.committed
+        interior.start()
+        await tree.until_committed(before + 5)
+        await below.until_reported(boundary=below.state.boundary)
+
+
+async def test_a_node_above_that_does_not_come_back_is_passed_over() -> None:
+    made = Network(9, arity=2)
+    try:
+        await made.until_committed(3)
+        gone, impatient = made.nodes[3], made.nodes[8]
+        await impatient.stop()
+        await gone.stop()
+        impatient.start(patience_seconds=0.0)
+        impatient.say(boundary=Step(1000))
+        await impatient.until_reported(boundary=1000)
+        assert impatient.sessions[-1].peer in {"i-1", "i-0"}
+        assert impatient.member.silent_since is None
+        gone.start()
+        await made.until_committed(made.server.core.committed + 5)  # those who passed it over and those who did not
+    finally:
+        await made.close()
+
+
+async def test_who_has_a_line_does_not_complain_who_is_next_to_the_coordinator_does(tree: Network) -> None:
+    await tree.until_committed(3)
+    await tree.nodes[0].listener.revoke()
+    await tree.until(lambda: all(tree.nodes[each].member.silent_since is not None for each in (1, 2)))
+    assert all(tree.nodes[each].member.silent_since is None for each in range(3, 9))
+    tree.nodes[0].admit()
+    await tree.until_committed(tree.server.core.committed + 5)
+    assert all(node.member.silent_since is None for node in tree.nodes)
+
+
+async def test_a_restarted_coordinator_waits_for_an_answer_of_every_node_not_for_what_those_between_remember(tree: Network) -> None:
+    await tree.until_committed(3)
+    leaf = tree.nodes[8]
+    await leaf.stop()
+    await tree.until(lambda: leaf.number in {each.rank for each in tree.server.core.ranks})
+    await tree.restart_coordinator()
+    await tree.until(lambda: len(tree.server.core.ranks) == 8)
+    assert tree.server.core.is_recovering
+    committed = max(node.state.committed for node in tree.nodes)
+    leaf.start()
+    await tree.until_committed(committed + 5)
+    for node in tree.nodes:
+        heard = [each.committed for each in node.heard]
+        assert heard == sorted(heard), "C never falls"
+
+
+async def test_reports_that_were_overtaken_or_answer_an_earlier_coordinator_say_nothing(pair: Network) -> None:
+    second = pair.nodes[1]
+    await second.until_reported(boundary=0)
+    known = {each.rank: each for each in pair.server.core.ranks}
+    second.state = msgspec.structs.replace(second.state, boundary=Step(60))
+    stale: Sequence[NodeReport] = (
+        own_report(pair, second, sequence=1),
+        own_report(pair, second, sequence=1 << 62, term=pair.server.term - 1),
+        own_report(pair, second, sequence=1 << 62, term=pair.server.term + 1),
+    )
+    pair.server.take(stale)
+    assert {each.rank: each for each in pair.server.core.ranks} == known
+    pair.server.take([own_report(pair, second, sequence=1 << 62)])
+    await second.until_reported(boundary=60)

@@ -159,16 +159,52 @@ async def test_what_is_no_hello_is_refused(service, token, bad):
         assert (await closed(opened))[0] == 4400
 
 
-async def test_what_is_no_report_ends_the_line_and_nothing_else(service, token, node):
+async def test_what_is_no_report_ends_the_line_and_nothing_else(client, service, token, node):
     async with line(service, token) as opened:
         session = (await join(opened, node)).session_token
         await opened.send(encode(report(node)))
         await opened.send(b"\x00\x01\xff\xff")
         assert (await closed(opened))[0] == 4400
+    await refusals(client, node, 1)
     async with line(service, session) as opened:
         await join(opened, node)
         await opened.send(encode(report("i-another")))
         assert (await closed(opened))[0] == 4400
+    await refusals(client, node, 2)
+    async with line(service, session) as opened:  # whose message it is says its token
+        await opened.send(b"no Hello")
+        assert (await closed(opened))[0] == 4400
+    await refusals(client, node, 3)
+
+
+async def test_nobody_is_charged_with_what_a_stranger_says(client, service, token, node):
+    """A join token is every instance's: until EC2 has confirmed it, a node id is only a claim."""
+    async with line(service, token) as opened:
+        await join(opened, node)
+        await opened.send(encode(report(node)))
+        await until(lambda: service.services.registry.views()[node].report)
+    for message in (encode(hello("i-0123456789abcdef0")), b"noise"):
+        async with line(service, token) as opened:
+            await opened.send(message)
+            await closed(opened)
+    await refusals(client, node, 0)
+    assert not service.services.registry._refused
+
+
+async def test_what_an_agent_has_refused_itself_is_shown_with_its_node(client, service, token, node):
+    async with line(service, token) as opened:
+        await join(opened, node)
+        await opened.send(encode(AgentReport(node_id=NodeId(node), sequence=1, member=None, refused_count=7)))
+        await until(lambda: service.services.registry.views()[node].report)
+    shown = await asyncio.to_thread(client.describe_node, NodeId=node)
+    assert (shown["RefusedSessionCount"], shown["RefusedMessageCount"]) == (7, 0)
+
+
+async def refusals(client, node: str, count: int) -> None:
+    async with asyncio.timeout(10):
+        while (found := (await asyncio.to_thread(client.describe_node, NodeId=node))["RefusedMessageCount"]) != count:
+            assert found < count
+            await asyncio.sleep(0.005)
 
 
 async def test_a_newer_connection_ends_the_older(service, token, node):
@@ -190,10 +226,11 @@ async def test_without_an_agents_token_there_is_no_line(service, kind):
     assert refused.value.response.status_code == 403
 
 
-async def test_an_oversized_message_ends_the_line(service, token, node):
+async def test_an_oversized_message_ends_the_line(client, service, token, node):
     async with line(service, token) as opened:
         await join(opened, node)
         with contextlib.suppress(ConnectionClosed):  # the server hangs up on the announced length, before it has all
             await opened.send(bytes(2**24 + 1))
         assert (await closed(opened))[0] in (1009, 1006)
     await until(lambda: not service.services.registry.views()[node].is_connected)
+    await refusals(client, node, 1)

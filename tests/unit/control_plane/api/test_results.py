@@ -13,7 +13,8 @@ from control_plane.db.leases import Leaser
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.protection import HolderRecord, ShardRecord
 from everstep.errors import NotFound, TransferFailed, ValidationError
-from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId
+from everstep.protocol.agent_messages import MetricPoint
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import ObjectReference, PlanNode, RankPlan
 from tests.unit.control_plane.api.conftest import BUCKET, START
 from tests.unit.control_plane.db.test_jobs import plan as any_plan
@@ -253,3 +254,11 @@ def test_nodes_show_whose_they_are(client, job, service):
     assert client.describe_node(NodeId="i-1")["EndTime"] is not None
     with pytest.raises(NotFound):
         client.describe_node(NodeId="i-9")
+
+
+def test_a_loss_that_is_no_number_any_more_is_listed_all_the_same(service, client, job):
+    """JSON has neither NaN nor infinity: they are null, and what is finite beside them stays."""
+    point = MetricPoint(generation=Generation(1), step=Step(3), values={"loss": float("nan"), "norm": float("inf"), "rate": 0.5})
+    service.services.registry._log(RunId(job.run), (point,))
+    (metric,) = client.list_metrics(TrainingJobName="gpt")["Metrics"]
+    assert metric == {"Generation": 1, "Step": 3, "Values": {"loss": None, "norm": None, "rate": 0.5}}

@@ -168,3 +168,18 @@ async def test_logged_values_are_kept_by_step_and_the_later_generation_wins(regi
     connection.report(report(2, metrics=(point(2, 2, 1.5), point(1, 2, 9.0))))
     assert [(found.step, found.values["loss"]) for found in registry.metrics(RUN)] == [(1, 3.0), (2, 1.5)]
     assert registry.metrics(RunId("b" * 32)) == ()
+
+
+def test_refusals_are_counted_until_the_node_is_long_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "MAX_DEPARTED", 1)
+    registry = AgentRegistry()
+    for _ in range(2):
+        registry.refuse(NODE)
+    accept(registry)
+    registry.forget(NODE)
+    assert registry.refused_count(NODE) == 2
+    other = NodeId("i-other")
+    registry.accept(msgspec.structs.replace(hello(), node_id=other), FleetName("main"))
+    registry.forget(other)
+    assert (registry.refused_count(NODE), registry.refused_count(other)) == (0, 0)
+    assert not registry._refused

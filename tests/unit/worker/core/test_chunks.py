@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.protocol.rank_messages import IdleSpan
 from worker.core.chunks import (
     CHUNKS_PER_SPAN,
     MAX_CHUNK_BYTES,
     MIN_CHUNK_BYTES,
     MU_RATIO,
     UNIFORM_SHARE,
-    IdleSpan,
     Link,
     ScheduledChunk,
     chunk_bytes_for,

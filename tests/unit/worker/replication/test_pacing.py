@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from worker.core.chunks import IdleSpan, Link, ScheduledChunk, uniform
+from everstep.protocol.rank_messages import IdleSpan
+from worker.core.chunks import Link, ScheduledChunk, uniform
 from worker.replication.pacing import PATIENCE_ITERATIONS, NodePacer, Pacer, SpanPacer, UniformPacer, Unpaced
 
 BEGIN = 1000.0

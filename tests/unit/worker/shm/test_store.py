@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
-from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, digest, pack_header, unpack_header
+from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, digest, pack_header, payload_digest, unpack_header
 from worker.core.slots import Content
 from worker.errors import NoRoom
 from worker.shm import store as store_module
@@ -63,7 +63,7 @@ async def fill(store: SlotStore, step: int, *, keep: Collection[Content] = ()) -
     slot = store.shards[RANK][index]
     with slot.file.payload(0, 1000) as view:
         view[:] = payload(step)
-    assert await store.seal(RANK, index, header(store, step)) == digest(payload(step))
+    assert await store.seal(RANK, index, header(store, step)) == payload_digest(payload(step))
     return slot
 
 
@@ -80,9 +80,15 @@ async def test_a_slot_is_writing_then_sealed_and_its_header_says_so(tmpfs: Path)
     assert store.inventory() == ()
     slot = await fill(store, 2)
     assert on_disk(slot) == slot.file.header
-    assert (slot.file.header.state, slot.file.header.payload_digest) == (SlotState.SEALED, digest(payload(2)))
+    assert (slot.file.header.state, slot.file.header.payload_digest) == (SlotState.SEALED, payload_digest(payload(2)))
     (record,) = store.inventory()
-    assert (record.owner_rank, record.origin_generation, record.step, record.digest, record.payload_bytes) == (0, 1, 2, digest(payload(2)), 1000)
+    assert (record.owner_rank, record.origin_generation, record.step, record.digest, record.payload_bytes) == (
+        0,
+        1,
+        2,
+        payload_digest(payload(2)),
+        1000,
+    )
     store.close()
 
 
@@ -286,7 +292,7 @@ class TestAdoption:
             case "foreign rank":
                 path.write_bytes(pack_header(replace(sound, owner_rank=Rank(5))) + data[HEADER_BYTES:])
             case "unknown version":
-                fields = data[:8] + b"\x02\x00" + data[10:176]
+                fields = data[:8] + b"\x09\x00" + data[10:176]
                 path.write_bytes(fields + digest(fields) + data[192:])
         again = opened(tmpfs)
         assert [record.step for record in again.inventory()] == [2]

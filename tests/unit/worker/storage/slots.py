@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
-from everstep.protocol.slot import SlotHeader, SlotIndex, SlotState, TensorEntry, align, digest, pack_index
+from everstep.protocol.slot import SlotHeader, SlotIndex, SlotState, TensorEntry, align, pack_index, payload_digest
 
 JOB = JobName("job")
 RUN = RunId("ab" * 16)
@@ -37,6 +37,6 @@ def header_of(payload: bytes, offset: int, size: int, *, rank: int = 0, step: in
         payload_bytes=len(payload),
         index_offset=offset,
         index_bytes=size,
-        payload_digest=digest(payload),
+        payload_digest=payload_digest(payload),
         layout_hash=bytes(range(16)),
     )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.protocol.dtypes import ITEM_BYTES
-from everstep.protocol.slot import SlotIndex, TensorEntry, digest, pack_index, unpack_index
+from everstep.protocol.slot import SlotIndex, TensorEntry, pack_index, payload_digest, unpack_index
 from tests.unit.worker.storage.slots import Tensors, header_of, payload_of
 from worker.errors import CorruptCheckpoint, StoreRefused
 from worker.storage.safetensors import LENGTH, encode_header, plan_restore, tensors_in_order
@@ -89,7 +89,7 @@ def test_a_changed_header_is_refused_or_says_itself_what_it_is(data: st.DataObje
         plan = plan_restore(bytes(changed[LENGTH.size : LENGTH.size + length]), len(changed))
     except CorruptCheckpoint:
         return
-    if plan.payload_bytes == len(payload) and plan.payload_digest == digest(payload):
+    if plan.payload_bytes == len(payload) and plan.payload_digest == payload_digest(payload):
         restored = from_object(bytes(changed))
         assert len(restored) == len(payload)
 

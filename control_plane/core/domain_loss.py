@@ -1,0 +1,140 @@
+"""What the loss of whole failure domains does to the shards of a job: exact, for a given placement.
+
+    every shard is an edge between the domains of its holders; it is lost when all of them are
+    edges that share no domain, directly or through others, are independent: their numbers multiply
+
+Invariant: nodes whose domain is not known count as domains of their own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from math import comb
+
+from control_plane.core.placement import Placement
+from control_plane.errors import ImpossiblePlacement, TooManyCases
+from everstep.protocol.ids import NodeId
+
+MAX_CASES = 20_000
+"""Partial losses that are kept apart at once. Every placement over sixteen domains stays below it, and every loss of two."""
+
+Domain = str
+Edge = frozenset[Domain]
+
+
+def fatal_domains(placement: Placement, domains: Mapping[NodeId, str]) -> tuple[str, ...]:
+    """Return the failure domains whose loss alone would take all copies of some shard.
+
+    Args:
+        placement: of the job.
+        domains: failure domain of each node; nodes not named are left out.
+
+    Returns:
+        Their names, sorted; empty when every shard has a copy elsewhere, or where that is not known.
+    """
+    alone = {domain for edge in _edges(placement, domains) if len(edge) == 1 for domain in edge}
+    return tuple(sorted(alone & set(domains.values())))
+
+
+def recovery_probability(placement: Placement, domains: Mapping[NodeId, str], lost_count: int) -> float:
+    """Return the probability that every shard survives the simultaneous loss of whole domains, all sets of domains equally likely.
+
+    Args:
+        placement: of the job.
+        domains: failure domain of each node; a node that is not named is a domain of its own.
+        lost_count: k, how many domains are lost.
+
+    Returns:
+        A probability, exact.
+
+    Raises:
+        ImpossiblePlacement: more domains are lost than there are.
+        TooManyCases: the placement ties so many domains together that counting takes too long.
+    """
+    count = len({domains.get(node, _own(node)) for node in placement.holders})
+    if not 0 <= lost_count <= count:
+        raise ImpossiblePlacement(f"{lost_count} lost domains and {count} domains do not fit together")
+    edges = _edges(placement, domains)
+    fatal = {domain for edge in edges if len(edge) == 1 for domain in edge}
+    return _survivable({edge for edge in edges if not edge & fatal}, count - len(fatal), lost_count) / comb(count, lost_count)
+
+
+def _own(node: NodeId) -> Domain:
+    return f"unknown {node}"
+
+
+def _edges(placement: Placement, domains: Mapping[NodeId, str]) -> set[Edge]:
+    return {frozenset(domains.get(node, _own(node)) for node in holders) for holders in placement.holders.values()}
+
+
+def _survivable(edges: set[Edge], count: int, lost: int) -> int:
+    """Return how many sets of `lost` of `count` domains leave something of each edge."""
+    fatal = {edge for edge in edges if len(edge) <= lost}
+    if all(len(edge) == lost for edge in fatal):
+        return comb(count, lost) - len(fatal)
+    tied = [_component(each, lost) for each in _components(fatal)]
+    free = count - sum(size for size, _ in tied)
+    ways = reduce(lambda product, each: _times(product, each[1], lost), tied, [1])
+    return sum(survived * comb(free, lost - j) for j, survived in enumerate(ways))
+
+
+def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
+    """Return the edges in groups that share no domain."""
+    touching: defaultdict[Domain, list[Edge]] = defaultdict(list)
+    for edge in edges:
+        for domain in edge:
+            touching[domain].append(edge)
+    left, found = set(edges), []
+    for first in sorted(edges, key=sorted):
+        reached = [first] if first in left else []
+        left.discard(first)
+        for edge in reached:  # grows while it is read: breadth first, so that neighbours stay close
+            near = sorted({each for domain in edge for each in touching[domain]} & left, key=sorted)
+            left.difference_update(near)
+            reached += near
+        if reached:
+            found.append(reached)
+    return found
+
+
+def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
+    """Return the number of domains of a component and, by how many of them are lost (at most `most`), how many ways leave each edge one.
+
+    Domain after domain is lost or lives. What matters of those before are the edges that may still be lost whole: a set of bits.
+    """
+    order = list(dict.fromkeys(domain for edge in edges for domain in sorted(edge)))
+    place = {domain: i for i, domain in enumerate(order)}
+    opens, members, closes = ([0] * len(order) for _ in range(3))
+    for bit, edge in enumerate(edges):
+        places = sorted(place[domain] for domain in edge)
+        opens[places[0]] |= 1 << bit
+        closes[places[-1]] |= 1 << bit
+        for i in places:
+            members[i] |= 1 << bit
+    cases: dict[tuple[int, int], int] = {(0, 0): 1}
+    """(edges of which all domains so far are lost, lost domains): ways."""
+    for i in range(len(order)):
+        after: defaultdict[tuple[int, int], int] = defaultdict(int)
+        for (open_edges, lost), ways in cases.items():
+            after[open_edges & ~members[i], lost] += ways
+            now = open_edges | opens[i]
+            if lost < most and not now & closes[i]:
+                after[now, lost + 1] += ways
+        cases = after
+        if len(cases) > MAX_CASES:
+            raise TooManyCases(f"the shards tie {len(order)} domains together in more ways than can be counted")
+    by_lost = [0] * (min(most, len(order)) + 1)
+    for (_, lost), ways in cases.items():
+        by_lost[lost] += ways
+    return len(order), by_lost
+
+
+def _times(one: Sequence[int], other: Sequence[int], most: int) -> list[int]:
+    """Multiply two polynomials; powers above `most` are left out."""
+    product = [0] * min(len(one) + len(other) - 1, most + 1)
+    for i, a in enumerate(one):
+        for j, b in enumerate(other[: len(product) - i]):
+            product[i + j] += a * b
+    return product

@@ -1,0 +1,224 @@
+"""Moments at which an agent or a rank of the cluster under test dies, each once, when a test has armed it.
+
+    <folder>/<moment> @ <who>              armed: who is the instance of an agent, or `rank <r>`
+    <folder>/<moment> @ <who> was <pid>    fired: that process has renamed it and killed itself
+
+Product code knows nothing of this. `install` wraps a few functions of it while their modules are imported; an armed moment costs a rename, one
+that is not a rename that fails. Standard library only: every Python of an instance loads this.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+VARIABLE = "FAULT_POINTS"
+"""Names the folder. Without our prefix, so that ranks inherit it from their node as they do any variable of the machine's."""
+BULK_BYTES = 1024 * 1024
+"""No message between agents is as large: what is, is a chunk of a shard."""
+
+
+class Moment(StrEnum):
+    """What a process is in the middle of when it dies. An agent's, unless it says otherwise."""
+
+    CAPTURE = "capture"
+    """A rank has copied half of its tensors in the background."""
+    SEAL_OWN = "seal own"
+    """A snapshot of a rank of this node is digested; its header still says WRITING."""
+    SEAL_REPLICA = "seal replica"
+    """The same of a shard that came from another node."""
+    REPLICA_SENT = "replica sent"
+    """The first chunk of a shard has left for its holder."""
+    REPLICA_RECEIVED = "replica received"
+    """The first chunk of a shard has arrived at its holder."""
+    VOTE = "vote"
+    """All holders have acknowledged, the page says so, the coordinator has not heard it."""
+    COMMIT = "commit"
+    """The coordinator has heard the last vote, and nobody has heard of the commit."""
+    PROMISED = "promised"
+    """The promise is on disk, and nothing that it implies has been done."""
+    VERIFIED = "verified"
+    """A shard of the base was found whole in an own slot; the next one has not been looked at."""
+    BASE_SENT = "fetch sent"
+    """The first chunk of a base has left for the node that lacks it."""
+    BASE_RECEIVED = "fetch received"
+    """The first chunk of a base has arrived at a node that lacks it."""
+    LOADED = "loaded"
+    """That the base is there is on disk, and has not been reported."""
+    RUNNING = "running"
+    """That ranks are to run is on disk; none has been asked for."""
+    STARTED = "started"
+    """The first of this node's ranks has been asked for."""
+
+
+def arm(folder: Path, moment: Moment, who: str) -> Path:
+    """Let `who` die when it next comes to `moment`; returns the armed file."""
+    armed = folder / f"{moment} @ {who}"
+    armed.touch()
+    return armed
+
+
+def fired(armed: Path) -> list[int]:
+    """Return the pids of those who have died of it."""
+    return [int(path.name.rpartition(" was ")[2]) for path in armed.parent.glob(f"{armed.name} was *")]
+
+
+def die(moment: Moment) -> None:
+    """Die if this moment of this process is armed."""
+    who = os.environ.get("EVERSTEP_INSTANCE_ID") or f"rank {os.environ.get('RANK')}"
+    armed = Path(os.environ[VARIABLE]) / f"{moment} @ {who}"
+    try:
+        armed.rename(f"{armed} was {os.getpid()}")
+    except FileNotFoundError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# -- what is wrapped --------------------------------------------------------------------------------------------------
+
+
+def _capture(module: Any) -> None:
+    copy = module.CpuCopier.copy
+
+    def copied(self: Any, pieces: Sequence[Any]) -> None:
+        half = len(pieces) // 2
+        copy(self, pieces[:half])
+        if half and threading.current_thread() is not threading.main_thread():
+            die(Moment.CAPTURE)
+        copy(self, pieces[half:])
+
+    module.CpuCopier.copy = copied
+
+
+def _slots(module: Any) -> None:
+    write_header = module.SlotFile.write_header
+
+    def written(self: Any, header: Any) -> None:
+        if header.state is module.SlotState.SEALED:
+            die(Moment.SEAL_OWN if _is_ours(self.path) else Moment.SEAL_REPLICA)
+        write_header(self, header)
+
+    module.SlotFile.write_header = written
+
+
+def _is_ours(slot: Path) -> bool:
+    """A rank has a page beside its slots on its own node only."""
+    return slot.with_suffix(".word").exists()
+
+
+def _sessions(module: Any) -> None:
+    send_chunk, receive_into = module.TcpSession.send_chunk, module.TcpSession.receive_into
+    sent = {"replica": Moment.REPLICA_SENT, "fetch": Moment.BASE_SENT}
+    received = {"replica": Moment.REPLICA_RECEIVED, "fetch": Moment.BASE_RECEIVED}
+
+    async def chunk_sent(self: Any, offset: int, data: memoryview) -> None:
+        await send_chunk(self, offset, data)
+        if offset == 0:
+            die(sent[self.opened.kind])
+
+    async def filled(self: Any, view: memoryview) -> None:
+        await receive_into(self, view)
+        if view.nbytes >= BULK_BYTES:
+            die(received[self.opened.kind])
+
+    module.TcpSession.send_chunk, module.TcpSession.receive_into = chunk_sent, filled
+
+
+def _votes(module: Any) -> None:
+    round_of = module.OwnedShard.round
+
+    def told(self: Any) -> Any:
+        state = round_of(self)
+        if state.vote is module.Vote.ACKED:
+            die(Moment.VOTE)
+        return state
+
+    module.OwnedShard.round = told
+
+
+def _commits(module: Any) -> None:
+    report = module.Coordinator.report
+
+    def heard(self: Any, *rounds: Any) -> Any:
+        after = report(self, *rounds)
+        if after.committed > self.committed:
+            die(Moment.COMMIT)
+        return after
+
+    module.Coordinator.report = heard
+
+
+def _promises(module: Any) -> None:
+    write = module.PromiseFile.write
+    moments = {"promised": Moment.PROMISED, "loaded": Moment.LOADED, "running": Moment.RUNNING}
+
+    def kept(self: Any, promise: Any) -> None:
+        write(self, promise)
+        if promise is not None and promise.phase.value in moments:
+            die(moments[promise.phase.value])
+
+    module.PromiseFile.write = kept
+
+
+def _bases(module: Any) -> None:
+    verify = module.SlotStore.verify
+
+    async def verified(self: Any, slot: Any) -> Any:
+        answer = await verify(self, slot)
+        die(Moment.VERIFIED)
+        return answer
+
+    module.SlotStore.verify = verified
+
+
+def _starts(module: Any) -> None:
+    start_rank = module.Supervisor.start_rank
+
+    async def started(self: Any, *arguments: Any, **named: Any) -> None:
+        await start_rank(self, *arguments, **named)
+        die(Moment.STARTED)
+
+    module.Supervisor.start_rank = started
+
+
+WRAPPED: dict[str, Callable[[ModuleType], None]] = {
+    "everstep.training.capture": _capture,
+    "worker.shm.slot_file": _slots,
+    "worker.shm.store": _bases,
+    "worker.replication.tcp": _sessions,
+    "worker.owned_shard": _votes,
+    "worker.core.rounds": _commits,
+    "worker.promise": _promises,
+    "worker.supervisor": _starts,
+}
+"""By module: what wraps it as soon as it is there, before anybody else can have imported a name of it."""
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        WRAPPED[module.__name__](module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+        if name not in WRAPPED:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.origin is not None:
+            spec.loader = _Loader(name, spec.origin)
+        return spec
+
+
+def install() -> None:
+    """Wrap what this process will import."""
+    sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,142 @@
+"""A process dies in the middle of each thing that it does for a step or for a recovery; always: it did die there, once, and bit for bit the same end.
+
+The cluster's processes load `fault_points`; product code has no part in it. Every shard is larger than one chunk, so that the first chunk is not
+the last. Deadlines are long: an agent that its machine starts again is back before any of them, however busy this machine is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import workplace
+from tests.e2e.fault_points.fault_points import VARIABLE, Moment, arm, fired
+from tests.e2e.jobs import Job, Shape, Workplace, assert_identical, assert_incident, wait_until
+from tests.e2e.reference import References
+
+FAULT_POINTS = Path(__file__).parent / "fault_points"
+SHAPE = Shape(nodes=2, ranks_per_node=2)
+FIRST = "1:6"
+"""Ranks stand here, behind audited snapshots and a committed step, while a moment is armed."""
+STEPS, PACE_SECONDS, WIDTH = 50, 0.05, 680
+"""WIDTH makes 6 MB of parameters and optimizer state a rank."""
+DETECTION_SECONDS = 10.0
+
+
+@pytest.fixture(scope="module")
+def armed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("armed")
+
+
+@pytest.fixture(scope="module")
+def place(request: pytest.FixtureRequest, references: References, armed_folder: Path) -> Iterator[Workplace]:
+    """A cluster of this module's own, whose processes can be told where to die."""
+    environment = {"PYTHONPATH": str(FAULT_POINTS), VARIABLE: str(armed_folder)}
+    size = {"nodes": SHAPE.nodes, "spares": 1}
+    with workplace(request.session, references, **size, detection_seconds=DETECTION_SECONDS, environment=environment) as own:
+        yield own
+
+
+@pytest.fixture
+def job(place: Workplace, request: pytest.FixtureRequest) -> Job:
+    """A job of this test's own name, in mid-training."""
+    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "").replace(" ", "-")
+    job = place.submit(name, SHAPE, holds=(FIRST,), adapter="plain", steps=STEPS, pace_seconds=PACE_SECONDS, width=WIDTH)
+    job.reference()
+    job.wait_standing(FIRST)
+    job.wait_committed(4)
+    return job
+
+
+@pytest.fixture
+def dies(armed_folder: Path) -> Iterator[Callable[[Moment, str], Path]]:
+    """Arm moments; in the end each has fired exactly once."""
+    armed: list[Path] = []
+
+    def add(moment: Moment, who: str) -> Path:
+        armed.append(arm(armed_folder, moment, who))
+        return armed[-1]
+
+    yield add
+    for path in armed:
+        assert not path.exists(), f"{path.name} never came"
+        assert len(fired(path)) == 1
+        for gone in path.parent.glob(f"{path.name} was *"):
+            gone.unlink()
+
+
+def wait_dead(armed: Path) -> int:
+    """Wait until the armed moment has come, and return who died of it."""
+    (pid,) = wait_until(f"{armed.name}", lambda: fired(armed), lambda: "it never came")
+    return pid
+
+
+# -- while steps are kept ---------------------------------------------------------------------------------------------
+
+
+def test_a_rank_dies_in_the_middle_of_a_capture(job: Job, dies: Callable[[Moment, str], Path]) -> None:
+    armed = dies(Moment.CAPTURE, "rank 2")
+    job.let_go(FIRST)
+    wait_dead(armed)
+    job.wait_ended()
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="rank_exit", source="local")
+    assert_identical(job)
+
+
+@pytest.mark.parametrize(
+    "moment", [Moment.SEAL_OWN, Moment.SEAL_REPLICA, Moment.REPLICA_SENT, Moment.REPLICA_RECEIVED, Moment.VOTE, Moment.COMMIT], ids=str
+)
+def test_an_agent_dies_while_steps_are_kept(place: Workplace, job: Job, dies: Callable[[Moment, str], Path], moment: Moment) -> None:
+    """Ranks train on, and the next agent takes over slots, ranks and rounds."""
+    seen = job.describe()
+    coordinator = seen["CoordinatorNodeId"]
+    (member,) = set(seen["NodeIds"]) - {coordinator}
+    node = coordinator if moment is Moment.COMMIT else member
+    ranks, agent = place.rank_processes(), place.agent_pid(node)
+    armed = dies(moment, node)
+    job.let_go(FIRST)
+    assert wait_dead(armed) == agent
+    place.wait_all_connected([node])
+    job.wait_committed(job.describe()["Boundary"] + 1)
+    assert place.rank_processes() == ranks
+    assert job.wait_ended()["Generation"] == 1
+    assert job.incidents() == []
+    assert_identical(job)
+
+
+# -- while a generation is made ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", [Moment.PROMISED, Moment.VERIFIED, Moment.LOADED, Moment.RUNNING, Moment.STARTED], ids=str)
+def test_an_agent_dies_while_ranks_are_restarted(place: Workplace, job: Job, dies: Callable[[Moment, str], Path], moment: Moment) -> None:
+    """A rank was killed; the agent of the other node dies in the middle of the recovery, and the next one finishes it."""
+    node = job.node_of(0)
+    agent = place.agent_pid(node)
+    armed = dies(moment, node)
+    job.let_go(FIRST)
+    job.kill_rank(3)
+    assert wait_dead(armed) == agent
+    assert job.wait_ended()["Generation"] == 2
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="rank_exit", source="local")
+    assert_identical(job)
+
+
+@pytest.mark.parametrize("moment", [Moment.BASE_SENT, Moment.BASE_RECEIVED], ids=str)
+def test_an_agent_dies_while_a_replacement_is_filled(place: Workplace, job: Job, dies: Callable[[Moment, str], Path], moment: Moment) -> None:
+    nodes = job.describe()["NodeIds"]
+    (spare,) = place.cluster.instances().keys() - set(nodes)
+    node = spare if moment is Moment.BASE_RECEIVED else nodes[0]
+    agent = place.agent_pid(node)
+    armed = dies(moment, node)
+    job.let_go(FIRST)
+    job.terminate(nodes[1])
+    assert wait_dead(armed) == agent
+    job.wait_ended()
+    assert job.describe()["NodeIds"] == [nodes[0], spare]
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="instance_terminated", source="peer")
+    assert_identical(job)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+
+from control_plane.core import domain_loss, placement
+from control_plane.errors import ImpossiblePlacement, TooManyCases
+from everstep.protocol.ids import NodeId
+
+
+def nodes(count: int) -> list[NodeId]:
+    return [NodeId(f"n{i}") for i in range(count)]
+
+
+def by_enumeration(planned: placement.Placement, domains: dict[NodeId, str], lost: int) -> float:
+    of = {node: domains.get(node, node) for node in planned.holders}
+    sets = list(combinations(sorted(set(of.values())), lost))
+    return sum(all({of[node] for node in held} - set(dead) for held in planned.holders.values()) for dead in sets) / len(sets)
+
+
+def test_a_domain_that_has_all_copies_is_fatal() -> None:
+    domains = {NodeId(f"n{i}"): f"rack{i // 4}" for i in range(8)}
+    spread, blind = placement.plan(nodes(8), 2, domains), placement.plan(nodes(8), 2)
+    assert domain_loss.fatal_domains(spread, domains) == ()
+    assert domain_loss.fatal_domains(blind, domains) == ("rack0", "rack1")
+    assert domain_loss.recovery_probability(spread, domains, 1) == 1.0
+    assert domain_loss.recovery_probability(blind, domains, 1) == 0.0
+
+
+def test_what_is_not_known_is_not_called_fatal() -> None:
+    planned = placement.plan(nodes(4), 1)
+    assert domain_loss.fatal_domains(planned, {NodeId("n0"): "rack"}) == ("rack",)
+    assert domain_loss.fatal_domains(planned, {}) == ()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_against_enumeration(seed: int) -> None:
+    rng = random.Random(seed)
+    count = rng.randint(1, 14)
+    copies = rng.randint(1, count)
+    racks = rng.randint(1, 9)
+    domains = {node: f"rack{rng.randrange(racks)}" for node in nodes(count) if rng.random() < 0.8}
+    planned = placement.plan(nodes(count), copies, domains if seed % 2 else None)
+    for lost in range(len({domains.get(node, node) for node in nodes(count)}) + 1):
+        assert domain_loss.recovery_probability(planned, domains, lost) == by_enumeration(planned, domains, lost)
+
+
+@pytest.mark.parametrize(("count", "copies", "lost"), [(16, 2, 2), (16, 2, 4), (17, 2, 5), (11, 3, 6)])
+def test_domains_of_one_node_are_nodes(count: int, copies: int, lost: int) -> None:
+    planned = placement.plan(nodes(count), copies)
+    assert domain_loss.recovery_probability(planned, {}, lost) == placement.recovery_probability(count, copies, lost)
+
+
+def test_a_ring_of_sixteen_loses_more_than_the_paper_says() -> None:
+    """The exact value of the paper's Figure 9: 0.6286, where its union bound says 0.600."""
+    ring = placement.Placement((), {NodeId(f"n{i}"): (NodeId(f"n{i}"), NodeId(f"n{(i + 1) % 16}")) for i in range(16)})
+    assert domain_loss.recovery_probability(ring, {}, 3) == pytest.approx(0.6286, abs=5e-5)
+
+
+def test_more_domains_than_there_are_cannot_be_lost() -> None:
+    with pytest.raises(ImpossiblePlacement):
+        domain_loss.recovery_probability(placement.plan(nodes(4), 2), {}, 5)
+
+
+def test_what_takes_too_long_is_refused_and_two_domains_never_do() -> None:
+    rng = random.Random(1)
+    pairs = [(NodeId(f"n{i}"), NodeId(f"n{rng.randrange(600)}")) for i in range(600)] + [
+        (NodeId(f"n{i}x"), NodeId(f"n{i * 7 % 600}")) for i in range(600)
+    ]
+    tangled = placement.Placement((), {owner: (owner, other) for owner, other in pairs})
+    domains = {owner: owner.removesuffix("x") for owner, _ in pairs}
+    with pytest.raises(TooManyCases):
+        domain_loss.recovery_probability(tangled, domains, 20)
+    assert 0.0 < domain_loss.recovery_probability(tangled, domains, 2) < 1.0

@@ -1,0 +1,184 @@
+"""The profiler of network use: when it records, that it stays away otherwise, and that a script's own profiler wins."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from everstep.protocol.rank_messages import IdleSpan
+from everstep.training.idle_spans import Interval
+from everstep.training.profile import (
+    PROFILED_ITERATIONS,
+    WARM_UP_ITERATIONS,
+    WATCHED_ITERATIONS,
+    NetworkProfiler,
+    TorchTrace,
+    is_network,
+)
+
+
+class Recorder:
+    """A trace in which the first half of every iteration is spent on the network."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+        self.is_possible = self.is_ours = True
+        self.now = 0.0
+        self.marks: list[float] = []
+
+    def begin(self) -> bool:
+        self.begun += self.is_possible
+        self.marks = []
+        return self.is_possible
+
+    def mark(self) -> bool:
+        self.marks.append(self.now)
+        return self.is_ours
+
+    def end(self) -> tuple[list[Interval], list[float]]:
+        self.ended += 1
+        return [(one, (one + other) / 2) for one, other in itertools.pairwise(self.marks)], self.marks
+
+
+class Job:
+    def __init__(self) -> None:
+        self.trace = Recorder()
+        self.reports: list[tuple[float, tuple[IdleSpan, ...]]] = []
+        self.profiler = NetworkProfiler(lambda seconds, spans: self.reports.append((seconds, spans)), self.trace)
+        self.pass_boundary()
+
+    def pass_boundary(self) -> None:
+        self.profiler.boundary(self.trace.now)
+
+    def iterate(self, count: int, seconds: float = 1.0) -> None:
+        for _ in range(count):
+            self.trace.now += seconds
+            self.pass_boundary()
+
+
+def test_twenty_iterations_are_profiled_and_then_none_while_nothing_changes() -> None:
+    job = Job()
+    job.iterate(WARM_UP_ITERATIONS - 1)
+    assert job.trace.begun == 0
+    job.iterate(1 + PROFILED_ITERATIONS)
+    assert job.reports == [(1.0, (IdleSpan(0.5, 0.5, 0.0),))]
+    assert len(job.trace.marks) == PROFILED_ITERATIONS + 1
+    job.iterate(10 * WATCHED_ITERATIONS, 1.05)
+    assert (job.trace.begun, job.trace.ended) == (1, 1)
+    assert len(job.trace.marks) == PROFILED_ITERATIONS + 1  # nothing was asked of the trace since
+
+
+@pytest.mark.parametrize("seconds", [0.8, 1.2])
+def test_iterations_of_another_length_are_profiled_again(seconds: float) -> None:
+    job = Job()
+    job.iterate(WARM_UP_ITERATIONS + PROFILED_ITERATIONS)
+    job.iterate(WATCHED_ITERATIONS + PROFILED_ITERATIONS, seconds)
+    assert [round(length, 6) for length, _ in job.reports] == [1.0, seconds]
+    job.iterate(3 * WATCHED_ITERATIONS, seconds)
+    assert job.trace.begun == 2
+
+
+def test_an_evaluation_now_and_then_is_no_drift() -> None:
+    job = Job()
+    job.iterate(WARM_UP_ITERATIONS + PROFILED_ITERATIONS)
+    for _ in range(4):
+        job.iterate(WATCHED_ITERATIONS - 1)
+        job.iterate(1, 500.0)
+    assert job.trace.begun == 1
+
+
+def test_a_profiler_of_the_script_comes_first_and_ours_tries_again_later() -> None:
+    job = Job()
+    job.trace.is_possible = False
+    job.iterate(WARM_UP_ITERATIONS + 10)
+    assert job.trace.begun == 0
+    job.trace.is_possible = True
+    job.iterate(WATCHED_ITERATIONS)
+    assert job.trace.begun == 1
+    job.trace.is_ours = False  # the script's began meanwhile
+    job.iterate(1)
+    job.trace.is_ours = True
+    job.iterate(PROFILED_ITERATIONS)
+    assert (job.trace.ended, job.reports) == (0, [])
+    job.iterate(WATCHED_ITERATIONS + PROFILED_ITERATIONS)
+    assert len(job.reports) == 1
+
+
+def test_the_end_of_a_session_ends_a_recording() -> None:
+    job = Job()
+    job.iterate(WARM_UP_ITERATIONS + 3)
+    job.profiler.close()
+    job.profiler.close()
+    assert job.trace.ended == 1
+    assert job.reports == []
+
+
+@pytest.mark.parametrize(
+    ("name", "is_device", "expected"),
+    [
+        ("gloo:all_reduce", False, True),
+        ("nccl:all_reduce", False, False),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", True, True),
+        ("ampere_sgemm_128x64_nn", True, False),
+        ("Optimizer.step#AdamW.step", False, False),
+    ],
+)
+def test_what_is_the_network(name: str, is_device: bool, expected: bool) -> None:
+    assert is_network(name, is_device=is_device) is expected
+
+
+def gloo_group() -> list[dist.ProcessGroupGloo]:
+    """Two ranks in this process: a group of one never uses the network."""
+    store = dist.HashStore()
+    groups: dict[int, dist.ProcessGroupGloo] = {}
+
+    def connect(rank: int) -> None:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
+        options._timeout = timedelta(seconds=30)
+        groups[rank] = dist.ProcessGroupGloo(store, rank, 2, options)
+
+    threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [groups[rank] for rank in range(2)]
+
+
+def test_torch_records_collectives_between_boundaries() -> None:
+    ranks, trace = gloo_group(), TorchTrace()
+    assert trace.begin()
+    assert not TorchTrace().begin()  # one at a time
+    assert trace.mark()
+    for _ in range(3):
+        for work in [rank.allreduce([torch.ones(4)]) for rank in ranks]:
+            work.wait()
+        torch.ones(4) + 1
+        assert trace.mark()
+    busy, boundaries = trace.end()
+    assert len(boundaries) == 4
+    assert boundaries == sorted(boundaries)
+    for one, other in itertools.pairwise(boundaries):
+        assert len([begin for begin, end in busy if one <= begin <= end <= other]) == 2
+    assert len(busy) == 6  # and none of the additions
+    assert trace.end() == ([], [])
+    assert not trace.mark()
+
+
+def test_a_script_s_own_profiler_wins_and_sees_everything() -> None:
+    trace = TorchTrace()
+    assert trace.begin()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+        torch.ones(4) + 1
+        assert not trace.mark()
+        assert trace.end() == ([], [])
+        assert not trace.begin()
+    assert any(event.name == "aten::add" for event in own.events())
+    assert trace.begin()
+    trace.end()

@@ -1,0 +1,203 @@
+"""The rounds of a generation as every node takes part in them, and passes them on for the nodes below it in the tree of agents.
+
+    the node above ◀── own state and what came from below ── RoundMember ◀── RoundReport ── nodes below
+                   ── Announcement ──▶ heard here first, then ──▶
+
+Invariant: whom a node reports to changes nothing about what it reports: every report is its node's newest whole state, numbered by that node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from everstep.protocol.errors import MalformedMessage, ProtocolError
+from everstep.protocol.ids import Generation, NodeId
+from everstep.protocol.rounds import Announcement, NodeReport, RankRound, RoundReport
+from worker.core.rounds import NONE
+from worker.core.tree import NO_TERM, Reports, RoundTree, messages
+from worker.errors import PeerError
+from worker.replication.coordinator import RoundServer, new_life
+from worker.replication.transport import Session
+from worker.tasks import Signal, first_of
+
+log = logging.getLogger(__name__)
+COMPANY_SECONDS = 0.02
+"""A change that does not press waits this long for company (design §3)."""
+RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5)
+
+Send = Callable[[Sequence[NodeReport]], Awaitable[None]]
+
+
+class RoundMember:
+    """A node's place in the tree. One owner: the node's `Member`."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        node_id: NodeId,
+        *,
+        tree: RoundTree,
+        state: Callable[[], tuple[RankRound, ...]],
+        hear: Callable[[Announcement], None],
+    ) -> None:
+        """Begin.
+
+        Args:
+            generation: whose rounds these are.
+            node_id: this node.
+            tree: who is above and below it.
+            state: returns the newest state of this node's ranks.
+            hear: takes an announcement; called on the loop, must not block.
+        """
+        self.changed = Signal()
+        """Of what is to be reported: whoever changes the state of this node's ranks notifies it."""
+        self.silent_since: float | None = None
+        """When this node last had a line to anybody above it, on the loop's clock; None while it has one.
+
+        A node above that is cut off itself has nobody left to dial but the coordinator, and says so: who lacks a line lacks the coordinator.
+        """
+        self._generation = generation
+        self._node_id = node_id
+        self._tree = tree
+        self._ancestors = tree.ancestors(node_id)
+        self._members = tree.below(node_id)
+        self._state = state
+        self._hear = hear
+        self._sequence = new_life()
+        self._known = Reports()
+        self._announced = Announcement(generation=generation, term=NO_TERM, committed=NONE, proposed=NONE, is_silent=True)
+        self._heard = Signal()
+
+    async def run_local(self, server: RoundServer) -> None:
+        """Take part on the coordinator's own node, without a line."""
+
+        async def report(reports: Sequence[NodeReport]) -> None:
+            server.take(reports)
+
+        async def listen() -> None:
+            while True:
+                seen = server.changed.version
+                self._listened(server.announcement())
+                await server.changed.wait(seen)
+
+        await first_of(self._report(report), listen())
+
+    async def run(self, dial: Callable[[NodeId], Awaitable[Session]], *, patience_seconds: float) -> None:
+        """Take part until cancelled; a broken line is dialled again.
+
+        Args:
+            dial: opens a round session to a node.
+            patience_seconds: how long the parent may be out of reach before the nodes above it are tried, too.
+        """
+        now = asyncio.get_running_loop().time
+        self.silent_since = now()
+        failures = 0
+        while True:
+            is_patient = self.silent_since is None or now() - self.silent_since < patience_seconds
+            above = self._ancestors[0 if is_patient else failures % len(self._ancestors)]
+            try:
+                session = await dial(above)
+                try:
+                    await first_of(self._report(self._sender(session)), self._listen(session))
+                finally:
+                    session.close()
+            except (PeerError, ProtocolError) as error:
+                log.info("line to %s: %s", above, error)
+            if self.silent_since is None:
+                self.silent_since, failures = now(), 0
+            await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+            failures += 1
+
+    async def serve(self, session: Session) -> None:
+        """Speak with one node below until the line ends.
+
+        Args:
+            session: opened by that node.
+
+        Raises:
+            MalformedMessage: the other side speaks for a node that is not below it, or for ranks that a node does not have.
+            PeerLost: the line is gone.
+        """
+        await first_of(self._collect(session), self._announce(session))
+
+    # -- down -----------------------------------------------------------------------------------------------------------------------------
+
+    async def _listen(self, session: Session) -> None:
+        while True:
+            message = await session.receive()
+            if not isinstance(message, Announcement) or message.generation != self._generation:
+                raise MalformedMessage(f"{type(message).__name__} of another kind or generation from {session.peer}")
+            self.silent_since = None
+            self._listened(message)
+
+    def _listened(self, message: Announcement) -> None:
+        if message.term < self._known.term:
+            return  # of a coordinator that has restarted since
+        self._begin_term(message.term)
+        self._announced = message
+        if not message.is_silent:
+            self._hear(message)
+        self._heard.notify()
+
+    def _begin_term(self, term: int) -> None:
+        known = self._known.begin_term(term)
+        if known is not self._known:
+            self._known = known
+            self.changed.notify()
+
+    async def _announce(self, session: Session) -> None:
+        """Say the newest at once, even that nothing is known yet, and whenever there is something newer."""
+        while True:
+            seen = self._heard.version
+            await session.send(self._announced)
+            await self._heard.wait(seen)
+
+    # -- up -------------------------------------------------------------------------------------------------------------------------------
+
+    async def _collect(self, session: Session) -> None:
+        members = self._tree.below(session.peer)
+        while True:
+            message = await session.receive()
+            if not isinstance(message, RoundReport) or message.generation != self._generation:
+                raise MalformedMessage(f"{type(message).__name__} of another kind or generation from {session.peer}")
+            for each in message.nodes:
+                if each.node_id not in members or not {rank.rank for rank in each.ranks} <= self._tree.ranks[each.node_id]:
+                    raise MalformedMessage(f"{session.peer} reports ranks of {each.node_id} that it does not speak for")
+            self._known = self._known.take(*message.nodes)
+            self.changed.notify()
+
+    def _newest(self) -> Reports:
+        """Return what is known with this node's own state as it is now."""
+        ranks, own = self._state(), self._known.newest.get(self._node_id)
+        if self._known.term != NO_TERM and (own is None or own.ranks != ranks):
+            self._sequence += 1
+            self._known = self._known.take(NodeReport(node_id=self._node_id, term=self._known.term, sequence=self._sequence, ranks=ranks))
+        return self._known
+
+    def _sender(self, session: Session) -> Send:
+        async def send(reports: Sequence[NodeReport]) -> None:
+            for nodes in messages(reports):
+                await session.send(RoundReport(generation=self._generation, nodes=nodes))
+
+        return send
+
+    async def _report(self, send: Send) -> None:
+        """Send what is new whenever something is; what does not press may wait a little."""
+        told = Reports()
+        while True:
+            seen = self.changed.version
+            if self._newest().since(told):
+                await self._company(told)
+                seen, known = self.changed.version, self._newest()
+                await send(known.since(told))
+                told = known
+            await self.changed.wait(seen)
+
+    async def _company(self, told: Reports) -> None:
+        """Wait until something presses, at most `COMPANY_SECONDS`."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + COMPANY_SECONDS
+        while (left := until - loop.time()) > 0 and not self._newest().is_pressing(told, self._members):
+            await self.changed.wait(self.changed.version, left)
