@@ -9,7 +9,7 @@ member of another generation gets past the first message.
     Answer(mac over "dialler", …) ─────▶
                                   ◀─────      Accepted | Refused
 
-    replica session: BeginShard, chunks, EndShard ─▶ ; ◀─ ShardSealed | ShardRefused | ShardLost
+    replica session: BeginShard, chunks, EndShard ─▶ ; ◀─ ShardSealed | ShardRefused
     fetch session:   FetchShard ─▶ ; ◀─ BeginShard, chunks, EndShard | ShardRefused
     round session:   RoundReport ─▶ ; ◀─ Announcement
 

@@ -428,10 +428,7 @@ class Shim:
             if not _is_meant(stop, key):
                 continue
             self._stopped.add(key)
-            if stop.signal == signal.SIGKILL:
-                self._remains |= processes.kill_tree(pid)
-            else:
-                processes.send([pid], stop.signal)
+            self._remains |= processes.kill_tree(pid)
 
     def _end(self) -> None:
         self._is_ending = True
