@@ -12,7 +12,6 @@ from control_plane.cloud.errors import NotFound
 from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectInfo
 from everstep.protocol.plan import ObjectReference
 
-DELETIONS_PER_CALL: Final = 1000
 _TRANSFER: Final = TransferConfig(
     multipart_threshold=16 * 1024 * 1024,
     multipart_chunksize=16 * 1024 * 1024,
