@@ -235,6 +235,8 @@ class Agent:
         """Queue a command; a Prepare or Release cuts short what is being loaded, a halt reaches ranks without queueing."""
         if isinstance(command, HaltRanks) and is_current(self._membership, command.run, command.generation):
             self._supervisor.halt_now(command.run, command.generation)
+            if self._member is not None and self._member.server is not None:
+                self._member.server.halt()
         self._commands.put_nowait(command)
 
     @property

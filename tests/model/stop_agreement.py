@@ -205,6 +205,7 @@ class Model:
             echo_step=echo_step,
             echo=echo,
             confirmed_stop=Step(agent.word.stop) if agent.word.stop_state is StopState.CONFIRMED else Step(NONE),
+            heard_stop=Step(agent.word.stop),
             pinned_step=Step(agent.pinned),
             is_late=agent.shard.is_late,
         )
