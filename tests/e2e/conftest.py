@@ -21,6 +21,7 @@ from infra.local_cloud.parts import tail
 from infra.local_cloud.up import ClusterOptions, LocalCluster
 from tests.e2e.jobs import ENDED, Workplace, wait_until
 from tests.e2e.reference import References
+from tests.warm_parent import WarmParent
 
 NODES, SPARES = 5, 1
 NODE_MEMORY_BYTES = 64 * 1024**2
@@ -39,10 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def references() -> Iterator[References]:
+def references(warm_parent: WarmParent) -> References:
     """Undisturbed runs."""
-    with contextlib.closing(References()) as source:
-        yield source
+    return References(warm_parent)
 
 
 @pytest.fixture(scope="session")
