@@ -289,6 +289,21 @@ async def test_another_agent_takes_over_ranks_and_the_exits_it_missed(bench: Ben
     assert (await bench.exit(1)).exit_class is ExitClass.KILLED
 
 
+async def test_a_start_that_the_agent_before_has_asked_for(bench: Bench) -> None:
+    """It died before it heard of the rank. The next one asks again, while the shim is still at it and when it is done: one rank, told to both."""
+    await bench.start(WAIT_FOR_EVER)
+    for _ in range(2):
+        await bench.supervisor.close()
+        bench.supervisor = bench.make()
+        await bench.supervisor.start()
+        await bench.start(WAIT_FOR_EVER)
+        await bench.until(lambda: not bench.supervisor._asked)
+        (record,) = bench.supervisor.records
+        assert (await bench.living()) == record
+        assert record.end is None
+        assert bench.files().stdout.read_text() == "up\n"
+
+
 async def test_a_dead_shim_takes_no_rank_out_of_sight(bench: Bench) -> None:
     await bench.start(WAIT_FOR_EVER)
     record = await bench.living()
