@@ -1,6 +1,7 @@
 """Everstep's side: one job on two nodes of the local cloud, watched by its own script, killed and restored by the harness.
 
-    first launch ─▶ [ kill rank 0 → both restore from their own node ─▶ spoil rank 1's own slots, kill rank 0 → rank 1 restores from its peer ] …
+    first launch ─▶ kill rank 0: both restore from their own node, several times
+                 ─▶ spoil rank 1's own slots and kill rank 0: rank 1 restores from its peer, several times
 
 Invariant: nothing of the product is replaced or told that it is being measured; times are the script's, the page's and the agents' logs'.
 """
@@ -79,7 +80,7 @@ def run_everstep(bench: Bench, name: str, *, state_mib: int, repeats: Repeats) -
     source = directory / "source"
     source.mkdir()
     shutil.copy(SCRIPT, source / "train.py")
-    agents = _agents(bench)
+    agents = agents_of(bench)
     agents_before = private_bytes(*agents)
     job = bench.submit(
         name,
@@ -96,8 +97,8 @@ def run_everstep(bench: Bench, name: str, *, state_mib: int, repeats: Repeats) -
     taken = sum(folder_bytes(memory_directory(node)) for node in nodes) + private_bytes(*agents) - agents_before
     taken += sum(rank["private_after_bytes"] - rank["private_before_bytes"] for rank in first)
     restored: list[Restored] = []
-    for number in range(2 * repeats.restores):
-        restored += _restore(bench, job, directory, nodes, generation=number + 2, from_peer=bool(number % 2))
+    for number in range(repeats.local_restores + repeats.peer_restores):
+        restored += _restore(bench, job, directory, nodes, generation=number + 2, from_peer=number >= repeats.local_restores)
     (directory / "finish").touch()
     job.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed")
     for dump in directory.glob("state-rank*"):
@@ -158,6 +159,7 @@ def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
     return [json.loads(path.read_text()) for path in paths]
 
 
-def _agents(bench: Bench) -> list[int]:
+def agents_of(bench: Bench) -> list[int]:
+    """Return the pids of all nodes' agents."""
     inits: dict[str, Any] = bench.cluster.instances()
     return [process.pid for init in inits.values() for process in descendants(init) if is_agent(process.pid)]

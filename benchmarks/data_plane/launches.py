@@ -9,8 +9,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -61,18 +62,50 @@ def run_peer(system: System, environments: Path, home: Path, *, state_mib: int, 
             for rank in range(RANKS)
         ]
         python = str(system.python(environments))
-        commands = [[python, "-m", "benchmarks.data_plane.rank.peer", launch.to_json()] for launch in launches]
-        environment = {"TMPDIR": str(home), "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
-        with _processes(commands, home, environment) as processes:
-            try:
-                codes = [process.wait(timeout_seconds) for process in processes]
-            except subprocess.TimeoutExpired as error:
-                raise BenchmarkFailed(f"{system.name} has not ended after {timeout_seconds:.0f} s; see {home}") from error
-    if any(codes) or not all(Path(launch.result).exists() for launch in launches):
-        raise BenchmarkFailed(f"{system.name} ended with {codes}; see {home}/rank*.log")
+        commands = [["-m", "benchmarks.data_plane.rank.peer", launch.to_json()] for launch in launches]
+        _run_to_the_end(system.name, [[python, *command] for command in commands], home, {"TMPDIR": str(home)}, timeout_seconds)
     for dump in home.glob("rank[01]"):
         dump.unlink()
     return [json.loads(Path(launch.result).read_text()) for launch in launches]
+
+
+def run_ranks(program: list[str], home: Path, environment: Mapping[str, str], *, python: str | None, timeout_seconds: float) -> None:
+    """Run a script as two ranks with torchrun's variables.
+
+    Args:
+        program: script and arguments.
+        home: folder of the logs.
+        environment: more variables.
+        python: of another environment than Everstep's.
+        timeout_seconds: for all of it.
+
+    Raises:
+        BenchmarkFailed: a rank did not end well.
+    """
+    (port,) = free_ports(1)
+    shared = {
+        **environment,
+        "WORLD_SIZE": str(RANKS),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    commands = [["env", f"RANK={rank}", f"GROUP_RANK={rank}", python or sys.executable, *program] for rank in range(RANKS)]
+    _run_to_the_end(program[0], commands, home, {**shared, "GLOO_SOCKET_IFNAME": "lo"}, timeout_seconds)
+
+
+def _run_to_the_end(name: str, commands: list[list[str]], home: Path, environment: Mapping[str, str], timeout_seconds: float) -> None:
+    python = next(Path(word) for word in commands[0] if Path(word).name.startswith("python"))
+    path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # DeepSpeed looks for ninja there
+    with _processes(commands, home, {**environment, **path}) as processes:
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in processes]
+        except subprocess.TimeoutExpired as error:
+            raise BenchmarkFailed(f"{name} has not ended after {timeout_seconds:.0f} s; see {home}") from error
+    if any(codes):
+        raise BenchmarkFailed(f"{name} ended with {codes}; see {home}/rank*.log")
 
 
 class FloorPair:
@@ -141,6 +174,8 @@ def _tmpfs_folder() -> Iterator[Path]:
         for left in set(MEMORY.iterdir()) - before:  # what DLRover leaves, and torch after a kill
             if left.name.startswith(("bench", "checkpoint_shm", "torch_")) and left.is_file():
                 left.unlink(missing_ok=True)
+        for left in Path("/tmp/ckpt_sock").glob(f"bench{os.getpid()}-*"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ PEERS = (
         name="lm-resiliency",
         adapter="lm_resiliency:LmResiliency",
         package="lm-resiliency",
-        requirements=("lm-resiliency==0.2.0",),
+        requirements=("lm-resiliency==0.2.0", "deepspeed==0.19.8", "ninja"),  # DeepSpeed: for the char-GPT with ZeRO-3
         metrics=("blocked", "tight_blocked", "protect", "restore_local", "restore_peer", "memory"),
     ),
     System(name="DLRover flash checkpoint", adapter="dlrover:DlroverFlash", package="dlrover", requirements=("dlrover==0.6.1", "grpcio")),
@@ -70,7 +70,7 @@ def install(systems: tuple[System, ...], environments: Path, say: Callable[[str]
     Raises:
         BenchmarkFailed: pip did not manage; says its last lines.
     """
-    for package, requirements in dict((system.package, system.requirements) for system in systems if system.requirements).items():
+    for package, requirements in {system.package: system.requirements for system in systems if system.requirements}.items():
         home = environments / package
         done = home / ".installed"
         wanted = "\n".join((TORCH, *requirements))

@@ -6,8 +6,6 @@ from typing import Protocol
 
 import torch
 
-from benchmarks.data_plane.rank.state import Meeting, State
-
 
 class Adapter(Protocol):
     """One rank of one system. Made with (state, meeting, folder on tmpfs that both ranks see); called by the training thread.
@@ -18,7 +16,7 @@ class Adapter(Protocol):
     gives_back_own_state: bool
     """`restore_peer` brings back the rank's own state; False: it brings rank 0's, as to a replica that joins."""
 
-    def snapshot(self, step: int) -> None:
+    def snapshot(self, step: int, /) -> None:
         """Begin to keep the present state; returns when the system lets the script train on."""
 
     def fence(self) -> None:

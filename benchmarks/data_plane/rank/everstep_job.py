@@ -27,6 +27,8 @@ from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header, unpac
 from everstep.training.session import TrainingSession
 
 LOOK_SECONDS = 0.001
+FIRST_STEPS = 8
+"""Enough for the audited snapshots of a launch, and one more."""
 SETTLE_STEPS = 100
 COMMIT_PATIENCE_SECONDS = 60.0
 
@@ -166,9 +168,7 @@ def holder_has(session: TrainingSession, memory: Path, page: Path, step: int, ra
 
 def main() -> None:
     """Run one rank of one launch."""
-    settings = everstep.training.hyperparameters(
-        state_mib=256, spaced_steps=20, tight_steps=20, protects=0, restores=0, span_seconds=0.5, tight_span_seconds=0.1
-    )
+    settings = everstep.training.hyperparameters(state_mib=256, spaced_steps=20, tight_steps=20, span_seconds=0.5, tight_span_seconds=0.1)
     directory = Path(os.environ["BENCH_DIRECTORY"])
     rank, generation = int(os.environ["RANK"]), int(os.environ["EVERSTEP_GENERATION"])
     memory = Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent
@@ -191,7 +191,7 @@ def main() -> None:
         watch.wait(base, COMMIT_PATIENCE_SECONDS)
     else:
         me = Rank(session, state, watch)
-        result["first"] = asdict(me.steps(10, settings.span_seconds))
+        result["first"] = asdict(me.steps(FIRST_STEPS, settings.span_seconds))
         result["spaced"] = asdict(me.steps(settings.spaced_steps, settings.span_seconds))
         result["tight"] = asdict(me.steps(settings.tight_steps, settings.tight_span_seconds))
         step = me.settle(settings.span_seconds)

@@ -77,10 +77,10 @@ def measure(
         if "protect" in offers:
             samples.verified["protect"] = equal_to_dump(adapter.replica(), other)
         if "restore_local" in offers:
-            samples.restore_local = _repeat(repeats.restores, meeting, adapter.restore_local, before=state.spoil)
+            samples.restore_local = _repeat(repeats.local_restores, meeting, adapter.restore_local, before=state.spoil)
             samples.verified["restore_local"] = state.equals_dump(own)
         if "restore_peer" in offers:
-            found = _repeat(repeats.restores, meeting, adapter.restore_peer, before=state.spoil if meeting.rank == 1 else do_nothing)
+            found = _repeat(repeats.peer_restores, meeting, adapter.restore_peer, before=state.spoil if meeting.rank == 1 else do_nothing)
             if meeting.rank == 1:
                 samples.restore_peer = found
                 samples.verified["restore_peer"] = state.equals_dump(own if adapter.gives_back_own_state else other)

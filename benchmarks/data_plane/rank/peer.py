@@ -8,6 +8,7 @@ import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class Launch:
     offers: list[str]
     rank: int
     state_mib: int
-    repeats: dict[str, float]
+    repeats: dict[str, Any]
     meeting_port: int
     group_port: int
     """For the system's own process group."""

@@ -14,6 +14,9 @@ class Repeats:
     tight_steps: int
     """With spans of twice the copy."""
     protects: int
-    restores: int
+    """Snapshots that are waited for until they are safe; with Everstep every step's commit is timed, and this is not used."""
+    local_restores: int
+    """Everstep's ranks restore from their own node beside every restore from a peer as well."""
+    peer_restores: int
     span_seconds: float
     tight_span_seconds: float

@@ -94,12 +94,6 @@ def leaves(tree: object) -> Iterator[torch.Tensor]:
             yield from leaves(value)
 
 
-def in_dump_order(tree: dict[str, dict[str, object]]) -> list[torch.Tensor]:
-    """Return the tensors of a state dict in the order of `State.dump`."""
-    moments = tree["optim"]
-    return [tensor for name, parameter in tree["model"].items() for tensor in (*leaves(parameter), *leaves(moments[name]))]
-
-
 def equal_to_dump(tensors: list[torch.Tensor], path: Path) -> bool:
     """Compare bytes: NaN equals itself, 0.0 does not equal -0.0."""
     size = sum(tensor.nbytes for tensor in tensors)

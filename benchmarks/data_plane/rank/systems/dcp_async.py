@@ -26,14 +26,12 @@ class DcpAsync:
         self._memory = memory
         self._meeting = meeting
         # All four: the defaults assert on a machine without a GPU.
-        options = StagingOptions(
-            use_pinned_memory=False, use_shared_memory=self.is_shared, use_async_staging=False, use_non_blocking_copy=False
-        )
+        options = StagingOptions(use_pinned_memory=False, use_shared_memory=self.is_shared, use_async_staging=False, use_non_blocking_copy=False)
         self._stager = DefaultStager(options)
         self._pending: Any = None
         self._count = 0
 
-    def snapshot(self, step: int) -> None:
+    def snapshot(self, _: int) -> None:
         self.protect()  # one save at a time: a second one would need a second staging buffer
         folder = self._memory / f"step{self._count % 2}"
         self._count += 1

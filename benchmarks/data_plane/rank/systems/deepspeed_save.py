@@ -26,7 +26,7 @@ class DeepSpeedSave:
         self._folder = str(memory / f"rank{meeting.rank}")
         self._count = 0
 
-    def snapshot(self, step: int) -> None:
+    def snapshot(self, _: int) -> None:
         self._count += 1
         self._engine.save_checkpoint(self._folder, tag=f"step{self._count % 2}")
 

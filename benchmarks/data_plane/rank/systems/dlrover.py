@@ -22,9 +22,7 @@ class DlroverFlash:
 
         self._state = state
         self._memory_only = StorageType.MEMORY
-        self._checkpointer = DdpCheckpointer(
-            str(memory), local_shard_num=1, global_shard_num=2, comm_backend="gloo", replica_count=0
-        )
+        self._checkpointer = DdpCheckpointer(str(memory), local_shard_num=1, global_shard_num=2, comm_backend="gloo", replica_count=0)
 
     def snapshot(self, step: int) -> None:
         self._checkpointer.save_checkpoint(step, self._state.tree(), storage_type=self._memory_only)

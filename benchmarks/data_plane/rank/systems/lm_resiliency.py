@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from lm_resiliency.checkpointing import InMemoryCheckpointManager, InMemoryCkptConfig, make_transfer
 
-from benchmarks.data_plane.rank.state import Meeting, State, in_dump_order
+from benchmarks.data_plane.rank.state import Meeting, State
 
 
 class LmResiliency:
@@ -52,8 +52,7 @@ class LmResiliency:
 
     def restore_local(self) -> None:
         tree, _ = self._manager.load(mode="latest")
-        for live, saved in zip(in_dump_order(self._tree), in_dump_order(tree), strict=True):
-            live.copy_(saved)
+        self._state.load(tree)
 
     def restore_peer(self) -> None:
         """By the transfer that it offers to be wired by hand; its own `load` never asks the peer."""

@@ -16,7 +16,7 @@ class TorchSave:
         self._state = state
         self._path = memory / f"rank{meeting.rank}.pt"
 
-    def snapshot(self, step: int) -> None:
+    def snapshot(self, _: int) -> None:
         torch.save(self._state.tree(), self._path)
 
     def fence(self) -> None: ...

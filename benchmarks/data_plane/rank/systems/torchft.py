@@ -22,7 +22,7 @@ class TorchftInPlace:
 
     gives_back_own_state = False
 
-    def __init__(self, state: State, meeting: Meeting, memory: Path) -> None:
+    def __init__(self, state: State, meeting: Meeting, _: Path) -> None:
         self._state = state
         self._meeting = meeting
         store = torch.distributed.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=meeting.rank == 0, wait_for_workers=False)
