@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
-.PHONY: help setup demo check fix test test-full bench-first
+.PHONY: help setup demo check fix test test-full bench-first bench-interleave bench-data-plane
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,3 +44,9 @@ test-full: setup  ## the whole matrix
 
 bench-first: setup  ## the first measurements: seconds blocked per snapshot, slowdown, seconds per recovery; writes docs/benchmarks.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.first
+
+bench-data-plane: setup  ## Everstep's data plane beside its peers and this machine's floors; writes its section of docs/benchmarks.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.data_plane
+
+bench-interleave: setup  ## GEMINI's Figure 16 in network namespaces (needs root): snapshots between collectives; writes docs/benchmarks-interleave.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.interleave

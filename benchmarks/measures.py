@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 
 FLOOR_TOLERANCE_RATIO = 0.2
 """A floor that moves by more between the beginning and the end of a run makes the run inconclusive."""
+BOOTSTRAP_ROUNDS = 1000
+CONFIDENCE = 0.95
 BUSY_LOAD_RATIO = 0.5
 """Load average per core above which a machine has other things to do."""
 
@@ -70,6 +73,28 @@ def percentile(values: Sequence[float], share: float) -> float:
     if not values:
         raise ValueError("no values")
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def bootstrap_interval(statistic: Callable[[Sequence[Sequence[float]]], float], *samples: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """Return between which bounds a statistic lies (percentile bootstrap): each sample is drawn again from itself, many times.
+
+    Args:
+        statistic: of all samples together, in the order given.
+        samples: at least one value each; drawn independently of each other.
+        seed: the same samples give the same bounds.
+
+    Returns:
+        (low, high), which hold `CONFIDENCE` of the drawn statistics.
+
+    Raises:
+        ValueError: a sample is empty.
+    """
+    if not samples or not all(samples):
+        raise ValueError("no values")
+    random = Random(seed)
+    drawn = sorted(statistic([random.choices(sample, k=len(sample)) for sample in samples]) for _ in range(BOOTSTRAP_ROUNDS))
+    tail = (1 - CONFIDENCE) / 2
+    return drawn[int(tail * BOOTSTRAP_ROUNDS)], drawn[math.ceil((1 - tail) * BOOTSTRAP_ROUNDS) - 1]
 
 
 def moved_ratio(one: float, other: float) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.chart import stacked_bars
+from benchmarks.document import with_section
 from benchmarks.machine import Machine
 from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Summary, is_busy
 from benchmarks.recovery import (
@@ -62,7 +63,8 @@ def write(run: Run, figures: Path, document: Path) -> None:
     figures.parent.mkdir(parents=True, exist_ok=True)
     figures.write_text(json.dumps(dataclasses.asdict(run), indent=1) + "\n")
     picture = document.with_suffix(".svg")
-    document.write_text(render(run, picture.name))
+    before = document.read_text() if document.exists() else ""
+    document.write_text(with_section(before, COMMAND, render(run, picture.name)))
     if run.results.recovery is not None:
         picture.write_text(draw(run.results.recovery))
 
@@ -100,7 +102,7 @@ def _head(run: Run) -> str:
     load = ", ".join(f"{value:.2f}" for value in machine.load_average)
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     lines = [
-        "# First measurements",
+        "## First measurements",
         "",
         f"Written by `{COMMAND}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/first.json`.",
         "",
@@ -123,7 +125,7 @@ def _head(run: Run) -> str:
 
 def _blocking(rows: Sequence[BlockingRow]) -> str:
     text = (
-        "## Seconds blocked per snapshot\n\n"
+        "### Seconds blocked per snapshot\n\n"
         "How long one snapshot holds the training thread: the copy at the boundary and what the guard waits before the optimizer's step, as the "
         "session counts it. The state is fp32 parameters shaped like a transformer's with Adam's two moments, one rank per node, one thread. "
         "Forward and backward are a timed wait (the processor is free) or real matrix products (it is not), each about three copies long. "
@@ -188,7 +190,7 @@ def _slowdown(slowdown: Slowdown) -> str:
         f"Pairs: {', '.join(f'{ratio:+.1%}' for ratio in slowdown.ratios)}."
     )
     text = (
-        "## What it costs a real model\n\n"
+        "### What it costs a real model\n\n"
         f"`examples/char_gpt/train.py`, unchanged, DeepSpeed ZeRO-3 on {RANKS} ranks: under Everstep, every shard on 2 nodes (A), and the same "
         f"script alone (B), launched in the order {slowdown.order}. Step time of rank 0, the first {WARM_UP_STEPS} steps of a launch not counted. "
         f"The agents' own work (digests, replicas, rounds) runs on the ranks' cores here.\n\n{verdict}\n\n"
@@ -206,7 +208,7 @@ def _slowdown(slowdown: Slowdown) -> str:
 def _recovery(recovery: RecoveryRun, picture: str) -> str:
     step = recovery.step
     text = (
-        "## Seconds per recovery\n\n"
+        "### Seconds per recovery\n\n"
         f"The same model on {NODES} nodes and {SPARES} spare, every shard on {COPIES} nodes. Ranks are killed with SIGKILL, instances terminated "
         "through the EC2 API, each time with a spare that has booted and can start ranks warm. Waiting for a replacement is no part of this.\n\n"
         "The four phases are the incident's own. *From outside* is from the kill until the API showed the first step beyond the highest one "
@@ -262,7 +264,7 @@ def _spread(found: Sequence[Recovery], which: str) -> list[str]:
 
 def _limits() -> str:
     return (
-        "## What this does not say\n\n"
+        "### What this does not say\n\n"
         "No GPU, no second machine, no network: copies over PCIe and replicas over a real link are not measured here. Losses of a whole group and "
         "restores from S3 are not timed. States are small beside real ones."
     )

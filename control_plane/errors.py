@@ -2,7 +2,6 @@
 
     ControlPlaneError
     ├── InvalidTransition     a state was left by an event that its table does not have   programmer error: ends the pass
-    ├── InvariantViolation    something that can not be, was                              programmer error: ends the pass
     ├── ImpossiblePlacement   the copies do not fit the nodes                             permanent: shown to the user
     ├── TooManyCases          an exact probability would take too long to count           permanent: shown as not known
     └── InvalidTimeouts       the ladder of timeouts contradicts itself                   permanent: the server does not start
@@ -38,10 +37,6 @@ class InvalidTransition(ControlPlaneError):
         self.state = state
         self.event = event
         self.story = story
-
-
-class InvariantViolation(ControlPlaneError):
-    """Something that can not be, was: the pass ends and says so, nothing is guessed."""
 
 
 class ImpossiblePlacement(ControlPlaneError):

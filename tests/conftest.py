@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 
 import pytest
 import pytest_randomly
+
+from tests.warm_parent import WarmParent
 
 
 def _seed_torch(seed: int) -> None:
@@ -16,3 +20,10 @@ def _seed_torch(seed: int) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Keep pytest-randomly from importing DeepSpeed, which registers a seeder with it: seconds at every start, also of tests without torch."""
     pytest_randomly.entrypoint_reseeds = [_seed_torch]
+
+
+@pytest.fixture(scope="session")
+def warm_parent() -> Iterator[WarmParent]:
+    """Where tests that train get their ranks from."""
+    with contextlib.closing(WarmParent()) as parent:
+        yield parent

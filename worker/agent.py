@@ -170,7 +170,7 @@ class Agent:
                 self._member.adopt()
                 self._ranks.events = self._member.lines
                 self._member.begin_rounds(is_restarted=True)
-                self._begin(self._watch(promise))
+                await self._run_ranks(promise, self._member)
 
     # -- the line to the control plane ----------------------------------------------------------------------------------------------------------
 
@@ -236,6 +236,8 @@ class Agent:
         """Queue a command; a Prepare or Release cuts short what is being loaded, a halt reaches ranks without queueing."""
         if isinstance(command, HaltRanks) and is_current(self._membership, command.run, command.generation):
             self._supervisor.halt_now(command.run, command.generation)
+            if self._member is not None and self._member.server is not None:
+                self._member.server.halt()
         self._commands.put_nowait(command)
 
     @property
@@ -364,9 +366,14 @@ class Agent:
         self._ranks.events = member.lines
         self._move(Event.START)
         member.begin_rounds(is_restarted=False)
-        for rank in member.here.ranks:
-            await self._supervisor.start_rank(member.plan, member.here, rank, Path(promise.entry_point), agent_socket=self._ranks.path)
-        self._begin(self._watch(self._promise or promise))
+        await self._run_ranks(self._promise or promise, member)
+
+    async def _run_ranks(self, promise: Promise, member: Member) -> None:
+        """Start the ranks that were not started yet, all or what an agent that died in the middle has left, and watch them."""
+        if promise.phase is MemberPhase.RUNNING:
+            for rank in member.here.ranks:
+                await self._supervisor.start_rank(member.plan, member.here, rank, Path(promise.entry_point), agent_socket=self._ranks.path)
+        self._begin(self._watch(promise))
 
     async def _watch(self, promise: Promise) -> None:
         """Report each rank's exit at once; when all have exited and what they leave is in S3, the node's part is done."""

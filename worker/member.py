@@ -111,7 +111,7 @@ class Member:
             self._keep_list.setdefault(named.owner_rank, set()).add(Content(named.origin_generation, named.step))
         self.shards: dict[Rank, OwnedShard] = {}
         self._committed = NONE
-        self._persisted = NONE
+        self._persist = NONE
         held = [rank.rank for rank in plan.ranks if node.node_id in rank.holders[1:]]
         self.pacer = NodePacer()
         self._receiver = ReplicaReceiver(node.store, held_ranks=held, keep=self._keep, slot_count=self._slot_count)
@@ -296,7 +296,8 @@ class Member:
             self._begin(self._rounds.run_local(self.server), "rounds")
         else:
             patience = plan.timeouts.holder_deadline_seconds
-            self._begin(self._rounds.run(partial(self.dial, kind="round"), patience_seconds=patience), "rounds")
+            dial = partial(self.dial, kind="round")
+            self._begin(self._rounds.run(dial, patience_seconds=patience, is_restarted=is_restarted), "rounds")
         for shard in self.shards.values():
             for peer in shard.core.peers:
                 sender = ReplicaSender(
@@ -354,10 +355,9 @@ class Member:
 
     def _hear(self, announcement: Announcement) -> None:
         self._committed = max(self._committed, announcement.committed)
-        if announcement.persist_step > self._persisted and announcement.persist_step == announcement.committed:
-            self._persisted = announcement.persist_step
-            for shard in self.shards.values():
-                self._upload(shard, announcement.persist_step)
+        self._persist = announcement.persist_step
+        for shard in self.shards.values():
+            self._upload_if_due(shard)
         self.lines.hear(announcement)
         self._tell()
 
@@ -379,12 +379,13 @@ class Member:
 
     # -- the durable tier ---------------------------------------------------------------------------------------------------------------------
 
-    def _upload(self, shard: OwnedShard, step: Step) -> None:
-        """Pin the committed slot now, before anything can be granted, and upload it in the background."""
-        slot = shard.slot(step)
-        if slot is None or shard.pinned != NONE:
+    def _upload_if_due(self, shard: OwnedShard) -> None:
+        """Pin the slot that is to be uploaded now, before anything can be granted, and upload it in the background; one after another."""
+        step, is_kept = self._persist, self._persist in (self._committed, self.plan.base_step)
+        slot = shard.slot(step) if step > shard.uploaded and is_kept and shard.pinned == NONE else None
+        if slot is None:
             return
-        shard.pinned = step
+        shard.pinned = shard.uploaded = step
         slot.pins += 1
 
         async def work() -> None:
@@ -397,6 +398,7 @@ class Member:
                 slot.pins -= 1
                 shard.pinned = NONE
                 self._shard_changed()
+            self._upload_if_due(shard)
 
         task = asyncio.create_task(work(), name=f"upload rank {shard.rank} step {step}")
         self._upload_tasks.add(task)

@@ -44,6 +44,9 @@ class OwnedShard:
         self.page = page
         self.changed = Signal()
         self.pinned: Step = NONE
+        """Being uploaded, or `NONE`."""
+        self.uploaded: Step = NONE
+        """The newest step whose upload was begun."""
         self.granted_slot = -1
         self.refusal = ""
         """Why no snapshot can be taken of this rank at the moment; empty when all is well."""
@@ -126,6 +129,7 @@ class OwnedShard:
             echo_step=echo_step,
             echo=echo,
             confirmed_stop=stop if stop_state is StopState.CONFIRMED else NONE,
+            heard_stop=stop,
             pinned_step=self.pinned,
             out_of_view=tuple(sorted(set(self.core.peers) - self.core.view)),
             is_late=self.core.is_late,

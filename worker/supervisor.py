@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -270,41 +270,15 @@ class Supervisor:
                     return ExitedRank(run, generation, record.rank, record.end, Path(record.stderr_path), key in self._out_of_memory)
             await self.changed.wait(version)
 
-    async def exits(self, run: RunId, generation: Generation) -> AsyncIterator[ExitedRank]:
-        """Yield each rank of this generation as it ends, those that have ended already first."""
-        seen: set[Rank] = set()
-        while True:
-            exited = await self.next_exit(run, generation, seen)
-            seen.add(exited.rank)
-            yield exited
-
     # -- stopping -------------------------------------------------------------------------------------------------------------------------
 
     def halt_now(self, run: RunId, generation: Generation) -> None:
         """Kill the ranks of this run up to this generation, descendants and all; returns at once. Nothing of it starts any more."""
-        self._send(StopRanks(run=run, generation=generation, signal=signal.SIGKILL))
-
-    async def release_ranks(self, run: RunId, generation: Generation, *, grace_seconds: float) -> None:
-        """Ask the ranks to end (SIGTERM), kill what lives after the grace; returns when they have ended.
-
-        Args:
-            run: whose ranks.
-            generation: up to which.
-            grace_seconds: how long they may take to end by themselves.
-
-        Raises:
-            RanksNotGone: they live on although killed.
-        """
-        self._send(StopRanks(run=run, generation=generation, signal=signal.SIGTERM))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_seconds):
-                await self._until_ended(run)
-        self.halt_now(run, generation)
-        await self.prove_gone(run)
+        self._send(StopRanks(run=run, generation=generation))
 
     async def stop_all(self) -> None:
         """Kill every rank on this node; returns when they have ended, or after `gone_seconds`: `prove_gone` tells which."""
-        self._send(StopRanks(run=None, generation=_ALL_GENERATIONS, signal=signal.SIGKILL))
+        self._send(StopRanks(run=None, generation=_ALL_GENERATIONS))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._gone_seconds):
                 await self._until_ended(None)

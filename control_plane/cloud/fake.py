@@ -116,11 +116,6 @@ class FakeOperator:
             self._end(instance_id, state, "Client.UserInitiatedShutdown: User initiated shutdown")
             self._reconcile()
 
-    def forget_instance(self, instance_id: NodeId) -> None:
-        """Drop an instance from EC2's memory, as happens about an hour after its end."""
-        with self._lock:
-            self._instances.pop(instance_id, None)
-
     def fail_next(self, error: CloudError) -> None:
         """Make the next call raise."""
         with self._lock:
@@ -352,17 +347,6 @@ class MemoryObjectStore:
         with self._lock:
             found = [info for key, (_, info) in sorted(self._bucket(prefix).items()) if key.startswith(prefix.key)]
         yield from found
-
-    def delete_prefix(self, prefix: ObjectReference) -> int:
-        """Delete objects by prefix; see `ObjectStore`."""
-        if not prefix.key:
-            raise InvalidRequest("an empty prefix would delete the whole bucket")
-        with self._lock:
-            bucket = self._bucket(prefix)
-            keys = [key for key in bucket if key.startswith(prefix.key)]
-            for key in keys:
-                del bucket[key]
-        return len(keys)
 
     def _bucket(self, reference: ObjectReference) -> dict[str, tuple[bytes, ObjectInfo]]:
         if reference.bucket not in self._objects:

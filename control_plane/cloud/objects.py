@@ -68,6 +68,3 @@ class ObjectStore(Protocol):
 
     def list(self, prefix: ObjectReference) -> Iterator[ObjectInfo]:
         """Yield all objects whose key begins with the prefix's key, in key order."""
-
-    def delete_prefix(self, prefix: ObjectReference) -> int:
-        """Delete all objects below a key prefix, which must not be empty, and return how many there were."""

@@ -17,7 +17,6 @@ from everstep.protocol.ids import NodeId
 FLEET_TAG = "everstep:fleet"
 """Everstep touches only groups that carry this tag, whatever its value."""
 TERMINATING_TRANSITION = "autoscaling:EC2_INSTANCE_TERMINATING"
-LAUNCHING_TRANSITION = "autoscaling:EC2_INSTANCE_LAUNCHING"
 
 
 class Ec2State(StrEnum):

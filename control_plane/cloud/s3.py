@@ -8,11 +8,10 @@ from typing import Any, BinaryIO, Final
 from boto3.s3.transfer import TransferConfig
 
 from control_plane.cloud.connection import Connection, translated
-from control_plane.cloud.errors import InvalidRequest, NotFound
+from control_plane.cloud.errors import NotFound
 from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectInfo
 from everstep.protocol.plan import ObjectReference
 
-DELETIONS_PER_CALL: Final = 1000
 _TRANSFER: Final = TransferConfig(
     multipart_threshold=16 * 1024 * 1024,
     multipart_chunksize=16 * 1024 * 1024,
@@ -79,22 +78,6 @@ class S3ObjectStore:
             for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key):
                 for entry in page.get("Contents", ()):
                     yield _listed(prefix.bucket, entry)
-
-    def delete_prefix(self, prefix: ObjectReference) -> int:
-        """Delete objects by prefix; see `ObjectStore`."""
-        if not prefix.key:
-            raise InvalidRequest("an empty prefix would delete the whole bucket")
-        deleted = 0
-        with translated():
-            pages = self._s3.get_paginator("list_objects_v2").paginate(
-                Bucket=prefix.bucket, Prefix=prefix.key, PaginationConfig={"PageSize": DELETIONS_PER_CALL}
-            )
-            for page in pages:
-                keys = [{"Key": entry["Key"]} for entry in page.get("Contents", ())]
-                if keys:
-                    self._s3.delete_objects(Bucket=prefix.bucket, Delete={"Objects": keys, "Quiet": True})
-                    deleted += len(keys)
-        return deleted
 
 
 class _Unclosed:

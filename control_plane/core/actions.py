@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from control_plane.core.observed import IncidentRecord, JobRecord, NodeRecord
-from control_plane.core.states import JobState
 from everstep.protocol.ids import Generation, JobName, NodeId, RunId
 from everstep.protocol.manifest import CheckpointManifest
 from everstep.protocol.plan import GenerationPlan, ObjectReference
@@ -136,11 +135,6 @@ class Decision:
     """Opened, changed or closed."""
     events: tuple[EventDraft, ...] = ()
     requeue_after_seconds: float = 1.0
-
-    @property
-    def next_state(self) -> JobState:
-        """The state after this pass."""
-        return self.record.state
 
     @property
     def reason(self) -> str:

@@ -401,7 +401,7 @@ def _watch(view: _View) -> Decision:
         *faults.of_cut_off_members(view.reports, view.now, view.policy.timeouts),
     )
     if record.state is JobState.STOPPING:
-        return replace_actions(_stop(view, found), puts)
+        return replace_actions(_stop(view, found, is_durable=not puts), puts)
     if found:
         return replace_actions(_new_generation(view, found, faults.failure_of_ranks(view.reports, plan.generation, record.max_boundary)), puts)
     if view.wants_stop:
@@ -463,17 +463,27 @@ def _finish(view: _View, *, is_durable: bool) -> Decision:
     was_stopped = record.state is JobState.STOPPING and not (status is not None and status.finished and not status.stopped)
     if not was_stopped:
         return _ended(view, JobEvent.FINISHED, f"every rank ended with success after step {record.boundary}")
-    ended_at = max((rank.exit.at_seconds for report in view.reports.values() for rank in report.ranks if rank.exit is not None), default=view.now)
-    newest = checkpoints.newest_step(view.seen.checkpoints)
-    lacks = record.committed > 0 and newest < record.committed
-    if (lacks or not is_durable) and view.now - ended_at < view.policy.timeouts.final_round_seconds:
+    if _awaits_checkpoint(view, is_durable=is_durable):
         return _stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
-    durable = f"the newest checkpoint is step {newest}" if newest > 0 else "there is no checkpoint"
-    return _ended(view, JobEvent.HALTED, f"stopped at step {record.boundary}: {view.wants_stop}; {durable}")
+    return _ended(view, JobEvent.HALTED, f"stopped at step {record.boundary}: {view.wants_stop}; {_durable(view)}")
 
 
-def _stop(view: _View, found: tuple[Fault, ...]) -> Decision:
-    """Ask for the agreed stop; if that can no longer be had, end the ranks that are left."""
+def _awaits_checkpoint(view: _View, *, is_durable: bool) -> bool:
+    """Say whether the newest commit may still become a checkpoint: every node is there, and its ranks have not ended long ago."""
+    exits = [rank.exit for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
+    lacks = view.record.committed > 0 and checkpoints.newest_step(view.seen.checkpoints) < view.record.committed
+    if len(exits) < view.plan.world_size or (is_durable and not lacks):
+        return False
+    return view.now - max(each.at_seconds for each in exits) < view.policy.timeouts.final_round_seconds
+
+
+def _durable(view: _View) -> str:
+    newest = checkpoints.newest_step(view.seen.checkpoints)
+    return f"the newest checkpoint is step {newest}" if newest > 0 else "there is no checkpoint"
+
+
+def _stop(view: _View, found: tuple[Fault, ...], *, is_durable: bool) -> Decision:
+    """Ask for the agreed stop; if that can no longer be had, end the ranks that are left. The coordinator is told, too: it has C uploaded."""
     record, plan = view.record, view.plan
     patience = view.policy.timeouts.blind_wait_seconds
     is_stuck = view.now - max(record.state_since, record.progress_at) > patience
@@ -486,14 +496,15 @@ def _stop(view: _View, found: tuple[Fault, ...]) -> Decision:
         return _stay(view, f"stops: {view.wants_stop}", ask, requeue=LAUNCH_SECONDS)
     why = found[0].evidence if found else f"no step within {patience:g} s"
     running = [node.node_id for node in plan.nodes if _is_in(view, node.node_id, MemberPhase.RUNNING)]
+    told = [*running, plan.coordinator] if _is_in(view, plan.coordinator, MemberPhase.EXITED) else running
     halts = tuple(
-        SendHalt(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, reason="the job stops") for node_id in running
+        SendHalt(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, reason="the job stops") for node_id in told
     )
     if running:
         return _stay(view, f"stops without agreement: {why}", halts, requeue=LAUNCH_SECONDS)
-    newest = checkpoints.newest_step(view.seen.checkpoints)
-    durable = f"the newest checkpoint is step {newest}" if newest > 0 else "there is no checkpoint"
-    return _ended(view, JobEvent.HALTED, f"stopped ({view.wants_stop}), but not at one step: {why}; {durable}")
+    if _awaits_checkpoint(view, is_durable=is_durable):
+        return _stay(view, f"stopped without agreement: {why}; waits for its last checkpoint", halts, requeue=LAUNCH_SECONDS)
+    return _ended(view, JobEvent.HALTED, f"stopped ({view.wants_stop}), but not at one step: {why}; {_durable(view)}")
 
 
 # -- a new generation -------------------------------------------------------------------------------------------------

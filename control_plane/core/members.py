@@ -5,7 +5,7 @@ Invariant: a node that stays keeps its GROUP_RANK, and a newcomer takes the plac
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.plan import GenerationPlan
@@ -30,8 +30,3 @@ def places(plan: GenerationPlan | None, available: Sequence[NodeId], node_count:
 def ranks_of(place: int, ranks_per_node: int) -> tuple[Rank, ...]:
     """Return the ranks of the node at a GROUP_RANK."""
     return tuple(Rank(place * ranks_per_node + local) for local in range(ranks_per_node))
-
-
-def lost_shards(plan: GenerationPlan, lost: Collection[NodeId]) -> tuple[Rank, ...]:
-    """Return the ranks whose every planned holder is lost: memory cannot give their shards back."""
-    return tuple(rank.rank for rank in plan.ranks if all(holder in lost for holder in rank.holders))

@@ -232,7 +232,6 @@ class SecondaryStatus(StrEnum):
     COMPLETED = "Completed"
     FAILED = "Failed"
     STOPPED = "Stopped"
-    MAX_RUNTIME_EXCEEDED = "MaxRuntimeExceeded"
 
 
 _STATUS = {

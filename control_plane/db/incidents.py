@@ -183,12 +183,6 @@ def get(session: Session, incident_id: str) -> IncidentRecord:
     return record_of(row, IncidentRecord)
 
 
-def open_of_run(session: Session, run_id: str) -> tuple[IncidentRecord, ...]:
-    """Return the incidents of a run that are not closed, oldest first."""
-    query = select(Incident).where(Incident.run_id == run_id, Incident.closed_at.is_(None)).order_by(Incident.opened_at, Incident.id)
-    return tuple(record_of(row, IncidentRecord) for row in session.scalars(query))
-
-
 def count_of_run(session: Session, run_id: str) -> int:
     """Return how many incidents a run has had."""
     return session.scalar(select(func.count()).select_from(Incident).where(Incident.run_id == run_id)) or 0

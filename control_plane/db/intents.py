@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
@@ -100,11 +100,6 @@ def unfinished(session: Session, lease: Lease) -> tuple[IntentRecord, ...]:
     """Return the open intents of a job or fleet, oldest first."""
     query = select(Intent).where(Intent.subject == subject_of(lease), Intent.state == IntentState.OPEN).order_by(Intent.created_at, Intent.key)
     return tuple(record_of(row, IntentRecord) for row in session.scalars(query))
-
-
-def forget_finished(session: Session, before: datetime) -> None:
-    """Drop intents that were finished long ago; events tell the story."""
-    session.execute(delete(Intent).where(Intent.finished_at < before))
 
 
 def subject_of(lease: Lease) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypedDict, Unpack
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
@@ -134,8 +134,3 @@ def change(session: Session, lease: Lease, node_id: str, *, initial_state: str, 
         session.flush()
     if changes:
         session.execute(update(Node).where(Node.id == node_id).values(**changes))
-
-
-def forget_ended(session: Session, before: datetime) -> None:
-    """Drop nodes that ended long ago; incidents and events keep their ids."""
-    session.execute(delete(Node).where(Node.ended_at < before))

@@ -6,7 +6,6 @@ Invariant: a core record that is stored and read back is equal to itself.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -262,8 +261,3 @@ def _seconds(moment: datetime | None) -> float | None:
 
 def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else at(seconds)
-
-
-def as_json(value: object) -> Any:
-    """Return a core value as JSON values, for the detail of an intent."""
-    return msgspec.to_builtins(value)

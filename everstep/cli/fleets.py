@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, pairs, say, show_facts, show_json, show_rows, when, without_none
+from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, moment, pairs, say, show_facts, show_json, show_rows, without_none
 
 app = typer.Typer(help="Auto Scaling groups that Everstep keeps.", no_args_is_help=True)
 
@@ -124,6 +124,6 @@ def _show(fleet: Json, output: OutputFormat) -> None:
             ("price", None if price is None else f"${price} per node and hour"),
             ("drift", "\n".join(fleet["Drift"]) or None),
             ("project", fleet["Project"]),
-            ("created", when(fleet["CreationTime"]) + " UTC"),
+            ("created", moment(fleet["CreationTime"])),
         ]
     )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, listed, seconds, show_facts, show_json, show_rows, step, when
+from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, listed, moment, seconds, show_facts, show_json, show_rows, step, when
 
 app = typer.Typer(help="Failures and their recoveries.", no_args_is_help=True)
 
@@ -73,7 +73,7 @@ def _facts(incident: Json) -> list[tuple[str, object]]:
         ("lost steps", incident["LostSteps"]),
         ("generations", f"{incident['GenerationBefore']} → {'-' if after is None else after}"),
         ("phases", phases),
-        ("failed", when(incident["FailedAt"]) + " UTC"),
-        ("opened", when(incident["OpenedAt"]) + " UTC"),
-        ("closed", when(incident["ClosedAt"]) + " UTC" if incident["ClosedAt"] else None),
+        ("failed", moment(incident["FailedAt"])),
+        ("opened", moment(incident["OpenedAt"])),
+        ("closed", moment(incident["ClosedAt"])),
     ]

@@ -16,6 +16,7 @@ from everstep.cli.output import (
     OutputFormat,
     connect,
     listed,
+    moment,
     pairs,
     parse_time,
     say,
@@ -160,19 +161,19 @@ def logs(
 ) -> None:
     """Print what the ranks printed, all generations in order; their stdout to stdout, all else to stderr."""
     with connect() as service:
+        there = [entry for entry in service.list_logs(TrainingJobName=name)["Logs"] if entry["Bytes"] != 0]
         entries = [
             entry
-            for entry in service.list_logs(TrainingJobName=name)["Logs"]
+            for entry in there
             if (rank is None or entry["Rank"] == rank)
             and (generation is None or entry["Generation"] == generation)
             and (stream is Stream.BOTH or entry["Stream"] in (stream.value, None))
-            and entry["Bytes"] != 0
         ]
         if output is OutputFormat.JSON:
             show_json({"Logs": entries})
             return
         if not entries:
-            say("Nothing has been printed or uploaded yet.")
+            say(f"Nothing matches; there are logs of {_extent(there)}." if there else "Nothing has been printed or uploaded yet.")
         for entry in entries:
             _print_log(service, name, entry)
 
@@ -203,6 +204,12 @@ def stop(name: Name, output: Output = OutputFormat.TABLE) -> None:
         return
     typer.echo(f"{name} is {job['TrainingJobStatus']}")
     say(f"next: everstep jobs wait {name}")
+
+
+def _extent(entries: list[Json]) -> str:
+    """Say in words of which ranks and generations there are logs."""
+    found = [(what, sorted({entry[what.capitalize()] for entry in entries})) for what in ("rank", "generation")]
+    return ", ".join(f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {numbers[0]} to {numbers[-1]}" for what, numbers in found)
 
 
 def _print_log(service: EverstepClient, name: str, entry: Json) -> None:
@@ -240,9 +247,9 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("checkpoints", f"every {job['CheckpointConfig']['EverySteps']} steps" if job["CheckpointConfig"]["EverySteps"] else "only when it stops"),
         ("outputs", job["OutputDataConfig"]["S3OutputPath"]),
         ("limits", ", ".join(f"{name} {value}" for name, value in stopping.items() if value is not None) or None),
-        ("created", when(job["CreationTime"]) + " UTC"),
-        ("started", when(job["TrainingStartTime"]) or None),
-        ("ended", when(job["TrainingEndTime"]) or None),
+        ("created", moment(job["CreationTime"])),
+        ("started", moment(job["TrainingStartTime"])),
+        ("ended", moment(job["TrainingEndTime"])),
         ("time spent", accounting or None),
         ("ETTR", None if ettr is None else f"{ettr:.3f} (training ÷ time since the first start, queueing excluded)"),
         ("story", "\n".join(_story(job)) or None),

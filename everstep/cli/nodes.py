@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, show_facts, show_json, show_rows, size, when
+from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, moment, show_facts, show_json, show_rows, size, when
 
 app = typer.Typer(help="Instances of the fleets, and what each is used for.", no_args_is_help=True)
 
@@ -57,8 +57,8 @@ def describe(node_id: Annotated[str, typer.Argument(help="Id of the node: its EC
         ("instance type", node["InstanceType"] or None),
         ("zone", node["AvailabilityZone"] or None),
         ("reason", node["Reason"] or None),
-        ("known since", when(node["CreationTime"]) + " UTC"),
-        ("ended", when(node["EndTime"]) or None),
+        ("known since", moment(node["CreationTime"])),
+        ("ended", moment(node["EndTime"])),
     ]
     show_facts(facts)
 

@@ -154,6 +154,11 @@ def when(time: str | None) -> str:
     return "" if time is None else parse_time(time).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def moment(time: str | None) -> str | None:
+    """Return a time as a fact of its own, with its zone; None for none."""
+    return None if time is None else f"{when(time)} UTC"
+
+
 def parse_time(time: str) -> datetime:
     """Return a time of the service."""
     return datetime.fromisoformat(time).astimezone(UTC)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, show_facts, show_json, show_rows, size, step, when
+from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, moment, show_facts, show_json, show_rows, size, step
 
 app = typer.Typer(help="Who holds what of a job right now.", no_args_is_help=True)
 
@@ -29,11 +29,11 @@ def describe(name: Annotated[str, typer.Argument(help="Name of the training job.
             ("committed step", step(protection["CommittedStep"])),
             ("proposed step", step(protection["ProposedStep"])),
             ("boundary", step(protection["Boundary"])),
-            ("committed", when(protection["CommittedAt"]) + " UTC" if protection["CommittedAt"] else None),
+            ("committed", moment(protection["CommittedAt"])),
             ("copies", protection["Copies"]),
             (
                 "last checkpoint",
-                f"step {checkpoint['Step']}, {size(checkpoint['Bytes'])}, {when(checkpoint['CompletedAt'])} UTC" if checkpoint else "none",
+                f"step {checkpoint['Step']}, {size(checkpoint['Bytes'])}, {moment(checkpoint['CompletedAt'])}" if checkpoint else "none",
             ),
         ]
     )

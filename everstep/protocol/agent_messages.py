@@ -130,14 +130,6 @@ class MetricPoint(Message, frozen=True):
     values: dict[str, float]
 
 
-class MissingLog(Message, frozen=True):
-    """Output of a rank that could not be uploaded."""
-
-    generation: Generation
-    rank: Rank
-    reason: str
-
-
 class NodeFault(Message, frozen=True):
     """A typed fault that the live agent reports about its own node or job."""
 

@@ -80,7 +80,7 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
         return decoder.decode(memoryview(data)[_VERSION.size :])  # type: ignore[return-value]
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:  # the last: a key that is no text
         raise MalformedMessage(str(error)) from error
 
 

@@ -5,7 +5,6 @@ Invariant: ids compare for equality only; none of them is ever parsed for meanin
 
 from __future__ import annotations
 
-import re
 from typing import NewType
 
 FleetName = NewType("FleetName", str)
@@ -21,11 +20,3 @@ Step = NewType("Step", int)
 
 NAME_PATTERN = r"^[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,62}$"
 """Names of jobs and fleets (SageMaker's rule for TrainingJobName)."""
-RUN_ID_PATTERN = r"^[0-9a-f]{32}$"
-
-_NAME = re.compile(NAME_PATTERN)
-
-
-def is_name(text: str) -> bool:
-    """Say whether `text` may name a job or a fleet (it is also safe as one path component)."""
-    return _NAME.fullmatch(text) is not None

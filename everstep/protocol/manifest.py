@@ -63,7 +63,7 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
     """
     try:
         manifest = msgspec.json.decode(data, type=CheckpointManifest)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:  # the last: a key that is no text
         raise MalformedMessage(f"not a checkpoint manifest: {error}") from error
     if manifest.version != 1:
         raise UnknownVersion(f"a checkpoint manifest of version {manifest.version}")

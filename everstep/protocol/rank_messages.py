@@ -245,7 +245,7 @@ class IdleSpan(Message, frozen=True, kw_only=False):
     seconds: float
     """Mean."""
     deviation_seconds: float = 0.0
-    """Standard deviation of `seconds`."""
+    """Standard deviation of its beginning or of its end, whichever moves more."""
 
 
 class IdleSpans(Message, frozen=True):

@@ -66,6 +66,8 @@ class Announcement(Message, frozen=True):
     generation: Generation
     term: int
     """Which life of the coordinator's agent speaks: it grows when the agent restarts. 0: the sender has heard of none."""
+    sequence: int
+    """The coordinator's own, in this term: whoever passes it on leaves it as it is, and by whatever way it comes, what was overtaken is not heard."""
     committed: Step
     """C, or -1."""
     proposed: Step

@@ -278,6 +278,33 @@ def pack_index(index: SlotIndex) -> bytes:
     return _index_encoder.encode(index)
 
 
+class IndexWriter:
+    """Packs the index of one layout again and again: its tensors once, each boundary's values behind them.
+
+    Args:
+        tensors: of the layout.
+    """
+
+    def __init__(self, tensors: tuple[TensorEntry, ...]) -> None:
+        empty = pack_index(SlotIndex(tensors, b""))
+        end = _index_end(b"")
+        assert empty.endswith(end), "values and version are the last two fields"
+        self.prefix = empty[: -len(end)]
+        """What is always the same."""
+
+    def suffix(self, values: bytes) -> bytes:
+        """Return what follows `prefix` in the index with these values."""
+        return _index_end(values)
+
+    def size(self, values: bytes) -> int:
+        """Return the size of the index with these values, bytes."""
+        return len(self.prefix) + len(_index_end(values))
+
+
+def _index_end(values: bytes) -> bytes:
+    return b"".join(_index_encoder.encode(item) for item in (values, "version", SlotIndex((), b"").version))
+
+
 def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
     """Return the index of a payload whose tensors occupy its first `tensor_bytes` bytes.
 
@@ -296,7 +323,7 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
         raise CorruptSlot(f"a slot index of {len(data)} bytes")
     try:
         index = _index_decoder.decode(data)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:  # the last: a key that is no text
         raise CorruptSlot(f"the slot index does not decode: {error}") from error
     if index.version != 1:
         raise UnknownVersion(f"a slot index of version {index.version}")

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
-from everstep.training.capture import CopyTicket
-from everstep.training.state_tree import tensor_bytes
+from everstep.training.copier import CopyTicket
+from everstep.training.sources import Marks, Sources
 
 AUDITED_AT_START = 3
 AUDITED_EVERY = 1000
@@ -28,38 +28,16 @@ KEPT_MEASUREMENTS = 10_000
 logger = logging.getLogger("everstep.training")
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """One deferred tensor of a snapshot in flight."""
-
-    name: str
-    live: torch.Tensor
-    copy: torch.Tensor
-    """Its place in the slot."""
-    mark: tuple[int, int]
-    """`mark_of(live)` at the boundary."""
-
-    def has_moved(self) -> bool:
-        """Say whether torch knows of a change since the boundary."""
-        return mark_of(self.live) != self.mark
-
-    def differs(self) -> bool:
-        """Say whether the live bytes are not the copied ones. NaN equals itself here, and 0.0 does not equal -0.0."""
-        return not torch.equal(tensor_bytes(self.live).cpu(), tensor_bytes(self.copy))
-
-
-def mark_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return what changes when torch changes the tensor in place or gives it other memory; writes through `.data` go unnoticed."""
-    return (0 if tensor.is_inference() else tensor._version, tensor.data_ptr())
-
-
 @dataclass(slots=True)
 class Flight:
     """One snapshot between its boundary and the guard."""
 
-    step: int
-    watched: Sequence[Watched]
-    is_audited: bool
+    sources: Sources
+    """What must not change before the copy has stopped."""
+    marks: Marks
+    """Theirs, at the boundary."""
+    copies: Sequence[torch.Tensor] | None
+    """Audited: their places in the slot, to be compared byte by byte."""
     ticket: CopyTicket
     settle: Callable[[Sequence[str]], None]
     """Called once at the guard with the names of the tensors that changed too early."""
@@ -101,7 +79,10 @@ class Guard:
         begun = self._clock()
         self._flight = None
         flight.ticket.wait()
-        changed = [watched.name for watched in flight.watched if watched.has_moved() or (flight.is_audited and watched.differs())]
+        changed = flight.sources.moved(flight.marks)
+        if flight.copies is not None:
+            flight.ticket.join()
+            changed += [name for name in flight.sources.differing(flight.copies) if name not in changed]
         flight.settle(changed)
         self.blocked_seconds.append(flight.blocked_seconds + self._clock() - begun)
         self._report(changed)

@@ -45,8 +45,9 @@ def idle_spans(busy: Sequence[Interval], boundaries: Sequence[float]) -> tuple[I
 
 
 def _mean(gaps: Sequence[Interval]) -> IdleSpan:
-    lengths = [end - begin for begin, end in gaps]
-    return IdleSpan(statistics.fmean(begin for begin, _ in gaps), statistics.fmean(lengths), statistics.pstdev(lengths))
+    begins, ends = zip(*gaps, strict=True)
+    begin = statistics.fmean(begins)
+    return IdleSpan(begin, statistics.fmean(ends) - begin, max(statistics.pstdev(begins), statistics.pstdev(ends)))
 
 
 def _gaps(busy: Sequence[Interval], begin: float, end: float, shortest: float) -> list[Interval]:

@@ -22,7 +22,7 @@ from everstep.training.adapters.deepspeed import DeepSpeedAdapter, is_engine
 from everstep.training.adapters.fsdp import FSDPAdapter
 from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.agent_link import AgentLink, NullLink, UnixAgentLink
-from everstep.training.capture import CpuCopier
+from everstep.training.copier import CpuCopier
 from everstep.training.data import DataStream
 from everstep.training.errors import CannotResume, SessionMisuse, TrainingError
 from everstep.training.script import Environment

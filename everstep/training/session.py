@@ -27,7 +27,7 @@ import torch
 from everstep.protocol.ids import Step
 from everstep.protocol.rank_messages import AgentHalf, Boundary, Phase, RankFault, RankHalf, Standing, Welcome
 from everstep.training.agent_link import AgentLink
-from everstep.training.capture import Copier
+from everstep.training.copier import Copier
 from everstep.training.data import DataStream
 from everstep.training.errors import RestoreMismatch, SessionMisuse
 from everstep.training.exit_watch import ExitWatch
@@ -96,6 +96,8 @@ class TrainingSession:
             for optimizer in adapter.optimizers().values():
                 optimizer.register_step_pre_hook(lambda *_: self._guard.reach())
         self._exit_watch = ExitWatch(self.close)
+        if link.has_agent:
+            self._snapshotter.foresee()  # slots are ready, then, before the first boundary asks for one
 
     @property
     def step(self) -> int:

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, compress
 from pathlib import Path
 
 from everstep.protocol.ids import Step
 from everstep.protocol.rank_messages import NONE, Abandoned, Captured, SlotsGranted, SlotsRefused, SlotsRequest
 from everstep.protocol.slot import HEADER_BYTES
 from everstep.training.agent_link import AgentLink
-from everstep.training.capture import CapturePlan, Copier, CopyPiece, SlotMemory
+from everstep.training.capture import CapturePlan, SlotMemory, StateTensor
+from everstep.training.copier import Copier, Copies
 from everstep.training.errors import CannotResume
-from everstep.training.guard import Flight, Guard, Watched, mark_of
+from everstep.training.guard import Flight, Guard
+from everstep.training.sources import Marks, Sources
 from everstep.training.state import Observed, RankState
 
 logger = logging.getLogger("everstep.training")
@@ -37,6 +41,43 @@ class _Written:
     slot: int
     index_offset: int
     index_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Capture:
+    """A capture under way."""
+
+    step: int
+    slot: int
+    begun: float
+
+
+class _Tensors:
+    """The tensors of a plan that stay the same from boundary to boundary, sorted by when they are copied.
+
+    Args:
+        lists: as they were observed.
+        unstable: names of those that may change before the next optimizer step after all.
+    """
+
+    def __init__(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> None:
+        self.lists = lists
+        self.unstable_count = len(unstable)
+        tensors = list(enumerate(chain.from_iterable(lists)))
+        is_later = [state.is_deferred and state.name not in unstable for _, state in tensors]
+        self.later = Sources(list(compress(tensors, is_later)))
+        self.now = Sources(list(compress(tensors, map(operator.not_, is_later))))
+        self.count = len(tensors)
+
+    def are(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> bool:
+        """Say whether these are the tensors still, in the shapes that they had."""
+        return (
+            len(unstable) == self.unstable_count
+            and len(lists) == len(self.lists)
+            and all(map(operator.is_, lists, self.lists))
+            and self.now.renew()
+            and self.later.renew()
+        )
 
 
 class Snapshotter:
@@ -57,6 +98,7 @@ class Snapshotter:
         self._guard = guard
         self._on_copying = on_copying
         self._plan: CapturePlan | None = None
+        self._tensors: _Tensors | None = None
         self._granted: SlotsGranted | None = None
         self._memories: Mapping[int, SlotMemory] = {}
         self._unresumable = ""
@@ -75,11 +117,17 @@ class Snapshotter:
         answer = self._link.slots
         return answer.reason if isinstance(answer, SlotsRefused) else self._unresumable if self._plan is None else ""
 
-    def prepare(self) -> None:
-        """Ask for slots if that has not been done, and get those that were granted ready. At every boundary, behind a capture.
+    def foresee(self) -> None:
+        """Ask for slots before the first boundary, where it is known what the first step of each optimizer will add to the state. Once, by `init`."""
+        try:
+            foreseen = self._state.foresee()
+        except CannotResume:  # said when it is a step that is not kept
+            return
+        if foreseen is not None:
+            self._request(foreseen)
 
-        Not before the first boundary: until then optimizers have no state to plan for.
-        """
+    def prepare(self) -> None:
+        """Ask for slots if that has not been done, and get those that were granted ready. At every boundary, behind a capture."""
         if self._plan is None:
             try:
                 self._request(self._state.observe())
@@ -109,41 +157,52 @@ class Snapshotter:
             self._note(error)
             self.abandon(step, str(error))
             return
-        index = self._plan.index(observed.values) if self._plan is not None and self._plan.fits(observed.tensors) else None
-        if self._plan is None or index is None:
-            self._request(observed)
-            self.abandon(step, "the layout of the state has changed; slots for the new one are asked for")
-            return
+        if self._plan is None or not self._is_planned(observed):
+            self._plan = CapturePlan.make(observed.tensors)
+            self._tensors = None
         granted = self._link.slots
         if not isinstance(granted, SlotsGranted):
             self.abandon(step, "the agent has gone")
+            return
+        if not self._plan.fits_into(granted.capacity_bytes, observed.values):
+            self._request(observed)
+            self.abandon(step, "the layout of the state has changed; slots for the new one are asked for")
             return
         try:
             memory = self._map(granted)[slot]
         except (OSError, ValueError, LookupError) as error:
             self.abandon(step, f"slot {slot} cannot be mapped: {error}")
             return
-        self.settled = step
-        now: list[CopyPiece] = []
-        later: list[CopyPiece] = []
-        watched: list[Watched] = []
-        for item, target in zip(observed.tensors, memory.views(self._plan), strict=True):
-            # The detached tensor keeps the memory of this moment, even if the script gives the live one other memory.
-            piece = CopyPiece(item.tensor.detach(), target)
-            if item.is_deferred and item.name not in self._guard.unstable:
-                later.append(piece)
-                watched.append(Watched(item.name, item.tensor, target, mark_of(item.tensor)))
-            else:
-                now.append(piece)
+        self._write(_Capture(step, slot, begun), observed, self._plan, memory)
+
+    def _is_planned(self, observed: Observed) -> bool:
+        """Say whether the plan is one for this state. Most boundaries find the very tensors of the one before, and then little is looked at."""
+        assert self._plan is not None
+        if self._tensors is not None and self._tensors.are(observed.lists, self._guard.unstable):
+            return self._tensors.count + len(observed.fresh) == len(self._plan.entries) and self._plan.fits_at(self._tensors.count, observed.fresh)
+        self._tensors = None
+        return self._plan.fits(observed.tensors)
+
+    def _write(self, capture: _Capture, observed: Observed, plan: CapturePlan, memory: SlotMemory) -> None:
+        if self._tensors is None:
+            self._tensors = _Tensors(observed.lists, self._guard.unstable)
+        tensors, views = self._tensors, memory.views(plan)
+        self.settled = capture.step
         is_audited = self._guard.is_next_audited()
+        later = Copies(tensors.later.aliases[:], [views[position] for position in tensors.later.positions])
+        now = Copies(
+            [*tensors.now.aliases, *(state.tensor.detach() for state in observed.fresh)],
+            [*(views[position] for position in tensors.now.positions), *views[tensors.count :]],
+        )
+        marks = tensors.later.marks()
+        self._on_copying(capture.step)
+        self._copier.copy(now)
         if is_audited:
             # Compared with a copy made later, a tensor that changed before it was copied would look as if it had not changed at all.
-            now, later = now + later, []
-        self._on_copying(step)
-        self._copier.copy(now)
-        memory.clear(self._plan.gaps)
-        memory.write(self._plan.index_offset, index)
-        self._fly(_Written(step, slot, self._plan.index_offset, len(index)), later, watched, is_audited=is_audited, begun=begun)
+            self._copier.copy(later)
+        index_bytes = memory.write_values(plan, observed.values)
+        written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)
+        self._fly(written, later, marks, is_audited=is_audited, begun=capture.begun)
 
     def abandon(self, step: int, reason: str) -> None:
         """Tell the agent that there is no snapshot of `step`. Any thread."""
@@ -155,8 +214,10 @@ class Snapshotter:
         self._copier.close()
         self._memories = {}
 
-    def _fly(self, written: _Written, later: Sequence[CopyPiece], watched: Sequence[Watched], *, is_audited: bool, begun: float) -> None:
+    def _fly(self, written: _Written, later: Copies, marks: Marks, *, is_audited: bool, begun: float) -> None:
         """Start the deferred copies and put the guard before the next change."""
+        assert self._tensors is not None
+        sources = self._tensors.later
 
         def settle(changed: Sequence[str], error: BaseException | None) -> None:
             if error is not None:
@@ -171,14 +232,15 @@ class Snapshotter:
             # this very moment is counted only when it ends; tensors that change in forward are known from the audits before it comes to that.)
             self._on_copying(NONE)
             if not is_audited:
-                settle([item.name for item in watched if item.has_moved()], error)
+                settle(sources.moved(marks), error)
 
         def reached(changed: Sequence[str]) -> None:
             if is_audited:
                 settle(changed, ticket.error)
 
-        ticket = self._copier.start(later, copied)
-        self._guard.arm(Flight(written.step, watched, is_audited, ticket, reached, time.perf_counter() - begun))
+        ticket = self._copier.start(Copies((), ()) if is_audited else later, copied)
+        copies = later.targets if is_audited else None
+        self._guard.arm(Flight(sources, marks, copies, ticket, reached, time.perf_counter() - begun))
 
     def _note(self, error: CannotResume) -> None:
         """Say once in the rank's output why its steps are not kept; training goes on."""
@@ -200,8 +262,11 @@ class Snapshotter:
         )
 
     def _request(self, observed: Observed) -> None:
-        self._plan = CapturePlan.make(observed.tensors, observed.values)
-        self._link.send(SlotsRequest(generation=self._link.generation, layout_hash=self._state.layout_hash, capacity_bytes=self._plan.capacity_bytes))
+        """Plan for this state, and ask for slots of its size."""
+        self._plan = CapturePlan.make(observed.tensors)
+        self._tensors = None
+        capacity_bytes = self._plan.capacity_bytes(observed.values)
+        self._link.send(SlotsRequest(generation=self._link.generation, layout_hash=self._state.layout_hash, capacity_bytes=capacity_bytes))
 
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:
         """Map the slots that lie ready; one that still holds an older, smaller state is made anew, and told of, before it is granted."""

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
 import torch
 
 from everstep.training import rng
-from everstep.training.adapters.base import Adapter
+from everstep.training.adapters.base import Adapter, AdapterState
 from everstep.training.capture import StateTensor
 from everstep.training.data import DataStream
 from everstep.training.restore import VALUE_PREFIX, SlotValues, Snapshot, encode_facts
 from everstep.training.script import Environment
-from everstep.training.state_tree import Tree, encode
+from everstep.training.state_tree import encode
 
 
 class Stateful(Protocol):
@@ -33,10 +34,17 @@ class Stateful(Protocol):
 class Observed:
     """The state of a moment."""
 
-    tensors: list[StateTensor]
-    """Live, in canonical order."""
+    lists: Sequence[list[StateTensor]]
+    """Live, in canonical order; the same list objects as last time where they hold the same tensors."""
+    fresh: list[StateTensor]
+    """Behind them: tensors that are other objects from boundary to boundary (buffers that modules replace, the generators' states)."""
     values: bytes
     """Encoded: they are of this moment whatever happens next."""
+
+    @property
+    def tensors(self) -> list[StateTensor]:
+        """All of them, in the order in which they lie in a slot."""
+        return [*chain.from_iterable(self.lists), *self.fresh]
 
 
 class RankState:
@@ -79,24 +87,34 @@ class RankState:
         Raises:
             CannotResume: something in it could not be brought back.
         """
-        tensors: list[StateTensor] = []
-        of_adapters: list[Tree] = []
-        for adapter in self.adapters:
-            adapter.check()
-            state = adapter.observe()
-            tensors += state.tensors
-            of_adapters.append(state.values)
+        return self._observed([_checked(adapter).observe() for adapter in self.adapters])
+
+    def foresee(self) -> Observed | None:
+        """Return the state as it will be after the first optimizer step, with what is not there yet on the meta device; None where nobody knows.
+
+        Returns:
+            What `observe` will return then, or nearly so.
+
+        Raises:
+            CannotResume: as for `observe`.
+        """
+        foreseen = [adapter.foresee() for adapter in self.adapters]
+        return None if None in foreseen else self._observed([state for state in foreseen if state is not None])
+
+    def _observed(self, of_adapters: Sequence[AdapterState]) -> Observed:
         tree = encode(
             {
-                "adapters": of_adapters,
+                "adapters": [state.values for state in of_adapters],
                 "objects": {name: item.state_dict() for name, item in self.objects.items()},
                 "data": {name: stream.state_dict() for name, stream in self.streams.items()},
                 "rng": rng.observe(),
             },
             "",
         )
-        tensors += [StateTensor(VALUE_PREFIX + path, tensor, is_deferred=False) for path, tensor in tree.tensors]
-        return Observed(tensors, msgspec.msgpack.encode(SlotValues(self._facts_data, tree.data)))
+        fresh = [item for state in of_adapters for item in state.fresh]
+        fresh += [StateTensor(VALUE_PREFIX + path, tensor, is_deferred=False) for path, tensor in tree.tensors]
+        values = msgspec.msgpack.encode(SlotValues(self._facts_data, tree.data))
+        return Observed([one for state in of_adapters for one in state.lists], fresh, values)
 
     def load(self, snapshot: Snapshot) -> None:
         """Bring the live objects to a snapshot, in place. Collective: ranks rebuild together what they derive from each other."""
@@ -118,3 +136,8 @@ class RankState:
     def steps_made(self) -> int | None:
         """Return the framework's own count of optimizer steps, or None where only the script can tell."""
         return self.adapters[0].steps_made() if len(self.adapters) == 1 else None
+
+
+def _checked(adapter: Adapter) -> Adapter:
+    adapter.check()
+    return adapter

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
-from control_plane.cloud.errors import InvalidRequest, NotFound, PreconditionFailed
+from control_plane.cloud.errors import NotFound, PreconditionFailed
 from control_plane.cloud.fake import MemoryObjectStore
 from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectStore
 from control_plane.cloud.s3 import S3ObjectStore
@@ -111,16 +111,6 @@ def test_listing_is_by_prefix_in_key_order(store: ObjectStore, prefix: ObjectRef
     assert [info.reference.key.removeprefix(prefix.key) for info in store.list(prefix)] == ["a/1", "a/2", "b", "c"]
     assert [info.size_bytes for info in store.list(below(prefix, "a/"))] == [3, 3]
     assert list(store.list(below(prefix, "none"))) == []
-
-
-def test_deletion_is_by_prefix_and_never_of_everything(store: ObjectStore, prefix: ObjectReference) -> None:
-    for name in ("a/1", "a/2", "b"):
-        store.put(below(prefix, name), b"")
-    assert store.delete_prefix(below(prefix, "a/")) == 2
-    assert store.delete_prefix(below(prefix, "a/")) == 0
-    assert [info.reference for info in store.list(prefix)] == [below(prefix, "b")]
-    with pytest.raises(InvalidRequest):
-        store.delete_prefix(ObjectReference(bucket=BUCKET, key=""))
 
 
 def test_what_is_missing_is_not_found(store: ObjectStore, prefix: ObjectReference) -> None:

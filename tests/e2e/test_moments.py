@@ -18,7 +18,7 @@ from tests.e2e.reference import References
 
 FAULT_POINTS = Path(__file__).parent / "fault_points"
 SHAPE = Shape(nodes=2, ranks_per_node=2)
-FIRST = "1:6"
+FIRST = "1:10"
 """Ranks stand here, behind audited snapshots and a committed step, while a moment is armed."""
 STEPS, PACE_SECONDS, WIDTH = 50, 0.05, 680
 """WIDTH makes 6 MB of parameters and optimizer state a rank."""
@@ -46,7 +46,7 @@ def job(place: Workplace, request: pytest.FixtureRequest) -> Job:
     job = place.submit(name, SHAPE, holds=(FIRST,), adapter="plain", steps=STEPS, pace_seconds=PACE_SECONDS, width=WIDTH)
     job.reference()
     job.wait_standing(FIRST)
-    job.wait_committed(4)
+    job.wait_committed(1)
     return job
 
 

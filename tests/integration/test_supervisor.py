@@ -18,7 +18,7 @@ from tests.unit.worker.rank_plans import RUN, rank_plan
 from worker.errors import RanksNotGone
 from worker.rank_files import RankFiles
 from worker.shim import processes
-from worker.shim.messages import Preload, RankRecord, StopRanks
+from worker.shim.messages import Preload, RankRecord
 from worker.supervisor import ExitedRank, Supervisor
 
 pytestmark = pytest.mark.integration
@@ -57,10 +57,10 @@ class Bench:
         return plan
 
     async def exit(self, rank: int = 0, generation: int = 1) -> ExitedRank:
-        async for exited in self.supervisor.exits(RUN, Generation(generation)):
-            if exited.rank == rank:
-                return exited
-        raise AssertionError
+        seen: set[Rank] = set()
+        while (exited := await self.supervisor.next_exit(RUN, Generation(generation), seen)).rank != rank:
+            seen.add(exited.rank)
+        return exited
 
     def files(self, rank: int = 0, generation: int = 1) -> RankFiles:
         return RankFiles(self.state, RUN, Generation(generation), Rank(rank))
@@ -261,24 +261,6 @@ async def test_nothing_of_a_halted_generation_starts_any_more(bench: Bench) -> N
     assert (await bench.exit(generation=2)).end.code == 0
 
 
-async def test_a_release_lets_the_script_end_by_itself(cold: Bench) -> None:
-    await cold.start(
-        "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: (print('bye'), sys.exit(0)))\n"
-        "print('up', flush=True)\nwhile True: signal.pause()\n"
-    )
-    await cold.living()
-    await cold.supervisor.release_ranks(RUN, Generation(1), grace_seconds=30)
-    assert (await cold.exit()).end.code == 0
-    assert cold.files().stdout.read_text() == "up\nbye\n"
-
-
-async def test_a_release_kills_what_does_not_listen(cold: Bench) -> None:
-    await cold.start("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\nwhile True: signal.pause()\n")
-    await cold.living()
-    await cold.supervisor.release_ranks(RUN, Generation(1), grace_seconds=0.1)
-    assert (await cold.exit()).exit_class is ExitClass.HALTED
-
-
 async def test_ranks_that_still_live_are_not_proven_gone(cold: Bench) -> None:
     await cold.start(WAIT_FOR_EVER)
     record = await cold.living()
@@ -305,6 +287,21 @@ async def test_another_agent_takes_over_ranks_and_the_exits_it_missed(bench: Ben
     await bench.start("", count=2)  # a repeated start changes nothing
     os.kill(taken.pid, signal.SIGKILL)
     assert (await bench.exit(1)).exit_class is ExitClass.KILLED
+
+
+async def test_a_start_that_the_agent_before_has_asked_for(bench: Bench) -> None:
+    """It died before it heard of the rank. The next one asks again, while the shim is still at it and when it is done: one rank, told to both."""
+    await bench.start(WAIT_FOR_EVER)
+    for _ in range(2):
+        await bench.supervisor.close()
+        bench.supervisor = bench.make()
+        await bench.supervisor.start()
+        await bench.start(WAIT_FOR_EVER)
+        await bench.until(lambda: not bench.supervisor._asked)
+        (record,) = bench.supervisor.records
+        assert (await bench.living()) == record
+        assert record.end is None
+        assert bench.files().stdout.read_text() == "up\n"
 
 
 async def test_a_dead_shim_takes_no_rank_out_of_sight(bench: Bench) -> None:
@@ -416,7 +413,3 @@ async def test_a_malformed_client_is_dropped_and_the_shim_lives_on(cold: Bench) 
     await writer.wait_closed()
     await cold.start("")
     assert (await cold.exit()).end.code == 0
-
-
-def test_signals_travel_as_numbers() -> None:
-    assert StopRanks(run=None, generation=Generation(1), signal=signal.SIGKILL).signal == 9

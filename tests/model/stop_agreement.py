@@ -87,7 +87,10 @@ class Agent(NamedTuple):
     granted: int = NONE
     slots: tuple[SlotView, ...] = (EMPTY, EMPTY)
     pinned: int = NONE
-    persisted: int = NONE
+    begun: int = NONE
+    """The newest step whose upload was begun."""
+    uploaded: int = NONE
+    """The newest step that is in S3."""
     down: Word | None = None
     """An announcement on its way."""
     up: RankRound | None = None
@@ -120,11 +123,22 @@ class Options:
     slot_count: int = 2
     may_stop: bool = True
     may_hurry: bool = False
+    """Final rounds are given up, ranks leave on their own."""
+    may_hang: bool = False
+    """The control plane gives up waiting for the stop that it has asked for, and has the ranks killed."""
+    has_uploads: bool = False
+    """What is marked is uploaded. Always, where there are checkpoints at an interval."""
     is_fine: bool = False
     """Messages are on their way for a while; ranks' messages to their agent, too."""
     coordinator: type[Coordinator] = Coordinator
     echo_of: Callable[[RankHalf, Step, StopState], tuple[Step, int]] = echo_of
     decide: Callable[[step_rules.RankView, AgentHalf], step_rules.Decision] = step_rules.decide
+    begins_again: bool = True
+    """When an upload has ended, what was marked in the meantime is begun."""
+
+    @property
+    def uploads(self) -> bool:
+        return self.has_uploads or self.every_steps > 0
 
 
 class Model:
@@ -173,7 +187,7 @@ class Model:
         agent = world.agents[rank]
         report = self._round(world, rank)
         core = world.coordinator
-        word = Word(core.committed, core.proposed, core.persist, core.stop, core.stop_state, core.is_finished)
+        word = _word(core)
         if not self.options.is_fine:
             is_over = core.is_finished and self.options.restarts == world.restarts
             if not is_over and all(each != report for each in core.ranks):
@@ -205,6 +219,7 @@ class Model:
             echo_step=echo_step,
             echo=echo,
             confirmed_stop=Step(agent.word.stop) if agent.word.stop_state is StopState.CONFIRMED else Step(NONE),
+            heard_stop=Step(agent.word.stop),
             pinned_step=Step(agent.pinned),
             is_late=agent.shard.is_late,
         )
@@ -226,16 +241,18 @@ class Model:
 
     def _heard(self, world: World, rank: int, word: Word) -> World:
         """As `Member._hear` and `RankLines.hear` do it: pin what is to be uploaded, then the shard, then the page."""
-        agent = world.agents[rank]
-        if self.options.every_steps and word.persist > agent.persisted and word.persist == word.committed:
-            index = find_sealed(agent.slots, self._content(word.persist))
-            if index is not None and agent.pinned == NONE:
-                pinned = replace(agent.slots[index], is_pinned=True)
-                agent = agent._replace(slots=put(agent.slots, index, pinned), pinned=word.persist)
-            agent = agent._replace(persisted=word.persist)
+        agent = self._upload_if_due(world.agents[rank]._replace(word=word))
         shard = agent.shard.hear(Step(word.committed), Step(word.proposed))
         granted = NONE if shard.proposed != agent.shard.proposed else agent.granted
-        return self._with(world, rank, agent._replace(shard=shard, granted=granted, word=word))
+        return self._with(world, rank, agent._replace(shard=shard, granted=granted))
+
+    def _upload_if_due(self, agent: Agent) -> Agent:
+        """As `Member._upload_if_due` does it."""
+        step = agent.word.persist
+        index = find_sealed(agent.slots, self._content(step))
+        if not self.options.uploads or step <= agent.begun or step != agent.word.committed or agent.pinned != NONE or index is None:
+            return agent
+        return agent._replace(slots=put(agent.slots, index, replace(agent.slots[index], is_pinned=True)), pinned=step, begun=step)
 
     @staticmethod
     def _content(step: int) -> Content:
@@ -262,7 +279,9 @@ class Model:
         agent = world.agents[rank]
         if agent.pinned != NONE:
             slots = tuple(replace(view, is_pinned=False) for view in agent.slots)
-            yield ("uploaded", rank, agent.pinned), self._with(world, rank, agent._replace(slots=slots, pinned=NONE))
+            ended = agent._replace(slots=slots, pinned=NONE, uploaded=agent.pinned)
+            after = self._upload_if_due(ended) if self.options.begins_again else ended
+            yield ("uploaded", rank, agent.pinned), self._with(world, rank, after)
 
     def _delivered(self, world: World, rank: int, step: int, is_captured: bool) -> World:
         agent, process = world.agents[rank], world.processes[rank]
@@ -358,13 +377,17 @@ class Model:
                 if world.processes[rank].mode is Mode.CLOSING:
                     left = self._moved(world, rank, world.processes[rank]._replace(mode=Mode.CLOSED))
                     yield ("give up", rank), left._replace(is_hurried=True)
+        if self.options.may_hang and core.stop_requested and not self.is_done(world):
+            killed = tuple(process._replace(mode=Mode.CLOSED, outcome=None) for process in world.processes)
+            yield ("halt",), self._coordinated(world._replace(processes=killed, is_hurried=True), core.halt())
 
     def _restarted(self, world: World) -> World:
         """The coordinator's agent starts anew; every line breaks, its own uploads are lost, and it asks everybody."""
         options = self.options
         core = options.coordinator.recover(world_size=options.ranks, base=Step(0), every_steps=options.every_steps, slot_count=options.slot_count)
         agents = tuple(agent._replace(up=None, down=None) for agent in world.agents)
-        own = agents[0]._replace(pinned=NONE, slots=tuple(replace(view, is_pinned=False) for view in agents[0].slots))
+        word = agents[0].word._replace(persist=NONE)  # all else is on the page
+        own = agents[0]._replace(pinned=NONE, begun=NONE, word=word, slots=tuple(replace(view, is_pinned=False) for view in agents[0].slots))
         heard = max(agent.word.stop if agent.word.stop_state is StopState.CONFIRMED else NONE for agent in agents)  # what nobody heard is void
         return world._replace(coordinator=core, agents=(own, *agents[1:]), restarts=world.restarts + 1, confirmed=heard)
 
@@ -381,6 +404,12 @@ class Model:
             raise Violation(f"ranks stop at {sorted(stopped)}")
         if world.confirmed != NONE and any(process.boundary > world.confirmed for process in world.processes):
             raise Violation(f"a stop at {world.confirmed} is confirmed and a rank has passed it")
+        core = world.coordinator
+        is_told = all(agent.word == _word(core) and agent.pinned == NONE and agent.down is None for agent in world.agents)
+        if self.options.uploads and self.is_done(world) and is_told and core.is_finished and core.stop_requested and not core.is_recovering:
+            left = {agent.uploaded for agent in world.agents}
+            if left != {core.committed}:
+                raise Violation(f"a stop leaves steps {sorted(left)} in S3, and C is {core.committed}")
         if self.is_done(world) and not world.is_hurried and not world.restarts and not self.options.every_steps:
             boundary = world.processes[0].boundary
             if world.coordinator.committed != boundary:
@@ -389,6 +418,10 @@ class Model:
     def is_done(self, world: World) -> bool:
         """Say whether every rank has left."""
         return all(process.mode is Mode.CLOSED for process in world.processes)
+
+
+def _word(core: Coordinator) -> Word:
+    return Word(core.committed, core.proposed, core.persist, core.stop, core.stop_state, core.is_finished)
 
 
 def _last(moves: Iterator[tuple[Event, World]], world: World) -> World:
@@ -429,6 +462,25 @@ class ForgetsConfirmed(Coordinator):
         return recovered if recovered is self else replace(recovered, stop=Step(NONE), stop_state=StopState.NONE)
 
 
+class ReusesNumber(Coordinator):
+    """A restarted coordinator does not ask which stops were announced before; ranks have answered to them."""
+
+    __slots__ = ()
+
+    def _recovered(self) -> Coordinator:
+        recovered = super()._recovered()
+        return recovered if recovered is self or recovered.stop_state is StopState.CONFIRMED else replace(recovered, stop=Step(NONE))
+
+
+class LeavesNothing(Coordinator):
+    """What is committed when ranks are halted, or have waited long enough, stays in memory."""
+
+    __slots__ = ()
+
+    def _left_behind(self) -> Coordinator:
+        return super()._left_behind() if self.final == self.committed else self
+
+
 class MostEchoes(Coordinator):
     """Confirms without the last answer."""
 
@@ -450,6 +502,9 @@ BUGS: dict[str, dict[str, object]] = {
     "one-phase": {"coordinator": OnePhase},
     "never-withdraws": {"coordinator": NeverWithdraws},
     "forgets-confirmed": {"coordinator": ForgetsConfirmed, "restarts": 1},
+    "reuses-number": {"coordinator": ReusesNumber, "restarts": 1},
+    "leaves-nothing": {"coordinator": LeavesNothing, "has_uploads": True, "may_hang": True},
+    "forgets-mark": {"begins_again": False, "every_steps": 1, "slot_count": 3},
     "most-echoes": {"coordinator": MostEchoes},
     "walks-on": {"decide": _walks_on},
     "rank-alone": {"echo_of": lambda half, stop, state: (Step(half.echo_step), half.echo)},

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.model.explore import Found, walk
+from everstep.protocol.rank_messages import StopState
+from tests.model.explore import Driver, Found, walk
 from tests.model.stop_agreement import BUGS, Model, Options, explore, main
+from worker.core.rounds import Coordinator
 
 pytestmark = pytest.mark.timeout(600)
-RARELY = {"ask": 0.1, "restart": 0.03, "give up": 0.01, "end final round": 0.01, "uploaded": 0.3}
+RARELY = {"ask": 0.1, "restart": 0.03, "halt": 0.02, "give up": 0.01, "end final round": 0.01, "uploaded": 0.3}
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,7 @@ RARELY = {"ask": 0.1, "restart": 0.03, "give up": 0.01, "end final round": 0.01,
         pytest.param(Options(2, 2, every_steps=1, may_stop=False), id="uploads pin slots"),
         pytest.param(Options(2, 2, every_steps=1, slot_count=3, may_stop=False), id="uploads, a third slot"),
         pytest.param(Options(2, 1, may_stop=False, may_hurry=True), id="given up"),
+        pytest.param(Options(2, 1, has_uploads=True), id="stop, what is left behind"),
     ],
 )
 def test_every_interleaving(options: Options) -> None:
@@ -37,6 +40,7 @@ def test_every_interleaving(options: Options) -> None:
         pytest.param(Options(2, 1, restarts=1), id="stop, coordinator restarts"),
         pytest.param(Options(2, 1, every_steps=1), id="stop, uploads"),
         pytest.param(Options(2, 1, may_hurry=True), id="stop, given up"),
+        pytest.param(Options(2, 1, may_hurry=True, may_hang=True, has_uploads=True), id="stop, hangs"),
         pytest.param(Options(2, 1, may_stop=False, is_fine=True), id="messages travel"),
         pytest.param(Options(3, 1, may_stop=False), id="three ranks"),
     ],
@@ -57,6 +61,7 @@ def follow(options: Options, seeds: range) -> None:
 def test_random_walks_with_messages_on_their_way(ranks: int, every: int) -> None:
     follow(Options(ranks, 6, restarts=2, every_steps=every, is_fine=True), range(40))
     follow(Options(ranks, 6, restarts=1, every_steps=every, may_hurry=True, is_fine=True), range(15))
+    follow(Options(ranks, 6, restarts=1, every_steps=every, may_hurry=True, may_hang=True, has_uploads=True, is_fine=True), range(25))
 
 
 @pytest.mark.full
@@ -66,15 +71,37 @@ def test_many_random_walks(ranks: int) -> None:
     follow(Options(ranks, 10, restarts=4, every_steps=3, slot_count=3, is_fine=True), range(2000, 3000))
 
 
-@pytest.mark.parametrize("bug", sorted(set(BUGS) - {"forgets-confirmed"}))
+BY_WALK = {"forgets-confirmed", "forgets-mark", "leaves-nothing"}
+BY_STORY = {"reuses-number"}
+
+
+@pytest.mark.parametrize("bug", sorted(set(BUGS) - BY_WALK - BY_STORY))
 def test_planted_bugs_are_found(bug: str) -> None:
     with pytest.raises(Found):
         explore(replace(Options(2, 2), **BUGS[bug]))  # type: ignore[arg-type]
 
 
-def test_a_coordinator_that_forgets_a_confirmed_stop_is_found() -> None:
+@pytest.mark.parametrize("bug", sorted(BY_WALK))
+def test_random_walks_find_planted(bug: str) -> None:
     with pytest.raises(Found):
-        follow(replace(Options(2, 6, is_fine=True), **BUGS["forgets-confirmed"]), range(500))  # type: ignore[arg-type]
+        follow(replace(Options(2, 6, is_fine=True), **BUGS[bug]), range(500))  # type: ignore[arg-type]
+
+
+def test_an_answer_to_an_older_stop_is_not_taken_for_one_to_a_newer_of_the_same_number() -> None:
+    """The coordinator's agent restarts while a stop at 1 is announced. Both say yes, hear that there is none, and go on; then it is asked again."""
+
+    def tell(bug: dict[str, object]) -> Coordinator:
+        story = Driver(Model(replace(Options(2, 3, restarts=1), **bug)), weights={})  # type: ignore[arg-type]
+        reports, hears, go = [("report", 0), ("report", 1)], [("hear", 0), ("hear", 1)], [("go", 0), ("go", 1)]
+        asked = [*reports, *go, ("ask",), ("request stop",), *hears, ("restart",), *reports]
+        for event in (*asked, ("boundary", 0, 1), ("boundary", 1, 1), *hears, *go, ("request stop",), *reports, ("boundary", 0, 2)):
+            story.do(*event)
+        return story.world.coordinator
+
+    announced = tell({})
+    assert (announced.stop, announced.stop_state) == (2, StopState.ANNOUNCED)
+    with pytest.raises(Found, match="passes 2 although a stop at 1 is confirmed"):
+        tell(BUGS["reuses-number"])
 
 
 def test_stopping_in_one_phase_deadlocks() -> None:

@@ -19,7 +19,7 @@ MU_RATIO = 0.85
 """Share of a mean span that is used. GEMINI keeps its own to itself; its artifact uses 0.8 of the shortest span."""
 MIN_CHUNK_BYTES = 32 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
-CHUNKS_PER_SPAN = 16
+CHUNKS_PER_SPAN = 8
 """A span is left unused by up to one chunk at its end: with so many of them that is little."""
 UNIFORM_SHARE = 0.8
 """Uniform pacing is done after this part of the iteration, so that digest, votes and commit fit into the rest."""
@@ -56,18 +56,10 @@ class ScheduledChunk:
     """After the boundary."""
 
 
-def usable(span: IdleSpan, mu: float) -> IdleSpan:
-    """Return the middle of a span, `mu` of its mean: both of its ends move from iteration to iteration."""
-    return IdleSpan(span.begin_seconds + span.seconds * (1 - mu) / 2, span.seconds * mu, 0.0)
-
-
-def steadiness(spans: Sequence[IdleSpan]) -> float:
-    """Return the part of the spans that is there in most iterations: `MU_RATIO`, less two deviations where they vary by more than that allows."""
-    total = sum(span.seconds for span in spans)
-    if total <= 0:
-        return 0.0
-    varies = sum(span.deviation_seconds for span in spans) / total
-    return max(0.0, min(MU_RATIO, 1 - 2 * varies))
+def usable(span: IdleSpan, mu: float = MU_RATIO) -> IdleSpan:
+    """Return the middle of a span: `mu` of its mean, and less where its ends move by more than that from iteration to iteration."""
+    margin = min(max(span.seconds * (1 - mu) / 2, span.deviation_seconds), span.seconds / 2)
+    return IdleSpan(span.begin_seconds + margin, span.seconds - 2 * margin)
 
 
 def partition(
@@ -150,11 +142,10 @@ def uniform(checkpoint_bytes: int, copies: int, *, chunk_bytes: int, iteration_s
     )
 
 
-def chunk_bytes_for(spans: Sequence[IdleSpan], link: Link, mu: float) -> int:
-    """Return the size of chunk that fits many times into a usual span: `CHUNKS_PER_SPAN` times into the span that the middle byte goes through."""
-    lengths = sorted(span.seconds * mu for span in spans)
-    half, passed = sum(lengths) / 2, 0.0
-    for length in lengths:
+def chunk_bytes_for(windows: Sequence[IdleSpan], link: Link) -> int:
+    """Return the size of chunk that fits `CHUNKS_PER_SPAN` times into a usual window: the one that the middle byte goes through."""
+    half, passed = sum(window.seconds for window in windows) / 2, 0.0
+    for length in sorted(window.seconds for window in windows):
         passed += length
         if passed >= half:
             fitting = link.bytes_within(length / CHUNKS_PER_SPAN)

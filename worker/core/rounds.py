@@ -170,7 +170,7 @@ class Coordinator:
     cadence: int = 1
     """Steps between the last two commits."""
     persist: Step = NONE
-    """The newest committed step that is to be uploaded."""
+    """The newest step that is to be uploaded: committed, or the base of a job that is stopped before it is."""
     is_recovering: bool = False
     """Restarted: proposes nothing until every rank's agent has reported."""
     stop_requested: bool = False
@@ -203,7 +203,11 @@ class Coordinator:
 
     def end_final_round(self) -> Coordinator:
         """The final round has taken too long: ranks leave with what is committed."""
-        return replace(self, is_finished=True) if self.final != NONE else self
+        return replace(self, is_finished=True).advance() if self.final != NONE else self
+
+    def halt(self) -> Coordinator:
+        """The ranks are being ended. If a stop was asked for, what is committed now is what the job leaves behind."""
+        return replace(self, is_finished=True, proposed=NONE).advance() if self._is_stopping else self
 
     # -- what follows ------------------------------------------------------------------------------------------------------------------
 
@@ -221,7 +225,7 @@ class Coordinator:
         """Return what follows from everything known; calling it again changes nothing."""
         before, after = None, self
         while after != before:
-            before, after = after, after._recovered()._decided()._stopping()._closing()._propose()
+            before, after = after, after._recovered()._decided()._stopping()._closing()._left_behind()._propose()
         return after
 
     def _recovered(self) -> Coordinator:
@@ -231,19 +235,21 @@ class Coordinator:
         heard = max(each.committed for each in self.ranks)
         acked = newest > heard and all(each.proposed == newest and each.vote is Vote.ACKED for each in self.ranks)
         committed = newest if acked else heard
-        stop = max(each.confirmed_stop for each in self.ranks)
-        known = replace(self, is_recovering=False, stop=stop, stop_state=StopState.CONFIRMED if stop != NONE else StopState.NONE)
+        known = replace(self, is_recovering=False, stop=max(each.confirmed_stop for each in self.ranks), stop_state=StopState.CONFIRMED)
+        if known.stop == NONE:  # withdrawn, if one was announced; its number is not used again: answers to it are still on the ranks' pages
+            known = replace(known, stop=max(each.heard_stop for each in self.ranks), stop_state=StopState.NONE)
         if committed == NONE and self.base:  # the base's own round had not ended: it goes on
             return replace(known, proposed=self.base, newest=max(newest, self.base))
-        return replace(known, committed=committed, newest=max(newest, self.highest_boundary), persist=committed)
+        return replace(known, committed=committed, newest=max(newest, self.highest_boundary), persist=committed if self.every_steps else NONE)
 
     def _decided(self) -> Coordinator:
         """Every rank has voted on w: commit or drop it."""
         if self.is_recovering or self.proposed == NONE or not self.is_complete:
             return self
         votes = [each for each in self.ranks if each.proposed == self.proposed]
-        late = any(each.vote is Vote.ABANDON and each.is_late for each in votes)
-        if any(each.vote is Vote.ABANDON for each in votes):
+        abandoned = [each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base]  # the base is there, nobody captures it
+        late = any(each.is_late for each in abandoned)
+        if abandoned:
             if self.proposed == self.final and not late:  # it cannot be captured, now or later
                 return replace(self, proposed=NONE, is_finished=True)
             return replace(self, proposed=NONE, lead=self.lead + 1 if late else self.lead, clean_rounds=0)
@@ -301,10 +307,19 @@ class Coordinator:
             return replace(self, is_finished=True, proposed=NONE)
         (boundary,) = boundaries
         if self.committed == boundary or boundary <= self.base:
-            return replace(self, is_finished=True, final=boundary, proposed=NONE, persist=boundary if self.stop_requested else self.persist)
+            return replace(self, is_finished=True, final=boundary, proposed=NONE)
         if self.final != boundary:
             return replace(self, final=boundary, proposed=self.proposed if self.proposed == boundary else NONE)
         return self
+
+    def _left_behind(self) -> Coordinator:
+        """A stopped job leaves what it stands on in S3, however its final round ended."""
+        foundation = self.committed if self.committed != NONE else (self.base or NONE)
+        return replace(self, persist=foundation) if self.is_finished and self._is_stopping else self
+
+    @property
+    def _is_stopping(self) -> bool:
+        return self.stop_requested or self.stop_state is StopState.CONFIRMED  # who restarted may know the one without the other
 
     def _propose(self) -> Coordinator:
         if self.is_recovering or self.is_finished or self.proposed != NONE:

@@ -57,6 +57,7 @@ class RoundServer:
         return Announcement(
             generation=self._generation,
             term=self.term,
+            sequence=self.changed.version,
             committed=core.committed,
             proposed=core.proposed,
             persist_step=core.persist,
@@ -81,6 +82,10 @@ class RoundServer:
     def request_stop(self) -> None:
         """Ask all ranks to stop at one step."""
         self._apply(self.core.request_stop())
+
+    def halt(self) -> None:
+        """The ranks are being ended: after a request to stop, have what is committed uploaded."""
+        self._apply(self.core.halt())
 
     def close(self) -> None:
         """End the timer of the final round."""

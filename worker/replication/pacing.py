@@ -7,11 +7,12 @@ boundaries are not heard of, leaves the network to the snapshots.
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Sequence
 from typing import Protocol
 
 from everstep.protocol.rank_messages import IdleSpan
-from worker.core.chunks import MAX_CHUNK_BYTES, Link, chunk_bytes_for, opening, steadiness, usable
+from worker.core.chunks import MAX_CHUNK_BYTES, MU_RATIO, Link, chunk_bytes_for, opening, usable
 from worker.tasks import Signal
 
 PATIENCE_ITERATIONS = 2.0
@@ -75,9 +76,10 @@ class SpanPacer:
     """
 
     def __init__(self, spans: Sequence[IdleSpan], link: Link, *, iteration_seconds: float) -> None:
-        mu = steadiness(spans)
-        self.chunk_bytes = chunk_bytes_for(spans, link, mu)
-        self._windows = [usable(span, mu) for span in spans]
+        self._windows = [usable(span) for span in spans]
+        self.chunk_bytes = chunk_bytes_for(self._windows, link)
+        # A loop that wakes up late catches up, by as much as a usual span has room for beside its window.
+        self._lateness_seconds = (1 - MU_RATIO) / 2 * statistics.median(span.seconds for span in spans) if spans else 0.0
         self._link = link
         self._iteration_seconds = iteration_seconds
         self._boundary_at: float | None = None
@@ -102,18 +104,19 @@ class SpanPacer:
         cost = self._link.seconds(bytes_count)
         async with self._turn:
             asked_at = now()
-            while (wait := self._wait(now(), cost, asked_at)) > 0:  # a boundary in the meantime moves every opening
-                await self._changed.wait(self._changed.version, wait)
-            self._free_at = max(now(), self._free_at) + cost
+            while (at := self._opening(cost, asked_at)) > now():  # a boundary in the meantime moves every opening
+                await self._changed.wait(self._changed.version, at - now())
+            self._free_at = at + cost
 
-    def _wait(self, now: float, cost: float, asked_at: float) -> float:
-        """Return how long to wait before looking again; nothing or less: go."""
+    def _opening(self, cost: float, asked_at: float) -> float:
+        """Return when the chunk may go, or when to give up waiting for an opening."""
+        earliest = max(self._free_at, asked_at - self._lateness_seconds)
         begun = self._boundary_at
         if begun is None:
-            return 0.0
-        gives_up_at = min(begun, asked_at) + PATIENCE_ITERATIONS * self._iteration_seconds
-        at = opening(self._windows, max(now, self._free_at) - begun, cost)
-        return min(gives_up_at, gives_up_at if at is None else begun + at) - now
+            return earliest
+        gives_up_at = max(min(begun, asked_at) + PATIENCE_ITERATIONS * self._iteration_seconds, earliest)
+        at = opening(self._windows, earliest - begun, cost)
+        return gives_up_at if at is None else min(gives_up_at, begun + at)
 
 
 class NodePacer:

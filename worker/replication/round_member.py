@@ -67,7 +67,7 @@ class RoundMember:
         self._hear = hear
         self._sequence = new_life()
         self._known = Reports()
-        self._announced = Announcement(generation=generation, term=NO_TERM, committed=NONE, proposed=NONE, is_silent=True)
+        self._announced = Announcement(generation=generation, term=NO_TERM, sequence=0, committed=NONE, proposed=NONE, is_silent=True)
         self._heard = Signal()
 
     async def run_local(self, server: RoundServer) -> None:
@@ -84,19 +84,24 @@ class RoundMember:
 
         await first_of(self._report(report), listen())
 
-    async def run(self, dial: Callable[[NodeId], Awaitable[Session]], *, patience_seconds: float) -> None:
+    async def run(self, dial: Callable[[NodeId], Awaitable[Session]], *, patience_seconds: float, is_restarted: bool) -> None:
         """Take part until cancelled; a broken line is dialled again.
 
         Args:
             dial: opens a round session to a node.
             patience_seconds: how long the parent may be out of reach before the nodes above it are tried, too.
+            is_restarted: this node has taken part before and does not know how much it has heard. Another node may lag behind that, and would lead
+                it back to a step that it has voted on: the first word must be the coordinator's own.
         """
         now = asyncio.get_running_loop().time
         self.silent_since = now()
         failures = 0
         while True:
-            is_patient = self.silent_since is None or now() - self.silent_since < patience_seconds
-            above = self._ancestors[0 if is_patient else failures % len(self._ancestors)]
+            if is_restarted and self._announced.term == NO_TERM:
+                above = self._ancestors[-1]
+            else:
+                is_patient = now() - self.silent_since < patience_seconds
+                above = self._ancestors[0 if is_patient else failures % len(self._ancestors)]
             try:
                 session = await dial(above)
                 try:
@@ -105,7 +110,7 @@ class RoundMember:
                     session.close()
             except (PeerError, ProtocolError) as error:
                 log.info("line to %s: %s", above, error)
-            if self.silent_since is None:
+            if self.silent_since is None:  # the line had come about
                 self.silent_since, failures = now(), 0
             await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
             failures += 1
@@ -133,8 +138,9 @@ class RoundMember:
             self._listened(message)
 
     def _listened(self, message: Announcement) -> None:
-        if message.term < self._known.term:
-            return  # of a coordinator that has restarted since
+        newest = max((self._known.term, 0), (self._announced.term, self._announced.sequence + 1))
+        if (message.term, message.sequence) < newest:
+            return  # overtaken on another way, or of a coordinator that has restarted since
         self._begin_term(message.term)
         self._announced = message
         if not message.is_silent:

@@ -50,12 +50,11 @@ class StartRank(Message, frozen=True):
 
 
 class StopRanks(Message, frozen=True):
-    """Signal the living ranks of a run, all generations up to `generation`. SIGKILL reaches every descendant, others the rank alone."""
+    """Kill the living ranks of a run and all that descends from them, all generations up to `generation`. None of these starts any more."""
 
     run: RunId | None
     """None: of every run."""
     generation: Generation
-    signal: int
 
 
 class ListRanks(Message, frozen=True):

@@ -256,6 +256,8 @@ class Shim:
     # --- starting -------------------------------------------------------------------------------------------------------------------------
 
     def _start(self, client: Line, start: StartRank) -> None:
+        if self._has_been_asked(client, _key(start)):
+            return
         refusal = self._refusal(start)
         if refusal is not None:
             self._refuse(client, start, refusal)
@@ -270,14 +272,22 @@ class Shim:
         else:
             self._start_cold(client, start)
 
+    def _has_been_asked(self, client: Line, key: RankKey) -> bool:
+        """Say whether this very start was asked for before, by an agent that may have died since: the answer is then this client's."""
+        if (record := self._records.get(key)) is not None:
+            self._say(client, RankStarted(record=record))
+            return True
+        for pending in (*self._waiting, *self._forking):
+            if _key(pending.start) == key:
+                pending.client = client
+                return True
+        return False
+
     def _refusal(self, start: StartRank) -> str | None:
-        key = _key(start)
         if self._is_ending:
             return "the shim is ending"
         if start.generation <= self._fences.get(start.run, -1):
             return f"generation {start.generation} was stopped"
-        if key in self._records or any(_key(pending.start) == key for pending in (*self._waiting, *self._forking)):
-            return "it was started before"
         return None
 
     def _refuse(self, client: Line, start: StartRank, reason: str) -> None:
@@ -428,10 +438,7 @@ class Shim:
             if not _is_meant(stop, key):
                 continue
             self._stopped.add(key)
-            if stop.signal == signal.SIGKILL:
-                self._remains |= processes.kill_tree(pid)
-            else:
-                processes.send([pid], stop.signal)
+            self._remains |= processes.kill_tree(pid)
 
     def _end(self) -> None:
         self._is_ending = True

@@ -6,12 +6,14 @@ file is made, so that a full tmpfs is an error here and never a SIGBUS in a rank
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from dataclasses import replace
 from pathlib import Path
 
 from everstep.protocol.errors import ProtocolError
+from everstep.protocol.pages import populate
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_header, unpack_header
 from worker.core.slots import Content
 
@@ -28,6 +30,8 @@ class SlotFile:
     @classmethod
     def create(cls, path: Path, header: SlotHeader) -> SlotFile:
         """Make the file anew, replacing one of the same name (who has the old one mapped keeps an orphan), pages allocated and zero.
+
+        Called in a thread: a cold GiB takes up to a second.
 
         Args:
             path: on tmpfs; its folder exists.
@@ -51,6 +55,7 @@ class SlotFile:
         finally:
             os.close(descriptor)
         slot = cls(path, mapping, header)
+        slot.prefault()
         slot.write_header(header)
         scratch.replace(path)
         return slot
@@ -118,6 +123,12 @@ class SlotFile:
         """Put `header` on tmpfs. A reader that meets a torn page finds a digest that does not hold: an empty slot."""
         self._view[:HEADER_BYTES] = pack_header(header)
         self.header = header
+
+    def prefault(self) -> None:
+        """Give the whole file its pages and this mapping its page table; takes long on a new file."""
+        # A pointer into the mapping, held by nobody: the address alone is needed.
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
+        populate(address, len(self._mapping), is_written=True)
 
     def empty(self) -> None:
         """Declare the content void."""

@@ -9,6 +9,7 @@ Invariant: a slot's old content is read and digested by nobody from the moment i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -69,6 +70,8 @@ class SlotStore:
         self.run: RunId | None = None
         self.job = JobName("")
         self.shards: dict[Rank, list[Slot]] = {}
+        self._creating_bytes = 0
+        """Of files that threads are making."""
         root.mkdir(mode=0o700, exist_ok=True)
 
     # -- the run --------------------------------------------------------------------------------------------------------------------------
@@ -214,7 +217,7 @@ class SlotStore:
         )
         if index is None and len(slots) < slot_count:
             index = len(slots)
-            slots.append(Slot(self._create(rank, index, header)))
+            slots.append(Slot(await self._create(rank, index, header)))
             return index
         if index is None:
             return None
@@ -222,7 +225,7 @@ class SlotStore:
         await self._join(slot)
         slot.chunk_digests, slot.arrived = b"", frozenset()
         if slot.file.header.capacity_bytes < capacity_bytes:
-            self._enlarge(slot, rank, index, header)
+            await self._enlarge(slot, rank, index, header)
         else:
             slot.file.write_header(replace(header, capacity_bytes=slot.file.header.capacity_bytes))
         return index
@@ -247,18 +250,19 @@ class SlotStore:
         for index, slot in enumerate(slots):
             if slot.view.state is SlotState.EMPTY and not slot.is_busy and slot.file.header.capacity_bytes < capacity_bytes:
                 await self._join(slot)
-                self._enlarge(slot, rank, index, empty)
+                await self._enlarge(slot, rank, index, empty)
         while len(slots) < slot_count:
-            slots.append(Slot(self._create(rank, len(slots), empty)))
+            slots.append(Slot(await self._create(rank, len(slots), empty)))
         return tuple(str(slot.file.path) for slot in slots)
 
-    def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
+    async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
         """Make the file anew with more room; where there is none, the slot is left behind with no room at all."""
-        old = slot.file.header.capacity_bytes
+        slot.file.empty()  # nobody finds anything in it while there is no file
         slot.file.close(unlink=True)
+        slot.file.header = replace(slot.file.header, capacity_bytes=0)
         try:
-            slot.file = self._create(rank, index, header, replacing=old)
-        except NoRoom:
+            slot.file = await self._create(rank, index, header)
+        except (NoRoom, asyncio.CancelledError):
             slot.file = SlotFile.create(slot.file.path, replace(header, state=SlotState.EMPTY, capacity_bytes=0))
             raise
 
@@ -267,15 +271,25 @@ class SlotStore:
         empty = [index for index, slot in enumerate(slots) if slot.view.state is SlotState.EMPTY and not slot.is_busy and not slot.pins]
         return empty[0] if empty else None
 
-    def _create(self, rank: Rank, index: int, header: SlotHeader, *, replacing: int = 0) -> SlotFile:
-        needed = self.used_bytes() - replacing + header.capacity_bytes
+    async def _create(self, rank: Rank, index: int, header: SlotHeader) -> SlotFile:
+        """Make a slot's file, in a thread: its pages take up to a second per GiB, and the agent has deadlines to keep."""
+        needed = self.used_bytes() + self._creating_bytes + header.capacity_bytes
         if needed > self.memory_bytes:
             raise NoRoom(needed_bytes=needed, available_bytes=self.memory_bytes)
+        self._creating_bytes += header.capacity_bytes
+        path = self._path(rank, index)
+        creation = asyncio.ensure_future(asyncio.to_thread(SlotFile.create, path, header))
         try:
-            return SlotFile.create(self._path(rank, index), header)
+            return await asyncio.shield(creation)
         except OSError as error:
             free = os.statvfs(self.root)
             raise NoRoom(needed_bytes=header.capacity_bytes, available_bytes=free.f_bavail * free.f_frsize) from error
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                (await creation).close(unlink=True)
+            raise
+        finally:
+            self._creating_bytes -= header.capacity_bytes
 
     async def seal(self, rank: Rank, index: int, header: SlotHeader, *, expected: bytes | None = None) -> bytes | None:
         """Digest what was written and declare it complete.

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import chain
+from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import Optimizer
 
 from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
+from everstep.training.sources import same_tensors
 from everstep.training.state_tree import Tree, check_dense, dtype_name
 
 EXPECTED_OPTIMIZERS = frozenset(
@@ -39,9 +41,16 @@ WRAPPER_NAMES = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wra
 class AdapterState:
     """An adapter's part of a snapshot."""
 
-    tensors: list[StateTensor]
-    """Live."""
+    lists: Sequence[list[StateTensor]]
+    """Live; the same list objects as last time where they hold the same tensors."""
+    fresh: list[StateTensor]
+    """Live, but other objects perhaps than last time."""
     values: Tree
+
+    @property
+    def tensors(self) -> list[StateTensor]:
+        """All of them."""
+        return [*chain.from_iterable(self.lists), *self.fresh]
 
 
 class Adapter(Protocol):
@@ -65,6 +74,9 @@ class Adapter(Protocol):
     def observe(self) -> AdapterState:
         """Return the state of the moment, nothing copied. At every captured boundary."""
 
+    def foresee(self) -> AdapterState | None:
+        """Return the state as it will be after each optimizer's first step, new tensors on the meta device; None where that is not known."""
+
     def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:
         """Write a state into the live objects, in place. Local: no rank waits for another here."""
 
@@ -84,6 +96,41 @@ class Adapter(Protocol):
         """A boundary is reached: what was noticed so far belongs to the finished step. Called first at every boundary."""
 
 
+class NamedTensors:
+    """A list of named tensors that is made anew only when they are other tensors: who finds the same list knows that nothing has changed."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._live: list[torch.Tensor] = []
+        self._named: list[StateTensor] = []
+
+    def of(self, live: list[torch.Tensor], key: object, name: Callable[[], list[StateTensor]]) -> list[StateTensor]:
+        """Return the named list of `live`.
+
+        Args:
+            live: the tensors of the moment, and others that their names depend on.
+            key: whatever else the list depends on.
+            name: makes the list.
+
+        Returns:
+            The list that was returned last, unless a tensor or the key is another one.
+        """
+        if key != self._key or not same_tensors(live, self._live):
+            self._named, self._live, self._key = name(), live, key
+        return self._named
+
+
+FORESEEN: Mapping[type[Optimizer], Callable[[Mapping[str, Any]], tuple[str, ...]]] = {
+    torch.optim.Adam: lambda group: ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ())),
+    torch.optim.AdamW: lambda group: ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ())),
+    torch.optim.NAdam: lambda _group: ("step", "mu_product", "exp_avg", "exp_avg_sq"),
+    torch.optim.RAdam: lambda _group: ("step", "exp_avg", "exp_avg_sq"),
+    torch.optim.SGD: lambda group: ("momentum_buffer",) if group["momentum"] else (),
+}
+"""What the first step adds to the state of each parameter, by the group's options."""
+SCALARS = ("step", "mu_product")
+
+
 @dataclass(frozen=True, slots=True)
 class NamedOptimizer:
     """An optimizer and the names of its parameters."""
@@ -96,6 +143,7 @@ class NamedOptimizer:
     """The memory of this rank behind a tensor."""
     rewrap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     """(parameter, local state) → state as the optimizer keeps it."""
+    listed: NamedTensors = field(default_factory=NamedTensors)
 
     @property
     def prefix(self) -> str:
@@ -103,17 +151,55 @@ class NamedOptimizer:
         return f"optimizer/{self.name}/" if self.name else "optimizer/"
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
-        """Return the live state tensors, and groups and other entries as a tree."""
-        tensors: list[StateTensor] = []
+        """Return the live state tensors (the list of last time if they are the same), and groups and other entries as a tree."""
+        entries = list(self.optimizer.state.values())
+        keys = list(chain.from_iterable(entries))
+        values = list(chain.from_iterable(map(dict.values, entries)))
+        live = values if all(issubclass(kind, torch.Tensor) for kind in set(map(type, values))) else list(filter(torch.is_tensor, values))
+        plain = {} if live is values else self._plain()
+        owners = list(self.optimizer.state)  # an entry that changed hands has another name
+        return self.listed.of([*owners, *local_tensors(live, self.local)], keys, self._named), {"groups": self._groups(), "plain": plain}
+
+    def foresee(self) -> list[StateTensor] | None:
+        """Return the state tensors as they will be after the first step of a parameter that has none yet; None for a class that is not known."""
+        expected = FORESEEN.get(type(self.optimizer))
+        if expected is None:
+            return self._named() if all(parameter in self.optimizer.state for _, parameter in self.members) else None
+        group_of = {id(parameter): group for group in self.optimizer.param_groups for parameter in group["params"]}
+        found: list[StateTensor] = []
+        for name, parameter in self.members:
+            if self.optimizer.state.get(parameter):
+                found += self._named_of(name, parameter)
+            elif parameter.requires_grad:
+                found += [self._foreseen(name, key, self.local(parameter)) for key in expected(group_of[id(parameter)])]
+        return found
+
+    def _foreseen(self, name: str, key: str, local: torch.Tensor) -> StateTensor:
+        place = f"{self.prefix}{name}/{key}"
+        if key in SCALARS:
+            return StateTensor(place, torch.empty((), dtype=torch.float32, device="meta"), is_deferred=True)
+        return StateTensor(place, torch.empty(local.shape, dtype=local.dtype, device="meta"), is_deferred=True)
+
+    def _named(self) -> list[StateTensor]:
+        return [state for name, parameter in self.members for state in self._named_of(name, parameter)]
+
+    def _named_of(self, name: str, parameter: torch.Tensor) -> list[StateTensor]:
+        return [
+            StateTensor(f"{self.prefix}{name}/{key}", self.local(value), is_deferred=True)
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+            if isinstance(value, torch.Tensor)
+        ]
+
+    def _plain(self) -> dict[str, dict[str, Tree]]:
         plain: dict[str, dict[str, Tree]] = {}
         for name, parameter in self.members:
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    tensors.append(StateTensor(f"{self.prefix}{name}/{key}", self.local(value), is_deferred=True))
-                else:
+                if not isinstance(value, torch.Tensor):
                     plain.setdefault(name, {})[key] = value
-        groups = [{key: value for key, value in group.items() if key not in ("params", "param_names")} for group in self.optimizer.param_groups]
-        return tensors, {"groups": groups, "plain": plain}
+        return plain
+
+    def _groups(self) -> list[Tree]:
+        return [{key: value for key, value in group.items() if key not in ("params", "param_names")} for group in self.optimizer.param_groups]
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:
@@ -218,6 +304,11 @@ def qualified_name(kind: type) -> str:
 def plain_local(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor itself: without sharding all of it is here."""
     return tensor
+
+
+def local_tensors(tensors: list[torch.Tensor], local: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    """Return the memory of this rank behind each tensor; without sharding the list itself: there are thousands at every boundary."""
+    return tensors if local is plain_local else [local(tensor) for tensor in tensors]
 
 
 def plain_rewrap(_parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

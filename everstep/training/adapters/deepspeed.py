@@ -18,6 +18,7 @@ from everstep.training.adapters.base import (
     AdapterState,
     Layout,
     NamedOptimizer,
+    NamedTensors,
     canonical_name,
     check_optimizer,
     check_tensor,
@@ -79,6 +80,7 @@ class DeepSpeedAdapter:
             for key, buffer in module._buffers.items()
             if buffer is not None
         ]
+        self._listed = NamedTensors()
         self._facts = self._describe()
 
     def prepare(self) -> None:
@@ -91,15 +93,25 @@ class DeepSpeedAdapter:
         """Nothing: what ZeRO optimizes was fixed by `initialize`."""
 
     def observe(self) -> AdapterState:
-        tensors = [StateTensor(f"model/{self._prefix}{name}", master, is_deferred=True) for name, master in self._masters]
-        for name, parameter in self._frozen:
-            tensors.append(StateTensor(f"model/{self._prefix}{name}", _partition(parameter), is_deferred=True))
+        of_optimizer, values = self._optimizer.observe()
+        return self._state(of_optimizer, values)
+
+    def foresee(self) -> AdapterState | None:
+        foreseen = self._optimizer.foresee()
+        return None if foreseen is None else self._state(foreseen, self._optimizer.observe()[1])
+
+    def _state(self, of_optimizer: list[StateTensor], values: Tree) -> AdapterState:
+        listed = self._listed.of([*(master for _, master in self._masters), *(_partition(p) for _, p in self._frozen)], None, self._named_weights)
+        fresh = []
         for name, owner, key in self._buffers:
             buffer = owner._buffers[key]
             assert buffer is not None
-            tensors.append(StateTensor(f"model/{self._prefix}{name}", buffer, is_deferred=False))
-        of_optimizer, values = self._optimizer.observe()
-        return AdapterState(tensors + of_optimizer, {"optimizer": values, **self._counters()})
+            fresh.append(StateTensor(f"model/{self._prefix}{name}", buffer, is_deferred=False))
+        return AdapterState([listed, of_optimizer], fresh, {"optimizer": values, **self._counters()})
+
+    def _named_weights(self) -> list[StateTensor]:
+        weights = [*self._masters, *((name, _partition(parameter)) for name, parameter in self._frozen)]
+        return [StateTensor(f"model/{self._prefix}{name}", tensor, is_deferred=True) for name, tensor in weights]
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:

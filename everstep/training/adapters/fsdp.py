@@ -19,6 +19,11 @@ REFUSED_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 """Their state is not shaped and sharded like the parameter it belongs to."""
 
 
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    # not to_local(): that is a view of autograd's
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
 class FSDPAdapter(PlainAdapter):
     """Modules that `fully_shard` was applied to, with any torch optimizer that works element by element."""
 
@@ -32,9 +37,7 @@ class FSDPAdapter(PlainAdapter):
                 )
         super().__init__(models, optimizers, trusted)
 
-    def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        # not to_local(): that is a view of autograd's
-        return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    local = staticmethod(_local)
 
     def rewrap(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         if not isinstance(parameter, DTensor):

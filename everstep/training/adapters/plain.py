@@ -6,7 +6,10 @@ boundary, because modules replace them.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from operator import attrgetter
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -15,9 +18,11 @@ from everstep.training.adapters.base import (
     AdapterState,
     Layout,
     NamedOptimizer,
+    NamedTensors,
     canonical_name,
     check_optimizer,
     check_tensor,
+    local_tensors,
     plain_local,
     plain_rewrap,
 )
@@ -52,6 +57,7 @@ class PlainAdapter:
             self._list(f"{name}." if name else "", model)
         self._optimizers = [self._named(name, optimizer, trusted) for name, optimizer in optimizers.items()]
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
+        self._listed = NamedTensors()
         self._stepped: set[str] = set()
         self._accumulating: set[str] = set()
         for named in self._optimizers:
@@ -73,18 +79,29 @@ class PlainAdapter:
                 raise CannotResume(where, f"{known}; give it all of them before init, and frozen ones requires_grad=False until their time comes")
 
     def observe(self) -> AdapterState:
-        tensors = [StateTensor(f"model/{name}", self._live(p), self._is_deferred(p)) for name, p in self._parameters.items()]
-        for name, owner, key in self._buffers:
-            buffer = owner._buffers.get(key)
-            if buffer is not None:
-                tensors.append(StateTensor(f"model/{name}", self.local(buffer), is_deferred=False))
-        values: dict[str, Tree] = {}
-        for named in self._optimizers:
-            of_optimizer, values[named.name] = named.observe()
-            tensors += of_optimizer
-        gradients = self._gradients(tensors)
-        flags = bytes(parameter.requires_grad for parameter in self._parameters.values())
-        return AdapterState(tensors, {"optimizers": values, "gradients": gradients, "requires_grad": flags})
+        observed = [(named.name, *named.observe()) for named in self._optimizers]
+        return self._state([tensors for _, tensors, _ in observed], {name: values for name, _, values in observed})
+
+    def foresee(self) -> AdapterState | None:
+        foreseen = [named.foresee() for named in self._optimizers]
+        if None in foreseen:
+            return None
+        return self._state([tensors for tensors in foreseen if tensors is not None], {named.name: named.observe()[1] for named in self._optimizers})
+
+    def _state(self, of_optimizers: Sequence[list[StateTensor]], values: Mapping[str, Tree]) -> AdapterState:
+        parameters: list[torch.Tensor] = list(self._parameters.values())
+        flags = bytes(map(attrgetter("requires_grad"), parameters))
+        listed = self._listed.of(local_tensors(parameters, self.local), flags, self._named_parameters)
+        fresh = [
+            StateTensor(f"model/{name}", self.local(buffer), is_deferred=False)
+            for name, owner, key in self._buffers
+            if (buffer := owner._buffers.get(key)) is not None
+        ]
+        gradients = self._gradients(fresh)
+        return AdapterState([listed, *of_optimizers], fresh, {"optimizers": dict(values), "gradients": gradients, "requires_grad": flags})
+
+    def _named_parameters(self) -> list[StateTensor]:
+        return [StateTensor(f"model/{name}", self.local(p), self._is_deferred(p)) for name, p in self._parameters.items()]
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:
@@ -120,13 +137,14 @@ class PlainAdapter:
         return None
 
     def end_step(self) -> None:
-        with_gradients = {self._owner[id(p)] for p in self._parameters.values() if p.grad is not None and id(p) in self._owner}
-        self._accumulating |= with_gradients - self._stepped
+        for named in self._optimizers:
+            is_news = named.name not in self._stepped and named.name not in self._accumulating
+            if is_news and any(parameter.grad is not None for _, parameter in named.members):
+                self._accumulating.add(named.name)
         self._stepped.clear()
 
-    def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the memory of this rank behind a tensor."""
-        return plain_local(tensor)
+    local: Callable[[torch.Tensor], torch.Tensor] = staticmethod(plain_local)
+    """Returns the memory of this rank behind a tensor."""
 
     def rewrap(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         """Return optimizer state or a gradient as torch keeps it for this parameter."""
@@ -173,9 +191,6 @@ class PlainAdapter:
             layout.add_optimizer(named)
         return layout.entries
 
-    def _live(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        return self.local(parameter)
-
     def _is_deferred(self, parameter: torch.nn.Parameter) -> bool:
         """An optimizer's parameters change in its step, frozen ones never; a trainable one without optimizer changes who knows when."""
         return id(parameter) in self._owner or not parameter.requires_grad
@@ -193,6 +208,8 @@ class PlainAdapter:
         leaves one without alone). Of an optimizer that did not step it is being accumulated across the boundary. Once seen, such an
         optimizer's gradients keep their place in the plan.
         """
+        if not self._accumulating:
+            return bytes(map(operator.is_not, map(attrgetter("grad"), self._parameters.values()), repeat(None)))
         states = bytearray()
         for name, parameter in self._parameters.items():
             gradient, owner = parameter.grad, self._owner.get(id(parameter))

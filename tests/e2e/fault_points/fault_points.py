@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -23,8 +24,6 @@ from typing import Any
 
 VARIABLE = "FAULT_POINTS"
 """Names the folder. Without our prefix, so that ranks inherit it from their node as they do any variable of the machine's."""
-BULK_BYTES = 1024 * 1024
-"""No message between agents is as large: what is, is a chunk of a shard."""
 
 
 class Moment(StrEnum):
@@ -115,22 +114,40 @@ def _is_ours(slot: Path) -> bool:
     return slot.with_suffix(".word").exists()
 
 
-def _sessions(module: Any) -> None:
-    send_chunk, receive_into = module.TcpSession.send_chunk, module.TcpSession.receive_into
+def _transfers(module: Any) -> None:
+    """The first chunk that has left, the first that has come: the kind of session is that of the task which began the transfer."""
+    send_shard, receive_shard, send_chunks = module.send_shard, module.receive_shard, module.send_chunks
+    incoming = module.IncomingShard
+    begin, land = incoming.__init__, incoming.land
     sent = {"replica": Moment.REPLICA_SENT, "fetch": Moment.BASE_SENT}
     received = {"replica": Moment.REPLICA_RECEIVED, "fetch": Moment.BASE_RECEIVED}
+    kind: ContextVar[str] = ContextVar("kind")
 
-    async def chunk_sent(self: Any, offset: int, data: memoryview) -> None:
-        await send_chunk(self, offset, data)
-        if offset == 0:
-            die(sent[self.opened.kind])
+    async def sending(session: Any, *rest: Any, **named: Any) -> Any:
+        kind.set(session.opened.kind)
+        return await send_shard(session, *rest, **named)
 
-    async def filled(self: Any, view: memoryview) -> None:
-        await receive_into(self, view)
-        if view.nbytes >= BULK_BYTES:
-            die(received[self.opened.kind])
+    async def receiving(session: Any, *rest: Any, **named: Any) -> Any:
+        kind.set(session.opened.kind)
+        return await receive_shard(session, *rest, **named)
 
-    module.TcpSession.send_chunk, module.TcpSession.receive_into = chunk_sent, filled
+    async def chunks_sent(*rest: Any, progress: Any, **named: Any) -> None:
+        def one_has_left() -> None:
+            die(sent[kind.get()])
+            progress()
+
+        await send_chunks(*rest, progress=one_has_left, **named)
+
+    def begun(self: Any, *rest: Any, **named: Any) -> None:
+        self.kind = kind.get()
+        begin(self, *rest, **named)
+
+    def landed(self: Any, *rest: Any, **named: Any) -> None:
+        die(received[self.kind])
+        land(self, *rest, **named)
+
+    module.send_shard, module.receive_shard, module.send_chunks = sending, receiving, chunks_sent
+    incoming.__init__, incoming.land = begun, landed
 
 
 def _votes(module: Any) -> None:
@@ -194,7 +211,7 @@ WRAPPED: dict[str, Callable[[ModuleType], None]] = {
     "everstep.training.capture": _capture,
     "worker.shm.slot_file": _slots,
     "worker.shm.store": _bases,
-    "worker.replication.tcp": _sessions,
+    "worker.replication.transfers": _transfers,
     "worker.owned_shard": _votes,
     "worker.core.rounds": _commits,
     "worker.promise": _promises,

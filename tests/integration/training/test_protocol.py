@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from everstep.protocol.rank_messages import (
 )
 from everstep.protocol.slot import HEADER_BYTES, payload_digest, unpack_header, unpack_index
 from everstep.training import TrainingSession, agent_link
-from everstep.training.capture import CopyPiece, CopyTicket, CpuCopier, view_of
+from everstep.training.capture import view_of
+from everstep.training.copier import Copies, CopyTicket, CpuCopier
 from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
 
 pytestmark = pytest.mark.integration
@@ -220,7 +221,7 @@ def test_state_that_turns_into_what_cannot_be_kept_costs_snapshots_not_training(
     with FakeAgent(tmp_path, 1, commit_target=4) as agent:
         session, step = begin(agent, extra={"turning": turning})
         turning.value = object()
-        train(session, step, lambda: "extra/turning/value" in session._snapshotter.obstacle)
+        train(session, step, lambda: any("extra/turning/value" in message.reason for _, message in agent.of_kind(Abandoned)))  # type: ignore[attr-defined]
         turning.value = None
         train(session, step, lambda: len(agent.commits) >= 2)
         turning.value = object()
@@ -449,14 +450,15 @@ class LazyTicket(CopyTicket):
 
     def wait(self) -> None:
         self._work()
+        self.finish()
 
 
 class LazyCopier(CpuCopier):
     """The slowest copier there can be: it copies when it is waited for."""
 
-    def start(self, pieces: Sequence[CopyPiece], done: Callable[[BaseException | None], None]) -> CopyTicket:
+    def start(self, copies: Copies, done: Callable[[BaseException | None], None]) -> CopyTicket:
         def work() -> None:
-            self.copy(pieces)
+            self.copy(copies)
             done(None)
 
         return LazyTicket(work)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from everstep.protocol.rank_messages import Abandoned
-from tests.integration.training.conftest import WarmParent
+from tests.integration.training.conftest import Scenarios
 from tests.integration.training.fake_agent import FakeAgent
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -17,12 +17,12 @@ MORE_STEPS = 5
 
 
 def interrupted(
-    parent: WarmParent, directory: Path, name: str, world: int, options: dict[str, Any], *, commits: int = 1, first: int = 3, lead: int = 2
+    scenarios: Scenarios, directory: Path, name: str, world: int, options: dict[str, Any], *, commits: int = 1, first: int = 3, lead: int = 2
 ) -> tuple[int, FakeAgent]:
     """Train until a step is committed, kill every rank, and return the step and the agent that holds it."""
     agent = FakeAgent(directory, world, first=first, lead=lead, commit_target=commits)
     with agent:
-        ranks = parent.launch(name, world, directory, until=1_000_000, options=options, agent=agent)
+        ranks = scenarios.launch(name, world, directory, until=1_000_000, options=options, agent=agent)
         try:
             assert agent.reached.wait(60), f"{agent.messages[-20:]}\n{ranks.logs()}"
         finally:
@@ -33,15 +33,15 @@ def interrupted(
 
 
 def check(
-    parent: WarmParent, directory: Path, name: str, world: int, *, commits: int = 1, first: int = 3, lead: int = 2, **options: Any
+    scenarios: Scenarios, directory: Path, name: str, world: int, *, commits: int = 1, first: int = 3, lead: int = 2, **options: Any
 ) -> list[dict[str, Any]]:
-    base, agent = interrupted(parent, directory, name, world, options, commits=commits, first=first, lead=lead)
+    base, agent = interrupted(scenarios, directory, name, world, options, commits=commits, first=first, lead=lead)
     assert base >= first
     slots = {rank: agent.sealed[rank, base] for rank in range(world)}
     until = base + MORE_STEPS
     with FakeAgent(directory, world, 2, base_step=base, base_slots=slots, commit_target=0) as second:
-        found = parent.launch(name, world, directory, until=until, options=options, agent=second).results()
-    expected = parent.launch(name, world, directory, until=until, options=options).results()
+        found = scenarios.launch(name, world, directory, until=until, options=options, agent=second).results()
+    expected = scenarios.launch(name, world, directory, until=until, options=options).results()
     for one, other in zip(found, expected, strict=True):
         assert one["begun"] == base
         assert other["begun"] == 0
@@ -62,60 +62,60 @@ WORLDS = [pytest.param(2), pytest.param(3), pytest.param(4, marks=pytest.mark.fu
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", ["plain", "ddp", "ddp_unused"])
-def test_torch(warm_parent: WarmParent, tmp_path: Path, name: str, world: int) -> None:
-    check(warm_parent, tmp_path, name, world, commits=5)
+def test_torch(scenarios: Scenarios, tmp_path: Path, name: str, world: int) -> None:
+    check(scenarios, tmp_path, name, world, commits=5)
 
 
-def test_ddp_with_a_static_graph(warm_parent: WarmParent, tmp_path: Path) -> None:
-    check(warm_parent, tmp_path, "ddp", 2, static_graph=True)
+def test_ddp_with_a_static_graph(scenarios: Scenarios, tmp_path: Path) -> None:
+    check(scenarios, tmp_path, "ddp", 2, static_graph=True)
 
 
 @pytest.mark.parametrize(
     ("world", "option", "reason"),
     [(3, "static_graph", "static_graph=True over three or more ranks"), (2, "compress", "a communication hook of DDP with a state of its own")],
 )
-def test_what_ddp_would_not_bring_back_is_refused(warm_parent: WarmParent, tmp_path: Path, world: int, option: str, reason: str) -> None:
-    ranks = warm_parent.launch("ddp", world, tmp_path, until=1, options={option: True})
+def test_what_ddp_would_not_bring_back_is_refused(scenarios: Scenarios, tmp_path: Path, world: int, option: str, reason: str) -> None:
+    ranks = scenarios.launch("ddp", world, tmp_path, until=1, options={option: True})
     assert all(ranks.wait())
     assert ranks.logs().count(reason) >= world
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_fsdp(warm_parent: WarmParent, tmp_path: Path, dtype: str, world: int) -> None:
-    check(warm_parent, tmp_path, "fsdp", world, dtype=dtype)
+def test_fsdp(scenarios: Scenarios, tmp_path: Path, dtype: str, world: int) -> None:
+    check(scenarios, tmp_path, "fsdp", world, dtype=dtype)
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.full), 2, 3])
-def test_zero(warm_parent: WarmParent, tmp_path: Path, stage: int, dtype: str, world: int) -> None:
-    check(warm_parent, tmp_path, "zero", world, stage=stage, dtype=dtype)
+def test_zero(scenarios: Scenarios, tmp_path: Path, stage: int, dtype: str, world: int) -> None:
+    check(scenarios, tmp_path, "zero", world, stage=stage, dtype=dtype)
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", ["batch_norm", "two_optimizers", "scaler", "kept_gradients", "accumulated"])
-def test_traits(warm_parent: WarmParent, tmp_path: Path, name: str, world: int) -> None:
-    check(warm_parent, tmp_path, name, world, commits=4)
+def test_traits(scenarios: Scenarios, tmp_path: Path, name: str, world: int) -> None:
+    check(scenarios, tmp_path, name, world, commits=4)
 
 
 @pytest.mark.parametrize("name", ["max_norm", "momentum_encoder"])
-def test_the_audit_finds_what_changes_outside_the_step(warm_parent: WarmParent, tmp_path: Path, name: str) -> None:
-    _, agent = interrupted(warm_parent, tmp_path, name, 2, {}, commits=2)
+def test_the_audit_finds_what_changes_outside_the_step(scenarios: Scenarios, tmp_path: Path, name: str) -> None:
+    _, agent = interrupted(scenarios, tmp_path, name, 2, {}, commits=2)
     reasons = {message.reason for _, message in agent.of_kind(Abandoned)}  # type: ignore[attr-defined]
     found = "model/table.weight" if name == "max_norm" else "model/target."
     assert any(reason.startswith(found) and "outside an optimizer step" in reason for reason in reasons)
     (tmp_path / "resume").mkdir()
-    check(warm_parent, tmp_path / "resume", name, 2, commits=2)
+    check(scenarios, tmp_path / "resume", name, 2, commits=2)
 
 
-def test_frozen_parameters_under_zero(warm_parent: WarmParent, tmp_path: Path) -> None:
-    check(warm_parent, tmp_path, "zero", 2, stage=3, freeze=True)
+def test_frozen_parameters_under_zero(scenarios: Scenarios, tmp_path: Path) -> None:
+    check(scenarios, tmp_path, "zero", 2, stage=3, freeze=True)
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_frozen_parameters_under_the_other_stages(warm_parent: WarmParent, tmp_path: Path, stage: int) -> None:
-    check(warm_parent, tmp_path, "zero", 2, stage=stage, dtype="bf16", freeze=True, accumulate=1)
+def test_frozen_parameters_under_the_other_stages(scenarios: Scenarios, tmp_path: Path, stage: int) -> None:
+    check(scenarios, tmp_path, "zero", 2, stage=stage, dtype="bf16", freeze=True, accumulate=1)
 
 
 @pytest.mark.parametrize("first", [3, 4])  # in mid-epoch, and at its edge: four batches an epoch
@@ -136,15 +136,15 @@ def test_frozen_parameters_under_the_other_stages(warm_parent: WarmParent, tmp_p
         ("list", 0, False),
     ],
 )
-def test_data(warm_parent: WarmParent, tmp_path: Path, kind: str, workers: int, persistent: bool, first: int) -> None:
+def test_data(scenarios: Scenarios, tmp_path: Path, kind: str, workers: int, persistent: bool, first: int) -> None:
     options: dict[str, Any] = {"kind": kind, "workers": workers, "persistent": persistent}
-    check(warm_parent, tmp_path, "data", 2, first=first, lead=1, **options)
+    check(scenarios, tmp_path, "data", 2, first=first, lead=1, **options)
 
 
-def test_one_rank_that_cannot_restore_holds_back_all(warm_parent: WarmParent, tmp_path: Path) -> None:
-    base, agent = interrupted(warm_parent, tmp_path, "plain", 2, {})
+def test_one_rank_that_cannot_restore_holds_back_all(scenarios: Scenarios, tmp_path: Path) -> None:
+    base, agent = interrupted(scenarios, tmp_path, "plain", 2, {})
     with FakeAgent(tmp_path, 2, 2, base_step=base, base_slots={0: agent.sealed[0, base]}) as second:
-        ranks = warm_parent.launch("plain", 2, tmp_path, until=base + 1, agent=second)
+        ranks = scenarios.launch("plain", 2, tmp_path, until=base + 1, agent=second)
         assert ranks.wait() == [1, 1]
         logs = ranks.logs()
         assert "no slot that holds it" in logs

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.measures import Floor, Summary, is_busy, moved_ratio, paired_ratios, percentile
+from benchmarks.measures import Floor, Summary, bootstrap_interval, is_busy, moved_ratio, paired_ratios, percentile
 
 POSITIVE = st.floats(min_value=1e-6, max_value=1e6)
 
@@ -70,3 +72,24 @@ def test_pairs_cancel_a_drift_that_favours_one_side() -> None:
 def test_a_pair_of_the_same_is_refused() -> None:
     with pytest.raises(ValueError, match="no pair"):
         paired_ratios("AABB", [1.0] * 4)
+
+
+def test_a_bootstrap_holds_the_statistic_and_narrows_with_more_values() -> None:
+    few, many = [1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0, 4.0, 5.0] * 20
+    low, high = bootstrap_interval(lambda samples: statistics.median(samples[0]), few)
+    narrow_low, narrow_high = bootstrap_interval(lambda samples: statistics.median(samples[0]), many)
+    assert low <= 3.0 <= high
+    assert low < narrow_low <= 3.0 <= narrow_high < high
+
+
+def test_a_bootstrap_draws_its_samples_apart_and_is_repeatable() -> None:
+    def ratio(samples: Sequence[Sequence[float]]) -> float:
+        return statistics.median(samples[0]) / statistics.median(samples[1])
+
+    assert bootstrap_interval(ratio, [2.0, 2.0], [1.0]) == (2.0, 2.0)
+    noisy = [1.0, 5.0, 9.0, 2.0]
+    assert bootstrap_interval(ratio, noisy, noisy) == bootstrap_interval(ratio, noisy, noisy)
+    low, high = bootstrap_interval(ratio, noisy, noisy)
+    assert low < 1.0 < high
+    with pytest.raises(ValueError, match="no values"):
+        bootstrap_interval(ratio, noisy, [])

@@ -87,7 +87,7 @@ RUN = Run(machine=MACHINE, results=Results(blocking=(ROW,), slowdown=SLOWDOWN, r
 
 def test_a_quiet_run_is_reported_without_reservations() -> None:
     text = render(RUN, "first.svg")
-    assert "inconclusive**" not in text.lower().partition("## seconds blocked")[2]
+    assert "inconclusive**" not in text.lower().partition("### seconds blocked")[2]
     assert "busy with other work" not in text
     assert "quick run" not in text
     assert "**+15.0%** (median of 2 pairs; +10.0% to +20.0%)" in text
@@ -108,7 +108,7 @@ def test_a_quiet_run_is_reported_without_reservations() -> None:
 )
 def test_a_moved_floor_makes_its_figures_inconclusive(results: Results) -> None:
     text = render(replace(RUN, results=results), "first.svg")
-    assert "**inconclusive**" in text.lower().partition("\n## ")[2]
+    assert "**inconclusive**" in text.lower().partition("\n### ")[2]
 
 
 @pytest.mark.parametrize(("api_seconds", "agrees"), [(1.7, True), (2.5, True), (0.7, True), (2.7, False), (0.5, False)])
@@ -129,7 +129,7 @@ def test_no_ratio_is_given_to_a_memcpy_that_moved() -> None:
 
 def test_a_busy_machine_and_a_quick_run_are_said_at_the_top() -> None:
     text = render(replace(RUN, machine=replace(MACHINE, load_average=(7.5, 7.0, 6.0)), is_quick=True), "first.svg")
-    head = text.partition("\n## ")[0]
+    head = text.partition("\n### ")[0]
     assert "busy with other work" in head
     assert "7.50, 7.00, 6.00" in head
     assert "quick run" in head
@@ -137,7 +137,7 @@ def test_a_busy_machine_and_a_quick_run_are_said_at_the_top() -> None:
 
 def test_a_part_that_was_left_out_is_left_out() -> None:
     text = render(replace(RUN, results=Results()), "first.svg")
-    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## What this does not say"]
+    assert [line for line in text.splitlines() if line.startswith("### ")] == ["### What this does not say"]
 
 
 def test_tables_are_rectangular() -> None:

@@ -252,6 +252,28 @@ def test_wait_ends_badly_with_the_reason(run):
     assert "hint: everstep jobs logs gpt" in err
 
 
+@pytest.mark.parametrize(
+    ("messages", "sessions", "words"), [(2, 0, "2 of its messages by the control plane"), (0, 1, "1 sessions by its agent"), (0, 0, None)]
+)
+def test_a_node_shows_what_was_refused(run, messages, sessions, words):
+    names = ("NodeId", "FleetName", "NodeStatus", "AgentVersion", "TrainingJobName", "Address", "InstanceType", "AvailabilityZone", "Reason")
+    node = {**dict.fromkeys(names, "x"), "Connected": True, "MemoryBytes": 1, "CreationTime": "2026-03-01T12:00:00Z", "EndTime": None}
+    node |= {"RefusedMessageCount": messages, "RefusedSessionCount": sessions}
+    _, out, _, _ = run("nodes", "describe", "i-1", describe_node=node)
+    assert ("refused" in out) is (words is not None)
+    assert (words or "") in out
+
+
+def test_what_was_asked_for_and_is_not_there_is_told_from_nothing_at_all(run):
+    logs = [{"Generation": number, "Rank": rank, "Stream": "stdout", "Bytes": 5, "Key": "k"} for number in (1, 3) for rank in (0, 1)]
+    code, out, err, _ = run("jobs", "logs", "gpt", "--rank", "7", list_logs={"Logs": logs})
+    assert (code, out, err) == (0, "", "Nothing matches; there are logs of ranks 0 to 1, generations 1 to 3.\n")
+    _, _, err, _ = run("jobs", "logs", "gpt", "--stream", "stderr", list_logs={"Logs": logs[:1]})
+    assert err == "Nothing matches; there are logs of rank 0, generation 1.\n"
+    _, _, err, _ = run("jobs", "logs", "gpt", list_logs={"Logs": []})
+    assert err == "Nothing has been printed or uploaded yet.\n"
+
+
 def test_logs_go_to_the_streams_they_came_from(run):
     logs = [
         {"Generation": 1, "Rank": 0, "Stream": "stderr", "Key": "e", "Bytes": 4, "MissingReason": None},

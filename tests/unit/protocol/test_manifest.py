@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from everstep.protocol.errors import MalformedMessage, UnknownVersion
-from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step, is_name
+from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard, decode_manifest, encode_manifest
 
 
@@ -60,16 +60,3 @@ def test_an_unknown_field_is_refused() -> None:
     fields = msgspec.json.decode(encode_manifest(manifest(0)))
     with pytest.raises(MalformedMessage, match="surprise"):
         decode_manifest(msgspec.json.encode({**fields, "surprise": 1}))
-
-
-@pytest.mark.parametrize(
-    ("text", "allowed"),
-    [("gpt", True), ("g-p-t", True), ("a" * 63, True), ("a" * 64, False), ("-a", False), ("a-", False), ("a--b", False), ("a/b", False), ("", False)],
-)
-def test_names_are_safe_path_components(text: str, allowed: bool) -> None:
-    assert is_name(text) is allowed
-
-
-def test_a_name_with_a_line_break_is_none() -> None:
-    assert not is_name("gpt\n")
-    assert NodeId("i-1") == "i-1"

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from everstep.training.capture import CopyTicket
-from everstep.training.guard import AUDITED_AT_START, AUDITED_EVERY, Flight, Guard, Watched, mark_of
+from everstep.training.capture import StateTensor
+from everstep.training.copier import CopyTicket
+from everstep.training.guard import AUDITED_AT_START, AUDITED_EVERY, Flight, Guard
+from everstep.training.sources import Sources
 
 
 class Settled:
@@ -20,7 +22,8 @@ class Settled:
 def flight(live: torch.Tensor, settle: Settled, *, is_audited: bool) -> Flight:
     ticket = CopyTicket()
     ticket.finish()
-    return Flight(1, [Watched("w", live, live.detach().clone(), mark_of(live))], is_audited, ticket, settle, 0.25)
+    sources = Sources([(0, StateTensor("w", live, True))])
+    return Flight(sources, sources.marks(), [live.detach().clone()] if is_audited else None, ticket, settle, 0.25)
 
 
 def test_an_untouched_tensor_settles_without_a_word() -> None:
@@ -104,6 +107,6 @@ def test_the_guard_waits_for_the_copy() -> None:
     guard, settled, ticket = Guard(), Settled(), CopyTicket()
     waited = []
     ticket.wait = lambda: waited.append(True)  # type: ignore[method-assign]
-    guard.arm(Flight(1, [], False, ticket, settled, 0.0))
+    guard.arm(Flight(Sources([]), Sources([]).marks(), None, ticket, settled, 0.0))
     guard.reach()
     assert waited == [True]

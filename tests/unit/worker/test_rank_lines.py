@@ -70,7 +70,7 @@ class Place:
             write_rank_half(view, RankHalf(PLAN.generation, boundary=boundary))
 
     def propose(self, step: int) -> None:
-        self.lines.hear(Announcement(generation=PLAN.generation, term=1, committed=NONE, proposed=Step(step)))
+        self.lines.hear(Announcement(generation=PLAN.generation, term=1, sequence=step, committed=NONE, proposed=Step(step)))
 
     async def request(self) -> None:
         self.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=4096))

@@ -315,6 +315,8 @@ class Shim:
 
     async def start_rank(self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path) -> None:
         assert entry.is_file()
+        if rank in self.ranks and self.ranks[rank].plan.generation == plan.generation:
+            return  # asked for before
         self.ranks[rank] = ScriptedRank(plan, rank, agent_socket)
         self._tasks[rank] = asyncio.create_task(self.ranks[rank].live())
 

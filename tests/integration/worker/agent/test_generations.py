@@ -148,6 +148,34 @@ async def test_restarted_while_running(fleet: Fleet, number: int) -> None:
     check_restored(fleet)
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["coordinator", "member"])
+async def test_restarted_before_its_rank_was_started(fleet: Fleet, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That ranks are to run is on disk, and the agent ended before it could ask for one."""
+    node = fleet.nodes[number]
+    await fleet.launch()
+    await fleet.train(3)
+    await fleet.prepare()
+    await fleet.load()
+    asked = asyncio.Event()
+
+    async def ends(*_: object, **__: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.shim, "start_rank", ends)
+        for each in fleet.nodes:
+            await fleet.send(each, Start(job=JOB, run=RUN, generation=Generation(fleet.generation)))
+        await asked.wait()
+        await node.stop()
+    await until("the line to end", lambda: not fleet.control.is_connected(node.id))
+    node.start()
+    await until("ranks", lambda: fleet.members(MemberPhase.RUNNING) and all(rank.is_connected for rank in fleet.ranks))
+    check_restored(fleet)
+    assert fleet.plan is not None
+    await fleet.train(fleet.plan.base_step + 2)
+
+
 def is_in_full_view(fleet: Fleet, node: Node) -> bool:
     member = fleet.control.member(node.id)
     return member is not None and all(shard.in_view == shard.holders for shard in member.protection)

@@ -38,12 +38,15 @@ class Node:
         self.votes = True
         self.heard: list[Announcement] = []
         self.sessions: list[TcpSession] = []
-        self.start()
+        self.start(is_restarted=False)
 
-    def start(self, *, patience_seconds: float = 30.0) -> None:
+    def start(self, *, patience_seconds: float = 30.0, is_restarted: bool = True) -> None:
         """Begin, or begin again as an agent does that was restarted: its rank's state is what it was."""
         self.member = RoundMember(GENERATION, self.id, tree=self.network.tree, state=lambda: (self.state,), hear=self._hear)
-        run = self.member.run_local(self.network.server) if self.number == 0 else self.member.run(self.dial, patience_seconds=patience_seconds)
+        if self.number == 0:
+            run = self.member.run_local(self.network.server)
+        else:
+            run = self.member.run(self.dial, patience_seconds=patience_seconds, is_restarted=is_restarted)
         self.running = asyncio.create_task(run)
         self.admit()
 
@@ -209,7 +212,7 @@ def forged(node: str, rank: int) -> NodeReport:
         RoundReport(generation=GENERATION, nodes=(forged("i-0", 0),)),
         RoundReport(generation=GENERATION, nodes=(forged("i-1", 0),)),
         RoundReport(generation=Generation(2), nodes=()),
-        Announcement(generation=GENERATION, term=1, committed=NONE, proposed=NONE),
+        Announcement(generation=GENERATION, term=1, sequence=1, committed=NONE, proposed=NONE),
     ],
     ids=["for another node", "another node's rank", "another generation", "another kind"],
 )

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from control_plane.cloud.contract import SUSPENDED_PROCESSES, TERMINATION_HOOK, drift
-from control_plane.cloud.operator import FLEET_TAG, LAUNCHING_TRANSITION, GroupState, LaunchTemplateRef, MemberState
+from control_plane.cloud.operator import FLEET_TAG, GroupState, LaunchTemplateRef, MemberState
 from everstep.protocol.ids import NodeId
 
 MEMBER = MemberState(
@@ -30,6 +30,7 @@ FITS = GroupState(
     instance_type="p5.48xlarge",
 )
 
+LAUNCHING_TRANSITION = "autoscaling:EC2_INSTANCE_LAUNCHING"
 LONG_HOOK = replace(TERMINATION_HOOK, name="slow", heartbeat_timeout=timedelta(seconds=61))
 
 

@@ -169,5 +169,3 @@ def test_newcomers_take_the_places_of_the_lost_in_the_order_they_came() -> None:
     assert members.places(plan, available, 4) == ("x", first[1], "y", first[3])
     assert members.places(plan, available[:-1], 4) == ("x", first[1], None, first[3])
     assert members.places(None, [NodeId("x")], 2) == ("x", None)
-    assert members.lost_shards(plan, first[:2]) == (0, 1)
-    assert members.lost_shards(plan, first[1:3]) == ()

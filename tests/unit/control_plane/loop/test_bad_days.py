@@ -256,7 +256,28 @@ async def test_a_rank_that_fails_while_stopping_ends_the_job_stopped(world: Worl
     world.kill_rank(world.team()[1])
     await world.until(lambda: world.job().state == JobState.STOPPED)
     assert "rank 1" in world.job().reason
+    assert "no checkpoint" in world.job().reason
     await world.until(lambda: all(agent.run is None for agent in world.agents.values()))
+
+
+async def test_a_stop_without_agreement_waits_for_what_was_committed(world: World) -> None:
+    """The script hangs at its end: its ranks are killed, and the coordinator has the newest commit uploaded."""
+    world.submit()
+    await world.running()
+    await world.train(7)
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    await world.until(lambda: world.is_stopped)
+    plan = world.team()[0].plan
+    assert plan is not None
+    coordinator = next(agent for agent in world.team() if agent.node_id == plan.coordinator)
+    world.kill_rank(coordinator)
+    await world.until(lambda: "waits for its last checkpoint" in world.job().reason)
+    assert world.job().state == JobState.STOPPING
+    assert coordinator.node_id in {node for node, message in world.said if isinstance(message, HaltRanks)}  # though no rank of its own is left
+    await world.upload(7)
+    await world.until(lambda: world.job().state == JobState.STOPPED)
+    assert "checkpoint is step 7" in world.job().reason
 
 
 async def test_a_queued_job_is_stopped_at_once(world: World) -> None:

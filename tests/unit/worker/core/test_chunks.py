@@ -16,14 +16,12 @@ from worker.core.chunks import (
     CHUNKS_PER_SPAN,
     MAX_CHUNK_BYTES,
     MIN_CHUNK_BYTES,
-    MU_RATIO,
     UNIFORM_SHARE,
     Link,
     ScheduledChunk,
     chunk_bytes_for,
     opening,
     partition,
-    steadiness,
     uniform,
     usable,
 )
@@ -268,23 +266,25 @@ def test_a_chunk_longer_than_every_window_goes_at_the_beginning_of_the_longest()
 
 
 def test_windows_lie_in_the_middle_of_their_spans() -> None:
-    assert usable(IdleSpan(2.0, 1.0), 0.8) == IdleSpan(pytest.approx(2.1), 0.8)
+    assert usable(IdleSpan(2.0, 1.0), 0.8) == IdleSpan(pytest.approx(2.1), pytest.approx(0.8))
 
 
-def test_what_varies_is_used_less() -> None:
-    assert steadiness([IdleSpan(0, 1.0, 0.01)]) == MU_RATIO
-    assert steadiness([IdleSpan(0, 1.0, 0.2), IdleSpan(2, 1.0, 0.2)]) == pytest.approx(0.6)
-    assert steadiness([IdleSpan(0, 1.0, 0.7)]) == 0.0
-    assert steadiness([]) == 0.0
+def test_what_moves_is_used_less() -> None:
+    assert usable(IdleSpan(2.0, 1.0, 0.01)) == usable(IdleSpan(2.0, 1.0))
+    assert usable(IdleSpan(2.0, 1.0, 0.3)) == IdleSpan(pytest.approx(2.3), pytest.approx(0.4))
+    assert usable(IdleSpan(2.0, 1.0, 0.7)).seconds == 0.0
+    moving = [IdleSpan(1.0, 1.0, 0.6), IdleSpan(4.0, 1.0, 0.0)]
+    chunks = partition(moving, 50, 1, buffer_bytes=50, buffers=1, bandwidth_bytes_per_second=100, alpha_seconds=0, mu=0.8)
+    assert [(chunk.span, chunk.begin_seconds) for chunk in chunks] == [(1, pytest.approx(4.1))]
 
 
-def test_chunks_are_small_beside_the_spans_that_carry_most() -> None:
+def test_chunks_are_small_beside_the_windows_that_carry_most() -> None:
     link = Link(100 * MIB)
-    size = chunk_bytes_for([IdleSpan(0, 0.001)] * 5 + [IdleSpan(1, 0.16)] * 3, link, 1.0)
+    size = chunk_bytes_for([IdleSpan(0, 0.001)] * 5 + [IdleSpan(1, 0.16)] * 3, link)
     assert size == pytest.approx(link.bytes_within(0.16 / CHUNKS_PER_SPAN), rel=0.01)
-    assert chunk_bytes_for([IdleSpan(0, 100.0)], link, 1.0) == MAX_CHUNK_BYTES
-    assert chunk_bytes_for([IdleSpan(0, 0.0001)], link, 1.0) == MIN_CHUNK_BYTES
-    assert chunk_bytes_for([], link, 1.0) == MIN_CHUNK_BYTES
+    assert chunk_bytes_for([IdleSpan(0, 100.0)], link) == MAX_CHUNK_BYTES
+    assert chunk_bytes_for([IdleSpan(0, 0.0001)], link) == MIN_CHUNK_BYTES
+    assert chunk_bytes_for([], link) == MIN_CHUNK_BYTES
 
 
 @pytest.mark.parametrize(

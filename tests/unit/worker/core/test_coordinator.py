@@ -50,6 +50,12 @@ def test_a_generation_with_a_base_proposes_the_base_and_nothing_newer_before_it_
     assert (core.committed, core.proposed) == (5, 10)
 
 
+def test_the_base_cannot_be_abandoned() -> None:
+    """No agent of ours says so. One that did had this coordinator propose the base for ever."""
+    core = begun(base=5).report(*both(5, NONE, 5, Vote.ABANDON))
+    assert (core.committed, core.proposed, core.lead) == (NONE, 5, 1)
+
+
 def test_all_must_acknowledge_the_proposed_step() -> None:
     core = begun().report(rank(0, 1, NONE, 1, Vote.ACKED))
     assert core.committed == NONE
@@ -165,6 +171,19 @@ class TestRestart:
         assert (core.stop, core.stop_state) == (10, StopState.CONFIRMED)
         assert core.request_stop().stop == 10
 
+    def test_a_stop_that_was_only_announced_is_withdrawn_and_its_number_is_not_used_again(self) -> None:
+        """Rank 0 has answered yes to the stop at 10. It would be taken for an answer to the next one at 10, which it may have passed by then."""
+        answer = {"heard_stop": Step(10), "echo_step": Step(10), "echo": 1}
+        core = self.recovered(*both(9, 7, 8, **answer))
+        assert core.stop_state is StopState.NONE
+        core = core.request_stop()
+        assert (core.stop, core.stop_state) == (11, StopState.ANNOUNCED)
+
+    @pytest.mark.parametrize(("every_steps", "persist"), [(0, NONE), (100, 7)])
+    def test_what_may_have_been_marked_for_upload_is_marked_again_where_there_are_checkpoints(self, every_steps: int, persist: int) -> None:
+        core = Coordinator.recover(world_size=2, base=Step(0), every_steps=every_steps)
+        assert core.report(*both(9, 7, 8)).persist == persist
+
 
 class TestStop:
     """The agreed stop."""
@@ -249,6 +268,35 @@ class TestEnd:
     def test_the_last_step_of_a_stop_is_uploaded(self) -> None:
         core = running().request_stop().report(*self.closing(1, 1, 2))
         assert core.persist == 1
+
+    def test_without_a_stop_the_last_step_is_not_uploaded(self) -> None:
+        assert running().report(*self.closing(1, 1, 2)).persist == NONE
+        assert running().halt() == running()
+
+    def test_a_stop_that_is_asked_for_too_late_has_the_last_step_uploaded_too(self) -> None:
+        assert running().report(*self.closing(1, 1, 2)).request_stop().persist == 1
+
+    def test_a_final_round_that_is_given_up_after_a_stop_has_the_newest_commit_uploaded(self) -> None:
+        core = running().request_stop().report(*self.closing(9, 1, 2, Vote.ABANDON))
+        assert (core.final, core.persist) == (9, NONE)
+        core = core.end_final_round()
+        assert (core.is_finished, core.persist) == (True, 1)
+        core = core.report(*self.closing(9, 1, 9, Vote.ACKED))  # it comes after all
+        assert (core.committed, core.persist) == (9, 9)
+
+    def test_ranks_that_are_ended_during_a_stop_leave_the_newest_commit(self) -> None:
+        """A script that hangs does not reach the stop; the control plane ends its ranks."""
+        core = running().request_stop().halt()
+        assert (core.is_finished, core.proposed, core.persist) == (True, NONE, 1)
+
+    def test_ranks_that_are_ended_before_the_base_was_committed_leave_the_base(self) -> None:
+        core = begun(base=5).report(*both(5, NONE, 5)).request_stop().halt()
+        assert (core.committed, core.persist) == (NONE, 5)
+
+    def test_a_restarted_coordinator_has_the_last_step_of_a_confirmed_stop_uploaded(self) -> None:
+        """It has not been asked to stop itself."""
+        core = Coordinator.recover(world_size=2, base=Step(0), every_steps=0)
+        assert core.report(*self.closing(9, 9, 9, Vote.ACKED, confirmed_stop=Step(9))).persist == 9
 
     def test_a_final_step_that_was_proposed_before_waits_until_all_have_forgotten_it(self) -> None:
         core = running().report(rank(0, 5, 1, 2, Vote.ABANDON, is_late=True), rank(1, 5, 1, 2))

@@ -118,13 +118,25 @@ def test_senders_share_the_link() -> None:
     run(work)
 
 
+def test_who_wakes_up_late_catches_up_within_the_margin_of_a_span() -> None:
+    async def work() -> None:
+        pacer = at_boundary(IdleSpan(0.0, 4.0))  # 0.3 s beside the window
+        assert await departures(pacer, 1, 50_000) == pytest.approx([0.3])
+        await asyncio.sleep(0.7)  # 0.2 s later than it could have asked again
+        assert await departures(pacer, 2, 50_000) == pytest.approx([1.0, 1.3])
+        await asyncio.sleep(1.2)  # 0.7 s later: 0.3 s of it are made up for
+        assert await departures(pacer, 2, 50_000) == pytest.approx([2.5, 2.7])
+
+    run(work)
+
+
 def test_nothing_is_waited_for_before_the_first_boundary_or_long_after_the_last() -> None:
     async def work() -> None:
         pacer = SpanPacer([IdleSpan(1.0, 1.0)], Link(100_000.0), iteration_seconds=10.0)
         assert await departures(pacer, 2, 10) == [0.0, 0.0]
         pacer.boundary(BEGIN)
         await asyncio.sleep(PATIENCE_ITERATIONS * 10.0)
-        assert await departures(pacer, 2, 10) == [20.0, 20.0]
+        assert await departures(pacer, 2, 10) == pytest.approx([20.0, 20.0001])  # one after the other, as the link takes them
 
     run(work)
 
@@ -159,8 +171,8 @@ def test_who_gives_up_waiting_lets_the_next_one_in() -> None:
 
 
 def test_the_size_of_a_chunk_follows_the_spans() -> None:
-    wide = SpanPacer([IdleSpan(0.0, 1.0)], Link(100e6), iteration_seconds=2.0)
-    narrow = SpanPacer([IdleSpan(0.0, 0.1)], Link(100e6), iteration_seconds=2.0)
+    wide = SpanPacer([IdleSpan(0.0, 0.2)], Link(100e6), iteration_seconds=2.0)
+    narrow = SpanPacer([IdleSpan(0.0, 0.02)], Link(100e6), iteration_seconds=2.0)
     assert wide.chunk_bytes > 5 * narrow.chunk_bytes
 
 

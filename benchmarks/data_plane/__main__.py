@@ -1,0 +1,215 @@
+"""`make bench-data-plane`: all launches in one run, there and back again, then the report.
+
+    python -m benchmarks.data_plane [--quick] [--sizes 256 1024] [--peers NAME …] [--without-model]
+
+    size by size:  floors A floors B floors … Z floors │ floors Z floors … B floors A floors
+
+Every system is launched twice in a palindrome, the floors before and after each launch: drift of the machine falls on both sides of a pair.
+Exit code: 0 all rows pass or are inconclusive, 1 nothing to report, 2 a row falls short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster_jobs import ROOT, Bench
+from benchmarks.data_plane import char_gpt, report
+from benchmarks.data_plane.everstep import NODES, EverstepLaunch, run_everstep
+from benchmarks.data_plane.launches import FloorPair, run_peer
+from benchmarks.data_plane.rank.repeats import Repeats
+from benchmarks.data_plane.rows import EVERSTEP, Figure, Of, Verdict, judged, peer_figure
+from benchmarks.data_plane.samples import of_everstep, of_peer, per_gib
+from benchmarks.data_plane.systems import PEERS, System, install
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.machine import Machine
+from benchmarks.measures import Floor, Summary
+from everstep import __version__
+from everstep.errors import EverstepError
+from infra.local_cloud.errors import LocalCloudError
+from infra.local_cloud.up import ClusterOptions, LocalCluster
+
+HOME = ROOT / ".everstep" / "bench"
+SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.1
+"""Long spans: beside the optimizer's step long enough for a snapshot to be replicated."""
+TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
+"""Short spans: twice the copy."""
+LAUNCH_SECONDS = 240.0
+LARGE_STATE_MIB = 512
+LARGE_PEERS = ("lm-resiliency", "DLRover flash checkpoint", "torchft in place")
+"""Of a large state only the peers that Everstep is held against."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What is measured of one size of state."""
+
+    state_mib: int
+    peers: tuple[System, ...]
+    everstep: Repeats
+    peer: Repeats
+
+
+def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool) -> list[Size]:
+    """Return what is measured of each size."""
+
+    def repeats(state_mib: int, spaced: int, tight: int, restores: int) -> Repeats:
+        gib = state_mib / 1024
+        return Repeats(
+            spaced_steps=spaced,
+            tight_steps=tight,
+            protects=restores,
+            local_restores=min(3, restores),
+            peer_restores=restores,
+            span_seconds=SPAN_SECONDS_PER_GIB * gib + SPAN_SECONDS,
+            tight_span_seconds=TIGHT_SECONDS_PER_GIB * gib + TIGHT_SECONDS,
+        )
+
+    return [
+        Size(
+            state_mib=mib,
+            peers=tuple(peer for peer in peers if mib < LARGE_STATE_MIB or peer.name in LARGE_PEERS),
+            everstep=repeats(mib, 8, 10, 2) if is_quick else repeats(mib, 26, 20, 5),
+            peer=repeats(mib, 3, 3, 2) if is_quick else repeats(mib, 5, 5, 5),
+        )
+        for mib in sizes_mib
+    ]
+
+
+def main() -> int:
+    """Measure, write the report, and return the process's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.data_plane", description="Everstep's data plane beside its peers and the floors.")
+    parser.add_argument("--quick", action="store_true", help="256 MiB, few repeats, no peers, no real model: it tries the harness")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024], help="MiB of state per rank")
+    parser.add_argument("--peers", nargs="*", choices=[peer.name for peer in PEERS], help="only these")
+    parser.add_argument("--without-model", action="store_true", help="leave the char-GPT out")
+    parser.add_argument("--json", type=Path, default=HOME / "data_plane.json", help="where the figures go")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks.md", help="whose section is renewed, with a picture beside it")
+    arguments = parser.parse_args()
+    peers = tuple(peer for peer in PEERS if arguments.peers is None or peer.name in arguments.peers)
+    sizes = sizes_of([256], (), is_quick=True) if arguments.quick else sizes_of(arguments.sizes, peers, is_quick=False)
+    has_model = not (arguments.quick or arguments.without_model)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a terminated run ends its cluster, too
+    machine, begun = Machine.observe(), time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - begun:6.1f} s  {text}", flush=True)
+
+    home = HOME / "data_plane"
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    try:
+        install(tuple({peer for size in sizes for peer in size.peers}), HOME / "venvs", say)
+        figures, floors = measure(home, sizes, has_model=has_model, say=say)
+    except (BenchmarkFailed, LocalCloudError, EverstepError, OSError) as error:
+        print(f"the benchmark failed: {error}\nlogs: {home}", file=sys.stderr)
+        return 1
+    run = report.Run(machine=machine, figures=figures, floors=floors, is_quick=arguments.quick, seconds=time.monotonic() - begun)
+    report.write(run, arguments.json, arguments.document)
+    say(f"written: {arguments.json} and {arguments.document}")
+    for figure in figures:
+        if figure.verdict is not Verdict.NONE:
+            print(report.line(figure))
+    return 2 if any(figure.verdict is Verdict.SHORT for figure in figures) else 0
+
+
+def measure(home: Path, sizes: list[Size], *, has_model: bool, say: Callable[[str], None]) -> tuple[list[Figure], report.Floors]:
+    """Run every launch and return all figures, and the floors of every size."""
+    figures: list[Figure] = []
+    floors: report.Floors = {}
+    for size in sizes:
+        with _bench(home, size.state_mib, say) as bench:
+            found, floors[size.state_mib] = _measure_size(bench, size)
+        figures += found
+    if has_model:
+        with _bench(home, 64, say) as bench:
+            versions = {EVERSTEP: __version__, "lm-resiliency": _version("lm-resiliency")}
+            has_peer = any(peer.name == "lm-resiliency" for size in sizes for peer in size.peers)
+            for kind in char_gpt.KINDS:
+                launches = char_gpt.measure(bench, HOME / "venvs", kind, steps=55, with_peer=has_peer)
+                figures += char_gpt.figures(kind, launches, versions)
+    return figures, floors
+
+
+@contextlib.contextmanager
+def _bench(home: Path, state_mib: int, say: Callable[[str], None]) -> Iterator[Bench]:
+    """Start a cluster of two nodes with room for two copies of such a state."""
+    slots_bytes = 4 * state_mib * 1024**2 * 5 // 4 + 64 * 1024**2
+    say(f"starting {NODES} nodes for {state_mib} MiB of state per rank")
+    with LocalCluster(home / "cluster") as cluster:
+        cluster.up(ClusterOptions(nodes=NODES, spares=0, node_memory_bytes=slots_bytes))
+        with cluster.client() as client:
+            yield Bench(cluster, client, home, say)
+
+
+def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, Floor]]:
+    names = [EVERSTEP, *(peer.name for peer in size.peers)]
+    systems = {peer.name: peer for peer in size.peers}
+    launches: dict[str, list[Any]] = {name: [] for name in names}
+    flanks: dict[str, list[tuple[report.Seconds, report.Seconds]]] = {name: [] for name in names}
+    failed: dict[str, str] = {}
+    state_bytes = size.state_mib * 1024**2
+    with FloorPair(bench.directory / f"floors-{size.state_mib}", size.state_mib) as pair:
+        before = pair.measure()
+        for number, name in enumerate([*names, *reversed(names)]):
+            bench.say(f"{size.state_mib} MiB: {name}, launch {number // len(names) + 1} of 2")
+            home = bench.directory / f"{size.state_mib}-{number}"
+            try:
+                launches[name].append(_launch(bench, home, systems.get(name), size))
+            except BenchmarkFailed as error:
+                if name == EVERSTEP:
+                    raise
+                failed[name] = str(error)  # a peer that does not run is reported as not measured
+                bench.say(f"  {error}")
+            after = pair.measure()
+            flanks[name].append((before, after))
+            before = after
+    measured = {EVERSTEP: of_everstep(launches[EVERSTEP])}
+    measured |= {peer.name: of_peer(launches[peer.name], peer.metrics) for peer in size.peers if launches[peer.name]}
+    floors = {name: _floors(flanks[name], state_bytes) for name in measured}
+    versions = {EVERSTEP: __version__, **{peer.name: peer.version(HOME / "venvs") for peer in size.peers}}
+    of = {name: Of(system=name, version=versions[name], state_mib=size.state_mib, measured=measured[name], floors=floors[name]) for name in measured}
+    own = of.pop(EVERSTEP)
+    figures = judged(own, of)
+    figures += [own.figure(metric) for metric in ("blocked_audited", "blocked_tight") if metric in own.measured.values]
+    figures += [own.figure(metric, unit="ratio") for metric in ("first_raw", "tight_commits") if metric in own.measured.values]
+    figures += [peer_figure(peer, metric) for peer in of.values() for metric in peer.measured.values]
+    return figures, floors[EVERSTEP]
+
+
+def _launch(bench: Bench, home: Path, peer: System | None, size: Size) -> EverstepLaunch | list[dict[str, Any]]:
+    if peer is None:
+        return run_everstep(bench, f"data-plane-{home.name}", state_mib=size.state_mib, repeats=size.everstep)
+    try:
+        return run_peer(peer, HOME / "venvs", home, state_mib=size.state_mib, repeats=size.peer, timeout_seconds=LAUNCH_SECONDS)
+    except BenchmarkFailed as error:  # DLRover's saver does not always come up
+        bench.say(f"  once more: {error}")
+        return run_peer(
+            peer, HOME / "venvs", home.with_name(f"{home.name}-again"), state_mib=size.state_mib, repeats=size.peer, timeout_seconds=LAUNCH_SECONDS
+        )
+
+
+def _floors(flanks: list[tuple[report.Seconds, report.Seconds]], state_bytes: int) -> dict[str, Floor]:
+    """Return the floors around a system's launches: around the first against around the last; of a single one, before it against after it."""
+    halves = (flanks[0], flanks[-1]) if len(flanks) > 1 else tuple((flank,) for flank in flanks[0])
+
+    def summary(name: str, half: tuple[report.Seconds, ...]) -> Summary:
+        return Summary.of([per_gib(seconds, state_bytes) for flank in half for seconds in flank[name]])
+
+    return {name: Floor(summary(name, halves[0]), summary(name, halves[1])) for name in flanks[0][0]}
+
+
+def _version(name: str) -> str:
+    return next(peer for peer in PEERS if peer.name == name).version(HOME / "venvs")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

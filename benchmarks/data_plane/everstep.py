@@ -1,0 +1,165 @@
+"""Everstep's side: one job on two nodes of the local cloud, watched by its own script, killed and restored by the harness.
+
+    first launch ─▶ kill rank 0: both restore from their own node, several times
+                 ─▶ spoil rank 1's own slots and kill rank 0: rank 1 restores from its peer, several times
+
+Invariant: nothing of the product is replaced or told that it is being measured; times are the script's, the page's and the agents' logs'.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster_jobs import PATIENCE_SECONDS, Bench, BenchJob, Json, pause
+from benchmarks.data_plane.launches import RANKS
+from benchmarks.data_plane.rank.memory import folder_bytes, private_bytes
+from benchmarks.data_plane.rank.repeats import Repeats
+from benchmarks.errors import BenchmarkFailed
+from everstep.client import ENDED
+from everstep.protocol.slot import HEADER_BYTES
+from infra.local_cloud.instance_init import memory_directory
+from infra.local_cloud.processes import descendants, is_agent
+
+NODES, COPIES = 2, 2
+ATTEMPTS = 30
+"""The most that a job may have: every kill here is the same failure at the same step."""
+RESTORED = re.compile(r"rank (\d+): step \d+ restored from (\w+) in ([\d.]+) s")
+SCRIPT = Path(__file__).parent / "rank" / "everstep_job.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """One rank brought back once."""
+
+    rank: int
+    source: str
+    agent_seconds: float
+    """Until the agent had it in a slot of its own node, verified."""
+    rank_seconds: float
+    """From the rank's call until its model had it."""
+    verified: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EverstepLaunch:
+    """One job."""
+
+    ranks: list[Json]
+    """What the script wrote in its first launch, by rank."""
+    restored: list[Restored]
+    memory_ratio: float
+    """Host memory that the job took beyond its processes' baselines, per byte of state."""
+    agent_bytes: float
+    """Private memory of an agent while nothing ran: part of the baseline."""
+
+
+def run_everstep(bench: Bench, name: str, *, state_mib: int, repeats: Repeats) -> EverstepLaunch:
+    """Run one job.
+
+    Args:
+        bench: with a cluster of two nodes.
+        name: of the job.
+        state_mib: per rank.
+        repeats: how often.
+
+    Returns:
+        What was seen.
+
+    Raises:
+        BenchmarkFailed: the job ended, or a restore came from elsewhere than it should.
+    """
+    directory = bench.directory / name
+    directory.mkdir(parents=True)
+    source = directory / "source"
+    source.mkdir()
+    shutil.copy(SCRIPT, source / "train.py")
+    agents = agents_of(bench)
+    agents_before = private_bytes(*agents)
+    job = bench.submit(
+        name,
+        source,
+        "train.py",
+        nodes=NODES,
+        copies=COPIES,
+        hyperparameters={"state_mib": state_mib, **asdict(repeats)},
+        Environment={"BENCH_DIRECTORY": str(directory)},
+        RetryStrategy={"MaxAttempts": ATTEMPTS},
+    )
+    first = _results(job, directory, generation=1)
+    nodes = job.describe()["NodeIds"]
+    taken = sum(folder_bytes(memory_directory(node)) for node in nodes) + private_bytes(*agents) - agents_before
+    taken += sum(rank["private_after_bytes"] - rank["private_before_bytes"] for rank in first)
+    restored: list[Restored] = []
+    for number in range(repeats.local_restores + repeats.peer_restores):
+        restored += _restore(bench, job, directory, nodes, generation=number + 2, from_peer=number >= repeats.local_restores)
+    (directory / "finish").touch()
+    job.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed")
+    for dump in directory.glob("state-rank*"):
+        dump.unlink()
+    return EverstepLaunch(
+        ranks=first,
+        restored=restored,
+        memory_ratio=taken / sum(rank["state_bytes"] for rank in first),
+        agent_bytes=agents_before / len(agents),
+    )
+
+
+def _restore(bench: Bench, job: BenchJob, directory: Path, nodes: list[str], *, generation: int, from_peer: bool) -> list[Restored]:
+    """Kill rank 0, and read how everybody came back."""
+    logs = [bench.cluster.nodes_directory / node / "console.log" for node in nodes]
+    marks = [log.stat().st_size for log in logs]
+    if from_peer:
+        for slot in memory_directory(nodes[1]).rglob("rank-1.slot-*"):
+            _spoil(slot)
+    bench.cluster.kill_rank(nodes[0], 0)
+    ranks = _results(job, directory, generation=generation)
+    told = {int(match[1]): match for log, mark in zip(logs, marks, strict=True) for match in RESTORED.finditer(log.read_bytes()[mark:].decode())}
+    expected = ["local", "peer" if from_peer else "local"]
+    if [told[rank][2] for rank in sorted(told)] != expected:
+        raise BenchmarkFailed(f"restores came from {[match[2] for match in told.values()]}, expected {expected}; see {logs[0]}")
+    return [
+        Restored(
+            rank=rank,
+            source=told[rank][2],
+            agent_seconds=float(told[rank][3]),
+            rank_seconds=ranks[rank]["restore_seconds"],
+            verified=ranks[rank]["verified"],
+        )
+        for rank in range(RANKS)
+    ]
+
+
+def _spoil(slot: Path) -> None:
+    """Overwrite a whole payload: nothing of it verifies any more."""
+    with slot.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        zeros = bytes(1 << 20)
+        for start in range(HEADER_BYTES, len(memory), len(zeros)):
+            memory[start : start + len(zeros)] = zeros[: len(memory) - start]
+
+
+def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
+    """Wait for what both ranks write in this launch; the API is seldom asked meanwhile."""
+    paths = [directory / f"rank{rank}.gen{generation}.json" for rank in range(RANKS)]
+    deadline, asked_at = time.monotonic() + PATIENCE_SECONDS, time.monotonic()
+    while not all(path.exists() for path in paths):
+        pause(0.02)
+        if time.monotonic() - asked_at > 5.0:
+            asked_at, seen = time.monotonic(), job.describe()
+            if seen["TrainingJobStatus"] in ENDED or seen["Generation"] > generation:
+                raise BenchmarkFailed(f"job {job.name} is {seen['TrainingJobStatus']} in launch {seen['Generation']}: {seen['Reason']}")
+        if time.monotonic() > deadline:
+            raise BenchmarkFailed(f"launch {generation} of job {job.name} has said nothing for {PATIENCE_SECONDS:.0f} s: {job.describe()['Reason']}")
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def agents_of(bench: Bench) -> list[int]:
+    """Return the pids of all nodes' agents."""
+    inits: dict[str, Any] = bench.cluster.instances()
+    return [process.pid for init in inits.values() for process in descendants(init) if is_agent(process.pid)]

@@ -1,0 +1,210 @@
+"""Two rank processes of a peer, or of the floors: started together, heard, and ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks.cluster_jobs import ROOT
+from benchmarks.data_plane.rank.peer import Launch
+from benchmarks.data_plane.rank.repeats import Repeats
+from benchmarks.data_plane.systems import System
+from benchmarks.errors import BenchmarkFailed
+
+RANKS = 2
+FLOOR_ROUNDS = 4
+MEMORY = Path("/dev/shm")
+
+
+def run_peer(system: System, environments: Path, home: Path, *, state_mib: int, repeats: Repeats, timeout_seconds: float) -> list[dict[str, Any]]:
+    """Launch a peer once.
+
+    Args:
+        system: which.
+        environments: where its interpreter is.
+        home: folder for logs, results and dumps of this launch.
+        state_mib: per rank.
+        repeats: how often.
+        timeout_seconds: of the whole launch.
+
+    Returns:
+        Each rank's samples (`loop.Samples`).
+
+    Raises:
+        BenchmarkFailed: a rank did not end well; the message says where its log is.
+    """
+    home.mkdir(parents=True)
+    with _tmpfs_folder() as memory:
+        meeting, group = free_ports(2)
+        launches = [
+            Launch(
+                adapter=system.adapter,
+                offers=list(system.metrics),
+                rank=rank,
+                state_mib=state_mib,
+                repeats=asdict(repeats),
+                meeting_port=meeting,
+                group_port=group,
+                memory=str(memory),
+                dumps=str(home),
+                result=str(home / f"rank{rank}.json"),
+            )
+            for rank in range(RANKS)
+        ]
+        python = str(system.python(environments))
+        commands = [["-m", "benchmarks.data_plane.rank.peer", launch.to_json()] for launch in launches]
+        _run_to_the_end(system.name, [[python, *command] for command in commands], home, {"TMPDIR": str(home)}, timeout_seconds)
+    for dump in home.glob("rank[01]"):
+        dump.unlink()
+    return [json.loads(Path(launch.result).read_text()) for launch in launches]
+
+
+def run_ranks(program: list[str], home: Path, environment: Mapping[str, str], *, python: str | None, timeout_seconds: float) -> None:
+    """Run a script as two ranks with torchrun's variables.
+
+    Args:
+        program: script and arguments.
+        home: folder of the logs.
+        environment: more variables.
+        python: of another environment than Everstep's.
+        timeout_seconds: for all of it.
+
+    Raises:
+        BenchmarkFailed: a rank did not end well.
+    """
+    (port,) = free_ports(1)
+    shared = {
+        **environment,
+        "WORLD_SIZE": str(RANKS),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    commands = [["env", f"RANK={rank}", f"GROUP_RANK={rank}", python or sys.executable, *program] for rank in range(RANKS)]
+    _run_to_the_end(program[0], commands, home, {**shared, "GLOO_SOCKET_IFNAME": "lo"}, timeout_seconds)
+
+
+def _run_to_the_end(name: str, commands: list[list[str]], home: Path, environment: Mapping[str, str], timeout_seconds: float) -> None:
+    python = next(Path(word) for word in commands[0] if Path(word).name.startswith("python"))
+    path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # DeepSpeed looks for ninja there
+    with _processes(commands, home, {**environment, **path}) as processes:
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in processes]
+        except subprocess.TimeoutExpired as error:
+            raise BenchmarkFailed(f"{name} has not ended after {timeout_seconds:.0f} s; see {home}") from error
+    if any(codes):
+        raise BenchmarkFailed(f"{name} ended with {codes}; see {home}/rank*.log")
+
+
+class FloorPair:
+    """Two processes that measure the floors whenever they are asked. A context manager that ends them."""
+
+    def __init__(self, home: Path, mebibytes: int) -> None:
+        self._home = home
+        self._mebibytes = mebibytes
+        self._stack = contextlib.ExitStack()
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self._home.mkdir(parents=True, exist_ok=True)
+        (port,) = free_ports(1)
+        program = [sys.executable, "-m", "benchmarks.data_plane.rank.floors"]
+        commands = [[*program, str(rank), str(port), str(self._mebibytes)] for rank in range(RANKS)]
+        self._processes = self._stack.enter_context(_processes(commands, self._home, {}, is_talking=True))
+        self._answers()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def measure(self, rounds: int = FLOOR_ROUNDS) -> dict[str, list[float]]:
+        """Return seconds of both processes by floor."""
+        found: dict[str, list[float]] = {}
+        for _ in range(rounds):
+            for process in self._processes:
+                assert process.stdin is not None
+                process.stdin.write(b"\n")
+                process.stdin.flush()
+            for answer in self._answers():
+                for name, seconds in answer.items():
+                    found.setdefault(name, []).append(seconds)
+        return found
+
+    def _answers(self) -> list[dict[str, float]]:
+        answers = []
+        for process in self._processes:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise BenchmarkFailed(f"the floors cannot be measured; see {self._home}")
+            answers.append(json.loads(line))
+        return answers
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody used a moment ago."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+@contextlib.contextmanager
+def _tmpfs_folder() -> Iterator[Path]:
+    before = set(MEMORY.iterdir())
+    folder = MEMORY / f"everstep-bench-{os.getpid()}"
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for left in set(MEMORY.iterdir()) - before:  # what DLRover leaves, and torch after a kill
+            if left.name.startswith(("bench", "checkpoint_shm", "torch_")) and left.is_file():
+                left.unlink(missing_ok=True)
+        for left in Path("/tmp/ckpt_sock").glob(f"bench{os.getpid()}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _processes(
+    commands: list[list[str]], home: Path, environment: Mapping[str, str], *, is_talking: bool = False
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start processes in sessions of their own, and end all that is left of them."""
+    started: list[subprocess.Popen[bytes]] = []
+    pipe = subprocess.PIPE if is_talking else subprocess.DEVNULL
+    try:
+        for rank, command in enumerate(commands):
+            with (home / f"rank{rank}.log").open("wb") as log:
+                started.append(
+                    subprocess.Popen(
+                        command,
+                        cwd=home,
+                        env={**os.environ, **environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                        stdin=pipe,
+                        stdout=pipe if is_talking else log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+                )
+        yield started
+    finally:
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+            process.wait()

@@ -1,0 +1,217 @@
+"""The job's script on Everstep's side: what `loop.py` does with an adapter, with a session as every user has it.
+
+    first launch    first snapshots ─▶ steps with long spans ─▶ with short spans ─▶ one byte compare on the holder, then it stands and waits
+    later launches  restore, timed from the call; byte compare with what the first launch left; then it stands and waits
+
+When a step is committed is read off the rank's page by a thread that only looks. The harness kills a rank, or says `finish`.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import everstep.training
+from benchmarks.data_plane.rank.memory import own_tree, private_bytes
+from benchmarks.data_plane.rank.state import State, pause
+from everstep.protocol.rank_messages import RANK_WORD_BYTES, read_agent_half
+from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header, unpack_index
+from everstep.training.session import TrainingSession
+
+LOOK_SECONDS = 0.001
+FIRST_STEPS = 8
+"""Enough for the audited snapshots of a launch, and one more."""
+SETTLE_STEPS = 100
+COMMIT_PATIENCE_SECONDS = 60.0
+
+
+@dataclass
+class Steps:
+    """What one rank saw of a row of steps."""
+
+    numbers: list[int] = field(default_factory=list)
+    blocked: list[float] = field(default_factory=list)
+    """Of each: its boundary, and the wait before the change after it."""
+    has_snapshot: list[bool] = field(default_factory=list)
+    began_at: list[float] = field(default_factory=list)
+    """When its boundary was called."""
+    committed_at: list[float | None] = field(default_factory=list)
+    """When the page said so; None: this very step was not committed."""
+
+
+class CommitWatch:
+    """Looks at the agent's half of the rank's page.
+
+    Args:
+        page: its file.
+        generation: that it is to speak of; what it says of an earlier launch is not ours.
+    """
+
+    def __init__(self, page: Path, generation: int) -> None:
+        self._page = page
+        self._generation = generation
+        self.at: dict[int, float] = {}
+        self.committed = -1
+        self._changed = threading.Condition()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        idle = threading.Event()
+        while not self._page.exists():
+            idle.wait(LOOK_SECONDS)
+        with self._page.open("rb") as file:
+            page = memoryview(mmap.mmap(file.fileno(), RANK_WORD_BYTES, prot=mmap.PROT_READ))
+        while not idle.wait(LOOK_SECONDS):
+            half = read_agent_half(page)
+            if half is not None and half.generation == self._generation and half.committed > self.committed:
+                with self._changed:
+                    self.at[half.committed] = time.perf_counter()
+                    self.committed = half.committed
+                    self._changed.notify_all()
+
+    def wait(self, step: int, seconds: float) -> bool:
+        """Return whether `step` is committed, after at most `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.committed >= step, seconds)
+
+
+class Rank:
+    """One rank of the job.
+
+    Args:
+        session: restored.
+        state: registered with it.
+        watch: of its page.
+    """
+
+    def __init__(self, session: TrainingSession, state: State, watch: CommitWatch) -> None:
+        self._session = session
+        self._state = state
+        self._watch = watch
+
+    def steps(self, count: int, span_seconds: float) -> Steps:
+        """Train, as `loop._steps` does."""
+        found = Steps()
+        at_boundary = 0.0
+        for number in range(count + 1):
+            pause(span_seconds)
+            dist.barrier()
+            before = len(self._session.blocked_seconds)
+            begun = time.perf_counter()
+            self._session.fence()  # what the optimizer's step would wait for itself
+            fenced = time.perf_counter() - begun
+            if number:
+                found.blocked.append(at_boundary + fenced)
+                found.has_snapshot.append(len(self._session.blocked_seconds) > before)
+            if number == count:
+                break
+            self._state.advance()
+            dist.barrier()
+            begun = time.perf_counter()
+            control = self._session.boundary()
+            at_boundary = time.perf_counter() - begun
+            found.numbers.append(control.step)
+            found.began_at.append(begun)
+        self._watch.wait(found.numbers[-1], span_seconds)
+        found.committed_at = [self._watch.at.get(step) for step in found.numbers]
+        return found
+
+    def settle(self, span_seconds: float) -> int:
+        """Train on until the boundary that all stand at is committed, and return it."""
+        for _ in range(SETTLE_STEPS):
+            step = self.steps(1, span_seconds).numbers[-1]
+            seen = torch.tensor([self._watch.committed >= step], dtype=torch.int64)
+            dist.all_reduce(seen, dist.ReduceOp.MIN)
+            if seen.item():
+                return step
+        raise RuntimeError(f"no step was committed where it was waited for, the last is {self._watch.committed}")
+
+
+def holder_has(session: TrainingSession, memory: Path, page: Path, step: int, rank: int) -> bool:
+    """Compare the slots of this rank on every other node with the live state, byte by byte; digests are not asked.
+
+    Args:
+        session: whose state stands at `step`.
+        memory: this node's folder; the other nodes of this machine have theirs beside it.
+        page: the rank's page, for the run's folder.
+        step: that must be there.
+        rank: whose shard.
+
+    Returns:
+        One other node holds every tensor of it.
+    """
+    live = session.state_tensors()
+    for path in sorted(memory.parent.glob(f"everstep-*/{page.parent.name}/rank-{rank}.slot-*")):
+        if memory in path.parents:
+            continue
+        with path.open("rb") as file:
+            header = unpack_header(file.read(HEADER_BYTES))
+        if header.state is not SlotState.SEALED or header.step != step:
+            continue
+        held = torch.from_file(str(path), shared=True, size=HEADER_BYTES + header.payload_bytes, dtype=torch.uint8)[HEADER_BYTES:]
+        index = unpack_index(bytes(held[header.index_offset : header.index_offset + header.index_bytes].numpy()), header.index_offset)
+        places = {entry.name: (entry.offset, entry.offset + entry.bytes) for entry in index.tensors}
+        return all(
+            name in places and torch.equal(held[slice(*places[name])], tensor.contiguous().reshape(-1).view(torch.uint8))
+            for name, tensor in live.items()
+        )
+    return False
+
+
+def main() -> None:
+    """Run one rank of one launch."""
+    settings = everstep.training.hyperparameters(state_mib=256, spaced_steps=20, tight_steps=20, span_seconds=0.5, tight_span_seconds=0.1)
+    directory = Path(os.environ["BENCH_DIRECTORY"])
+    rank, generation = int(os.environ["RANK"]), int(os.environ["EVERSTEP_GENERATION"])
+    memory = Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent
+    page = memory / os.environ["EVERSTEP_RUN_ID"] / f"rank-{rank}.word"
+    dist.init_process_group("gloo")
+    state = State(settings.state_mib, rank)
+    private_before = private_bytes(*own_tree())
+    session = everstep.training.init(model=state.module, optimizer=state.optimizer)
+    watch = CommitWatch(page, generation)
+    dump = directory / f"state-rank{rank}"
+    result: dict[str, object] = {"generation": generation, "state_bytes": state.nbytes, "private_before_bytes": private_before}
+    if generation > 1:
+        state.spoil()
+    dist.barrier()
+    begun = time.perf_counter()
+    base = session.restore()
+    result["restore_seconds"] = time.perf_counter() - begun
+    if base:
+        result["verified"] = state.equals_dump(dump)
+        watch.wait(base, COMMIT_PATIENCE_SECONDS)
+    else:
+        me = Rank(session, state, watch)
+        result["first"] = asdict(me.steps(FIRST_STEPS, settings.span_seconds))
+        result["spaced"] = asdict(me.steps(settings.spaced_steps, settings.span_seconds))
+        result["tight"] = asdict(me.steps(settings.tight_steps, settings.tight_span_seconds))
+        step = me.settle(settings.span_seconds)
+        result["holder_verified"] = holder_has(session, memory, page, step, rank)
+        result["private_after_bytes"] = private_bytes(*own_tree())
+        state.dump(dump)
+        result["step"] = step
+    leave(directory / f"rank{rank}.gen{generation}.json", result)
+    while not (directory / "finish").exists():
+        pause(0.02)
+    session.close()
+    dist.destroy_process_group()
+
+
+def leave(path: Path, result: dict[str, object]) -> None:
+    """Write a result for the harness, whole or not at all."""
+    scratch = path.with_suffix(".new")
+    scratch.write_text(json.dumps(result))
+    scratch.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What nothing can beat on this machine, measured by two processes at the same time, whenever the harness asks.
+
+    memcpy      the state's bytes into warm shared memory, tensor by tensor, one thread
+    digest      xxh3-128 of as many bytes
+    one_way     rank 0 sends as many bytes to rank 1 over one loopback socket, into warm memory
+    both_ways   both send at once, over a socket each
+
+A line on stdin asks for one round; the answer is one line of JSON on stdout: seconds, by floor. Needs xxhash: runs in Everstep's environment.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+import xxhash
+
+from benchmarks.data_plane.rank.state import RANKS, Meeting
+
+TENSOR_BYTES = 4 * 1024**2
+SOCKET_PIECE_BYTES = 8 * 1024**2
+
+
+class Floors:
+    """One of the two processes.
+
+    Args:
+        rank: 0 listens.
+        meeting: of both.
+        size: bytes that every floor moves.
+    """
+
+    def __init__(self, rank: int, meeting: Meeting, size: int) -> None:
+        torch.set_num_threads(1)
+        self._rank = rank
+        self._meeting = meeting
+        self._source = torch.empty(size, dtype=torch.uint8).random_()
+        self._shared = mmap.mmap(-1, size)
+        self._target = torch.frombuffer(self._shared, dtype=torch.uint8)
+        self._target.copy_(self._source)  # warm
+        self._lines = self._connect()
+
+    def _connect(self) -> tuple[socket.socket, socket.socket]:
+        """Return two lines: the first carries 0 → 1, the second 1 → 0."""
+        store = self._meeting.store
+        if self._rank == 0:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                store.set("floors", str(server.getsockname()[1]))
+                return server.accept()[0], server.accept()[0]
+        port = int(store.get("floors"))
+        return socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port))
+
+    def round(self) -> dict[str, float]:
+        """Measure every floor once."""
+        floors: dict[str, Callable[[], None]] = {
+            "memcpy": self._copy,
+            "digest": self._digest,
+            "one_way": self._one_way,
+            "both_ways": self._both_ways,
+        }
+        seconds = {}
+        for name, work in floors.items():
+            self._meeting.wait()
+            begun = time.perf_counter()
+            work()
+            seconds[name] = time.perf_counter() - begun
+        return seconds
+
+    def _copy(self) -> None:
+        for source, target in zip(self._source.split(TENSOR_BYTES), self._target.split(TENSOR_BYTES), strict=True):
+            target.copy_(source)
+
+    def _digest(self) -> None:
+        xxhash.xxh3_128_digest(self._shared)
+
+    def _one_way(self) -> None:
+        if self._rank == 0:
+            self._send(self._lines[0])
+            self._lines[0].recv(1)  # ends when the other side has everything
+        else:
+            self._receive(self._lines[0])
+            self._lines[0].sendall(b"k")
+
+    def _both_ways(self) -> None:
+        sending = threading.Thread(target=self._send, args=(self._lines[self._rank],))
+        sending.start()
+        self._receive(self._lines[1 - self._rank])
+        sending.join()
+        self._meeting.wait()
+
+    def _send(self, line: socket.socket) -> None:
+        data = memoryview(self._source.numpy())
+        for start in range(0, len(data), SOCKET_PIECE_BYTES):
+            line.sendall(data[start : start + SOCKET_PIECE_BYTES])
+
+    def _receive(self, line: socket.socket) -> None:
+        memory = memoryview(self._shared)
+        position = 0
+        while position < len(memory):
+            count = line.recv_into(memory[position : position + SOCKET_PIECE_BYTES])
+            if count == 0:
+                raise ConnectionError("the other process has gone")
+            position += count
+
+
+def main(rank: int, port: int, mebibytes: int) -> None:
+    """Answer until stdin ends."""
+    assert RANKS == 2
+    floors = Floors(rank, Meeting(rank, port), mebibytes * 1024**2)
+    floors.round()
+    print("{}", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(floors.round()), flush=True)
+
+
+if __name__ == "__main__":
+    main(*(int(argument) for argument in sys.argv[1:4]))

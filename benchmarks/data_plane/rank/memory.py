@@ -1,0 +1,42 @@
+"""How much memory processes and folders take. Standard library only: the harness and the ranks both ask."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def private_bytes(*pids: int) -> int:
+    """Return the anonymous memory of processes; what forks share counts in parts. One that has ended counts nothing."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))
+    return total
+
+
+def own_tree() -> list[int]:
+    """Return the pids of this process and its descendants."""
+    found, queue = [], [os.getpid()]
+    while queue:
+        found.append(queue.pop())
+        try:
+            tasks = list(Path(f"/proc/{found[-1]}/task").iterdir())
+            queue += [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def tmpfs_bytes() -> int:
+    """Return what all of /dev/shm holds, files without a name included."""
+    found = os.statvfs("/dev/shm")
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return what the files below a folder have allocated."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

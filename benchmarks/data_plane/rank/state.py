@@ -1,0 +1,147 @@
+"""The state that every system keeps: fp32 parameters of a transformer's shapes under Adam; and how two ranks meet.
+
+Invariant: the same size gives the same shapes to every system, and every step changes every byte that a snapshot holds.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+WIDTH = 512
+GIB = 1024**3
+RANKS = 2
+BLOCK = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), (WIDTH,), (WIDTH,))
+BYTES_OF_BLOCK = 3 * 4 * sum(math.prod(shape) for shape in BLOCK)
+
+
+class State:
+    """Parameters, their gradients (fixed), and an optimizer that has made its first step.
+
+    Args:
+        mebibytes: about so much; whole transformer blocks.
+        rank: ranks differ in every byte.
+    """
+
+    def __init__(self, mebibytes: int, rank: int) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(7 + rank)
+        count = max(1, round(mebibytes * 1024**2 / BYTES_OF_BLOCK))
+        self.module = torch.nn.ParameterList(torch.randn(shape) for _ in range(count) for shape in BLOCK)
+        for parameter in self.module:
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3, fused=True)
+        self.steps = 0
+        self.advance()
+
+    def advance(self) -> None:
+        """Make one optimizer step."""
+        self.optimizer.step()
+        self.steps += 1
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what a snapshot holds by name, in an order that is the same in every process."""
+        for number, parameter in enumerate(self.module):
+            yield f"{number}", parameter.detach()
+            kept = self.optimizer.state[parameter]
+            yield f"{number}.exp_avg", kept["exp_avg"]
+            yield f"{number}.exp_avg_sq", kept["exp_avg_sq"]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of `tensors`."""
+        return sum(tensor.nbytes for _, tensor in self.tensors())
+
+    def tree(self) -> dict[str, object]:
+        """Return the live tensors as a state dict, as trainers hand it to a checkpointer."""
+        named = dict(self.tensors())
+        model = {name: tensor for name, tensor in named.items() if "." not in name}
+        moments = {name: {kind: named[f"{name}.{kind}"] for kind in ("exp_avg", "exp_avg_sq")} for name in model}
+        return {"model": model, "optim": moments, "step": self.steps}
+
+    def load(self, tree: dict[str, object]) -> None:
+        """Copy a state dict of that shape into the live tensors."""
+        for live, saved in zip(leaves(self.tree()), leaves(tree), strict=True):
+            live.copy_(saved)
+
+    def spoil(self) -> None:
+        """Forget everything, so that a restore that does nothing is noticed."""
+        for _, tensor in self.tensors():
+            tensor.zero_()
+
+    def dump(self, path: Path) -> None:
+        """Write the bytes of all tensors, one behind the other, for somebody else to compare with."""
+        with path.open("wb") as file:
+            for _, tensor in self.tensors():
+                tensor.numpy().tofile(file)
+
+    def equals_dump(self, path: Path) -> bool:
+        """Say whether every byte is as it was dumped."""
+        return equal_to_dump([tensor for _, tensor in self.tensors()], path)
+
+
+def leaves(tree: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a state dict, model first, in the order of `State.tree`."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from leaves(value)
+
+
+def equal_to_dump(tensors: list[torch.Tensor], path: Path) -> bool:
+    """Compare bytes: NaN equals itself, 0.0 does not equal -0.0."""
+    size = sum(tensor.nbytes for tensor in tensors)
+    if path.stat().st_size != size:
+        return False
+    saved = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    offset = 0
+    for tensor in tensors:
+        if not torch.equal(tensor.contiguous().reshape(-1).view(torch.uint8), saved[offset : offset + tensor.nbytes]):
+            return False
+        offset += tensor.nbytes
+    return True
+
+
+class Meeting:
+    """Where the two ranks wait for each other: apart from every system's own communication.
+
+    Args:
+        rank: 0 keeps the store.
+        port: of the store.
+    """
+
+    def __init__(self, rank: int, port: int) -> None:
+        self.rank = rank
+        self.store = dist.TCPStore("127.0.0.1", port, RANKS, rank == 0)
+        self._count = 0
+
+    def wait(self) -> None:
+        """Return when both have come."""
+        self._count += 1
+        if self.store.add(f"meeting/{self._count}", 1) == RANKS:
+            self.store.set(f"met/{self._count}", "1")
+        self.store.wait([f"met/{self._count}"])
+
+    def largest(self, value: float) -> float:
+        """Return the larger of the two ranks' values."""
+        self.store.set(f"value/{self._count}/{self.rank}", repr(value))
+        self.wait()
+        return max(float(self.store.get(f"value/{self._count - 1}/{rank}")) for rank in range(RANKS))
+
+    def leave(self) -> None:
+        """Return when the store is no longer needed: its keeper goes last."""
+        if self.rank:
+            self.store.set("gone", "1")
+        else:
+            self.store.wait(["gone"])
+
+
+def pause(seconds: float) -> None:
+    """Stand for computation that leaves the processor free: a timed wait."""
+    threading.Event().wait(seconds)

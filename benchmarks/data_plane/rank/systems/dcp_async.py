@@ -1,0 +1,66 @@
+"""torch.distributed.checkpoint's `async_save` into files on tmpfs, its writer a thread or a process. Nothing goes to another node."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from benchmarks.data_plane.rank.state import Meeting, State
+
+
+class DcpAsync:
+    """See `Adapter`."""
+
+    writer = AsyncCheckpointerType.THREAD
+    is_shared = False
+
+    def __init__(self, state: State, meeting: Meeting, memory: Path) -> None:
+        dist.init_process_group("gloo")
+        self._state = state
+        self._memory = memory
+        self._meeting = meeting
+        # All four: the defaults assert on a machine without a GPU.
+        options = StagingOptions(use_pinned_memory=False, use_shared_memory=self.is_shared, use_async_staging=False, use_non_blocking_copy=False)
+        self._stager = DefaultStager(options)
+        self._pending: Any = None
+        self._count = 0
+
+    def snapshot(self, _: int) -> None:
+        self.protect()  # one save at a time: a second one would need a second staging buffer
+        folder = self._memory / f"step{self._count % 2}"
+        self._count += 1
+        if self._meeting.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        dist.barrier()
+        tree = {f"rank{self._meeting.rank}": self._state.tree()}  # every rank's state is its own
+        self._pending = dcp.async_save(tree, checkpoint_id=str(folder), async_checkpointer_type=self.writer, async_stager=self._stager)
+
+    def fence(self) -> None:
+        if hasattr(self._pending, "staging_completion") and self._pending.staging_completion is not None:
+            self._pending.staging_completion.result()
+
+    def protect(self) -> None:
+        if self._pending is not None:
+            self.fence()
+            getattr(self._pending, "upload_completion", self._pending).result()
+            self._pending = None
+
+    def restore_local(self) -> None:
+        folder = self._memory / f"step{(self._count - 1) % 2}"
+        dcp.load({f"rank{self._meeting.rank}": self._state.tree()}, checkpoint_id=str(folder))
+
+    def close(self) -> None:
+        self._stager.close()
+
+
+class DcpAsyncProcess(DcpAsync):
+    """The writer is a process, the staged copy shared with it."""
+
+    writer = AsyncCheckpointerType.PROCESS
+    is_shared = True

@@ -1,0 +1,41 @@
+"""DLRover's flash checkpoint in the memory of the own node; two nodes of one rank each, without its master."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch.distributed as dist
+
+from benchmarks.data_plane.rank.state import Meeting, State
+
+
+class DlroverFlash:
+    """See `Adapter`. Its replicas on a peer do not work as shipped (peer_benchmarks: byte by byte, and `load_checkpoint` returns nothing)."""
+
+    def __init__(self, state: State, meeting: Meeting, memory: Path) -> None:
+        rank = str(meeting.rank)
+        os.environ.update(TORCHELASTIC_RUN_ID=f"bench{os.getppid()}-{rank}", NODE_RANK=rank, GROUP_RANK=rank, GROUP_WORLD_SIZE="2", NODE_NUM="2")
+        dist.init_process_group("gloo")
+        from dlrover.trainer.torch.flash_checkpoint.checkpointer import StorageType
+        from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer
+
+        self._state = state
+        self._memory_only = StorageType.MEMORY
+        self._checkpointer = DdpCheckpointer(str(memory), local_shard_num=1, global_shard_num=2, comm_backend="gloo", replica_count=0)
+
+    def snapshot(self, step: int) -> None:
+        self._checkpointer.save_checkpoint(step, self._state.tree(), storage_type=self._memory_only)
+
+    def fence(self) -> None: ...
+
+    def protect(self) -> None: ...
+
+    def restore_local(self) -> None:
+        tree = self._checkpointer.load_checkpoint()
+        if not tree:
+            raise RuntimeError("DLRover returns no checkpoint")
+        self._state.load(tree)
+
+    def close(self) -> None:
+        self._checkpointer._engine._shm_handler.unlink()

@@ -1,0 +1,66 @@
+"""torchft's transports: a live replica sends its state to one that joins. There is no copy per step."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+from pathlib import Path
+
+import torch
+from torchft.checkpointing.http_transport import HTTPTransport
+from torchft.checkpointing.pg_transport import PGTransport
+from torchft.process_group import ProcessGroupGloo
+
+from benchmarks.data_plane.rank.state import Meeting, State
+
+TIMEOUT = datetime.timedelta(seconds=60)
+
+
+class TorchftInPlace:
+    """See `Adapter`. Over a process group, straight into the live tensors."""
+
+    gives_back_own_state = False
+
+    def __init__(self, state: State, meeting: Meeting, _: Path) -> None:
+        self._state = state
+        self._meeting = meeting
+        store = torch.distributed.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=meeting.rank == 0, wait_for_workers=False)
+        self._store = store
+        self._group = ProcessGroupGloo(timeout=TIMEOUT)
+        self._group.configure(f"127.0.0.1:{os.environ['MASTER_PORT']}/bench", f"rank{meeting.rank}", meeting.rank, 2)
+        self._fetches = 0
+        self._transport = self._make()
+
+    def _make(self) -> PGTransport:
+        own = self._state.tree()
+        return PGTransport(self._group, TIMEOUT, torch.device("cpu"), state_dict=(lambda: own) if self._meeting.rank == 1 else None)
+
+    def restore_peer(self) -> None:
+        self._fetches += 1
+        if self._meeting.rank == 0:
+            self._transport.send_checkpoint([1], self._fetches, self._state.tree(), TIMEOUT)
+        else:
+            self._transport.recv_checkpoint(0, "<n/a>", self._fetches, TIMEOUT)
+
+    def close(self) -> None: ...
+
+
+class TorchftHttp(TorchftInPlace):
+    """Over HTTP in four parallel chunks, then into the live tensors."""
+
+    def _make(self) -> HTTPTransport:
+        return HTTPTransport(TIMEOUT, 4)
+
+    def restore_peer(self) -> None:
+        self._fetches += 1
+        key = f"http{self._fetches}"
+        if self._meeting.rank == 0:
+            self._transport.send_checkpoint([1], self._fetches, self._state.tree(), TIMEOUT)
+            self._store.set(key, self._transport.metadata().replace(socket.gethostname(), "localhost"))
+            self._store.wait([f"{key}/taken"])
+            self._transport.disallow_checkpoint()
+        else:
+            where = self._store.get(key).decode()
+            self._state.load(self._transport.recv_checkpoint(0, where, self._fetches, TIMEOUT))
+            self._store.set(f"{key}/taken", "1")

@@ -1,0 +1,228 @@
+"""The report of one run: figures as JSON, a section of docs/benchmarks.md, and a picture beside it. Pure but for `write`.
+
+Invariant: every row says how many samples, between which bounds, and what its floor did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.data_plane.char_gpt import KINDS
+from benchmarks.data_plane.picture import draw
+from benchmarks.data_plane.rows import EVERSTEP, GOALS, Figure, Verdict
+from benchmarks.document import with_section
+from benchmarks.machine import Machine
+from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Floor, is_busy
+
+Seconds = Mapping[str, Sequence[float]]
+"""Of both processes, by floor."""
+Floors = dict[int, dict[str, Floor]]
+"""ms per GiB around Everstep's launches, by MiB of state."""
+COMMAND = "make bench-data-plane"
+TITLES = {goal.metric + goal.suffix: goal.title for goal in GOALS} | {
+    "blocked_audited": "the first three snapshots of a launch, audited byte by byte",
+    "blocked_tight": "training blocked per snapshot, spans of twice the copy",
+    "first_raw": "first snapshot ÷ later ones, as blocked",
+    "tight_commits": "commits ÷ steps, spans of twice the copy",
+    **{f"char_gpt_{kind}_slowdown": f"char-GPT, {name}: slowdown of a step" for kind, name in KINDS.items()},
+    **{f"char_gpt_{kind}_cpu": f"char-GPT, {name}: processor seconds per GiB kept" for kind, name in KINDS.items()},
+}
+PEER_TITLES = {
+    "blocked": "blocked per snapshot",
+    "blocked_tight": "the same, short spans",
+    "commit": "on the peer",
+    "restore_local": "restore, own node",
+    "restore_peer": "restore, peer",
+    "memory": "memory, bytes/byte",
+    "first_raw": "first ÷ later",
+}
+FLOOR_TITLES = {
+    "memcpy": "memcpy into warm shared memory",
+    "digest": "xxh3-128",
+    "one_way": "socket, one way",
+    "both_ways": "sockets, both ways at once",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run."""
+
+    machine: Machine
+    figures: Sequence[Figure]
+    floors: Floors
+    is_quick: bool
+    seconds: float
+
+
+def write(run: Run, figures: Path, document: Path) -> None:
+    """Write the figures, and renew the section of the document and its picture.
+
+    Args:
+        run: what was measured.
+        figures: the JSON file.
+        document: Markdown; a section that is missing is appended.
+    """
+    figures.parent.mkdir(parents=True, exist_ok=True)
+    figures.write_text(json.dumps([dataclasses.asdict(figure) for figure in run.figures], indent=1) + "\n")
+    picture = document.with_name(f"{document.stem}-data-plane.svg")
+    picture.write_text(draw(run.figures, run.floors))
+    before = document.read_text() if document.exists() else ""
+    document.write_text(with_section(before, COMMAND, render(run, picture.name)))
+
+
+def render(run: Run, picture: str) -> str:
+    """Return the section.
+
+    Args:
+        run: what was measured.
+        picture: name of the picture, in the same folder.
+    """
+    parts = [_head(run), f"![Milliseconds per GiB, beside peers and floors]({picture})", _floors(run.floors), _goals(run.figures)]
+    if any(figure.system != EVERSTEP and figure.metric in PEER_TITLES for figure in run.figures):
+        parts.append(_peers(run.figures))
+    if any(figure.metric.startswith("char_gpt") for figure in run.figures):
+        parts.append(_model(run.figures))
+    return "\n\n".join([*parts, _limits()])
+
+
+def line(figure: Figure) -> str:
+    """Return a verdict as one line for a terminal."""
+    limit = "" if figure.limit is None else f" (to reach {_number(figure.limit)}{', ' + figure.against if figure.against else ''})"
+    reason = f": {figure.reason}" if figure.reason else ""
+    return f"{figure.verdict:>12}  {figure.state_mib} MiB  {figure.metric} {_number(figure.value)} {figure.unit}{limit}{reason}"
+
+
+def _head(run: Run) -> str:
+    machine = run.machine
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    lines = [
+        "## The data plane, beside its peers",
+        "",
+        f"Written by `{COMMAND}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/data_plane.json`.",
+        "",
+        f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, Python {machine.python}, {versions}; "
+        f"load average before the run {machine.load_average[0]:.2f}. No GPU; both nodes share the cores and one loopback.",
+        "- Two ranks on two nodes, each with a state of its own: fp32 parameters of a transformer's shapes and Adam's two moments, one thread. "
+        "Forward and backward are **timed waits** that leave the processor free; the optimizer's step is real. All times are per GiB of state.",
+        "- Every system is launched twice, in the order A B … Z Z … B A, the floors measured by two processes before and after every "
+        "launch. Intervals are 95 % percentile bootstraps.",
+        f"- **inconclusive**: a floor moved by more than {FLOOR_TOLERANCE_RATIO:.0%} between the two launches, or a peer was more than "
+        "25 % away from what is known of it, scaled by the floors.",
+        "- *verified*: after the run the bytes on the holder, or in the restored model, were compared with the owner's, without any digest.",
+    ]
+    if run.is_quick:
+        lines += ["", "**A quick run with few samples: it tries the harness and measures nothing.**"]
+    if is_busy(machine.load_average[0], machine.cores):
+        lines += ["", f"**The machine was busy when the run began (more than {BUSY_LOAD_RATIO} per core). These are no results: run it again.**"]
+    return "\n".join(lines)
+
+
+def _floors(floors: Floors) -> str:
+    rows = [
+        [f"{size} MiB", title, _number(floor.before.median), _number(floor.after.median), f"{floor.moved_ratio:.0%}", str(floor.before.count)]
+        for size, found in floors.items()
+        for name, title in FLOOR_TITLES.items()
+        if (floor := found.get(name)) is not None
+    ]
+    return "### Floors\n\n" + _table(("state", "floor, ms/GiB", "around the first launch", "around the second", "moved", "n each"), rows)
+
+
+def _goals(figures: Sequence[Figure]) -> str:
+    head = ("state", "Everstep", "measured", "95 %", "n", "to reach", "floor moved", "verified", "verdict")
+    own = [figure for figure in figures if figure.system == EVERSTEP and not figure.metric.startswith("char_gpt")]
+    rows = [
+        [
+            f"{figure.state_mib} MiB",
+            TITLES.get(figure.metric, figure.metric),
+            f"**{_number(figure.value)}** {figure.unit}",
+            f"{_number(figure.low)} to {_number(figure.high)}",
+            str(figure.n),
+            _limit(figure),
+            "" if figure.floor_moved_ratio is None else f"{figure.floor_moved_ratio:.0%}",
+            {None: "", True: "yes", False: "**no**"}[figure.verified],
+            _verdict(figure),
+        ]
+        for figure in own
+    ]
+    return "### What was to be reached\n\n" + _table(head, rows)
+
+
+def _peers(figures: Sequence[Figure]) -> str:
+    text = (
+        "Medians in ms per GiB; a system offers what has a figure. *Blocked* holds with long spans, snapshots at every step. Restores end in "
+        "the live model. What is not on the peer does not survive its node. ⚠ inconclusive, see below."
+    )
+    notes: list[str] = []
+    rows = []
+    own = {"blocked": "blocked_p50"}
+    for size in sorted({figure.state_mib for figure in figures if figure.metric == "memory"}):
+        at_size = [figure for figure in figures if figure.state_mib == size and not figure.metric.startswith("char_gpt")]
+        for system in dict.fromkeys(figure.system for figure in at_size):
+            found = {figure.metric: figure for figure in at_size if figure.system == system}
+            version = next(iter(found.values())).version
+            cells = [found.get(own.get(metric, metric) if system == EVERSTEP else metric) for metric in PEER_TITLES]
+            rows.append([f"{size} MiB", f"{system} {version}", *(_cell(figure) for figure in cells)])
+            unsure = [each for each in cells if each is not None and each.reason and system != EVERSTEP]
+            notes += [f"- {system}, {PEER_TITLES[each.metric]}, {size} MiB: {each.reason}" for each in unsure]
+    return "\n\n".join(["### Beside the peers", text, _table(("state", "system", *PEER_TITLES.values()), rows), "\n".join(notes)]).rstrip()
+
+
+def _cell(figure: Figure | None) -> str:
+    if figure is None:
+        return "–"
+    mark = " ⚠" if figure.verdict is Verdict.INCONCLUSIVE and figure.system != EVERSTEP else ""
+    return f"{_number(figure.value)}{'' if figure.verified is None or figure.verified else ' **wrong bytes**'}{mark}"
+
+
+def _model(figures: Sequence[Figure]) -> str:
+    text = (
+        "The char-GPT of `examples/`, larger, two ranks on the same cores, every step kept; against the same model that nobody keeps, launched there "
+        "and back (nobody, Everstep, lm-resiliency, lm-resiliency, Everstep, nobody). Processor seconds are those of ranks and agents beyond the "
+        "model's own."
+    )
+    rows = [
+        [
+            TITLES[figure.metric],
+            f"{figure.system} {figure.version}",
+            f"{figure.value:+.1%}" if figure.unit == "ratio" else f"{figure.value:.2f} {figure.unit}",
+            f"{figure.low:+.1%} to {figure.high:+.1%}" if figure.unit == "ratio" else f"{figure.low:.2f} to {figure.high:.2f}",
+            str(figure.n),
+            figure.reason,
+            str(figure.verdict),
+        ]
+        for figure in figures
+        if figure.metric.startswith("char_gpt")
+    ]
+    return "### What it costs a real model\n\n" + text + "\n\n" + _table(("", "system", "measured", "95 %", "n", "", "verdict"), rows)
+
+
+def _limits() -> str:
+    return (
+        "Not said by these figures: a GPU, a second machine, a real network, EFA or NCCL. DLRover's replicas and lm-resiliency's restart do not work "
+        "as shipped and are not measured. Peers with files on tmpfs keep nothing on another node."
+    )
+
+
+def _limit(figure: Figure) -> str:
+    if figure.limit is None:
+        return figure.against
+    sign = "≥" if figure.metric == "commits" else "≤"
+    return f"{sign} {_number(figure.limit)}{f', {figure.against}' if figure.against else ''}"
+
+
+def _verdict(figure: Figure) -> str:
+    told = {Verdict.SHORT: "**falls short**"}.get(figure.verdict, str(figure.verdict))
+    return f"{told}: {figure.reason}" if figure.reason else told
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(each) + " |" for each in (head, ["---"] * len(head), *rows))

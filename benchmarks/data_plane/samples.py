@@ -1,0 +1,133 @@
+"""What launches saw, brought to one form: milliseconds per GiB of state per rank, by metric. Pure.
+
+blocked          a snapshot's hold on the training thread, long spans         blocked_tight     the same, spans of twice the copy
+unblocked        what a step without a snapshot was held                      commits           steps committed ÷ steps, long spans
+first_blocked    first snapshot ÷ the other audited ones                      first_commit      the same of the time to its commit
+first_raw        first snapshot ÷ all later ones, audited or not
+commit           until both nodes hold both ranks' snapshot
+restore_local    from the rank's call, own node's memory                      restore_local_all what the agent verified before included
+fetch            from the peer's memory into the own node's, verified         restore_peer      that, and into the model
+memory           bytes of host memory per byte of state
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.data_plane.everstep import EverstepLaunch
+
+GIB = 1024**3
+AUDITED_COUNT = 3
+"""`everstep.training.guard.AUDITED_AT_START`; not imported, for it would bring torch into the process that measures (a test compares them)."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """All launches of one system at one size."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+    verified: dict[str, bool] = field(default_factory=dict)
+
+    def add(self, metric: str, values: Sequence[float]) -> None:
+        """Pool the values of one more launch."""
+        if values:
+            self.values.setdefault(metric, []).extend(values)
+
+    def verify(self, metric: str, is_equal: bool) -> None:
+        """Note what one more compare of bytes found."""
+        self.verified[metric] = self.verified.get(metric, True) and is_equal
+
+
+def per_gib(seconds: float, state_bytes: int) -> float:
+    """Return milliseconds per GiB."""
+    return 1000 * seconds * GIB / state_bytes
+
+
+def of_everstep(launches: Sequence[EverstepLaunch]) -> Measured:
+    """Return Everstep's samples."""
+    found = Measured()
+    for launch in launches:
+        for rank in launch.ranks:
+            _add_rank(found, rank)
+        size = launch.ranks[0]["state_bytes"]
+        for each in launch.restored:
+            found.add("restore_local", [per_gib(each.rank_seconds, size)])  # whatever the agent did before, this is from the own node's memory
+            found.verify("restore_local", each.verified)
+            whole = per_gib(each.agent_seconds + each.rank_seconds, size)
+            if each.source == "peer":
+                found.add("fetch", [per_gib(each.agent_seconds, size)])
+                found.add("restore_peer", [whole])
+                found.verify("fetch", each.verified)
+                found.verify("restore_peer", each.verified)
+            else:
+                found.add("restore_local_all", [whole])
+                found.verify("restore_local_all", each.verified)
+        found.add("memory", [launch.memory_ratio])
+    return found
+
+
+def _add_rank(found: Measured, rank: Mapping[str, Any]) -> None:
+    size = rank["state_bytes"]
+    first, spaced, tight = rank["first"], rank["spaced"], rank["tight"]
+
+    def scaled(steps: Mapping[str, Any], has_snapshot: bool) -> list[float]:
+        return [
+            per_gib(blocked, size)
+            for blocked, is_snapshot in zip(steps["blocked"], steps["has_snapshot"], strict=True)
+            if is_snapshot is has_snapshot
+        ]
+
+    audited = scaled(first, True)
+    found.add("blocked", [*audited[AUDITED_COUNT:], *scaled(spaced, True)])
+    found.add("blocked_audited", audited[:AUDITED_COUNT])
+    found.add("blocked_tight", scaled(tight, True))
+    found.add("unblocked", [*scaled(first, False), *scaled(spaced, False), *scaled(tight, False)])
+    commits = [per_gib(seconds, size) for seconds in commit_seconds(first)]
+    found.add("commit", [per_gib(seconds, size) for seconds in commit_seconds(spaced)])
+    found.add("commits", [sum(at is not None for at in spaced["committed_at"]) / len(spaced["numbers"])])
+    found.add("tight_commits", [sum(at is not None for at in tight["committed_at"]) / len(tight["numbers"])])
+    if len(audited) >= AUDITED_COUNT and len(commits) >= AUDITED_COUNT:
+        found.add("first_blocked", [audited[0] / statistics.median(audited[1:AUDITED_COUNT])])
+        found.add("first_commit", [commits[0] / statistics.median(commits[1:AUDITED_COUNT])])
+        found.add("first_raw", [audited[0] / statistics.median(scaled(spaced, True))])
+    for metric in ("commit", "blocked"):  # a snapshot that is cheap and wrong is worth nothing
+        found.verify(metric, rank["holder_verified"])
+
+
+def commit_seconds(steps: Mapping[str, Any]) -> list[float]:
+    """Return how long each commit took, from its boundary's call."""
+    return [at - began for began, at in zip(steps["began_at"], steps["committed_at"], strict=True) if at is not None]
+
+
+def of_peer(launches: Sequence[Sequence[Mapping[str, Any]]], offers: Sequence[str]) -> Measured:
+    """Return a peer's samples.
+
+    Args:
+        launches: of each, both ranks' `loop.Samples` as a mapping.
+        offers: the system's metrics, as `System.metrics` has them.
+    """
+    found = Measured()
+    names: dict[str, Callable[[Mapping[str, Any]], list[float]]] = {
+        "blocked": lambda rank: rank["blocked"],
+        "blocked_tight": lambda rank: rank["tight_blocked"],
+        "commit": lambda rank: rank["protect"],
+        "restore_local": lambda rank: rank["restore_local"],
+        "restore_peer": lambda rank: rank["restore_peer"],
+    }
+    for ranks in launches:
+        for rank in ranks:
+            size = rank["state_bytes"]
+            for metric, values in names.items():
+                found.add(metric, [per_gib(seconds, size) for seconds in values(rank)])
+            if rank["blocked"]:
+                found.add("first_raw", [rank["first_blocked"] / statistics.median(rank["blocked"])])
+            for name, is_equal in rank["verified"].items():
+                found.verify({"protect": "commit"}.get(name, name), is_equal)
+        if "memory" in offers:
+            private = sum(rank["private_after_bytes"] - rank["private_before_bytes"] for rank in ranks)
+            shared = max(rank["tmpfs_after_bytes"] for rank in ranks) - min(rank["tmpfs_before_bytes"] for rank in ranks)
+            found.add("memory", [(private + shared) / sum(rank["state_bytes"] for rank in ranks)])
+    return found

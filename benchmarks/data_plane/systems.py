@@ -1,0 +1,85 @@
+"""The systems that are measured, and the virtual environments that the peers live in: never a dependency of Everstep's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.errors import BenchmarkFailed
+
+TORCH = "torch==2.13.0"
+INSTALL_SECONDS = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """One peer."""
+
+    name: str
+    adapter: str
+    """Module and class below `rank.systems`."""
+    package: str
+    """Whose version is reported."""
+    requirements: tuple[str, ...] = ()
+    """What pip installs beside torch; empty: it runs in Everstep's own environment."""
+    metrics: tuple[str, ...] = ("blocked", "tight_blocked", "restore_local", "memory")
+    """What it offers."""
+
+    def python(self, environments: Path) -> Path:
+        """Return its interpreter."""
+        return environments / self.package / "bin" / "python" if self.requirements else Path(sys.executable)
+
+    def version(self, environments: Path) -> str:
+        """Return the version that is installed."""
+        if not self.requirements:
+            return version(self.package)
+        code = f"from importlib.metadata import version; print(version({self.package!r}))"
+        return subprocess.run([self.python(environments), "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+PEERS = (
+    System(
+        name="lm-resiliency",
+        adapter="lm_resiliency:LmResiliency",
+        package="lm-resiliency",
+        requirements=("lm-resiliency==0.2.0", "deepspeed==0.19.8", "ninja"),  # DeepSpeed: for the char-GPT with ZeRO-3
+        metrics=("blocked", "tight_blocked", "protect", "restore_local", "restore_peer", "memory"),
+    ),
+    System(name="DLRover flash checkpoint", adapter="dlrover:DlroverFlash", package="dlrover", requirements=("dlrover==0.6.1", "grpcio")),
+    System(name="torchft in place", adapter="torchft:TorchftInPlace", package="torchft", requirements=("torchft==0.2.0",), metrics=("restore_peer",)),
+    System(name="torchft HTTP", adapter="torchft:TorchftHttp", package="torchft", requirements=("torchft==0.2.0",), metrics=("restore_peer",)),
+    System(name="DCP async, thread", adapter="dcp_async:DcpAsync", package="torch"),
+    System(name="DCP async, process", adapter="dcp_async:DcpAsyncProcess", package="torch"),
+    System(name="torch.save", adapter="torch_save:TorchSave", package="torch"),
+    System(name="DeepSpeed save_checkpoint", adapter="deepspeed_save:DeepSpeedSave", package="deepspeed"),
+)
+
+
+def install(systems: tuple[System, ...], environments: Path, say: Callable[[str], None]) -> None:
+    """Make the virtual environments that are missing.
+
+    Args:
+        systems: of which peers.
+        environments: folder of all of them.
+        say: told what is being installed.
+
+    Raises:
+        BenchmarkFailed: pip did not manage; says its last lines.
+    """
+    for package, requirements in {system.package: system.requirements for system in systems if system.requirements}.items():
+        home = environments / package
+        done = home / ".installed"
+        wanted = "\n".join((TORCH, *requirements))
+        if done.exists() and done.read_text() == wanted:
+            continue
+        say(f"installing {' '.join(requirements)} into a virtual environment of its own")
+        pip = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", TORCH, "numpy", *requirements]
+        for command in ([sys.executable, "-m", "venv", "--clear", home], pip):
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+            if ran.returncode:
+                raise BenchmarkFailed(f"{package} cannot be installed: {ran.stderr.strip()[-600:]}")
+        done.write_text(wanted)

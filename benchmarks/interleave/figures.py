@@ -1,0 +1,130 @@
+"""What the iterations say: slowdowns against the same round without checkpoint, with bootstrap intervals. Pure."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.interleave.schemes import Case, Scheme
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One scheme in one case."""
+
+    scheme: Scheme
+    iterations: int
+    seconds: float
+    """Mean iteration."""
+    slowdown: float
+    """Mean over the pairs, as a part of the iteration without checkpoint."""
+    low: float
+    high: float
+    """Of the slowdown, 95 %."""
+    committed: int
+    """Snapshots of measured iterations that all holders had before the next boundary."""
+    snapshot_seconds: float | None
+    """Mean, from the boundary until the last holder has answered."""
+
+    @property
+    def commits_ratio(self) -> float:
+        """Commits ÷ steps."""
+        return self.committed / self.iterations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One case as measured."""
+
+    case: Case
+    rows: tuple[Row, ...]
+    busy_ratio: float
+    """Part of an iteration without checkpoint in which the network was in use."""
+    idle_seconds: float
+    """Of an iteration, as the profiler found it."""
+    spans: int
+    link_bytes_per_second: float
+    """As probed, payload."""
+
+    @property
+    def load_ratio(self) -> float:
+        """Snapshot traffic of a node as a part of the idle time."""
+        return self.case.state_bytes * (self.case.copies - 1) / self.link_bytes_per_second / self.idle_seconds if self.idle_seconds else math.inf
+
+    def row(self, scheme: Scheme) -> Row:
+        """Return one scheme's row."""
+        return next(row for row in self.rows if row.scheme is scheme)
+
+
+def evaluate(case: Case, ranks: Sequence[Sequence[Mapping[str, Any]]], nodes: Sequence[Mapping[str, Any]]) -> Figure:
+    """Return the figure of one case.
+
+    Args:
+        case: what ran.
+        ranks: what each rank recorded.
+        nodes: what each agent recorded.
+    """
+    profile = next(record for record in ranks[0] if "spans" in record)
+    measured = [record for record in ranks[0] if record.get("is_measured")]
+    blocks = {scheme: _blocks([record for record in measured if record["scheme"] == scheme], case) for scheme in case.schemes}
+    taken = [{sent["number"]: sent["seconds"] for sent in node["sent"]} for node in nodes]
+    plain = [record for record in measured if record["scheme"] == Scheme.NONE]
+    return Figure(
+        case=case,
+        rows=tuple(_row(scheme, blocks[scheme], blocks[Scheme.NONE], taken) for scheme in case.schemes),
+        busy_ratio=statistics.fmean(record["busy_seconds"] for record in plain) / statistics.fmean(record["seconds"] for record in plain),
+        idle_seconds=sum(span[1] for span in profile["spans"]),
+        spans=len(profile["spans"]),
+        link_bytes_per_second=min(node["bandwidth_bytes_per_second"] for node in nodes),
+    )
+
+
+def _blocks(records: Sequence[Mapping[str, Any]], case: Case) -> list[list[Mapping[str, Any]]]:
+    size = case.block_iterations
+    return [list(records[start : start + size]) for start in range(0, len(records), size)]
+
+
+def _row(scheme: Scheme, blocks: list[list[Mapping[str, Any]]], plain: list[list[Mapping[str, Any]]], taken: Sequence[Mapping[int, float]]) -> Row:
+    records = [record for block in blocks for record in block]
+    pairs = [
+        (one["seconds"], other["seconds"]) for block, beside in zip(blocks, plain, strict=True) for one, other in zip(block, beside, strict=True)
+    ]
+    low, high = interval(pairs)
+    sent = [[of.get(record["number"]) for of in taken] for record in records]
+    whole = [max(each) for each in sent if None not in each]
+    committed = sum(None not in each and max(each) <= record["seconds"] for each, record in zip(sent, records, strict=True))
+    return Row(
+        scheme=scheme,
+        iterations=len(records),
+        seconds=statistics.fmean(record["seconds"] for record in records),
+        slowdown=slowdown(pairs),
+        low=low,
+        high=high,
+        committed=committed,
+        snapshot_seconds=statistics.fmean(whole) if whole else None,
+    )
+
+
+def slowdown(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return by how much the first of all pairs together took longer than the second."""
+    return sum(one for one, _ in pairs) / sum(other for _, other in pairs) - 1
+
+
+def interval(pairs: Sequence[tuple[float, float]], seed: int = 1) -> tuple[float, float]:
+    """Return the bootstrap interval of the slowdown: whole pairs are drawn, so that what both share falls out.
+
+    Args:
+        pairs: (with, without), seconds, of the same position in the same round.
+        seed: of the draws.
+    """
+    rng = random.Random(seed)
+    drawn = sorted(slowdown(rng.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
+    tail = (1 - CONFIDENCE) / 2
+    return drawn[int(tail * RESAMPLES)], drawn[int((1 - tail) * RESAMPLES) - 1]

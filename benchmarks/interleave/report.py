@@ -1,0 +1,228 @@
+"""The report of one run: figures as JSON, one document with tables, one picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from benchmarks.interleave.figures import Figure, Row
+from benchmarks.interleave.schemes import BUFFER_BYTES, BUFFERS, KIB, Scheme
+from benchmarks.interleave.verdicts import BLOCKING_COST, COMMITS_RATIO, MAX_SLOWDOWN, SLOWDOWN_LIMIT, beats_uniform, judge
+from benchmarks.machine import Machine
+from benchmarks.measures import BUSY_LOAD_RATIO, is_busy
+
+COMMAND = "make bench-interleave"
+WIDTH, LEFT, RIGHT, ROW, BAR, TOP = 860, 220, 150, 30, 16, 40
+FONT = 'font-family="system-ui, sans-serif" font-size="12"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of the benchmark."""
+
+    machine: Machine
+    figures: Sequence[Figure]
+    is_quick: bool
+    seconds: float
+
+
+def write(run: Run, figures: Path, document: Path) -> None:
+    """Write the report.
+
+    Args:
+        run: what was measured; its first figure is the one with all schemes.
+        figures: the JSON file.
+        document: the Markdown file; the picture goes beside it, under the same name with another ending.
+    """
+    figures.parent.mkdir(parents=True, exist_ok=True)
+    figures.write_text(json.dumps(_json(run), indent=1) + "\n")
+    picture = document.with_suffix(".svg")
+    document.write_text(render(run, picture.name))
+    picture.write_text(draw(run.figures[0]))
+
+
+def _json(run: Run) -> dict[str, object]:
+    return {
+        "machine": dataclasses.asdict(run.machine),
+        "is_quick": run.is_quick,
+        "seconds": run.seconds,
+        "cases": [
+            dataclasses.asdict(figure) | {"load_ratio": figure.load_ratio, "verdict": judge(figure).verdict, "reason": judge(figure).reason}
+            for figure in run.figures
+        ],
+    }
+
+
+def render(run: Run, picture: str) -> str:
+    """Return the document.
+
+    Args:
+        run: what was measured.
+        picture: its name, in the same folder.
+    """
+    first = run.figures[0]
+    sections = [_head(run), _setting(first), _schemes(first, picture)]
+    if len(run.figures) > 1:
+        sections.append(_cases(run.figures))
+    return "\n\n".join([*sections, _limits()]) + "\n"
+
+
+def _head(run: Run) -> str:
+    machine = run.machine
+    load = ", ".join(f"{value:.2f}" for value in machine.load_average)
+    lines = [
+        "# Snapshots between collectives",
+        "",
+        f"GEMINI's Figure 16 on one machine. Written by `{COMMAND}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/interleave.json`.",
+        "",
+        f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, Python {machine.python}, "
+        f"torch {machine.versions['torch']}.",
+        f"- Load average before the run (1, 5, 15 minutes): {load}.",
+    ]
+    if run.is_quick:
+        lines += ["", "**This was a quick run with few samples: it tries the harness and measures nothing.**"]
+    if is_busy(machine.load_average[0], machine.cores):
+        lines += [
+            "",
+            f"**The machine was busy with other work when the run began (more than {BUSY_LOAD_RATIO} per core): collectives and timers were late for "
+            "reasons that have nothing to do with snapshots. These are no results: run it again.**",
+        ]
+    return "\n".join(lines)
+
+
+def _setting(figure: Figure) -> str:
+    case = figure.case
+    return (
+        "## What runs\n\n"
+        f"{case.nodes} nodes, each a network namespace of its own behind a link of {case.link_megabits} Mbit/s (tbf, both directions; payload as "
+        f"probed: {figure.link_bytes_per_second / 1e6:.1f} MB/s). Each has a rank and an agent. The rank's collectives are real gloo all-reduces, "
+        f"{len(case.idle_seconds)} an iteration; its computation is a **timed wait**. Without checkpoint the network is in use for "
+        f"{figure.busy_ratio:.0%} of an iteration, and torch's profiler, over 20 iterations, found {figure.spans} idle spans of together "
+        f"{figure.idle_seconds * 1000:.0f} ms. Snapshot bytes travel over the product's own sessions, from agent to agent; every node sends its "
+        f"{case.state_kib} KiB to {case.copies - 1} other and receives as much, {figure.load_ratio:.0%} of the idle time.\n\n"
+        "*Blocking* sends everything at the boundary while training waits. *One partition per span* and *many partitions, no pipeline* are "
+        f"Algorithm 2 with one receive buffer (as large as the span, or {BUFFER_BYTES // KIB} KiB), which is copied out before the next chunk is "
+        "sent; that copy is a timed wait at the link's rate, as GEMINI measured it, and training waits for what did not fit. (The paper's *one "
+        "partition* runs out of GPU memory; a CPU does not.) *Uniform pacing* spreads the bytes over 0.8 of the iteration. *Everstep* fits chunks "
+        f"into the profiled spans and receives in place; GEMINI's {BUFFERS} sub-buffers, which overlap that copy with the next chunk, are not needed "
+        "for that."
+    )
+
+
+def _schemes(figure: Figure, picture: str) -> str:
+    judgement = judge(figure)
+    rows = [
+        [
+            row.scheme.title,
+            f"{row.seconds * 1000:.1f}",
+            "" if row.scheme is Scheme.NONE else f"**{row.slowdown:+.2%}**",
+            "" if row.scheme is Scheme.NONE else f"{row.low:+.2%} to {row.high:+.2%}",
+            "" if row.scheme is Scheme.NONE else f"{row.commits_ratio:.2f}",
+            "" if row.snapshot_seconds is None else f"{row.snapshot_seconds * 1000:.0f}",
+            str(row.iterations),
+        ]
+        for row in figure.rows
+    ]
+    comparison = (
+        "Scheduling beats uniform pacing: their intervals do not meet."
+        if beats_uniform(figure)
+        else "**Scheduling does not beat uniform pacing here**: their intervals meet."
+    )
+    return (
+        f"## The schemes\n\n**{judgement.verdict}**: {judgement.reason}. {comparison}\n\n"
+        f"{_table(('scheme', 'iteration ms', 'slowdown', '95 %', 'commits ÷ steps', 'snapshot ms', 'n'), rows)}\n\n"
+        "The schemes take turns in blocks, in another order each round, the first iteration of a block not counted. A slowdown is that of all "
+        "iterations against those without checkpoint at the same place of the same round; its interval is a bootstrap over these pairs. A commit "
+        "counts when every holder had every byte before the next boundary.\n\n"
+        f"![Iteration time by scheme]({picture})"
+    )
+
+
+def _cases(figures: Sequence[Figure]) -> str:
+    rows = [_case(figure) for figure in figures]
+    head = (
+        "case",
+        "nodes",
+        "m",
+        "state KiB",
+        "network busy",
+        "idle ms",
+        "load",
+        "blocking",
+        "uniform",
+        "**Everstep**",
+        "95 %",
+        "commits ÷ steps",
+        "verdict",
+    )
+    return (
+        "## Other jobs\n\n"
+        f"To reach: at most {SLOWDOWN_LIMIT:.1%} by the upper end of Everstep's interval and {COMMITS_RATIO} commits per step, where blocking costs "
+        f"{BLOCKING_COST:.0%} or more; where the snapshot is more than the idle time can hold, a mean of at most the job's budget "
+        f"(`max_slowdown`, {MAX_SLOWDOWN:.0%}), and snapshots come less often. *Load* is the snapshots' part of the idle time. Inconclusive: "
+        f"the noise is wider than the limit.\n\n{_table(head, rows)}"
+    )
+
+
+def _case(figure: Figure) -> list[str]:
+    case = figure.case
+    found: dict[Scheme, Row] = {row.scheme: row for row in figure.rows}
+    ours = found[Scheme.EVERSTEP]
+    return [
+        case.name,
+        str(case.nodes),
+        str(case.copies),
+        str(case.state_kib),
+        f"{figure.busy_ratio:.0%}",
+        f"{figure.idle_seconds * 1000:.0f}",
+        f"{figure.load_ratio:.0%}",
+        *(f"{found[scheme].slowdown:+.1%}" if scheme in found else "" for scheme in (Scheme.BLOCKING, Scheme.UNIFORM)),
+        f"**{ours.slowdown:+.2%}**",
+        f"{ours.low:+.2%} to {ours.high:+.2%}",
+        f"{ours.commits_ratio:.2f}",
+        f"{judge(figure).verdict}: {judge(figure).reason}",
+    ]
+
+
+def _limits() -> str:
+    return (
+        "## What this does not say\n\n"
+        "This is gloo over TCP on shaped virtual links, with computation that takes no processor. It says nothing about EFA, NCCL, GPUs, or the "
+        "interference of copies with computation. The nodes share one machine's cores: a late timer of one node is an iteration of all of them."
+    )
+
+
+def draw(figure: Figure) -> str:
+    """Return the picture: a bar per scheme, its interval as a line."""
+    base = figure.row(Scheme.NONE).seconds
+    longest = max(max(row.seconds, base * (1 + row.high)) for row in figure.rows)
+    scale = (WIDTH - LEFT - RIGHT) / longest
+    height = TOP + ROW * len(figure.rows) + 10
+    drawn = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="Iteration time by scheme">',
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{LEFT}" y="20" {FONT} fill="#222">iteration time, ms; {figure.case.nodes} nodes, network busy {figure.busy_ratio:.0%}</text>',
+        f'<path d="M{LEFT + base * scale:.1f} {TOP - 6}V{height - 6}" stroke="#999" stroke-dasharray="3 3"/>',
+    ]
+    for position, row in enumerate(figure.rows):
+        y = TOP + position * ROW
+        colour = "#1e8449" if row.scheme is Scheme.EVERSTEP else "#7d8a93" if row.scheme is Scheme.NONE else "#2471a3"
+        drawn.append(f'<text x="{LEFT - 8}" y="{y + 13}" {FONT} fill="#222" text-anchor="end">{escape(row.scheme.title)}</text>')
+        drawn.append(f'<rect x="{LEFT}" y="{y}" width="{row.seconds * scale:.1f}" height="{BAR}" fill="{colour}"/>')
+        end = LEFT + row.seconds * scale
+        if row.scheme is not Scheme.NONE:
+            low, high = (LEFT + base * (1 + bound) * scale for bound in (row.low, row.high))
+            drawn.append(f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y + BAR / 2}" y2="{y + BAR / 2}" stroke="#111" stroke-width="2"/>')
+            end = max(end, high)
+        label = f"{row.seconds * 1000:.0f}" + ("" if row.scheme is Scheme.NONE else f"  ({row.slowdown:+.1%})")
+        drawn.append(f'<text x="{end + 6:.1f}" y="{y + 13}" {FONT} fill="#222">{escape(label)}</text>')
+    return "\n".join([*drawn, "</svg>"]) + "\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

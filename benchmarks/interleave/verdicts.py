@@ -1,0 +1,60 @@
+"""Whether a case reached what it has to reach. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from benchmarks.interleave.figures import Figure
+from benchmarks.interleave.schemes import Scheme
+
+SLOWDOWN_LIMIT = 0.015
+"""Of Everstep's upper bound, where the snapshot fits into the idle time."""
+BLOCKING_COST = 0.10
+"""A snapshot that costs less when it blocks is too small to show anything."""
+MAX_SLOWDOWN = 0.01
+"""The job's budget, where the snapshot does not fit."""
+COMMITS_RATIO = 0.95
+
+
+class Verdict(StrEnum):
+    """PASS, FALLS_SHORT, or INCONCLUSIVE: the noise is wider than what is to be told apart, or the case does not show it."""
+
+    PASS = "pass"
+    FALLS_SHORT = "falls short"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict and its sentence."""
+
+    verdict: Verdict
+    reason: str
+
+
+def judge(figure: Figure) -> Judgement:
+    """Return the verdict on one case."""
+    ours = figure.row(Scheme.EVERSTEP)
+    if figure.case.is_crowded:
+        return _within(ours.low, ours.slowdown, MAX_SLOWDOWN, f"{ours.slowdown:+.2%} of at most {MAX_SLOWDOWN:.0%} (max_slowdown)")
+    blocking = figure.row(Scheme.BLOCKING)
+    if blocking.slowdown < BLOCKING_COST:
+        return Judgement(Verdict.INCONCLUSIVE, f"blocking costs {blocking.slowdown:.1%}, less than {BLOCKING_COST:.0%}")
+    bound = _within(
+        ours.low, ours.high, SLOWDOWN_LIMIT, f"at most {ours.high:+.2%} of {SLOWDOWN_LIMIT:.1%}, where blocking costs {blocking.slowdown:+.1%}"
+    )
+    if bound.verdict is Verdict.PASS and ours.commits_ratio < COMMITS_RATIO:
+        return Judgement(Verdict.FALLS_SHORT, f"{ours.commits_ratio:.2f} commits per step, {COMMITS_RATIO} to reach")
+    return bound
+
+
+def _within(low: float, bound: float, limit: float, sentence: str) -> Judgement:
+    if bound <= limit:
+        return Judgement(Verdict.PASS, sentence)
+    return Judgement(Verdict.FALLS_SHORT if low > limit else Verdict.INCONCLUSIVE, sentence)
+
+
+def beats_uniform(figure: Figure) -> bool:
+    """Say whether scheduling is worth having: its interval lies below uniform pacing's."""
+    return figure.row(Scheme.EVERSTEP).high < figure.row(Scheme.UNIFORM).low

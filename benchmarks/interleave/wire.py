@@ -1,0 +1,47 @@
+"""Lines of JSON between a rank of the benchmark and its agent, and the file that describes the case."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from benchmarks.interleave.schemes import Case, Scheme
+
+
+class Line:
+    """The rank's end."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._reader = line.makefile("r")
+
+    def send(self, **message: Any) -> None:
+        """Send one message."""
+        self._line.sendall(json.dumps(message).encode() + b"\n")
+
+    def wait_for(self, **wanted: Any) -> None:
+        """Read until a message says all that is wanted."""
+        for text in self._reader:
+            message = json.loads(text)
+            if all(message.get(key) == value for key, value in wanted.items()):
+                return
+        raise ConnectionError("the agent is gone")
+
+    def ask(self, kind: str) -> None:
+        """Send a message of one word, and wait until the agent has done what it says."""
+        self.send(kind=kind)
+        self.wait_for(kind=kind)
+
+
+def write_case(path: Path, case: Case) -> None:
+    """Write what all processes of a case read."""
+    path.write_text(json.dumps(dataclasses.asdict(case)))
+
+
+def read_case(path: Path) -> Case:
+    """Read it."""
+    fields = json.loads(path.read_text())
+    return Case(**{**fields, "schemes": tuple(map(Scheme, fields["schemes"])), "idle_seconds": tuple(fields["idle_seconds"])})

@@ -1,0 +1,86 @@
+"""The live tensors of a plan as a copier and the guard see them: where their memory lies now, and whether that changed.
+
+Most boundaries find the tensors of the boundary before. Invariant: an alias keeps the memory of the newest boundary alive and in place, even if
+the script gives the live tensor other memory; thousands of tensors are looked at in a few calls, not one by one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from everstep.training.capture import StateTensor
+from everstep.training.state_tree import tensor_bytes
+
+_memcmp = ctypes.CDLL(None).memcmp  # a foreign call lets other threads run; torch.equal on bytes takes eight times as long
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What changes when torch changes one of some tensors in place or gives it other memory; writes through `.data` go unnoticed."""
+
+    versions: list[int]
+    addresses: list[int]
+
+
+class Sources:
+    """Some tensors of a plan, in its order.
+
+    Args:
+        tensors: (position in the plan, tensor) of each.
+    """
+
+    def __init__(self, tensors: Sequence[tuple[int, StateTensor]]) -> None:
+        self.positions = [position for position, _ in tensors]
+        self.names = [state.name for _, state in tensors]
+        self.live = [state.tensor for _, state in tensors]
+        self.aliases = [tensor.detach() for tensor in self.live]
+        self._counted = [tensor for tensor in self.live if not tensor.is_inference()]  # inference tensors have no version
+
+    def renew(self) -> bool:
+        """Make the aliases those of the present memory; return False when a tensor no longer has the shape that it was planned with."""
+        if all(map(torch.Tensor.is_set_to, self.live, self.aliases)):
+            return True
+        for number, (tensor, alias) in enumerate(zip(self.live, self.aliases, strict=True)):
+            if not tensor.is_set_to(alias):
+                if tensor.shape != alias.shape or tensor.dtype != alias.dtype:
+                    return False
+                self.aliases[number] = tensor.detach()
+        return True
+
+    def marks(self) -> Marks:
+        """Return the marks of the moment."""
+        return Marks([tensor._version for tensor in self._counted], list(map(torch.Tensor.data_ptr, self.live)))
+
+    def moved(self, since: Marks) -> list[str]:
+        """Return the names of those that torch knows to have changed since `since`."""
+        now = self.marks()
+        if now == since:
+            return []
+        versions = {id(tensor): pair for tensor, *pair in zip(self._counted, since.versions, now.versions, strict=True)}
+        return [
+            name
+            for name, tensor, before, after in zip(self.names, self.live, since.addresses, now.addresses, strict=True)
+            if before != after or operator.ne(*versions.get(id(tensor), (0, 0)))
+        ]
+
+    def differing(self, copies: Sequence[torch.Tensor]) -> list[str]:
+        """Return the names of those whose bytes are not those of their copies. NaN equals itself here, and 0.0 does not equal -0.0."""
+        return [name for name, tensor, copy in zip(self.names, self.live, copies, strict=True) if not _is_equal(tensor, copy)]
+
+
+def _is_equal(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        size = tensor.numel() * tensor.element_size()
+        return size == copy.numel() * copy.element_size() and _memcmp(tensor.data_ptr(), copy.data_ptr(), size) == 0
+    return torch.equal(tensor_bytes(tensor).cpu(), tensor_bytes(copy))
+
+
+def same_tensors(one: Collection[torch.Tensor], other: Collection[torch.Tensor]) -> bool:
+    """Say whether two lists hold the very same objects."""
+    return len(one) == len(other) and all(map(operator.is_, one, other))

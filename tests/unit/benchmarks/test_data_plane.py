@@ -1,0 +1,300 @@
+"""The data plane's harness: samples become figures, figures verdicts, verdicts a report; and the measured loop measures what it should."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.data_plane import char_gpt, report
+from benchmarks.data_plane.__main__ import sizes_of
+from benchmarks.data_plane.everstep import EverstepLaunch, Restored
+from benchmarks.data_plane.picture import draw
+from benchmarks.data_plane.rows import EVERSTEP, GOALS, KNOWN, KNOWN_FLOORS, Figure, Of, Verdict, judged, peer_figure
+from benchmarks.data_plane.samples import AUDITED_COUNT, GIB, Measured, of_everstep, of_peer
+from benchmarks.data_plane.systems import PEERS
+from benchmarks.document import with_section
+from benchmarks.machine import Machine
+from benchmarks.measures import Floor, Summary
+from everstep.training.guard import AUDITED_AT_START
+
+FLOORS = {name: Floor(Summary.of([value]), Summary.of([value])) for name, value in {**KNOWN_FLOORS, "digest": 31.0}.items()}
+GOOD = {
+    "blocked": [1.0] * 20,
+    "unblocked": [0.1] * 20,
+    "first_blocked": [1.1],
+    "first_commit": [1.2],
+    "commits": [1.0, 0.96],
+    "commit": [600.0] * 20,
+    "restore_local": [70.0] * 10,
+    "restore_local_all": [100.0] * 10,
+    "fetch": [300.0] * 10,
+    "restore_peer": [340.0] * 10,
+    "memory": [4.05],
+}
+PEERS_AS_KNOWN = {
+    "lm-resiliency": {"blocked": [118.0] * 5, "commit": [900.0] * 5, "memory": [4.0]},
+    "torchft in place": {"restore_peer": [360.0] * 5},
+}
+
+
+def of(system: str, values: dict[str, list[float]], *, floors: dict[str, Floor] = FLOORS, verified: dict[str, bool] | None = None) -> Of:
+    return Of(system=system, version="1", state_mib=256, measured=Measured(values=values, verified=verified or {}), floors=floors)
+
+
+def verdicts(values: dict[str, list[float]] = GOOD, **more: Any) -> dict[str, Figure]:
+    peers = {name: of(name, known) for name, known in PEERS_AS_KNOWN.items()}
+    return {figure.metric: figure for figure in judged(of(EVERSTEP, values, **more), peers)}
+
+
+def moved(name: str) -> dict[str, Floor]:
+    return {**FLOORS, name: Floor(Summary.of([100.0]), Summary.of([121.0]))}
+
+
+def test_what_reaches_every_goal_passes_every_row() -> None:
+    found = verdicts()
+    assert len(found) == len(GOALS)
+    assert {figure.verdict for figure in found.values()} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "row"),
+    [
+        ("blocked", [5.1] * 20, "blocked_p50"),
+        ("blocked", [1.0] * 19 + [20.1], "blocked_p99"),
+        ("unblocked", [0.1] * 19 + [20.1], "unblocked_p99"),
+        ("first_blocked", [1.51], "first_blocked"),
+        ("commits", [0.94], "commits"),
+        ("commit", [1.36 * (460 + 31)], "commit"),
+        ("commit", [901.0], "commit_vs_peer"),
+        ("restore_local", [1.31 * 60], "restore_local"),
+        ("restore_local_all", [1.31 * 91], "restore_local_all"),
+        ("fetch", [1.31 * 261], "fetch"),
+        ("restore_peer", [361.0], "restore_peer"),
+        ("memory", [4.11], "memory"),
+    ],
+)
+def test_what_misses_a_goal_by_little_falls_short(metric: str, values: list[float], row: str) -> None:
+    assert verdicts({**GOOD, metric: values})[row].verdict is Verdict.SHORT
+
+
+def test_a_moved_floor_makes_its_rows_inconclusive_whatever_they_say() -> None:
+    for values in (GOOD, {**GOOD, "restore_local": [999.0]}):
+        found = verdicts(values, floors=moved("memcpy"))
+        assert found["restore_local"].verdict is Verdict.INCONCLUSIVE
+        assert "21%" in found["restore_local"].reason
+    assert verdicts(floors=moved("memcpy"))["commit"].verdict is Verdict.PASS
+
+
+def test_wrong_bytes_fall_short_even_when_a_floor_moved() -> None:
+    found = verdicts(floors=moved("both_ways"), verified={"commit": False})
+    assert found["commit"].verdict is Verdict.SHORT
+    assert "bytes" in found["commit"].reason
+
+
+def test_what_was_not_measured_falls_short() -> None:
+    assert verdicts({key: value for key, value in GOOD.items() if key != "fetch"})["fetch"].verdict is Verdict.SHORT
+
+
+def test_a_comparison_with_a_peer_that_is_missing_or_strange_is_inconclusive() -> None:
+    own = of(EVERSTEP, GOOD)
+    (missing,) = (figure for figure in judged(own, {}) if figure.metric == "commit_vs_peer")
+    assert (missing.verdict, missing.limit) == (Verdict.INCONCLUSIVE, None)
+    slow = of("lm-resiliency", {"commit": [5000.0] * 5})
+    (strange,) = (figure for figure in judged(own, {"lm-resiliency": slow}) if figure.metric == "commit_vs_peer")
+    assert strange.verdict is Verdict.INCONCLUSIVE
+    assert "5000" in strange.reason
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(860 * 0.76, Verdict.NONE), (860 * 0.74, Verdict.INCONCLUSIVE), (970 * 1.26, Verdict.INCONCLUSIVE)])
+def test_a_peer_must_be_within_a_quarter_of_what_is_known_of_it(value: float, verdict: Verdict) -> None:
+    assert peer_figure(of("lm-resiliency", {"commit": [value]}), "commit").verdict is verdict
+
+
+def test_what_is_known_of_a_peer_scales_with_its_floor() -> None:
+    slower = {**FLOORS, "both_ways": Floor(Summary.of([920.0]), Summary.of([920.0]))}
+    assert peer_figure(of("lm-resiliency", {"commit": [1800.0]}, floors=slower), "commit").verdict is Verdict.NONE
+    assert peer_figure(of("lm-resiliency", {"commit": [900.0]}, floors=slower), "commit").verdict is Verdict.INCONCLUSIVE
+
+
+def test_whatever_is_known_belongs_to_a_peer_that_offers_it() -> None:
+    offers = {peer.name: {{"protect": "commit"}.get(metric, metric) for metric in peer.metrics} for peer in PEERS}
+    assert all(metric in offers[name] for name, metric in KNOWN)
+
+
+def steps(blocked: list[float], *, snapshot: list[bool] | None = None, took: list[float | None] | None = None) -> dict[str, Any]:
+    took = took if took is not None else [0.5] * len(blocked)
+    return {
+        "numbers": list(range(len(blocked))),
+        "blocked": blocked,
+        "has_snapshot": snapshot or [True] * len(blocked),
+        "began_at": [10.0] * len(blocked),
+        "committed_at": [None if seconds is None else 10.0 + seconds for seconds in took],
+    }
+
+
+def everstep_launch(**changed: Any) -> EverstepLaunch:
+    rank = {
+        "state_bytes": GIB // 4,
+        "first": steps([0.040, 0.020, 0.030, 0.001], took=[0.6, 0.5, 0.3, 0.2]),
+        "spaced": steps([0.002, 0.0005], snapshot=[True, False], took=[0.2, None]),
+        "tight": steps([0.004]),
+        "holder_verified": True,
+        **changed,
+    }
+    restored = [
+        Restored(rank=rank, source=source, agent_seconds=0.1, rank_seconds=0.02, verified=True) for rank, source in ((0, "local"), (1, "peer"))
+    ]
+    return EverstepLaunch(ranks=[rank, rank], restored=restored, memory_ratio=4.0, agent_bytes=1.0)
+
+
+def test_samples_of_everstep_are_scaled_and_sorted() -> None:
+    values = of_everstep([everstep_launch()]).values
+    assert values["blocked"] == pytest.approx([4.0, 8.0] * 2)  # the audited three are apart
+    assert values["blocked_audited"] == pytest.approx([160.0, 80.0, 120.0] * 2)
+    assert values["unblocked"] == pytest.approx([2.0] * 2)
+    assert values["first_blocked"] == pytest.approx([0.040 / 0.025] * 2)
+    assert values["first_commit"] == pytest.approx([0.6 / 0.4] * 2)
+    assert values["commits"] == [0.5, 0.5]
+    assert values["commit"] == pytest.approx([800.0] * 2)
+    assert values["restore_local"] == pytest.approx([80.0] * 2)
+    assert values["restore_local_all"] == pytest.approx([480.0])
+    assert values["fetch"] == pytest.approx([400.0])
+    assert values["restore_peer"] == pytest.approx([480.0])
+
+
+def test_one_wrong_compare_in_any_launch_is_not_forgotten() -> None:
+    measured = of_everstep([everstep_launch(holder_verified=False), everstep_launch()])
+    assert measured.verified["commit"] is False
+    assert measured.verified["restore_peer"] is True
+
+
+def test_as_many_snapshots_are_audited_as_the_guard_audits() -> None:
+    assert AUDITED_COUNT == AUDITED_AT_START
+
+
+def test_samples_of_a_peer_keep_what_it_offers() -> None:
+    rank: dict[str, Any] = {
+        "state_bytes": GIB,
+        "first_blocked": 0.3,
+        "blocked": [0.1, 0.2],
+        "tight_blocked": [0.3],
+        "protect": [0.9],
+        "restore_local": [],
+        "restore_peer": [],
+        "verified": {"protect": True},
+        "private_before_bytes": 0,
+        "private_after_bytes": 3 * GIB,
+        "tmpfs_before_bytes": 5,
+        "tmpfs_after_bytes": 5 + 2 * GIB,
+    }
+    measured = of_peer([[rank, rank]], ("blocked", "protect", "memory"))
+    assert measured.values["blocked"] == pytest.approx([100.0, 200.0] * 2)
+    assert measured.values["memory"] == pytest.approx([4.0])
+    assert "restore_local" not in measured.values
+    assert measured.verified == {"commit": True}
+
+
+def test_large_states_are_measured_with_the_peers_that_matter() -> None:
+    small, large = sizes_of([256, 1024], PEERS, is_quick=False)
+    assert small.peers == PEERS
+    assert {peer.name for peer in large.peers} >= {goal.peer[0] for goal in GOALS if goal.peer is not None}
+    assert large.everstep.span_seconds > 3 * small.everstep.span_seconds
+
+
+def launches(step: float, cpu: float, commits: float = 1.0, again: float | None = None) -> char_gpt.Launches:
+    found = char_gpt.Launches()
+    for seconds in (step, again or step):
+        rank = {"step_seconds": [seconds] * 10, "cpu_seconds": cpu * 5, "commits": 10 * commits, "state_bytes": GIB // 2}
+        found.add([rank, rank])
+    return found
+
+
+def model(own: char_gpt.Launches, nobody: char_gpt.Launches | None = None) -> dict[tuple[str, str], Figure]:
+    found = {"none": nobody or launches(0.1, 0.2), "everstep": own, "lm_resiliency": launches(0.12, 0.5)}
+    return {(each.system, each.metric): each for each in char_gpt.figures("ddp", found, {EVERSTEP: "1", "lm-resiliency": "2"})}
+
+
+def test_a_real_model_must_be_slowed_down_least() -> None:
+    better, worse = (model(launches(step, 0.3)) for step in (0.11, 0.13))
+    key = (EVERSTEP, "char_gpt_ddp_slowdown")
+    assert (better[key].verdict, worse[key].verdict) == (Verdict.PASS, Verdict.SHORT)
+    assert better[key].value == pytest.approx(0.1)
+    assert better[key].limit == pytest.approx(0.2)
+    assert better[(EVERSTEP, "char_gpt_ddp_cpu")].value == pytest.approx(0.1)  # 1 s of 10 steps more, 10 GiB kept
+
+
+def test_a_slowdown_says_nothing_without_the_same_interval_or_a_steady_model() -> None:
+    key = (EVERSTEP, "char_gpt_ddp_slowdown")
+    assert model(launches(0.11, 0.3, commits=0.9))[key].verdict is Verdict.INCONCLUSIVE
+    assert model(launches(0.11, 0.3), launches(0.1, 0.2, again=0.13))[key].verdict is Verdict.INCONCLUSIVE
+
+
+RUN = report.Run(
+    machine=Machine(
+        processor="a processor",
+        cores=2,
+        memory_gib=24.0,
+        kernel="Linux 6.1",
+        python="3.11.7",
+        versions={"torch": "2.13.0"},
+        load_average=(0.1, 0.1, 0.1),
+    ),
+    figures=[
+        *judged(of(EVERSTEP, GOOD), {}),
+        *(peer_figure(of(name, values), metric) for name, values in PEERS_AS_KNOWN.items() for metric in values),
+        *model(launches(0.11, 0.3)).values(),
+    ],
+    floors={256: FLOORS},
+    is_quick=False,
+    seconds=600.0,
+)
+
+
+def test_the_report_has_every_row_and_renews_only_its_section(tmp_path: Path) -> None:
+    document = tmp_path / "benchmarks.md"
+    document.write_text("# Benchmarks\n\nBefore.\n")
+    report.write(RUN, tmp_path / "bench" / "figures.json", document)
+    first = document.read_text()
+    report.write(replace(RUN, seconds=601.0), tmp_path / "bench" / "figures.json", document)
+    again = document.read_text()
+    assert first.replace("(600 s)", "(601 s)") == again
+    assert again.startswith("# Benchmarks\n\nBefore.\n")
+    assert again.count("make bench-data-plane: begin") == 1
+    assert all(report.TITLES[figure.metric] in again for figure in RUN.figures if figure.system == EVERSTEP)
+    assert "**falls short**" not in again
+    assert "lm-resiliency 1" in again
+    rows = json.loads((tmp_path / "bench" / "figures.json").read_text())
+    assert {"system", "version", "metric", "value", "unit", "n", "low", "high", "verified"} <= rows[0].keys()
+    assert [row["verdict"] for row in rows[:2]] == ["pass", "pass"]
+
+
+def test_a_busy_or_quick_run_says_so() -> None:
+    busy = replace(RUN, is_quick=True, machine=replace(RUN.machine, load_average=(9.0, 9.0, 9.0)))
+    text = report.render(busy, "x.svg")
+    assert "measures nothing" in text
+    assert "run it again" in text
+
+
+def test_the_picture_has_a_bar_per_system_and_no_bar_beyond_its_edge() -> None:
+    root = ElementTree.fromstring(draw(RUN.figures, RUN.floors))
+    bars = [each for each in root.iter() if each.tag.endswith("rect")][1:]
+    assert len(bars) == 4 + 1 + 1 + 1  # Everstep in every panel, lm-resiliency twice, torchft once
+    assert all(float(bar.attrib["x"]) + float(bar.attrib["width"]) <= 900 for bar in bars)
+
+
+def test_a_section_is_renewed_in_its_place() -> None:
+    document = with_section(with_section("", "make a", "one"), "make b", "two")
+    renewed = with_section(document, "make a", "three")
+    assert renewed.index("three") < renewed.index("two")
+    assert "one" not in renewed
+    assert with_section(renewed, "make a", "three") == renewed
+
+
+def test_medians_are_what_is_shown() -> None:
+    assert verdicts({**GOOD, "commit": [1.0, 2.0, 9.0]})["commit"].value == statistics.median([1.0, 2.0, 9.0])

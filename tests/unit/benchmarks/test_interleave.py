@@ -1,0 +1,218 @@
+"""The pure parts of the interleaving benchmark: turns, statistics, verdicts, report; and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.interleave import network, report, runs
+from benchmarks.interleave.__main__ import CASES, FIGURE_16
+from benchmarks.interleave.figures import Figure, evaluate, interval, slowdown
+from benchmarks.interleave.network import Network, obstacle
+from benchmarks.interleave.schemes import Case, Scheme, program
+from benchmarks.interleave.verdicts import Verdict, beats_uniform, judge
+from benchmarks.interleave.wire import read_case, write_case
+from benchmarks.machine import Machine
+
+CASE = Case(name="small", blocks=3, block_iterations=2, schemes=(Scheme.NONE, Scheme.BLOCKING, Scheme.UNIFORM, Scheme.EVERSTEP))
+SECONDS = {Scheme.NONE: 1.0, Scheme.BLOCKING: 1.2, Scheme.UNIFORM: 1.1, Scheme.EVERSTEP: 1.001}
+MACHINE = Machine(processor="P", cores=2, memory_gib=8.0, kernel="Linux 6", python="3.11", versions={"torch": "2.13.0"}, load_average=(0.1, 0.2, 0.3))
+
+
+def recorded(seconds: dict[Scheme, float] = SECONDS, *, late: int = 0, case: Case = CASE) -> Figure:
+    """What a run of these iteration times is; Everstep's first `late` snapshots reach a holder after the next boundary."""
+    rank: list[dict[str, Any]] = [{"spans": [[0.0, 0.3, 0.0], [0.5, 0.1, 0.0]], "iteration_seconds": 1.0}]
+    sent: list[dict[str, Any]] = []
+    number = 0
+    for block in program(case):
+        for position in range(block.iterations):
+            number += 1
+            taken = seconds[block.scheme] + number / 1e6
+            rank.append({"scheme": block.scheme, "seconds": taken, "busy_seconds": 0.6, "number": number, "is_measured": position > 0})
+            if block.scheme is not Scheme.NONE:
+                is_late = block.scheme is Scheme.EVERSTEP and position > 0 and late > 0
+                late -= is_late
+                sent.append({"number": number, "seconds": 2.0 if is_late else 0.5})
+    agent = {"bandwidth_bytes_per_second": 20e6, "sent": sent}
+    other = {"bandwidth_bytes_per_second": 19e6, "sent": [{**each, "seconds": 0.4} for each in sent]}
+    return evaluate(case, [rank], [agent, other])
+
+
+# -- turns ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_scheme_has_a_turn_in_every_round_and_all_ranks_agree_on_it() -> None:
+    blocks = program(FIGURE_16)
+    rounds = [blocks[start : start + len(Scheme)] for start in range(0, len(blocks), len(Scheme))]
+    assert len(rounds) == FIGURE_16.blocks
+    assert all({block.scheme for block in each} == set(Scheme) for each in rounds)
+    assert len({tuple(block.scheme for block in each) for each in rounds}) > 1
+    assert blocks == program(FIGURE_16)
+
+
+def test_every_case_has_thirty_pairs_and_what_it_is_judged_by() -> None:
+    for case in CASES:
+        assert case.blocks * case.block_iterations >= 30
+        assert {Scheme.NONE, Scheme.EVERSTEP} <= set(case.schemes)
+        assert case.is_crowded or Scheme.BLOCKING in case.schemes
+        used = len(case.idle_seconds) * case.collective_seconds
+        assert case.is_crowded or 0.55 < used / (used + sum(case.idle_seconds)) < 0.65
+    assert set(FIGURE_16.schemes) == set(Scheme)
+
+
+def test_holders_are_other_nodes_of_a_ring() -> None:
+    assert Case(name="x", nodes=4, copies=3).holders(3) == [0, 1]
+
+
+def test_a_case_reaches_the_nodes_as_it_is(tmp_path: Path) -> None:
+    for case in CASES:
+        write_case(tmp_path / "case.json", case)
+        assert read_case(tmp_path / "case.json") == case
+
+
+# -- statistics ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_slowdowns_are_against_the_same_round() -> None:
+    figure = recorded()
+    found = {row.scheme: row.slowdown for row in figure.rows}
+    assert found == pytest.approx({Scheme.NONE: 0.0, Scheme.BLOCKING: 0.2, Scheme.UNIFORM: 0.1, Scheme.EVERSTEP: 0.001}, abs=1e-4)
+    assert all(row.iterations == 6 and row.low <= row.slowdown <= row.high for row in figure.rows)
+    assert figure.busy_ratio == pytest.approx(0.6, rel=1e-3)
+    assert (figure.idle_seconds, figure.spans, figure.link_bytes_per_second) == (pytest.approx(0.4), 2, 19e6)
+    assert figure.load_ratio == pytest.approx(CASE.state_bytes / 19e6 / 0.4)
+
+
+def test_a_commit_needs_every_holder_before_the_next_boundary() -> None:
+    assert recorded().row(Scheme.EVERSTEP).commits_ratio == 1.0
+    assert recorded(late=2).row(Scheme.EVERSTEP).commits_ratio == pytest.approx(4 / 6)
+
+
+def test_drift_that_both_sides_share_falls_out_and_noise_widens_the_interval() -> None:
+    drifting = [(1.1 * factor, factor) for factor in (1.0, 2.0, 3.0, 4.0)]
+    assert slowdown(drifting) == pytest.approx(0.1)
+    assert interval(drifting) == pytest.approx((0.1, 0.1))
+    noisy = [(1.1 + shift, 1.0) for shift in (-0.1, 0.1) * 20]
+    low, high = interval(noisy)
+    assert 0.06 < low < 0.1 < high < 0.14
+    assert interval(noisy) == (low, high)
+
+
+# -- verdicts ------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "late", "verdict"),
+    [
+        ({}, 0, Verdict.PASS),
+        ({Scheme.EVERSTEP: 1.05}, 0, Verdict.FALLS_SHORT),
+        ({Scheme.BLOCKING: 1.05}, 0, Verdict.INCONCLUSIVE),
+        ({}, 1, Verdict.FALLS_SHORT),
+    ],
+)
+def test_what_a_case_has_to_reach(seconds: dict[Scheme, float], late: int, verdict: Verdict) -> None:
+    judgement = judge(recorded(SECONDS | seconds, late=late))
+    assert judgement.verdict is verdict, judgement.reason
+
+
+def test_an_interval_on_both_sides_of_the_limit_says_nothing() -> None:
+    figure = recorded()
+    ours = replace(figure.row(Scheme.EVERSTEP), low=-0.02, high=0.03)
+    assert judge(replace(figure, rows=(*figure.rows[:-1], ours))).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("everstep", "verdict"), [(1.009, Verdict.PASS), (1.02, Verdict.FALLS_SHORT)])
+def test_a_crowded_case_is_held_to_the_budget_not_to_every_step(everstep: float, verdict: Verdict) -> None:
+    case = replace(CASE, is_crowded=True, schemes=(Scheme.NONE, Scheme.EVERSTEP))
+    assert judge(recorded(SECONDS | {Scheme.EVERSTEP: everstep}, late=5, case=case)).verdict is verdict
+
+
+def test_scheduling_has_to_beat_uniform_pacing_clearly() -> None:
+    assert beats_uniform(recorded())
+    assert not beats_uniform(recorded(SECONDS | {Scheme.UNIFORM: 1.0}))
+
+
+# -- report --------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_says_what_was_measured_and_claims_nothing_else(tmp_path: Path) -> None:
+    figures = [recorded(), recorded(SECONDS | {Scheme.EVERSTEP: 1.05})]
+    run = report.Run(machine=MACHINE, figures=figures, is_quick=False, seconds=9.0)
+    report.write(run, tmp_path / "bench" / "interleave.json", tmp_path / "figure.md")
+    text = (tmp_path / "figure.md").read_text()
+    assert "**timed wait**" in text
+    assert "It says nothing about EFA, NCCL" in text
+    assert "| Everstep | 1001.0 | **+0.10%** |" in text
+    assert "**pass**" in text
+    assert "falls short" in text
+    assert "![Iteration time by scheme](figure.svg)" in text
+    assert "busy with other work" not in text
+    cases = json.loads((tmp_path / "bench" / "interleave.json").read_text())["cases"]
+    assert [case["verdict"] for case in cases] == ["pass", "falls short"]
+    assert ElementTree.fromstring((tmp_path / "figure.svg").read_text()).tag.endswith("svg")
+
+
+def test_a_busy_machine_a_quick_run_and_a_lost_comparison_are_said() -> None:
+    busy = replace(MACHINE, load_average=(3.0, 1.0, 1.0))
+    text = report.render(report.Run(machine=busy, figures=[recorded(SECONDS | {Scheme.UNIFORM: 1.0})], is_quick=True, seconds=1.0), "x.svg")
+    assert "These are no results" in text
+    assert "quick run" in text
+    assert "**Scheduling does not beat uniform pacing here**" in text
+
+
+# -- the network ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_who_cannot_have_a_network_is_told_why_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert obstacle() == "network namespaces need root: run it with sudo"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(network.shutil, "which", lambda program: None if program == "tc" else program)
+    assert obstacle() == "`tc` is missing: install iproute2"
+
+
+def test_a_network_is_taken_away_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[tuple[str, ...]] = []
+
+    def run(command: tuple[str, ...], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(tuple(command))
+        is_bad = "tbf" in command
+        return subprocess.CompletedProcess(command, int(is_bad), "", "no tbf here" if is_bad else "")
+
+    monkeypatch.setattr(network.subprocess, "run", run)
+    with pytest.raises(BenchmarkFailed, match="no tbf here"), Network(2, 100):
+        pytest.fail("a network without shaping")
+    made = Counter(command[-1] if "netns" in command[:2] else command[3] for command in commands if "add" in command[:4] and command[0] == "ip")
+    gone = {command[-1] for command in commands if "del" in command}
+    assert {name for name in made if name.startswith("ev")} <= gone
+
+
+def test_a_node_that_fails_ends_the_case_and_all_other_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Fake:
+        def __init__(self, command: list[object], **options: object) -> None:
+            assert options["start_new_session"]
+            self.index = int(str(command[-2]))
+            self.pid = 10**9 + self.index
+            self.has_ended = False
+
+        def wait(self, timeout: float | None = None) -> int:
+            self.has_ended = True
+            return 3 if self.index == 1 else 0
+
+    killed: list[int] = []
+    monkeypatch.setattr(runs, "Network", lambda nodes, rate: Network(0, rate))
+    monkeypatch.setattr(network.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, "", ""))
+    monkeypatch.setattr(runs.subprocess, "Popen", Fake)
+    monkeypatch.setattr(runs.os, "killpg", lambda pid, _: killed.append(pid))
+    with pytest.raises(BenchmarkFailed, match=r"node 1 ended with 3; see .*node-1\.log"):
+        runs.run_case(CASE, tmp_path)
+    assert killed == [10**9 + index for index in range(CASE.nodes)]

@@ -1,0 +1,153 @@
+"""A process that has imported torch and DeepSpeed once and forks ranks on request: importing takes longer than most tests.
+
+One JSON line in, one out:
+
+    {"function": "module:name", "arguments": […], "world": 3, "directory": …, "environment": {…}}  →  {"pids": […]}
+    {"wait": [pid, …]}                                                                            →  {"codes": […]}
+
+Each rank calls the function; its exit code is what that returns, 0 for None. The process ends, and its ranks with it, when its standard input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+IMPORTS = ("deepspeed", "torch._dynamo", "torch.distributed.fsdp", "deepspeed.runtime.zero.muon.original_muon", "everstep.training")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Launch:
+    """The ranks of one launch."""
+
+    parent: WarmParent
+    directory: Path
+    pids: list[int]
+    result: str
+    """Where each rank leaves its result below the directory, as JSON; `{rank}` stands for its number."""
+
+    def kill(self) -> None:
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def wait(self) -> list[int]:
+        """Return the exit codes once all have ended; minus the signal's number for a killed one."""
+        codes = self.parent.ask({"wait": self.pids})["codes"]
+        self.pids = []
+        return list(codes)
+
+    def results(self) -> list[dict[str, Any]]:
+        """Wait for a good end and return what each rank left."""
+        count = len(self.pids)
+        codes = self.wait()
+        assert codes == [0] * count, f"{codes}\n{self.logs()}"
+        return [json.loads((self.directory / self.result.format(rank=rank)).read_text()) for rank in range(count)]
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.directory.glob("rank*.log")))
+
+
+class WarmParent:
+    """The process, seen from the tests. Started at once, ready some seconds later."""
+
+    def __init__(self) -> None:
+        # The environment's bin on PATH: DeepSpeed calls ninja by name.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.warm_parent"],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._lock = threading.Lock()
+
+    def fork(self, function: str, *arguments: object, world: int, directory: Path, environment: Mapping[str, str], result: str) -> Launch:
+        """Start `world` ranks of a function; what they print is in `rank<r>.log` in the directory."""
+        request = {"function": function, "arguments": arguments, "world": world, "directory": str(directory), "environment": environment}
+        return Launch(self, directory, self.ask(request)["pids"], result)
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._lock:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        """End the process and every rank of it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+        self._process.stdout.close()
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is not an answer
+
+    for module in IMPORTS:
+        importlib.import_module(module)
+    importlib.import_module("deepspeed.comm.torch").build_shm_op()
+    sys.modules["deepspeed"].utils.logger.setLevel("ERROR")
+    gc.collect()
+    gc.freeze()
+    for text in sys.stdin:
+        request = json.loads(text)
+        if "wait" in request:
+            answer = {"codes": [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in request["wait"]]}
+        else:
+            answer = {"pids": [_fork(request, rank) for rank in range(request["world"])]}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _fork(request: dict[str, Any], rank: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        log = os.open(f"{request['directory']}/rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1: where does it hang?
+        world = str(request["world"])
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, GLOO_SOCKET_IFNAME="lo", **request["environment"])
+        module, _, function = request["function"].partition(":")
+        code = getattr(importlib.import_module(module), function)(*request["arguments"]) or 0
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
