@@ -170,7 +170,7 @@ async def test_restarted_before_its_rank_was_started(fleet: Fleet, number: int, 
         await node.stop()
     await until("the line to end", lambda: not fleet.control.is_connected(node.id))
     node.start()
-    await until("ranks", lambda: fleet.members(MemberPhase.RUNNING) and all(rank.is_connected for rank in fleet.ranks))
+    await until("ranks of this generation", lambda: all(rank.is_connected and rank.plan.generation == fleet.generation for rank in fleet.ranks))
     check_restored(fleet)
     assert fleet.plan is not None
     await fleet.train(fleet.plan.base_step + 2)
