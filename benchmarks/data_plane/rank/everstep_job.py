@@ -184,7 +184,7 @@ def main() -> None:
     private_before = private_bytes(*own_tree())
     session = everstep.training.init(model=state.module, optimizer=state.optimizer)
     watch = CommitWatch(page, generation)
-    dump = directory / f"state-rank{rank}"
+    dump = Path(os.environ["BENCH_DUMPS"]) / f"dump{rank}"
     result: dict[str, object] = {"generation": generation, "state_bytes": state.nbytes, "private_before_bytes": private_before}
     if generation > 1:
         state.spoil()
