@@ -122,12 +122,12 @@ def _sessions(module: Any) -> None:
 
     async def chunk_sent(self: Any, offset: int, data: memoryview) -> None:
         await send_chunk(self, offset, data)
-        if offset == 0:
+        if offset == 0 and self.opened.kind in sent:
             die(sent[self.opened.kind])
 
     async def filled(self: Any, view: memoryview) -> None:
         await receive_into(self, view)
-        if view.nbytes >= BULK_BYTES:
+        if view.nbytes >= BULK_BYTES and self.opened.kind in received:
             die(received[self.opened.kind])
 
     module.TcpSession.send_chunk, module.TcpSession.receive_into = chunk_sent, filled
