@@ -5,7 +5,9 @@
     slowdown.py           a real model's step with and without an agent, in pairs
     recovery.py           seconds from a kill to the next new step, from the incident and from outside
     measures.py           medians, spread, when a figure says nothing (pure)
+    document.py           the sections of docs/benchmarks.md, one a harness (pure)
     report.py, chart.py   .everstep/bench/first.json and docs/benchmarks.md
+    data_plane/           make bench-data-plane: all of the data plane beside its peers and floors, with what it must reach
 
 Invariant: a figure that was taken while its floor moved is kept and marked, never repeated until it looks better.
 """

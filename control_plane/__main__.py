@@ -80,14 +80,22 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     )
     env = os.environ.get
     parser.add_argument(
-        "--state-dir", type=Path, default=Path(env("EVERSTEP_STATE_DIR", ".everstep/server")), help="secrets and the embedded database"
+        "--state-dir",
+        type=Path,
+        default=Path(env("EVERSTEP_STATE_DIR", ".everstep/server")),
+        help="secrets and the embedded database (default %(default)s)",
     )
     parser.add_argument("--migrate", action="store_true", help="bring the database to this version's schema before serving")
     parser.add_argument("--database-url", default=env("EVERSTEP_DATABASE_URL", ""), help="SQLAlchemy URL; default: SQLite in the state directory")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=8443, help="port to listen on; 0: the kernel chooses (default %(default)s)")
     parser.add_argument("--allow-non-loopback", action="store_true", help="listen on an address that other machines reach, without TLS")
-    parser.add_argument("--mode", choices=[mode.value for mode in CloudMode], default=env("EVERSTEP_MODE", "aws"), help="aws, or the local cloud")
+    parser.add_argument(
+        "--mode",
+        choices=[mode.value for mode in CloudMode],
+        default=env("EVERSTEP_MODE", "aws"),
+        help="aws, or the local cloud (default %(default)s)",
+    )
     parser.add_argument("--region", default=env("EVERSTEP_AWS_REGION", env("AWS_REGION", LOCAL_REGION)), help="AWS region (default %(default)s)")
     parser.add_argument("--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="where the local cloud listens")
     parser.add_argument("--bucket", default=env("EVERSTEP_BUCKET", ""), help="S3 bucket for sources, logs, outputs and checkpoints")

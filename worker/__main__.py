@@ -38,12 +38,26 @@ def settings(arguments: list[str]) -> AgentSettings:
     """
     environment = os.environ
     parser = argparse.ArgumentParser(prog="everstep agent", description="The agent of one node. One per instance; user data starts it.")
-    parser.add_argument("--control-plane-url", required=True, help="where the control plane listens")
-    parser.add_argument("--join-token", default=environment.get("EVERSTEP_JOIN_TOKEN", ""), help="from CreateJoinToken; needed once per instance")
+    parser.add_argument("--control-plane-url", required=True, help="http or https URL of the control plane")
+    parser.add_argument(
+        "--join-token",
+        default=environment.get("EVERSTEP_JOIN_TOKEN", ""),
+        help="from `everstep fleets join-token`; needed once per instance. Better in EVERSTEP_JOIN_TOKEN: options show in the list of processes",
+    )
     parser.add_argument("--instance-id", default=environment.get("EVERSTEP_INSTANCE_ID"), help="EC2 instance id (EVERSTEP_INSTANCE_ID)")
     parser.add_argument("--address", default=environment.get("EVERSTEP_ADDRESS"), help="address that peers reach this node at (EVERSTEP_ADDRESS)")
-    parser.add_argument("--state-dir", type=Path, default=environment.get("EVERSTEP_STATE_DIR", "/var/lib/everstep"), help="promise, logs, outputs")
-    parser.add_argument("--memory-bytes", type=int, default=environment.get("EVERSTEP_NODE_MEMORY_BYTES"), help="what slots may take in all")
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        default=environment.get("EVERSTEP_STATE_DIR", "/var/lib/everstep"),
+        help="promise, logs, outputs (EVERSTEP_STATE_DIR; default %(default)s)",
+    )
+    parser.add_argument(
+        "--memory-bytes",
+        type=int,
+        default=environment.get("EVERSTEP_NODE_MEMORY_BYTES"),
+        help="host memory that slots may take in all (EVERSTEP_NODE_MEMORY_BYTES; by default what /dev/shm has room for, at most half of the memory)",
+    )
     parser.add_argument("--peer-port", type=int, default=0, help="port for other agents; 0: the kernel chooses")
     parser.add_argument("--cold", action="store_true", help="do not keep a pre-imported process to fork ranks from")
     given = parser.parse_args(arguments)

@@ -38,7 +38,7 @@ from infra.local_cloud.errors import LocalCloudError
 from infra.local_cloud.up import ClusterOptions, LocalCluster
 
 HOME = ROOT / ".everstep" / "bench"
-SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.1
+SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.3, 0.15
 """Long spans: beside the optimizer's step long enough for a snapshot to be replicated."""
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
 """Short spans: twice the copy."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster_jobs import PATIENCE_SECONDS, Bench, BenchJob, Json, pause
-from benchmarks.data_plane.launches import RANKS
+from benchmarks.data_plane.launches import RANKS, tmpfs_folder
 from benchmarks.data_plane.rank.memory import folder_bytes, private_bytes
 from benchmarks.data_plane.rank.repeats import Repeats
 from benchmarks.errors import BenchmarkFailed
@@ -76,33 +76,31 @@ def run_everstep(bench: Bench, name: str, *, state_mib: int, repeats: Repeats) -
         BenchmarkFailed: the job ended, or a restore came from elsewhere than it should.
     """
     directory = bench.directory / name
-    directory.mkdir(parents=True)
     source = directory / "source"
-    source.mkdir()
+    source.mkdir(parents=True)
     shutil.copy(SCRIPT, source / "train.py")
     agents = agents_of(bench)
     agents_before = private_bytes(*agents)
-    job = bench.submit(
-        name,
-        source,
-        "train.py",
-        nodes=NODES,
-        copies=COPIES,
-        hyperparameters={"state_mib": state_mib, **asdict(repeats)},
-        Environment={"BENCH_DIRECTORY": str(directory)},
-        RetryStrategy={"MaxAttempts": ATTEMPTS},
-    )
-    first = _results(job, directory, generation=1)
-    nodes = job.describe()["NodeIds"]
-    taken = sum(folder_bytes(memory_directory(node)) for node in nodes) + private_bytes(*agents) - agents_before
-    taken += sum(rank["private_after_bytes"] - rank["private_before_bytes"] for rank in first)
-    restored: list[Restored] = []
-    for number in range(repeats.local_restores + repeats.peer_restores):
-        restored += _restore(bench, job, directory, nodes, generation=number + 2, from_peer=number >= repeats.local_restores)
-    (directory / "finish").touch()
-    job.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed")
-    for dump in directory.glob("state-rank*"):
-        dump.unlink()
+    with tmpfs_folder() as dumps:
+        job = bench.submit(
+            name,
+            source,
+            "train.py",
+            nodes=NODES,
+            copies=COPIES,
+            hyperparameters={"state_mib": state_mib, **asdict(repeats)},
+            Environment={"BENCH_DIRECTORY": str(directory), "BENCH_DUMPS": str(dumps)},
+            RetryStrategy={"MaxAttempts": ATTEMPTS},
+        )
+        first = _results(job, directory, generation=1)
+        nodes = job.describe()["NodeIds"]
+        taken = sum(folder_bytes(memory_directory(node)) for node in nodes) + private_bytes(*agents) - agents_before
+        taken += sum(rank["private_after_bytes"] - rank["private_before_bytes"] for rank in first)
+        restored: list[Restored] = []
+        for number in range(repeats.local_restores + repeats.peer_restores):
+            restored += _restore(bench, job, directory, nodes, generation=number + 2, from_peer=number >= repeats.local_restores)
+        (directory / "finish").touch()
+        job.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed")
     return EverstepLaunch(
         ranks=first,
         restored=restored,

@@ -44,7 +44,7 @@ def run_peer(system: System, environments: Path, home: Path, *, state_mib: int, 
         BenchmarkFailed: a rank did not end well; the message says where its log is.
     """
     home.mkdir(parents=True)
-    with _tmpfs_folder() as memory:
+    with tmpfs_folder() as memory:
         meeting, group = free_ports(2)
         launches = [
             Launch(
@@ -56,7 +56,7 @@ def run_peer(system: System, environments: Path, home: Path, *, state_mib: int, 
                 meeting_port=meeting,
                 group_port=group,
                 memory=str(memory),
-                dumps=str(home),
+                dumps=str(memory),
                 result=str(home / f"rank{rank}.json"),
             )
             for rank in range(RANKS)
@@ -64,8 +64,6 @@ def run_peer(system: System, environments: Path, home: Path, *, state_mib: int, 
         python = str(system.python(environments))
         commands = [["-m", "benchmarks.data_plane.rank.peer", launch.to_json()] for launch in launches]
         _run_to_the_end(system.name, [[python, *command] for command in commands], home, {"TMPDIR": str(home)}, timeout_seconds)
-    for dump in home.glob("rank[01]"):
-        dump.unlink()
     return [json.loads(Path(launch.result).read_text()) for launch in launches]
 
 
@@ -163,7 +161,8 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def _tmpfs_folder() -> Iterator[Path]:
+def tmpfs_folder() -> Iterator[Path]:
+    """Give a folder on tmpfs, and remove it with what else the launch has left there: a disk would write back while the next thing is measured."""
     before = set(MEMORY.iterdir())
     folder = MEMORY / f"everstep-bench-{os.getpid()}"
     folder.mkdir(mode=0o700)

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from control_plane.db.models import Event
-from control_plane.db.session import record_of
+from control_plane.db.session import record_of, values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +50,7 @@ class EventRecord:
 
 def append(session: Session, event: NewEvent) -> EventRecord:
     """Store an event."""
-    row = Event(
-        at=event.at,
-        type=event.type,
-        message=event.message,
-        project=event.project,
-        fleet_name=event.fleet_name,
-        job_name=event.job_name,
-        node_id=event.node_id,
-        detail=dict(event.detail),
-    )
+    row = Event(**values_of(event))
     session.add(row)
     session.flush()
     return record_of(row, EventRecord)

@@ -18,7 +18,7 @@ from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.models import Fleet, Job, Node
-from control_plane.db.session import changed_rows, record_of
+from control_plane.db.session import changed_rows, record_of, values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,20 +91,7 @@ def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
         raise AlreadyExists("fleet", fleet.name)
     if session.scalar(select(Fleet).where(Fleet.auto_scaling_group_name == fleet.auto_scaling_group_name)) is not None:
         raise AlreadyExists("fleet of the group", fleet.auto_scaling_group_name)
-    row = Fleet(
-        name=fleet.name,
-        auto_scaling_group_name=fleet.auto_scaling_group_name,
-        project=fleet.project,
-        state=fleet.state,
-        min_node_count=fleet.min_node_count,
-        spare_count=fleet.spare_count,
-        max_node_count=fleet.max_node_count,
-        instance_type=fleet.instance_type,
-        availability_zone=fleet.availability_zone,
-        price_usd_per_hour=fleet.price_usd_per_hour,
-        tags=dict(fleet.tags),
-        created_at=now,
-    )
+    row = Fleet(**values_of(fleet), created_at=now)
     session.add(row)
     try:
         session.flush()

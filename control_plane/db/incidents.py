@@ -17,7 +17,7 @@ from control_plane.db import leases
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.models import Incident
-from control_plane.db.session import changed_rows, record_of
+from control_plane.db.session import changed_rows, record_of, values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,24 +119,7 @@ def open_incident(session: Session, lease: Lease, incident_id: str, incident: Ne
     leases.guard(session, lease)
     row = session.get(Incident, incident_id)
     if row is None:
-        row = Incident(
-            id=incident_id,
-            run_id=lease.key,
-            job_name=incident.job_name,
-            project=incident.project,
-            phase=incident.phase,
-            cause=incident.cause,
-            evidence=incident.evidence,
-            decision=incident.decision,
-            reason=incident.reason,
-            reached_step=incident.reached_step,
-            generation_before=incident.generation_before,
-            instance_ids=incident.instance_ids,
-            failed_at=incident.failed_at,
-            opened_at=incident.opened_at,
-            detect_seconds=incident.detect_seconds,
-            detail=dict(incident.detail),
-        )
+        row = Incident(**values_of(incident), id=incident_id, run_id=lease.key)
         session.add(row)
         session.flush()
     return record_of(row, IncidentRecord)

@@ -19,7 +19,7 @@ from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
 from control_plane.db.leases import Lease
 from control_plane.db.models import Generation, Job
-from control_plane.db.session import changed_rows, columns_of
+from control_plane.db.session import changed_rows, columns_of, values_of
 from everstep.protocol.codec import decode, encode
 from everstep.protocol.plan import GenerationPlan
 
@@ -185,15 +185,8 @@ def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
         AlreadyExists: the name is taken, by a running job or by one of the past.
     """
     row = Job(
-        run_id=job.run_id,
-        name=job.name,
-        fleet_name=job.fleet_name,
-        project=job.project,
-        priority=job.priority,
-        tags=dict(job.tags),
+        **values_of(job, leave_out=("spec",)),
         spec=msgspec.to_builtins(job.spec),
-        state=job.state,
-        reason=job.reason,
         transitions=[_transition(job.state, job.reason, now)],
         created_at=now,
     )

@@ -6,7 +6,7 @@ it through `asyncio.to_thread`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -76,6 +76,12 @@ def record_of(row: Base, kind: type[R]) -> R:
 def columns_of(row: Base, kind: type[DataclassInstance], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the row's columns that have the names of a dataclass's fields, without those to be converted by hand."""
     return {field.name: getattr(row, field.name) for field in fields(kind) if field.name not in leave_out}
+
+
+def values_of(record: DataclassInstance, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return a frozen dataclass as the columns of a new row, without those to be converted by hand; the way back is `record_of`."""
+    found = {field.name: getattr(record, field.name) for field in fields(record) if field.name not in leave_out}
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
 
 
 def changed_rows(result: Result[Any]) -> int:

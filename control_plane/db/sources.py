@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.db.errors import NotFound
 from control_plane.db.models import Source
-from control_plane.db.session import record_of
+from control_plane.db.session import record_of, values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +52,7 @@ def add(session: Session, source: SourceRecord) -> SourceRecord:
     """Store a source; one that is known stays as it is."""
     row = session.get(Source, source.sha256)
     if row is None:
-        row = Source(
-            sha256=source.sha256,
-            project=source.project,
-            bucket=source.bucket,
-            key=source.key,
-            archive_bytes=source.archive_bytes,
-            unpacked_bytes=source.unpacked_bytes,
-            files=source.files,
-            created_at=source.created_at,
-        )
+        row = Source(**values_of(source))
         session.add(row)
         session.flush()
     return record_of(row, SourceRecord)

@@ -20,7 +20,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db.models import Redemption, Token
-from control_plane.db.session import changed_rows, record_of
+from control_plane.db.session import changed_rows, record_of, values_of
 
 TOKEN_BYTES = 32
 _PREFIX = "est_"
@@ -97,18 +97,7 @@ def mint(session: Session, new: NewToken, now: datetime, *, secret: str | None =
         The token, to be shown once, and its record.
     """
     token = secret or new_secret()
-    row = Token(
-        id="tok-" + secrets.token_hex(8),
-        digest=_digest(token),
-        kind=new.kind,
-        role=new.role,
-        project=new.project,
-        fleet_name=new.fleet_name,
-        node_id=new.node_id,
-        description=new.description,
-        created_at=now,
-        expires_at=new.expires_at,
-    )
+    row = Token(**values_of(new), id="tok-" + secrets.token_hex(8), digest=_digest(token), created_at=now)
     session.add(row)
     session.flush()
     return token, record_of(row, TokenRecord)

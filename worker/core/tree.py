@@ -95,8 +95,8 @@ class Reports:
         return Reports(known.term, MappingProxyType(newest))
 
     def since(self, told: Reports) -> tuple[NodeReport, ...]:
-        """Return the reports that are not in `told`."""
-        return tuple(each for node, each in self.newest.items() if told.newest.get(node) != each)
+        """Return the reports that are not in `told`, which is an earlier one of these."""
+        return tuple(each for node, each in self.newest.items() if told.newest.get(node) is not each)
 
     def is_pressing(self, told: Reports, members: frozenset[NodeId]) -> bool:
         """Say whether the coordinator should hear at once of what it was not told.

@@ -20,6 +20,7 @@ import torch.distributed as dist
 LAYERS, WIDTH, HEADS, CONTEXT, BATCH = 4, 256, 4, 64, 8
 LEARNING_RATE = 1e-3
 TEXT_BYTES = 1_000_000
+LAST_COMMIT_SECONDS = 2.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 settings = json.loads(os.environ["EVERSTEP_HYPERPARAMETERS"])
@@ -149,6 +150,7 @@ class Everstep(Nobody):
         self._session.boundary()
 
     def commits(self, since: int) -> int:
+        self._watch.wait(steps, LAST_COMMIT_SECONDS)  # the last one is still under way
         return sum(step > since for step in self._watch.at)
 
     def close(self) -> None:

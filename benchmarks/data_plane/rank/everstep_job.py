@@ -27,8 +27,9 @@ from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header, unpac
 from everstep.training.session import TrainingSession
 
 LOOK_SECONDS = 0.001
-FIRST_STEPS = 8
-"""Enough for the audited snapshots of a launch, and one more."""
+FIRST_SNAPSHOTS = 4
+"""The audited ones of a launch, and one more."""
+FIRST_STEPS = 60
 SETTLE_STEPS = 100
 COMMIT_PATIENCE_SECONDS = 60.0
 
@@ -97,8 +98,8 @@ class Rank:
         self._state = state
         self._watch = watch
 
-    def steps(self, count: int, span_seconds: float) -> Steps:
-        """Train, as `loop._steps` does."""
+    def steps(self, count: int, span_seconds: float, *, snapshots: int | None = None) -> Steps:
+        """Train for `count` steps as `loop._steps` does, or until every rank has taken so many snapshots."""
         found = Steps()
         at_boundary = 0.0
         for number in range(count + 1):
@@ -111,7 +112,7 @@ class Rank:
             if number:
                 found.blocked.append(at_boundary + fenced)
                 found.has_snapshot.append(len(self._session.blocked_seconds) > before)
-            if number == count:
+            if number == count or (snapshots is not None and least(sum(found.has_snapshot)) >= snapshots):
                 break
             self._state.advance()
             dist.barrier()
@@ -128,11 +129,16 @@ class Rank:
         """Train on until the boundary that all stand at is committed, and return it."""
         for _ in range(SETTLE_STEPS):
             step = self.steps(1, span_seconds).numbers[-1]
-            seen = torch.tensor([self._watch.committed >= step], dtype=torch.int64)
-            dist.all_reduce(seen, dist.ReduceOp.MIN)
-            if seen.item():
+            if least(self._watch.committed) >= step:
                 return step
         raise RuntimeError(f"no step was committed where it was waited for, the last is {self._watch.committed}")
+
+
+def least(value: int) -> int:
+    """Return the smallest of all ranks' values."""
+    word = torch.tensor([value])
+    dist.all_reduce(word, dist.ReduceOp.MIN)
+    return int(word)
 
 
 def holder_has(session: TrainingSession, memory: Path, page: Path, step: int, rank: int) -> bool:
@@ -178,7 +184,7 @@ def main() -> None:
     private_before = private_bytes(*own_tree())
     session = everstep.training.init(model=state.module, optimizer=state.optimizer)
     watch = CommitWatch(page, generation)
-    dump = directory / f"state-rank{rank}"
+    dump = Path(os.environ["BENCH_DUMPS"]) / f"dump{rank}"
     result: dict[str, object] = {"generation": generation, "state_bytes": state.nbytes, "private_before_bytes": private_before}
     if generation > 1:
         state.spoil()
@@ -191,7 +197,7 @@ def main() -> None:
         watch.wait(base, COMMIT_PATIENCE_SECONDS)
     else:
         me = Rank(session, state, watch)
-        result["first"] = asdict(me.steps(FIRST_STEPS, settings.span_seconds))
+        result["first"] = asdict(me.steps(FIRST_STEPS, settings.span_seconds, snapshots=FIRST_SNAPSHOTS))
         result["spaced"] = asdict(me.steps(settings.spaced_steps, settings.span_seconds))
         result["tight"] = asdict(me.steps(settings.tight_steps, settings.tight_span_seconds))
         step = me.settle(settings.span_seconds)

@@ -59,7 +59,7 @@ def measure(
         state: of this rank.
         meeting: of the ranks.
         repeats: how often.
-        dumps: folder for what the ranks compare with, on disk, seen by both.
+        dumps: folder for what the ranks compare with, seen by both.
 
     Returns:
         This rank's samples.
@@ -71,7 +71,7 @@ def measure(
             _snapshots(adapter, offers, state, meeting, repeats, samples)
         meeting.wait()
         samples.private_after_bytes, samples.tmpfs_after_bytes = private_bytes(*own_tree()), tmpfs_bytes()
-        own, other = (dumps / f"rank{rank}" for rank in (meeting.rank, 1 - meeting.rank))
+        own, other = (dumps / f"dump{rank}" for rank in (meeting.rank, 1 - meeting.rank))
         state.dump(own)
         meeting.wait()
         if "protect" in offers:

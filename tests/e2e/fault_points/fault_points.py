@@ -88,12 +88,12 @@ def die(moment: Moment) -> None:
 def _capture(module: Any) -> None:
     copy = module.CpuCopier.copy
 
-    def copied(self: Any, pieces: Sequence[Any]) -> None:
-        half = len(pieces) // 2
-        copy(self, pieces[:half])
+    def copied(self: Any, copies: Any) -> None:
+        half = len(copies.sources) // 2
         if half and threading.current_thread() is not threading.main_thread():
+            copy(self, module.Copies(copies.sources[:half], copies.targets[:half]))
             die(Moment.CAPTURE)
-        copy(self, pieces[half:])
+        copy(self, copies)
 
     module.CpuCopier.copy = copied
 
@@ -208,7 +208,7 @@ def _starts(module: Any) -> None:
 
 
 WRAPPED: dict[str, Callable[[ModuleType], None]] = {
-    "everstep.training.capture": _capture,
+    "everstep.training.copier": _capture,
     "worker.shm.slot_file": _slots,
     "worker.shm.store": _bases,
     "worker.replication.transfers": _transfers,

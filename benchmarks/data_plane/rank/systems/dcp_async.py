@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,14 @@ class DcpAsync:
 
     def snapshot(self, _: int) -> None:
         self.protect()  # one save at a time: a second one would need a second staging buffer
-        folder = self._memory / f"step{self._count % 2}"
         self._count += 1
-        if self._meeting.rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-        dist.barrier()
         tree = {f"rank{self._meeting.rank}": self._state.tree()}  # every rank's state is its own
-        self._pending = dcp.async_save(tree, checkpoint_id=str(folder), async_checkpointer_type=self.writer, async_stager=self._stager)
+        self._pending = dcp.async_save(tree, checkpoint_id=self._folder, async_checkpointer_type=self.writer, async_stager=self._stager)
+
+    @property
+    def _folder(self) -> str:
+        """One of two in turn: the last whole checkpoint stays until the next is written."""
+        return str(self._memory / f"step{self._count % 2}")
 
     def fence(self) -> None:
         if hasattr(self._pending, "staging_completion") and self._pending.staging_completion is not None:
@@ -52,8 +52,7 @@ class DcpAsync:
             self._pending = None
 
     def restore_local(self) -> None:
-        folder = self._memory / f"step{(self._count - 1) % 2}"
-        dcp.load({f"rank{self._meeting.rank}": self._state.tree()}, checkpoint_id=str(folder))
+        dcp.load({f"rank{self._meeting.rank}": self._state.tree()}, checkpoint_id=self._folder)
 
     def close(self) -> None:
         self._stager.close()

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from everstep.protocol.agent_messages import ExitClass, Load, MemberPhase, Prepare, Start, StopTraining
+from everstep.protocol.agent_messages import ExitClass, HaltRanks, Load, MemberPhase, Prepare, Start, StopTraining
 from everstep.protocol.ids import Generation, Rank
 from everstep.protocol.slot import HEADER_BYTES
 from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, Fleet, Node, payload, until
@@ -170,7 +170,7 @@ async def test_restarted_before_its_rank_was_started(fleet: Fleet, number: int, 
         await node.stop()
     await until("the line to end", lambda: not fleet.control.is_connected(node.id))
     node.start()
-    await until("ranks", lambda: fleet.members(MemberPhase.RUNNING) and all(rank.is_connected for rank in fleet.ranks))
+    await until("ranks of this generation", lambda: all(rank.is_connected and rank.plan.generation == fleet.generation for rank in fleet.ranks))
     check_restored(fleet)
     assert fleet.plan is not None
     await fleet.train(fleet.plan.base_step + 2)
@@ -225,6 +225,38 @@ async def test_restarted_after_its_ranks_have_ended(fleet: Fleet) -> None:
     await restart(fleet, fleet.nodes[1])
     await until("the end again", lambda: fleet.members(MemberPhase.EXITED))
     assert exit_of(fleet, 1) is ExitClass.SUCCESS
+
+
+async def test_ranks_that_hang_during_a_stop_leave_the_newest_commit_in_s3(fleet: Fleet) -> None:
+    """They never come to the stop. The control plane has them killed, the coordinator has uploaded what is committed, on nodes without ranks, too."""
+    await fleet.launch()
+    await fleet.train(3)
+    committed = max(rank.word.committed for rank in fleet.ranks)
+    await fleet.send(fleet.nodes[0], StopTraining(job=JOB, run=RUN, generation=Generation(fleet.generation)))
+    await until("the stop", lambda: all(rank.word.stop > 0 for rank in fleet.ranks))
+    for number, node in enumerate(fleet.nodes):
+        await node.shim.end(Rank(number), ExitClass.HALTED)
+    await until("the end", lambda: fleet.members(MemberPhase.EXITED))
+    assert uploaded(fleet) == [set()] * 3
+    await fleet.send(fleet.nodes[0], HaltRanks(job=JOB, run=RUN, generation=Generation(fleet.generation), reason="the job stops"))
+    await until("uploads", lambda: all(uploaded(fleet)))
+    assert uploaded(fleet) == [{committed}] * 3
+
+
+async def test_a_halt_without_a_stop_uploads_nothing(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(3)
+    for node in fleet.nodes:
+        await fleet.send(node, HaltRanks(job=JOB, run=RUN, generation=Generation(fleet.generation), reason="a rank died"))
+    for number, node in enumerate(fleet.nodes):
+        await node.shim.end(Rank(number), ExitClass.HALTED)
+    await until("the end", lambda: fleet.members(MemberPhase.EXITED))
+    assert uploaded(fleet) == [set()] * 3
+
+
+def uploaded(fleet: Fleet) -> list[set[int]]:
+    members = [fleet.control.member(node.id) for node in fleet.nodes]
+    return [{shard.step for shard in member.uploads} if member is not None else set() for member in members]
 
 
 async def test_a_rank_ends_while_no_agent_is_there(fleet: Fleet) -> None:

@@ -52,7 +52,7 @@ def test_a_generation_with_a_base_proposes_the_base_and_nothing_newer_before_it_
 
 def test_the_base_cannot_be_abandoned() -> None:
     """No agent of ours says so. One that did had this coordinator propose the base for ever."""
-    core = begun(base=5).report(*both(5, NONE, 5, Vote.ABANDON))
+    core = begun(base=5).report(*both(5, NONE, 5, Vote.ABANDON, is_late=True))
     assert (core.committed, core.proposed, core.lead) == (NONE, 5, 1)
 
 

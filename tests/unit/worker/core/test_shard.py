@@ -76,6 +76,8 @@ def test_nothing_but_the_proposed_step_is_abandoned() -> None:
     assert shard.seal(step(8)).abandon(step(8), "").vote is Vote.NONE
     base = Shard.begin(step(5), (A,)).hear(NONE, step(5))
     assert base.abandon(step(5), "") is base
+    spoiled = Shard.adopt(step(5), (A,), committed=NONE, proposed=step(5), vote=Vote.NONE, sealed=frozenset())
+    assert spoiled.abandon(step(5), "") is spoiled  # its slot is gone, and still nobody captures the base
 
 
 def test_a_dropped_holder_does_not_count_and_commits_go_on() -> None:

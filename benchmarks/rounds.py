@@ -1,0 +1,218 @@
+"""How long a round takes with 2 to 1,024 agents, flat and over the tree: `python -m benchmarks.rounds`.
+
+Real `RoundMember`s and a real `RoundServer`, one rank each, with `TcpSession`s over socket pairs, all in one process on one core. Every rank votes as
+soon as it hears of a step. One core does the work of all agents here, which a cluster shares out: so each agent's own processor time is taken, too,
+and the busiest agent of each level, summed, is what a round takes where every agent has a machine of its own, the wire aside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextvars
+import gc
+import json
+import resource
+import socket
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Coroutine, Generator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from benchmarks.cluster_jobs import ROOT
+from benchmarks.machine import Machine
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
+from everstep.protocol.peer_messages import Open
+from everstep.protocol.rank_messages import Vote
+from everstep.protocol.rounds import Announcement, RankRound
+from worker.core.rounds import NONE, Coordinator
+from worker.core.tree import ARITY, RoundTree
+from worker.replication.coordinator import RoundServer
+from worker.replication.round_member import RoundMember
+from worker.replication.tcp import TcpSession
+from worker.tasks import end
+
+COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+WARM_UP_ROUNDS, ROUNDS = 5, 20
+FLAT = 1 << 20
+"""An arity that no node's children reach."""
+_agent: contextvars.ContextVar[int] = contextvars.ContextVar("agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One shape of one size."""
+
+    agents: int
+    arity: int
+    depth: int
+    round_ms: float
+    """Mean, on one core."""
+    path_ms: float
+    """Mean processor time of the busiest agent of each level, summed."""
+    root_ms: float
+    """Mean processor time of the coordinator's agent."""
+    root_messages: float
+    """Reports that the coordinator's agent receives, a round."""
+
+
+class Timed(Coroutine[Any, Any, Any]):
+    """A coroutine whose running time is charged to the agent that it belongs to."""
+
+    def __init__(self, inner: Coroutine[Any, Any, Any], spent: defaultdict[int, float]) -> None:
+        self._inner, self._spent, self._owner = inner, spent, _agent.get(-1)
+
+    def send(self, value: object) -> object:
+        """Run to the next wait."""
+        began = time.thread_time()
+        try:
+            return self._inner.send(value)
+        finally:
+            self._spent[self._owner] += time.thread_time() - began
+
+    def throw(self, *error: Any) -> object:
+        """Run to the next wait from an error."""
+        return self._inner.throw(*error)
+
+    def close(self) -> None:
+        """Close the coroutine."""
+        self._inner.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._inner.__await__()
+
+
+class CountedSession(TcpSession):
+    """Counts what it sends to the coordinator."""
+
+    reports: ClassVar[Counter[NodeId]] = Counter()
+
+    async def send(self, message: Message) -> None:
+        """Send and count."""
+        self.reports[self.peer] += 1
+        await super().send(message)
+
+
+class Fleet:
+    """Agents of one generation."""
+
+    def __init__(self, count: int, arity: int) -> None:
+        self.ids = [NodeId(f"i-{number}") for number in range(count)]
+        self.tree = RoundTree.of(self.ids[0], {node: [Rank(number)] for number, node in enumerate(self.ids)}, arity=arity)
+        self.states = [RankRound(rank=Rank(n), boundary=Step(0), committed=NONE, proposed=NONE, vote=Vote.NONE) for n in range(count)]
+        core = Coordinator.begin(world_size=count, base=Step(0), every_steps=0)
+        self.server = RoundServer(Generation(1), core, final_round_seconds=60.0, now=time.time)
+        self.members = [
+            RoundMember(Generation(1), node, tree=self.tree, state=partial(self._state, number), hear=partial(self._hear, number))
+            for number, node in enumerate(self.ids)
+        ]
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Begin everybody's part."""
+        for number, member in enumerate(self.members):
+            _agent.set(number)
+            run = member.run(partial(self._dial, number), patience_seconds=60.0, is_restarted=False) if number else member.run_local(self.server)
+            self.tasks.append(asyncio.create_task(run))
+
+    async def _dial(self, number: int, peer: NodeId) -> TcpSession:
+        above = self.ids.index(peer)
+        lines = socket.socketpair()
+        for line in lines:
+            line.setblocking(False)
+        opened = Open(run=RunId("r"), generation=Generation(1), kind="round", node_id=self.ids[number], owner_rank=Rank(-1), nonce=b"")
+        _agent.set(above)
+        self.tasks.append(asyncio.create_task(self.members[above].serve(TcpSession(lines[1], opened, self.ids[number]))))
+        _agent.set(number)
+        return CountedSession(lines[0], opened, peer)
+
+    def _state(self, number: int) -> tuple[RankRound, ...]:
+        return (self.states[number],)
+
+    def _hear(self, number: int, heard: Announcement) -> None:
+        vote = Vote.ACKED if heard.proposed != NONE else Vote.NONE
+        boundary = max(heard.proposed, self.states[number].boundary)
+        state = self.states[number]
+        self.states[number] = msgspec.structs.replace(state, boundary=boundary, committed=heard.committed, proposed=heard.proposed, vote=vote)
+        self.members[number].changed.notify()
+
+    async def committed(self, step: int) -> None:
+        """Wait until a step is committed."""
+        while self.server.core.committed < step:
+            await self.server.changed.wait(self.server.changed.version)
+
+    def level(self, number: int) -> int:
+        """Return how far an agent is from the coordinator."""
+        return len(self.tree.ancestors(self.ids[number]))
+
+
+async def measure(count: int, arity: int) -> Row:
+    """Measure one shape.
+
+    Args:
+        count: agents.
+        arity: of their tree.
+
+    Returns:
+        Means over `ROUNDS` rounds.
+    """
+    spent: defaultdict[int, float] = defaultdict(float)
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(lambda loop, coroutine, **options: asyncio.Task(Timed(coroutine, spent), loop=loop, **options))  # type: ignore[arg-type]
+    fleet = Fleet(count, arity)
+    fleet.begin()
+    await fleet.committed(WARM_UP_ROUNDS)
+    gc.freeze()  # no agent of a cluster has the garbage of a thousand others to walk through
+    gc.disable()
+    spent.clear()
+    CountedSession.reports.clear()
+    first, began = fleet.server.core.committed, time.perf_counter()
+    await fleet.committed(first + ROUNDS)
+    took, rounds = time.perf_counter() - began, fleet.server.core.committed - first
+    gc.enable()
+    loop.set_task_factory(None)
+    await end(*fleet.tasks)
+    fleet.server.close()
+    busiest: defaultdict[int, float] = defaultdict(float)
+    for number in range(count):
+        busiest[fleet.level(number)] = max(busiest[fleet.level(number)], spent[number])
+    each = 1000 / rounds
+    return Row(count, arity, max(busiest), took * each, sum(busiest.values()) * each, spent[0] * each, CountedSession.reports[fleet.ids[0]] / rounds)
+
+
+def main() -> int:
+    """Measure all sizes, print the table and write the figures.
+
+    Returns:
+        The process's exit code.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rounds", description="Latency of a round, flat and over the tree.")
+    parser.add_argument("--counts", type=int, nargs="+", default=COUNTS, help="numbers of agents")
+    parser.add_argument("--arities", type=int, nargs="+", default=(FLAT, ARITY), help="children of an agent")
+    parser.add_argument("--json", type=Path, default=ROOT / ".everstep" / "bench" / "rounds.json", help="where the figures go")
+    arguments = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    rows = []
+    say = partial(print, flush=True, file=sys.stdout)
+    say("| agents | tree | levels | round on one core, ms | busiest of each level, ms | coordinator's agent, ms | its reports |")
+    say("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
+    for count in arguments.counts:
+        for arity in dict.fromkeys(FLAT if arity >= count - 1 else arity for arity in arguments.arities):
+            row = asyncio.run(measure(count, arity))
+            shape = "flat" if arity == FLAT else f"{arity}-ary"
+            say(f"| {count} | {shape} | {row.depth} | {row.round_ms:.2f} | {row.path_ms:.2f} | {row.root_ms:.2f} | {row.root_messages:.1f} |")
+            rows.append(row)
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps({"machine": asdict(Machine.observe()), "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

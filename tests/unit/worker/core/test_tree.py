@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from everstep.protocol.codec import encode
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.peer_messages import MAX_PEER_MESSAGE_BYTES
+from everstep.protocol.rank_messages import Standing, Vote
+from everstep.protocol.rounds import NodeReport, RankRound, RoundReport
+from worker.core.tree import ARITY, RANKS_PER_MESSAGE, Reports, RoundTree, messages
+
+
+def tree(count: int, arity: int = ARITY) -> RoundTree:
+    return RoundTree.of(NodeId("i-2"), {NodeId(f"i-{i}"): [Rank(i)] for i in range(count)}, arity=arity)
+
+
+def report(node: int, *, sequence: int = 1, term: int = 1, **fields: object) -> NodeReport:
+    state = RankRound(rank=Rank(node), boundary=Step(7), committed=Step(6), proposed=Step(8), vote=Vote.NONE)
+    return NodeReport(node_id=NodeId(f"i-{node}"), term=term, sequence=sequence, ranks=(msgspec.structs.replace(state, **fields),))
+
+
+def all_voted(count: int, **fields: object) -> list[NodeReport]:
+    return [report(node, sequence=2, vote=Vote.ACKED, **fields) for node in range(count)]
+
+
+# -- who is above whom --------------------------------------------------------------------------------------------------------------------
+
+
+def test_up_to_seventeen_nodes_everybody_dials_the_coordinator() -> None:
+    flat = tree(ARITY + 1)
+    assert all(flat.ancestors(node) == ("i-2",) for node in flat.order[1:])
+    assert flat.ancestors(NodeId("i-2")) == ()
+    assert tree(ARITY + 2).ancestors(NodeId("i-17")) == ("i-0", "i-2")
+
+
+@pytest.mark.parametrize("arity", [1, 2, 3, 16])
+@pytest.mark.parametrize("count", [3, 4, 5, 9, 40])
+def test_whoever_has_a_node_above_is_below_that_node(count: int, arity: int) -> None:
+    made = tree(count, arity)
+    above = {node: set(made.ancestors(node)) for node in made.order}
+    for node in made.order:
+        assert made.below(node) == {node} | {other for other in made.order if node in above[other]}
+    parents = [made.ancestors(node)[0] for node in made.order[1:]]
+    assert max(map(parents.count, parents)) <= arity
+    assert made.below(NodeId("i-2")) == set(made.order)
+
+
+def test_a_stranger_speaks_for_nobody() -> None:
+    assert tree(5).below(NodeId("i-9")) == frozenset()
+
+
+def test_ten_thousand_nodes_are_four_lines_from_the_coordinator_at_most() -> None:
+    assert len(tree(10_000).ancestors(NodeId("i-9999"))) == 4
+
+
+# -- what is known ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_of_each_node_the_newest_report_counts_whatever_comes_last() -> None:
+    known = Reports().take(report(1, sequence=5, boundary=50), report(2))
+    assert known.take(report(1, sequence=4, boundary=40)).newest == known.newest
+    assert known.take(report(1, sequence=5, boundary=60)).newest == known.newest
+    assert known.take(report(1, sequence=6, boundary=60)).newest["i-1"].ranks[0].boundary == 60  # type: ignore[index]
+
+
+def test_a_new_term_forgets_what_was_said_to_the_coordinators_earlier_life() -> None:
+    known = Reports().take(report(1, sequence=9, term=3), report(2, term=3))
+    assert known.term == 3
+    assert known.take(report(1, sequence=99, term=2)).newest == known.newest
+    later = known.take(report(1, sequence=1, term=4))
+    assert (later.term, set(later.newest)) == (4, {"i-1"})
+    assert known.begin_term(4).newest == {}
+    assert known.begin_term(3) is known.begin_term(2) is known
+
+
+def test_only_what_is_not_told_yet_is_told() -> None:
+    told = Reports().take(report(1), report(2))
+    assert told.since(Reports()) == (report(1), report(2))
+    assert told.take(report(2, sequence=2, boundary=8)).since(told) == (report(2, sequence=2, boundary=8),)
+    assert told.begin_term(2).take(report(1, term=2)).since(told) == (report(1, term=2),)
+
+
+# -- what presses -------------------------------------------------------------------------------------------------------------------------
+
+
+MEMBERS = frozenset(NodeId(f"i-{i}") for i in range(3))
+TOLD = Reports().take(*(report(node) for node in range(3)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"boundary": 8}, {"vote": Vote.ACKED}, {"committed": 8, "proposed": 9}, {"out_of_view": ("i-9",)}],
+    ids=["a step made", "one vote of three", "a step heard of", "a holder dropped"],
+)
+def test_what_moves_nothing_by_itself_waits(fields: dict[str, object]) -> None:
+    assert not TOLD.take(report(1, sequence=2, **fields)).is_pressing(TOLD, MEMBERS)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"vote": Vote.ABANDON}, {"standing": Standing.CLOSING}, {"echo_step": 9, "echo": 1}, {"pinned_step": 6}],
+    ids=["abandoned", "standing", "an answer to a stop", "pinned"],
+)
+def test_what_moves_the_coordinator_presses(fields: dict[str, object]) -> None:
+    assert TOLD.take(report(1, sequence=2, **fields)).is_pressing(TOLD, MEMBERS)
+
+
+def test_the_last_vote_presses_once() -> None:
+    two = TOLD.take(*all_voted(2))
+    assert not two.is_pressing(TOLD, MEMBERS)
+    three = TOLD.take(*all_voted(3))
+    assert three.is_pressing(two, MEMBERS)
+    assert not three.take(report(0, sequence=3, vote=Vote.ACKED, boundary=9)).is_pressing(three, MEMBERS)
+    assert three.take(*all_voted(3, proposed=9)) == three, "of the same number: nothing new"
+    assert not TOLD.take(*all_voted(3)).is_pressing(TOLD, MEMBERS | {NodeId("i-9")}), "somebody has not reported"
+
+
+def test_the_same_abandoned_step_presses_once_and_the_next_one_again() -> None:
+    once = TOLD.take(report(1, sequence=2, vote=Vote.ABANDON))
+    assert not once.take(report(1, sequence=3, vote=Vote.ABANDON, boundary=8)).is_pressing(once, MEMBERS)
+    assert once.take(report(1, sequence=3, vote=Vote.ABANDON, proposed=9)).is_pressing(once, MEMBERS)
+
+
+def test_a_node_that_was_not_heard_before_presses() -> None:
+    assert TOLD.take(report(7)).is_pressing(TOLD, MEMBERS)
+
+
+# -- messages -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_no_message_is_too_long_however_many_ranks_complain() -> None:
+    reports = [report(node, reason="x" * 500, out_of_view=("i-" + "0" * 17,) * 3) for node in range(2500)]
+    groups = list(messages(reports))
+    assert [each for group in groups for each in group] == reports
+    assert all(len(group) <= RANKS_PER_MESSAGE for group in groups)
+    assert max(len(encode(RoundReport(generation=Generation(1), nodes=group))) for group in groups) < MAX_PEER_MESSAGE_BYTES
+    assert list(messages([])) == []
