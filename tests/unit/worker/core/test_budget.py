@@ -1,0 +1,115 @@
+"""How often a step is proposed: a training whose snapshots cost something, run against the budget."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.core.budget import ENOUGH, MAX_INTERVAL, REST_EVERY, Budget
+
+
+def train(
+    budget: Budget,
+    iterations: int,
+    *,
+    extra: float = 0.0,
+    blocked: float = 0.0,
+    lasts: int = 1,
+    noise: float = 0.0,
+    seed: int = 1,
+    cost_at: Callable[[int], float] | None = None,
+) -> tuple[Budget, list[float], int]:
+    """Iterations of 1 s; each that a snapshot lasts takes `extra` longer. Returns the budget, all iterations and the snapshots taken."""
+    rng = random.Random(seed)
+    seconds: list[float] = []
+    snapshots, due, left = 0, 0, 0
+    for number in range(iterations):
+        begins = number >= due and left == 0
+        if begins:
+            snapshots, left = snapshots + 1, lasts
+            due = number + budget.distance
+        is_loaded = left > 0
+        more = extra if cost_at is None else cost_at(number)
+        took = 1.0 + rng.gauss(0, noise) + (more if is_loaded else 0.0)
+        seconds.append(took)
+        budget = budget.iteration(took, blocked_seconds=blocked if is_loaded else 0.0, is_loaded=is_loaded, has_begun=begins)
+        left -= is_loaded
+        due = max(due, number + 1)
+    return budget, seconds, snapshots
+
+
+def test_free_snapshots_are_taken_at_every_step_but_for_the_rests() -> None:
+    budget, _, snapshots = train(Budget(0.01), 1000)
+    assert budget.interval == 1
+    assert snapshots / 1000 >= 0.97
+
+
+def test_what_costs_too_much_comes_less_often_until_it_fits() -> None:
+    budget, seconds, _ = train(Budget(0.01), 1200, extra=0.1)
+    assert budget.interval == 10
+    late = seconds[-500:]
+    assert sum(late) / len(late) - 1 <= 0.0101
+    assert budget.slowdown == pytest.approx(0.01)
+
+
+def test_snapshots_that_last_for_several_iterations_cost_that_much_more() -> None:
+    budget, seconds, _ = train(Budget(0.01), 2000, extra=0.05, lasts=3)
+    assert budget.interval == pytest.approx(15, abs=1)
+    late = seconds[-500:]
+    assert sum(late) / len(late) - 1 <= 0.0105
+
+
+def test_time_that_the_rank_was_held_counts_before_there_is_anything_to_compare_with() -> None:
+    budget, _, _ = train(Budget(0.01), ENOUGH, extra=0.0, blocked=0.05)
+    assert budget.slowdown is None
+    assert budget.interval == 5
+
+
+def test_it_comes_more_often_again_when_there_is_room() -> None:
+    budget, _, _ = train(Budget(0.01), 1200, extra=0.1)
+    assert budget.interval == 10
+    budget, _, snapshots = train(budget, 1500, extra=0.0)
+    assert budget.interval == 1
+    assert snapshots > 500
+
+
+def test_a_budget_allows_what_it_says() -> None:
+    found = {allowed: train(Budget(allowed), 1000, extra=0.1)[0].interval for allowed in (0.001, 0.01, 0.05, 0.2)}
+    assert found == {0.001: 100, 0.01: 10, 0.05: 2, 0.2: 1}
+
+
+def test_an_interval_has_an_end() -> None:
+    assert train(Budget(1e-6), 900, extra=0.5, blocked=0.5)[0].interval == MAX_INTERVAL
+
+
+@settings(deadline=None, max_examples=5)
+@given(seed=st.integers(0, 10_000))
+def test_noise_alone_hardly_changes_anything(seed: int) -> None:
+    _, _, snapshots = train(Budget(0.01), 1500, noise=0.02, seed=seed)
+    assert snapshots / 1500 > 0.9
+
+
+@settings(deadline=None, max_examples=5)
+@given(seed=st.integers(0, 10_000), extra=st.floats(0.05, 0.5))
+def test_the_slowdown_is_kept_in_noise_too(seed: int, extra: float) -> None:
+    _, seconds, _ = train(Budget(0.02), 1500, extra=extra, noise=0.01, seed=seed)
+    late = seconds[-800:]
+    assert sum(late) / len(late) - 1 <= 0.03
+
+
+def test_a_rest_is_taken_where_every_iteration_is_loaded() -> None:
+    budget = Budget(0.01)
+    for _ in range(REST_EVERY):
+        assert budget.distance == 1
+        budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=True)
+    assert budget.distance == 2
+    assert budget.iteration(1.0, blocked_seconds=0.0, is_loaded=False, has_begun=False).distance == 1
+
+
+def test_a_stray_long_iteration_is_no_cost() -> None:
+    budget, _, _ = train(Budget(0.01), 900, cost_at=lambda number: 60.0 if number % 200 == 7 else 0.0)
+    assert budget.interval == 1

@@ -1,0 +1,115 @@
+"""How often a step is proposed, so that saving costs training no more than the job allows (`Protection.MaxSlowdown`).
+
+What a snapshot costs is the difference between iterations with snapshot traffic or a copy under way and iterations without, times the iterations
+that one lasts; never less than what the rank says it was held. Between two snapshots there are as many iterations as it takes to pay for one.
+
+Invariant: the interval grows only where the cost is too high beyond doubt, and then to where it is most likely low enough.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+KEPT = 192
+"""Iterations of either kind that are remembered."""
+ENOUGH = 8
+"""Iterations of either kind without which nothing is concluded."""
+BEYOND_DOUBT = 2.0
+"""Standard errors below the measured cost at which it must still be too high before steps are proposed less often."""
+LIKELY = 1.0
+"""Standard errors above the measured cost that an interval must pay for."""
+REST_EVERY = 48
+"""Where every iteration is loaded, one proposal in so many is put off, so that there is something to compare with: 0.98 commits per step."""
+MAX_INTERVAL = 1000
+_MEDIAN_ERROR = 1.2533 * 1.4826
+"""Standard error of a median from the median absolute deviation, times the root of the count; both factors for normal noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What is known of the cost, and what follows from it. One per generation, on the coordinator's node."""
+
+    max_slowdown: float
+    """Of the mean iteration, as a part of it."""
+    interval: int = 1
+    """Iterations from one proposed step to the next."""
+    quiet: tuple[float, ...] = ()
+    """Seconds of the newest iterations in which nothing was saved."""
+    loaded: tuple[float, ...] = ()
+    """Seconds of the newest iterations in which something was."""
+    blocked: tuple[float, ...] = ()
+    """How long saving held the rank in these."""
+    iterations_per_snapshot: float = 1.0
+    """For how many iterations one snapshot loads the node, smoothed."""
+    since_rest: int = 0
+    """Loaded iterations since the last quiet one."""
+    run_length: int = 0
+    """Loaded iterations since the last snapshot began."""
+
+    def iteration(self, seconds: float, *, blocked_seconds: float, is_loaded: bool, has_begun: bool) -> Budget:
+        """Take one iteration into account.
+
+        Args:
+            seconds: from boundary to boundary.
+            blocked_seconds: for how long of it saving held the rank.
+            is_loaded: something was captured or sent in it.
+            has_begun: a snapshot was captured in it.
+
+        Returns:
+            The budget, with a new interval where it must or may be another.
+        """
+        if not is_loaded:
+            return replace(self, quiet=(*self.quiet, seconds)[-KEPT:], since_rest=0)._settled()
+        lasted = self.iterations_per_snapshot
+        if has_begun and self.run_length:
+            lasted += (self.run_length - lasted) / 8
+        return replace(
+            self,
+            loaded=(*self.loaded, seconds)[-KEPT:],
+            blocked=(*self.blocked, blocked_seconds)[-KEPT:],
+            iterations_per_snapshot=lasted,
+            run_length=1 if has_begun else self.run_length + 1,
+            since_rest=self.since_rest + 1,
+        )._settled()
+
+    @property
+    def distance(self) -> int:
+        """Iterations to leave between the last proposed step and the next: the interval, and now and then a rest to compare with."""
+        return self.interval + (self.since_rest >= REST_EVERY) * math.ceil(self.iterations_per_snapshot)
+
+    @property
+    def slowdown(self) -> float | None:
+        """What saving costs now, as a part of the mean iteration; None before anything is known."""
+        if len(self.quiet) < ENOUGH or len(self.loaded) < ENOUGH:
+            return None
+        return self._cost(0.0) / self.interval / statistics.median(self.quiet)
+
+    def _settled(self) -> Budget:
+        if len(self.loaded) < ENOUGH:
+            return self
+        likely = self._needed(self._cost(LIKELY))
+        if likely < self.interval or self._needed(self._cost(-BEYOND_DOUBT)) > self.interval:
+            return replace(self, interval=likely)
+        return self
+
+    def _needed(self, cost: float) -> int:
+        """Return the shortest interval that pays for a snapshot of this cost."""
+        usual = statistics.median(self.quiet or self.loaded)
+        return max(1, min(MAX_INTERVAL, math.ceil(cost / (self.max_slowdown * usual) - 1e-9)))
+
+    def _cost(self, errors: float) -> float:
+        """Return seconds per snapshot, so many standard errors above what was measured; what the rank was held is certain."""
+        extra = statistics.fmean(self.blocked)
+        if len(self.quiet) >= ENOUGH:
+            difference = statistics.median(self.loaded) - statistics.median(self.quiet)
+            extra = max(extra, difference + errors * math.hypot(_error(self.loaded), _error(self.quiet)))
+        return extra * self.iterations_per_snapshot
+
+
+def _error(values: Sequence[float]) -> float:
+    middle = statistics.median(values)
+    spread = statistics.median(abs(value - middle) for value in values)
+    return _MEDIAN_ERROR * spread / math.sqrt(len(values))
