@@ -238,9 +238,7 @@ class Coordinator:
         known = replace(self, is_recovering=False, stop=max(each.confirmed_stop for each in self.ranks), stop_state=StopState.CONFIRMED)
         if known.stop == NONE:  # withdrawn, if one was announced; its number is not used again: answers to it are still on the ranks' pages
             known = replace(known, stop=max(each.heard_stop for each in self.ranks), stop_state=StopState.NONE)
-        if committed == NONE and self.base:  # the base's own round had not ended: it goes on
-            return replace(known, proposed=self.base, newest=max(newest, self.base))
-        return replace(known, committed=committed, newest=max(newest, self.highest_boundary), persist=committed if self.every_steps else NONE)
+        return replace(known, committed=committed, newest=newest, persist=committed if self.every_steps else NONE)
 
     def _decided(self) -> Coordinator:
         """Every rank has voted on w: commit or drop it."""
