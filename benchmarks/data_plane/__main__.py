@@ -26,7 +26,7 @@ from benchmarks.data_plane import char_gpt, report
 from benchmarks.data_plane.everstep import NODES, EverstepLaunch, run_everstep
 from benchmarks.data_plane.launches import FloorPair, run_peer
 from benchmarks.data_plane.rank.repeats import Repeats
-from benchmarks.data_plane.rows import EVERSTEP, Figure, Of, Verdict, judged, peer_figure
+from benchmarks.data_plane.rows import EVERSTEP, Figure, Of, Verdict, broken, judged, peer_figure
 from benchmarks.data_plane.samples import of_everstep, of_peer, per_gib
 from benchmarks.data_plane.systems import PEERS, System, install
 from benchmarks.errors import BenchmarkFailed
@@ -43,6 +43,7 @@ SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.3, 0.15
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
 """Short spans: twice the copy."""
 LAUNCH_SECONDS = 240.0
+MODEL_STEPS = 55
 LARGE_STATE_MIB = 512
 LARGE_PEERS = ("lm-resiliency", "DLRover flash checkpoint", "torchft in place")
 """Of a large state only the peers that Everstep is held against."""
@@ -92,7 +93,9 @@ def main() -> int:
     parser.add_argument("--peers", nargs="*", choices=[peer.name for peer in PEERS], help="only these")
     parser.add_argument("--without-model", action="store_true", help="leave the char-GPT out")
     parser.add_argument("--json", type=Path, default=HOME / "data_plane.json", help="where the figures go")
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks.md", help="whose section is renewed, with a picture beside it")
+    parser.add_argument(
+        "--document", type=Path, help="whose section is renewed, with a picture beside it; docs/benchmarks.md, or with --quick a draft"
+    )
     arguments = parser.parse_args()
     peers = tuple(peer for peer in PEERS if arguments.peers is None or peer.name in arguments.peers)
     sizes = sizes_of([256], (), is_quick=True) if arguments.quick else sizes_of(arguments.sizes, peers, is_quick=False)
@@ -103,6 +106,7 @@ def main() -> int:
     def say(text: str) -> None:
         print(f"{time.monotonic() - begun:6.1f} s  {text}", flush=True)
 
+    document = arguments.document or (HOME / "data_plane_quick.md" if arguments.quick else ROOT / "docs" / "benchmarks.md")
     home = HOME / "data_plane"
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
@@ -113,8 +117,8 @@ def main() -> int:
         print(f"the benchmark failed: {error}\nlogs: {home}", file=sys.stderr)
         return 1
     run = report.Run(machine=machine, figures=figures, floors=floors, is_quick=arguments.quick, seconds=time.monotonic() - begun)
-    report.write(run, arguments.json, arguments.document)
-    say(f"written: {arguments.json} and {arguments.document}")
+    report.write(run, arguments.json, document)
+    say(f"written: {arguments.json} and {document}")
     for figure in figures:
         if figure.verdict is not Verdict.NONE:
             print(report.line(figure))
@@ -134,8 +138,12 @@ def measure(home: Path, sizes: list[Size], *, has_model: bool, say: Callable[[st
             versions = {EVERSTEP: __version__, "lm-resiliency": _version("lm-resiliency")}
             has_peer = any(peer.name == "lm-resiliency" for size in sizes for peer in size.peers)
             for kind in char_gpt.KINDS:
-                launches = char_gpt.measure(bench, HOME / "venvs", kind, steps=55, with_peer=has_peer)
-                figures += char_gpt.figures(kind, launches, versions)
+                try:
+                    launches = char_gpt.measure(bench, HOME / "venvs", kind, steps=MODEL_STEPS, with_peer=has_peer)
+                except BenchmarkFailed as error:
+                    figures.append(broken(EVERSTEP, __version__, f"char_gpt_{kind}_slowdown", 0, str(error)))
+                else:
+                    figures += char_gpt.figures(kind, launches, versions)
     return figures, floors
 
 
@@ -164,25 +172,25 @@ def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, Flo
             home = bench.directory / f"{size.state_mib}-{number}"
             try:
                 launches[name].append(_launch(bench, home, systems.get(name), size))
-            except BenchmarkFailed as error:
-                if name == EVERSTEP:
-                    raise
-                failed[name] = str(error)  # a peer that does not run is reported as not measured
+            except BenchmarkFailed as error:  # the others are measured all the same
+                failed[name] = str(error)
                 bench.say(f"  {error}")
             after = pair.measure()
             flanks[name].append((before, after))
             before = after
-    measured = {EVERSTEP: of_everstep(launches[EVERSTEP])}
-    measured |= {peer.name: of_peer(launches[peer.name], peer.metrics) for peer in size.peers if launches[peer.name]}
-    floors = {name: _floors(flanks[name], state_bytes) for name in measured}
     versions = {EVERSTEP: __version__, **{peer.name: peer.version(HOME / "venvs") for peer in size.peers}}
-    of = {name: Of(system=name, version=versions[name], state_mib=size.state_mib, measured=measured[name], floors=floors[name]) for name in measured}
-    own = of.pop(EVERSTEP)
-    figures = judged(own, of)
-    figures += [own.figure(metric) for metric in ("blocked_audited", "blocked_tight") if metric in own.measured.values]
-    figures += [own.figure(metric, unit="ratio") for metric in ("first_raw", "tight_commits") if metric in own.measured.values]
+    figures = [broken(name, versions[name], "launches", size.state_mib, reason) for name, reason in failed.items()]
+    of: dict[str, Of] = {}
+    for name in (name for name in names if launches[name]):
+        measured = of_everstep(launches[name]) if name == EVERSTEP else of_peer(launches[name], systems[name].metrics)
+        around = _floors(flanks[name], state_bytes)
+        of[name] = Of(system=name, version=versions[name], state_mib=size.state_mib, measured=measured, floors=around)
+    if (own := of.pop(EVERSTEP, None)) is not None:
+        figures += judged(own, of)
+        figures += [own.figure(metric) for metric in ("blocked_audited", "blocked_tight") if metric in own.measured.values]
+        figures += [own.figure(metric, unit="ratio") for metric in ("first_raw", "tight_commits") if metric in own.measured.values]
     figures += [peer_figure(peer, metric) for peer in of.values() for metric in peer.measured.values]
-    return figures, floors[EVERSTEP]
+    return figures, _floors(flanks[EVERSTEP], state_bytes)
 
 
 def _launch(bench: Bench, home: Path, peer: System | None, size: Size) -> EverstepLaunch | list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from benchmarks.data_plane.everstep import agents_of
 from benchmarks.data_plane.launches import RANKS, run_ranks
 from benchmarks.data_plane.rows import EVERSTEP, Figure, Verdict
 from benchmarks.data_plane.systems import PEERS
+from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import FLOOR_TOLERANCE_RATIO, bootstrap_interval, moved_ratio
 
 SCRIPT = Path(__file__).parent / "rank" / "char_gpt.py"
@@ -66,7 +67,7 @@ def measure(bench: Bench, environments: Path, kind: str, *, steps: int, with_pee
         By system: none, everstep, lm_resiliency.
 
     Raises:
-        BenchmarkFailed: a launch ended otherwise.
+        BenchmarkFailed: a launch ended otherwise; one of the peer's is left out.
     """
     found: dict[str, Launches] = {}
     systems = {"N": NOBODY, "E": "everstep", "L": LM_RESILIENCY}
@@ -77,7 +78,13 @@ def measure(bench: Bench, environments: Path, kind: str, *, steps: int, with_pee
         directory = bench.directory / f"char-gpt-{kind}-{number}-{system}"
         directory.mkdir(parents=True)
         parameters = {"system": system, "kind": kind, "steps": steps, "warm_up": WARM_UP_STEPS}
-        ranks = _job(bench, directory, parameters) if letter == "E" else _alone(environments, directory, parameters)
+        try:
+            ranks = _job(bench, directory, parameters) if letter == "E" else _alone(environments, directory, parameters)
+        except BenchmarkFailed as error:
+            if system != LM_RESILIENCY:
+                raise
+            bench.say(f"  {error}")  # reported as not measured
+            continue
         found.setdefault(system, Launches()).add(ranks)
         bench.say(f"char-GPT, {KINDS[kind]}, {system}: {1000 * statistics.median(found[system].step_seconds[-1]):.1f} ms a step")
     return found

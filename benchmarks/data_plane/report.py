@@ -24,6 +24,7 @@ Floors = dict[int, dict[str, Floor]]
 """ms per GiB around Everstep's launches, by MiB of state."""
 COMMAND = "make bench-data-plane"
 TITLES = {goal.metric + goal.suffix: goal.title for goal in GOALS} | {
+    "launches": "all launches",
     "blocked_audited": "the first three snapshots of a launch, audited byte by byte",
     "blocked_tight": "training blocked per snapshot, spans of twice the copy",
     "first_raw": "first snapshot ÷ later ones, as blocked",
@@ -83,7 +84,7 @@ def render(run: Run, picture: str) -> str:
         picture: name of the picture, in the same folder.
     """
     parts = [_head(run), f"![Milliseconds per GiB, beside peers and floors]({picture})", _floors(run.floors), _goals(run.figures)]
-    if any(figure.system != EVERSTEP and figure.metric in PEER_TITLES for figure in run.figures):
+    if any(figure.system != EVERSTEP and not figure.metric.startswith("char_gpt") for figure in run.figures):
         parts.append(_peers(run.figures))
     if any(figure.metric.startswith("char_gpt") for figure in run.figures):
         parts.append(_model(run.figures))
@@ -157,7 +158,7 @@ def _peers(figures: Sequence[Figure]) -> str:
         "Medians in ms per GiB; a system offers what has a figure. *Blocked* holds with long spans, snapshots at every step. Restores end in "
         "the live model. What is not on the peer does not survive its node. ⚠ inconclusive, see below."
     )
-    notes: list[str] = []
+    notes = [f"- {each.system}, {each.state_mib} MiB, a launch failed: {each.reason}" for each in figures if each.metric == "launches"]
     rows = []
     own = {"blocked": "blocked_p50"}
     for size in sorted({figure.state_mib for figure in figures if figure.metric == "memory"}):

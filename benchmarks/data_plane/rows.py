@@ -157,9 +157,7 @@ def judged(everstep: Of, peers: Mapping[str, Of]) -> list[Figure]:
 
 def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
     if goal.metric not in everstep.measured.values:
-        nothing = {"value": 0.0, "low": 0.0, "high": 0.0, "n": 0, "verified": None, "unit": goal.unit}
-        names = {"system": everstep.system, "version": everstep.version, "metric": goal.metric + goal.suffix, "state_mib": everstep.state_mib}
-        return Figure(**names, **nothing, verdict=Verdict.SHORT, reason="there is no sample of it")  # type: ignore[arg-type]
+        return broken(everstep.system, everstep.version, goal.metric + goal.suffix, everstep.state_mib, "there is no sample of it")
     figure = everstep.figure(goal.metric, statistic=goal.statistic, suffix=goal.suffix, unit=goal.unit)
     moved = max((everstep.floors[name].moved_ratio for name in (*goal.floors, *goal.watched)), default=None)
     limit, against, reason = _limit(goal, everstep, peers)
@@ -188,6 +186,24 @@ def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | N
         return None, name, f"{name} was not measured in this run"
     found = peer_figure(peer, metric)
     return found.value, f"{name}'s {found.value:.0f}", f"{name}: {found.reason}" if found.verdict is Verdict.INCONCLUSIVE else ""
+
+
+def broken(system: str, version: str, metric: str, state_mib: int, reason: str) -> Figure:
+    """Return the row of what could not be measured: Everstep falls short of it, of a peer nothing can be said."""
+    return Figure(
+        system=system,
+        version=version,
+        metric=metric,
+        state_mib=state_mib,
+        value=0.0,
+        unit="",
+        n=0,
+        low=0.0,
+        high=0.0,
+        verified=None,
+        verdict=Verdict.SHORT if system == EVERSTEP else Verdict.INCONCLUSIVE,
+        reason=reason,
+    )
 
 
 def peer_figure(peer: Of, metric: str) -> Figure:
