@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas import CreateTrainingJobRequest, FieldError
+from control_plane.api.schemas import CreateTrainingJobRequest, FieldError, ProtectionConfig
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import JobSpec
 from control_plane.db.sources import SourceRecord
@@ -57,6 +57,7 @@ def admit(request: CreateTrainingJobRequest, *, run_id: str, fleet: FleetRecord,
         node_count=request.node_count,
         ranks_per_node=request.ranks_per_node,
         copies=copies,
+        max_slowdown=(request.protection or ProtectionConfig()).max_slowdown,
         hyperparameters=dict(request.hyper_parameters),
         environment=dict(request.environment),
         checkpoint_every_steps=request.checkpoint_config.every_steps,
@@ -72,7 +73,8 @@ def admit(request: CreateTrainingJobRequest, *, run_id: str, fleet: FleetRecord,
 
 def copies_of(request: CreateTrainingJobRequest) -> int:
     """Return how many nodes keep every shard: as asked, or two where there are two."""
-    return request.protection.copies if request.protection is not None else min(2, request.node_count)
+    asked = request.protection
+    return asked.copies if asked is not None and "copies" in asked.model_fields_set else min(2, request.node_count)
 
 
 def _not_yet(request: CreateTrainingJobRequest) -> Iterator[FieldError]:

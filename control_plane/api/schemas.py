@@ -76,10 +76,12 @@ class SourceConfig(Shape):
 
 
 class ProtectionConfig(Shape):
-    """How many nodes keep every shard in memory."""
+    """How many nodes keep every shard in memory, and what that may cost."""
 
     copies: int = Field(default=2, ge=1, le=8)
-    """The owner's node included; 1 protects against lost processes alone."""
+    """The owner's node included; 1 protects against lost processes alone. One where there is one node, unless said."""
+    max_slowdown: float = Field(default=0.01, ge=0.0001, le=1)
+    """What snapshots may cost training, as a part of the mean iteration. Above it they are taken less often, below it as often as every step."""
 
 
 class CheckpointConfig(Shape):
@@ -280,6 +282,14 @@ class LastCheckpoint(Shape):
     bytes: int
 
 
+class RecoveryOdds(Shape):
+    """What becomes of the job's memory when nodes are lost at once."""
+
+    lost_nodes: int
+    probability: float
+    """That every shard keeps a copy, all sets of so many nodes equally likely; exact for the holders that count right now."""
+
+
 class DescribeProtectionResponse(Shape):
     """How well the job's state is kept right now."""
 
@@ -292,6 +302,8 @@ class DescribeProtectionResponse(Shape):
     copies: int
     protection_state: Literal["Protected", "Degraded", "Unprotected"]
     reason: str
+    recovery_odds: list[RecoveryOdds]
+    """For one, two and three lost nodes; empty while not every shard is committed."""
     shards: list[ShardProtection]
     last_checkpoint: LastCheckpoint | None
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from control_plane.api import schemas
-from control_plane.core import accounting, states
+from control_plane.core import accounting, domain_loss, placement, states
 from control_plane.core.states import JobState
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.events import EventRecord
@@ -19,7 +19,10 @@ from control_plane.db.jobs import JobRecord
 from control_plane.db.nodes import NodeRecord
 from control_plane.db.protection import ShardRecord
 from control_plane.loop.agents import AgentView
+from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan
+
+ODDS_UP_TO_LOST_NODES = 3
 
 
 def status_of(job: JobRecord) -> str:
@@ -82,7 +85,7 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incident_count: int, now
         environment=spec.environment,
         node_count=spec.node_count,
         ranks_per_node=spec.ranks_per_node,
-        protection=schemas.ProtectionConfig(copies=spec.copies),
+        protection=schemas.ProtectionConfig(copies=spec.copies, max_slowdown=spec.max_slowdown),
         checkpoint_config=schemas.CheckpointConfig(every_steps=spec.checkpoint_every_steps, s3_uri=spec.checkpoint_uri, third_slot=spec.third_slot),
         output_data_config=schemas.OutputDataConfig(s3_output_path=spec.output_uri),
         stopping_condition=schemas.StoppingCondition(
@@ -132,6 +135,7 @@ def protection(job: JobRecord, shards: Sequence[ShardRecord], checkpoint: Checkp
         copies=job.spec.copies,
         protection_state=state,  # type: ignore[arg-type]  # one of the literal's
         reason=reason,
+        recovery_odds=_recovery_odds(job, current),
         shards=[
             schemas.ShardProtection(
                 rank=shard.rank,
@@ -145,6 +149,19 @@ def protection(job: JobRecord, shards: Sequence[ShardRecord], checkpoint: Checkp
         ],
         last_checkpoint=None if checkpoint is None else _last_checkpoint(checkpoint),
     )
+
+
+def _recovery_odds(job: JobRecord, shards: Sequence[ShardRecord]) -> list[schemas.RecoveryOdds]:
+    """Count only holders in view, and only once all shards are there: what is not committed is not kept."""
+    if len(shards) < job.spec.node_count * job.spec.ranks_per_node or any(shard.committed_step < 0 for shard in shards):
+        return []
+    holders: dict[NodeId, tuple[NodeId, ...]] = {}
+    for shard in shards:
+        owner, in_view = NodeId(shard.owner_node_id), tuple(NodeId(each.node_id) for each in shard.holders if each.is_in_view)
+        holders[owner] = min(holders.get(owner, in_view), in_view, key=len)
+    planned = placement.Placement((), holders)
+    lost = range(1, min(ODDS_UP_TO_LOST_NODES, len(holders)) + 1)
+    return [schemas.RecoveryOdds(lost_nodes=count, probability=domain_loss.recovery_probability(planned, {}, count)) for count in lost]
 
 
 def checkpoint(record: CheckpointRecord) -> schemas.Checkpoint:

@@ -144,6 +144,7 @@ def make_plan(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, p
         script=spec.script,
         checkpoint=CheckpointPlan(every_steps=spec.checkpoint_every_steps, prefix=spec.checkpoint_prefix, third_slot=spec.third_slot),
         timeouts=policy.timeouts,
+        max_slowdown=spec.max_slowdown,
     )
     return plan, restore
 

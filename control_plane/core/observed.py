@@ -42,6 +42,7 @@ class JobSpec:
     checkpoint_prefix: ObjectReference
     checkpoint_every_steps: int = 0
     third_slot: bool = False
+    max_slowdown: float = 0.01
     max_attempts: int = 3
     """The same failure at the same step this many times ends the job."""
     max_runtime_seconds: float | None = None

@@ -39,6 +39,7 @@ class JobSpec:
     node_count: int
     ranks_per_node: int
     copies: int
+    max_slowdown: float = 0.01
     hyperparameters: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     checkpoint_every_steps: int = 0

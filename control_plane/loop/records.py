@@ -78,6 +78,7 @@ def job_spec(job: jobs.JobRecord) -> JobSpec:
         checkpoint_prefix=prefix_of(spec.checkpoint_uri),
         checkpoint_every_steps=spec.checkpoint_every_steps,
         third_slot=spec.third_slot,
+        max_slowdown=spec.max_slowdown,
         max_attempts=spec.max_attempts,
         max_runtime_seconds=spec.max_runtime_seconds,
         max_pending_seconds=spec.max_pending_seconds,

@@ -54,6 +54,10 @@ def submit(
     node_count: Annotated[int, typer.Option(help="How many nodes.")],
     ranks_per_node: Annotated[int, typer.Option(help="How many ranks on each node.")] = 1,
     copies: Annotated[int | None, typer.Option(help="Nodes that keep every shard in memory, its own included; 2 unless there is one node.")] = None,
+    max_slowdown: Annotated[
+        float | None,
+        typer.Option(help="What snapshots may cost training, as a part of an iteration; above it they come less often. 0.01 unless said."),
+    ] = None,
     checkpoint_every_steps: Annotated[int, typer.Option(help="A checkpoint in S3 every so many steps; 0: only when the job stops.")] = 0,
     hyperparameter: Annotated[list[str] | None, typer.Option(help="name=value, given to the script; may be repeated.")] = None,
     environment: Annotated[list[str] | None, typer.Option(help="NAME=value, environment variable of the ranks; may be repeated.")] = None,
@@ -86,7 +90,7 @@ def submit(
             OutputDataConfig=without_none(S3OutputPath=output_s3_path),
             StoppingCondition=without_none(MaxRuntimeInSeconds=max_runtime_seconds, MaxPendingTimeInSeconds=max_pending_seconds),
             RetryStrategy=without_none(MaxAttempts=max_attempts),
-            **without_none(FleetName=fleet, Project=project, Protection=None if copies is None else {"Copies": copies}),
+            **without_none(FleetName=fleet, Project=project, Protection=without_none(Copies=copies, MaxSlowdown=max_slowdown) or None),
         )
     if output is OutputFormat.JSON:
         show_json(created)

@@ -138,6 +138,8 @@ class GenerationPlan(Message, frozen=True):
     script: ScriptPlan
     checkpoint: CheckpointPlan
     timeouts: Timeouts
+    max_slowdown: float = 0.01
+    """What snapshots may cost training, as a part of the mean iteration: above it they are taken less often."""
 
     @property
     def world_size(self) -> int:

@@ -82,6 +82,7 @@ PROTECTION = {
     "Copies": 2,
     "ProtectionState": "Degraded",
     "Reason": "rank 0 has 1.",
+    "RecoveryOdds": [{"LostNodes": 1, "Probability": 0.5}],
     "Shards": [
         {
             "Rank": 0,
@@ -146,7 +147,7 @@ def test_submit_as_the_readme_says(run):
     code, out, err, calls = run(
         *SUBMIT,
         *("--ranks-per-node", "1", "--copies", "2", "--checkpoint-every-steps", "100", "--hyperparameter", "steps=200", "--hyperparameter", "seed=7"),
-        *("--environment", "A=b=c", "--fleet", "main", "--priority", "3", "--tag", "team=x"),
+        *("--environment", "A=b=c", "--fleet", "main", "--priority", "3", "--tag", "team=x", "--max-slowdown", "0.05"),
         upload_source={"SourceId": "s"},
         create_training_job={"TrainingJobName": "gpt"},
     )
@@ -154,7 +155,12 @@ def test_submit_as_the_readme_says(run):
     assert "everstep jobs wait gpt" in err
     request = calls[1][1]
     assert request["HyperParameters"] == {"steps": "200", "seed": "7"}
-    assert (request["Environment"], request["Protection"], request["FleetName"], request["Priority"]) == ({"A": "b=c"}, {"Copies": 2}, "main", 3)
+    assert (request["Environment"], request["Protection"], request["FleetName"], request["Priority"]) == (
+        {"A": "b=c"},
+        {"Copies": 2, "MaxSlowdown": 0.05},
+        "main",
+        3,
+    )
     assert (request["CheckpointConfig"]["EverySteps"], request["Tags"], request["Source"]) == (100, {"team": "x"}, {"SourceId": "s"})
 
 
@@ -204,7 +210,11 @@ def test_errors_are_one_line_with_a_hint_and_an_exit_code(run, error, code):
         ),
         (("jobs", "list"), {"list_training_jobs": {"TrainingJobSummaries": [JOB]}}, ["gpt", "199", "NAME"]),
         (("jobs", "stop", "gpt"), {"stop_training_job": {"TrainingJobStatus": "Stopping"}}, ["gpt is Stopping"]),
-        (("protection", "describe", "gpt"), {"describe_protection": PROTECTION}, ["Degraded: rank 0 has 1.", "i-1, i-2 (out of view)", "2.0 KiB"]),
+        (
+            ("protection", "describe", "gpt"),
+            {"describe_protection": PROTECTION},
+            ["Degraded: rank 0 has 1.", "1 lost: 50.0000%", "i-1, i-2 (out of view)", "2.0 KiB"],
+        ),
         (("incidents", "list"), {"list_incidents": {"Incidents": [INCIDENT]}}, ["inc-1", "peer", "120"]),
         (("incidents", "describe", "inc-1"), {"describe_incident": INCIDENT}, ["a spare takes over", "2 → 3", "detect 1.0 s, replace 0.5 s"]),
     ],

@@ -24,7 +24,7 @@ def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service)
     job = client.describe_training_job(TrainingJobName="gpt")
     assert created == {"TrainingJobName": "gpt", "RunId": job["RunId"], "TrainingJobStatus": "InProgress"}
     assert (job["TrainingJobStatus"], job["SecondaryStatus"], job["FleetName"]) == ("InProgress", "Pending", "main")
-    assert job["Protection"] == {"Copies": 2}
+    assert job["Protection"] == {"Copies": 2, "MaxSlowdown": 0.01}
     assert job["CheckpointConfig"]["S3Uri"] == f"s3://{BUCKET}/jobs/gpt/run={job['RunId']}/checkpoints/"
     assert (job["Generation"], job["CommittedStep"], job["Boundary"], job["EttrRatio"], job["NodeIds"]) == (0, -1, -1, None, [])
     assert [event["Type"] for event in client.list_events(TrainingJobName="gpt")["Events"]] == ["TrainingJobCreated"]
@@ -37,7 +37,7 @@ def test_a_request_can_say_everything(client, request_):
         HyperParameters={"steps": "200", "learning-rate": "1e-3"},
         Environment={"MODE": "fast"},
         RanksPerNode=2,
-        Protection={"Copies": 3},
+        Protection={"Copies": 3, "MaxSlowdown": 0.05},
         CheckpointConfig={"EverySteps": 100, "S3Uri": "s3://mine/checkpoints", "ThirdSlot": True},
         OutputDataConfig={"S3OutputPath": "s3://mine/out/"},
         StoppingCondition={"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60},
@@ -51,13 +51,18 @@ def test_a_request_can_say_everything(client, request_):
     assert job["CheckpointConfig"] == {"EverySteps": 100, "S3Uri": "s3://mine/checkpoints/gpt/", "ThirdSlot": True}
     assert job["OutputDataConfig"] == {"S3OutputPath": "s3://mine/out/gpt/"}
     assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60, "MaxCostUsd": None}
-    assert (job["RanksPerNode"], job["Protection"], job["Priority"], job["Project"]) == (2, {"Copies": 3}, 7, "speech")
+    assert (job["RanksPerNode"], job["Protection"], job["Priority"], job["Project"]) == (2, {"Copies": 3, "MaxSlowdown": 0.05}, 7, "speech")
     assert (job["RetryStrategy"], job["Tags"], job["Environment"]) == ({"MaxAttempts": 5}, {"team": "a"}, {"MODE": "fast"})
 
 
 def test_one_node_has_one_copy(client, request_):
     client.create_training_job(**{**request_, "NodeCount": 1})
-    assert client.describe_training_job(TrainingJobName="gpt")["Protection"] == {"Copies": 1}
+    assert client.describe_training_job(TrainingJobName="gpt")["Protection"]["Copies"] == 1
+
+
+def test_a_budget_alone_leaves_the_copies_to_the_nodes(client, request_):
+    client.create_training_job(**{**request_, "NodeCount": 1, "Protection": {"MaxSlowdown": 0.05}})
+    assert client.describe_training_job(TrainingJobName="gpt")["Protection"] == {"Copies": 1, "MaxSlowdown": 0.05}
 
 
 def test_all_that_is_wrong_is_said_at_once(client, request_):

@@ -34,6 +34,7 @@ def request_(client, tmp_path_factory):
     ("change", "field", "figure"),
     [
         ({"Protection": {"Copies": 5}}, "Protection.Copies", "5 copies need 5 nodes; NodeCount is 4"),
+        ({"Protection": {"MaxSlowdown": 0}}, "Protection.MaxSlowdown", "greater than or equal to 0.0001"),
         ({"NodeCount": 9}, "NodeCount", "9 nodes; the group training-group of the fleet main has MaxSize 8"),
         ({"EntryPoint": "missing.py"}, "EntryPoint", "'missing.py' is not among the 2 files of the source; it has train.py at its top"),
         ({"EntryPoint": "../train.py"}, "EntryPoint", "is not among"),
