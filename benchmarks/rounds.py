@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from benchmarks.cluster_jobs import ROOT
 from benchmarks.machine import Machine
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
@@ -39,6 +38,7 @@ from worker.replication.round_member import RoundMember
 from worker.replication.tcp import TcpSession
 from worker.tasks import end
 
+ROOT = Path(__file__).resolve().parents[1]
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 WARM_UP_ROUNDS, ROUNDS = 5, 20
 FLAT = 1 << 20

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -62,19 +62,15 @@ class AnyTerm(Reports):
         kept = {node: NodeReport(node_id=node, term=term, sequence=each.sequence, ranks=each.ranks) for node, each in self.newest.items()}
         return AnyTerm(term, MappingProxyType(kept)) if term > self.term else self
 
-
-class LastCome(Reports):
-    """Planted: what comes last counts, also what was overtaken on another way."""
-
     def take(self, *reports: NodeReport) -> Reports:
-        known = self.begin_term(max((each.term for each in reports), default=NO_TERM))
-        newest = {**known.newest, **{each.node_id: each for each in reports if each.term == known.term}}
-        return LastCome(known.term, MappingProxyType(newest))
+        """Stay planted."""
+        known = super().take(*reports)
+        return AnyTerm(known.term, known.newest)
 
 
 OF_THE_TREE = {**dict.fromkeys(WEIGHTS, 0.05), "boundary": 0.5, "obstacle": 0.5, "restart": 0.4, "drop": 0.1}
 """How likely the kinds of events are: restarts and abandoned steps are what a tree may get wrong."""
-BUGS: Mapping[str, type[Reports]] = {"any-term": AnyTerm, "last-come": LastCome}
+BUGS = ("any-term", "hears-all")
 
 
 @dataclass(frozen=True)
@@ -88,10 +84,10 @@ class TreeModel:
     """Planted: what was overtaken is heard, too."""
 
     @classmethod
-    def of(cls, model: Model, *, arity: int = 1, reports: type[Reports] = Reports, hears_all: bool = False) -> TreeModel:
-        """Return the model over a tree of which seat 0 is the root; arity 1 is a chain, the deepest there is."""
+    def of(cls, model: Model, *, arity: int = 1, bug: str | None = None) -> TreeModel:
+        """Return the model over a tree of which seat 0 is the root; arity 1 is a chain, the deepest there is. `bug` is one of `BUGS`, planted."""
         tree = RoundTree.of(NodeId("0"), {NodeId(f"{seat}"): [Rank(seat)] for seat in model.seats}, arity=arity)
-        return cls(model, tree, reports, hears_all)
+        return cls(model, tree, AnyTerm if bug == "any-term" else Reports, bug == "hears-all")
 
     def first(self) -> TreeWorld:
         """Return the first world of the model; over the tree nothing is known yet."""
@@ -228,7 +224,7 @@ def follow(shape: Shape, seeds: range, *, arity: int = 1, length: int = 400, bug
         start = steady(shape.nodes, shape.copies, seed=seed % 7)
         steps = shape.steps + max(process.boundary for process in start.processes)
         model = Model(replace(shape, steps=steps), is_fine=True, start=start)
-        over = TreeModel.of(model, arity=arity, reports=BUGS.get(bug or "", Reports), hears_all=bug == "hears-all")
+        over = TreeModel.of(model, arity=arity, bug=bug)
         seen.update(walk(over, random.Random(seed), length, weights=OF_THE_TREE)[1])
     return seen
 
@@ -241,7 +237,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--walks", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the first walk")
     parser.add_argument("--arity", type=int, default=1)
-    parser.add_argument("--bug", choices=sorted([*BUGS, "hears-all"]))
+    parser.add_argument("--bug", choices=BUGS)
     chosen = parser.parse_args(arguments)
     shape = Shape(chosen.nodes, chosen.copies, chosen.steps, chosen.faults)
     try:
