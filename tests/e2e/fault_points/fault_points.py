@@ -132,8 +132,10 @@ def _transfers(module: Any) -> None:
         return await receive_shard(session, *rest, **named)
 
     async def chunks_sent(*rest: Any, progress: Any, **named: Any) -> None:
+        moment = sent[kind.get()]  # asked here: what follows is called by a thread that is no part of this task
+
         def one_has_left() -> None:
-            die(sent[kind.get()])
+            die(moment)
             progress()
 
         await send_chunks(*rest, progress=one_has_left, **named)
