@@ -31,6 +31,7 @@ def describe(name: Annotated[str, typer.Argument(help="Name of the training job.
             ("boundary", step(protection["Boundary"])),
             ("committed", moment(protection["CommittedAt"])),
             ("copies", protection["Copies"]),
+            ("memory survives", _odds(protection["RecoveryOdds"])),
             (
                 "last checkpoint",
                 f"step {checkpoint['Step']}, {size(checkpoint['Bytes'])}, {moment(checkpoint['CompletedAt'])}" if checkpoint else "none",
@@ -45,6 +46,10 @@ def describe(name: Annotated[str, typer.Argument(help="Name of the training job.
         "REASON": "Reason",
     }
     show_rows(protection["Shards"], columns, empty="No shard is held in memory.")
+
+
+def _odds(odds: list[Json]) -> str | None:
+    return "; ".join(f"{each['LostNodes']} lost: {each['Probability']:.4%}" for each in odds) or None
 
 
 def _holders(shard: Json) -> str:

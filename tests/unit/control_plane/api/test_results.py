@@ -76,6 +76,7 @@ def test_protection_of_a_job_that_runs(client, job):
     job.write(protection.record, [shard(0, True, True), shard(1, True, True)], START)
     answer = client.describe_protection(TrainingJobName="gpt")
     assert (answer["ProtectionState"], answer["Reason"], answer["CommittedStep"], answer["ProposedStep"]) == ("Protected", "", 9, 10)
+    assert answer["RecoveryOdds"] == [{"LostNodes": 1, "Probability": 1.0}, {"LostNodes": 2, "Probability": 0.0}]
     assert answer["Shards"][1] == {
         "Rank": 1,
         "OwnerNodeId": "i-1",
@@ -84,6 +85,19 @@ def test_protection_of_a_job_that_runs(client, job):
         "Holders": [{"NodeId": "i-1", "InView": True}, {"NodeId": "i-0", "InView": True}],
         "Reason": "",
     }
+
+
+def test_odds_count_holders_in_view_alone(client, job):
+    job.launch(1)
+    job.write(jobs.change, committed_step=9)
+    job.write(protection.record, [shard(0, True, False), shard(1, True, True)], START)
+    assert client.describe_protection(TrainingJobName="gpt")["RecoveryOdds"][0] == {"LostNodes": 1, "Probability": 0.5}
+
+
+def test_no_odds_before_all_shards_are_there(client, job):
+    job.launch(1)
+    job.write(protection.record, [shard(0, True, True)], START)
+    assert client.describe_protection(TrainingJobName="gpt")["RecoveryOdds"] == []
 
 
 @pytest.mark.parametrize(
