@@ -322,6 +322,59 @@ async def test_a_restarted_coordinator_waits_for_an_answer_of_every_node_not_for
         assert heard == sorted(heard), "C never falls"
 
 
+async def test_a_restarted_agent_hears_the_coordinator_first(tree: Network) -> None:
+    await tree.until_committed(3)
+    leaf = tree.nodes[8]
+    await leaf.stop()
+    before = len(leaf.sessions)
+    leaf.start()
+    await tree.until_committed(tree.server.core.committed + 3)
+    assert leaf.sessions[before].peer == "i-0"
+
+
+class Scripted:
+    """A line on which certain announcements come, and then nothing."""
+
+    peer = NodeId("i-0")
+
+    def __init__(self, *announcements: Announcement) -> None:
+        self._left = list(announcements)
+        self.is_over = asyncio.Event()
+
+    async def send(self, message: object) -> None:
+        """Take a report."""
+
+    async def receive(self) -> Announcement:
+        if self._left:
+            return self._left.pop(0)
+        self.is_over.set()
+        return await asyncio.Future()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+async def test_what_was_overtaken_or_is_of_an_earlier_term_is_not_heeded() -> None:
+    def said(term: int, sequence: int, *, is_silent: bool = False) -> Announcement:
+        step = Step(10 * term + sequence)
+        return Announcement(generation=GENERATION, term=term, sequence=sequence, committed=NONE, proposed=step, is_silent=is_silent)
+
+    line = Scripted(said(0, 0), said(2, 5), said(2, 4), said(2, 5), said(1, 9), said(2, 6), said(3, 0, is_silent=True), said(2, 7), said(3, 1))
+    heard: list[Step] = []
+
+    async def dial(peer: NodeId) -> TcpSession:
+        return line  # type: ignore[return-value]  # as much of a session as a member needs
+
+    tree = RoundTree.of(NodeId("i-0"), {NodeId("i-0"): [Rank(0)], NodeId("i-1"): [Rank(1)]})
+    member = RoundMember(GENERATION, NodeId("i-1"), tree=tree, state=lambda: (), hear=lambda announcement: heard.append(announcement.proposed))
+    running = asyncio.create_task(member.run(dial, patience_seconds=30.0, is_restarted=False))
+    try:
+        await asyncio.wait_for(line.is_over.wait(), 10)
+    finally:
+        await end(running)
+    assert heard == [25, 26, 31]
+
+
 async def test_reports_that_were_overtaken_or_answer_an_earlier_coordinator_say_nothing(pair: Network) -> None:
     second = pair.nodes[1]
     await second.until_reported(boundary=0)
