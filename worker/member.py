@@ -421,7 +421,7 @@ class Member:
 
     def _protection(self, shard: OwnedShard) -> ShardProtection:
         holders = self.plan.ranks[shard.rank].holders
-        out = [peer for peer in shard.core.peers if peer not in shard.core.view]
+        out = {peer: shard.holder_troubles.get(peer, "it does not answer") for peer in shard.core.peers if peer not in shard.core.view}
         slot = shard.slot(shard.core.committed) if shard.core.committed != NONE else None
         reason = shard.refusal if shard.core.committed == NONE or shard.refusal.startswith("Protection") else shard.trouble
         return ShardProtection(
@@ -430,7 +430,7 @@ class Member:
             in_view=(holders[0], *(peer for peer in holders[1:] if peer in shard.core.view)),
             committed=shard.core.committed,
             payload_bytes=slot.file.header.payload_bytes if slot is not None else 0,
-            reason=f"{', '.join(out)} did not answer in time" if out else reason,
+            reason="; ".join(f"{peer} is out of view: {trouble}" for peer, trouble in out.items()) or reason,
         )
 
     def faults(self) -> tuple[NodeFault, ...]:

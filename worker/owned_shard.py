@@ -50,6 +50,8 @@ class OwnedShard:
         self.granted_slot = -1
         self.refusal = ""
         """Why no snapshot can be taken of this rank at the moment; empty when all is well."""
+        self.holder_troubles: dict[NodeId, str] = {}
+        """Why a holder has not sealed what it was sent, in its own words or the line's; gone when it seals again."""
         self._given_up: list[str] = []
         """Why this rank has given up steps since the last commit, lateness aside."""
         self._store = store
@@ -102,6 +104,7 @@ class OwnedShard:
 
     def acknowledge(self, peer: NodeId, content: Content) -> None:
         """`peer` has sealed `content`."""
+        self.holder_troubles.pop(peer, None)
         if content == self.content(content.step):
             self.apply(self.core.acknowledge(peer, content.step))
 

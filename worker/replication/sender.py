@@ -62,9 +62,13 @@ class ReplicaSender:
         self._pacer = pacer
         self._deadline = holder_deadline_seconds
         self._owed_since: float | None = None
+        self._failing_since: float | None = None
+        """Since when every attempt has failed, each after whatever it sent."""
         self._paused_count = 0
         """Streams that wait for the pacer: the holder is not silent, it is not being asked."""
         self._transfer = 0
+        self._sent_bytes = 0
+        """Of the transfer under way, while it is not paced."""
 
     async def run(self) -> None:
         """Keep the holder supplied until cancelled; a broken line is dialled again, without end and without hurry."""
@@ -82,6 +86,7 @@ class ReplicaSender:
                         session.close()
                         await finish(streams.close())
                 except (PeerError, ProtocolError) as error:
+                    self._failed(str(error))
                     log.debug("replica session of rank %d to %s: %s", self._shard.rank, self._peer, error)
                 await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
                 failures += 1
@@ -125,8 +130,10 @@ class ReplicaSender:
                 await session.send(CancelShard(transfer=self._transfer))
             elif isinstance(outcome, ShardSealed):
                 sealed.add(content)
+                self._failing_since = None
                 shard.acknowledge(self._peer, content)
             elif isinstance(outcome, ShardRefused):
+                self._failed(f"it refuses step {step}: {outcome.reason}")
                 log.info("%s refuses step %d of rank %d: %s", self._peer, step, shard.rank, outcome.reason)
                 await asyncio.sleep(REFUSED_SECONDS)
 
@@ -146,7 +153,11 @@ class ReplicaSender:
         begin = announcement(slot.file.header, digests, transfer=transfer, committed=self._shard.core.committed)
         pacer = None if isinstance(self._pacer.current, Unpaced) else self._pacer
         sent = self._sent if pacer is None else None  # a paced transfer says nothing of the network's rate
-        return await send_shard(session, streams, answer, slot.file, begin, pacer=pacer, progress=self._progress, paused=self._paused, sent=sent)
+        begun, self._sent_bytes = asyncio.get_running_loop().time(), 0
+        outcome = await send_shard(session, streams, answer, slot.file, begin, pacer=pacer, progress=self._progress, paused=self._paused, sent=sent)
+        if isinstance(outcome, ShardSealed):
+            self._pacer.measured(self._sent_bytes, asyncio.get_running_loop().time() - begun)
+        return outcome
 
     async def _fit(self, session: Session, streams: Streams) -> None:
         """Have as many streams as carry the most."""
@@ -155,24 +166,35 @@ class ReplicaSender:
         streams.shrink(self.stream_count.count)
 
     def _sent(self, size: int, seconds: float) -> None:
+        self._sent_bytes += size
         if size >= TELLING_BYTES and seconds > 0:
             self.stream_count = self.stream_count.measured(size / seconds)
 
     def _progress(self) -> None:
         self._owed_since = None
 
+    def _failed(self, reason: str) -> None:
+        """An attempt came to nothing: what it seemed to achieve is no progress."""
+        self._shard.holder_troubles[self._peer] = reason
+        self._failing_since = self._failing_since or asyncio.get_running_loop().time()
+
     def _paused(self, count: int) -> None:
         self._paused_count += count
 
     async def _watch(self) -> None:
         """Drop the holder from the view when it has been owed something for the holder deadline without any progress."""
-        loop = asyncio.get_running_loop()
+        now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._deadline / 10)
-            if self._shard.core.wanted(self._peer) == NONE or self._paused_count:
+            is_owed = self._shard.core.wanted(self._peer) != NONE
+            if not is_owed or self._paused_count:
                 self._owed_since = None
             elif self._owed_since is None:
-                self._owed_since = loop.time()
-            elif loop.time() - self._owed_since > self._deadline and self._peer in self._shard.core.view:
-                log.warning("rank %d: holder %s has not answered for %.1f s and leaves the view", self._shard.rank, self._peer, self._deadline)
+                self._owed_since = now()
+            if not is_owed:
+                self._failing_since = None
+            since = min((each for each in (self._owed_since, self._failing_since) if each is not None), default=now())
+            if now() - since > self._deadline and self._peer in self._shard.core.view:
+                trouble = self._shard.holder_troubles.setdefault(self._peer, "it does not answer")
+                log.warning("rank %d: holder %s leaves the view after %.1f s: %s", self._shard.rank, self._peer, now() - since, trouble)
                 self._shard.apply(self._shard.core.drop(self._peer))

@@ -577,6 +577,44 @@ async def test_a_holder_without_memory_refuses_with_the_figures_and_keeps_what_i
         assert set(pair.held()) == {1}
 
 
+async def test_a_holder_whose_wire_damages_everything_is_dropped_however_much_is_sent(pair: Pair) -> None:
+    async def damaged(session: TcpSession) -> None:
+        if session.opened.kind == "replica":
+            await session.send(HolderInventory(owner_rank=RANK, sealed=()))
+            while isinstance(begin := await session.receive(), BeginShard):
+                for _ in range(4):
+                    await session.send(ShardWanted(transfer=begin.transfer, chunks=((0, len(begin.chunk_digests) // 16),)))
+                await session.send(ShardRefused(transfer=begin.transfer, reason="chunks of the payload do not hash to their digests"))
+        else:
+            with session.detach() as line:
+                line.setblocking(False)
+                while await asyncio.get_running_loop().sock_recv(line, 1 << 16):
+                    continue
+
+    pair.receiver.replica = pair.receiver.stream = damaged  # type: ignore[method-assign]
+    pair.send(deadline_seconds=0.5)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.shard.core.view == frozenset()
+    assert "do not hash" in pair.shard.holder_troubles[HOLDER]
+
+
+async def test_an_owner_says_in_the_holders_words_why_it_is_out_of_view_and_forgets_it_when_it_heals(make: Callable[..., Pair]) -> None:
+    pair = make(holder_memory_bytes=5000)
+    pair.listen()
+    pair.send(deadline_seconds=0.3)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.shard.core.view == frozenset()
+    assert "it refuses step 1: slots need 10,000 bytes of host memory and 5,000 bytes are there" in pair.shard.holder_troubles[HOLDER]
+    pair.hear(1, 2)
+    pair.holder_store.memory_bytes = 1 << 20
+    await pair.until(lambda: pair.shard.core.view == {HOLDER})
+    assert pair.shard.holder_troubles == {}
+
+
 class Fetching:
     """A dialler of fetch sessions."""
 
