@@ -60,6 +60,9 @@ class Copier(Protocol):
     def prepare(self, memory: SlotMemory) -> None:
         """Get a slot ready in the background: the copies after it will be faster."""
 
+    def release(self, memory: SlotMemory) -> None:
+        """The slot is not written any more."""
+
     def close(self) -> None:
         """End what was begun."""
 
@@ -85,6 +88,9 @@ class CpuCopier:
 
     def prepare(self, memory: SlotMemory) -> None:
         self._work.put(memory.prefault)
+
+    def release(self, memory: SlotMemory) -> None:
+        """Nothing was taken."""
 
     def close(self) -> None:
         self._work.put(None)

@@ -22,7 +22,7 @@ from everstep.training.adapters.deepspeed import DeepSpeedAdapter, is_engine
 from everstep.training.adapters.fsdp import FSDPAdapter
 from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.agent_link import AgentLink, NullLink, UnixAgentLink
-from everstep.training.copier import CpuCopier
+from everstep.training.copier import Copier, CpuCopier
 from everstep.training.data import DataStream
 from everstep.training.errors import CannotResume, SessionMisuse, TrainingError
 from everstep.training.script import Environment
@@ -80,7 +80,7 @@ def init(
             name or "data": DataStream(f"data/{name}" if name else "data", loader, seed, environment.rank) for name, loader in _named(data).items()
         }
         state = RankState(adapters, objects, streams, environment)
-        session = TrainingSession(state, link, environment, CpuCopier(), has_many_streams=isinstance(data, Mapping))
+        session = TrainingSession(state, link, environment, _copier(state), has_many_streams=isinstance(data, Mapping))
     except TrainingError as error:
         link.send(RankFault(generation=link.generation, code=error.code, message=str(error)))
         link.close()
@@ -91,6 +91,17 @@ def init(
     for adapter in adapters:
         adapter.prepare()
     return session
+
+
+def _copier(state: RankState) -> Copier:
+    devices = {tensor.device.index for adapter in state.adapters for item in adapter.observe().tensors if (tensor := item.tensor).is_cuda}
+    if not devices:
+        return CpuCopier()
+    if len(devices) > 1:
+        raise CannotResume("model", f"tensors on CUDA devices {sorted(devices)} in one rank; use one device a rank")
+    from everstep.training.cuda_copier import CudaCopier, CudaDevice  # a rank without a device does not pay for it
+
+    return CudaCopier(CudaDevice(devices.pop()))
 
 
 def _link(environment: Environment) -> AgentLink:

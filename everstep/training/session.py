@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from everstep.training.errors import RestoreMismatch, SessionMisuse
 from everstep.training.exit_watch import ExitWatch
 from everstep.training.guard import Guard
 from everstep.training.metrics import MetricRing, numbers
-from everstep.training.restore import Expected, Snapshot, agree, read_snapshot
+from everstep.training.restore import Expected, Snapshot, agree, map_ahead, read_snapshot
 from everstep.training.script import Environment
 from everstep.training.snapshots import Snapshotter
 from everstep.training.state import RankState
@@ -96,8 +97,12 @@ class TrainingSession:
             for optimizer in adapter.optimizers().values():
                 optimizer.register_step_pre_hook(lambda *_: self._guard.reach())
         self._exit_watch = ExitWatch(self.close)
+        self._base_slot: mmap.mmap | None = None
         if link.has_agent:
             self._snapshotter.foresee()  # slots are ready, then, before the first boundary asks for one
+            base_slot_path = link.welcome().base_slot_path
+            with contextlib.suppress(OSError):  # said in its place, by `restore`
+                self._base_slot = map_ahead(Path(base_slot_path)) if base_slot_path is not None else None
 
     @property
     def step(self) -> int:
@@ -307,9 +312,14 @@ class TrainingSession:
             return None, f"the agent names step {welcome.base_step} to restore, and no slot that holds it"
         expected = Expected(self._environment.run, self._environment.rank, welcome.base_step, self._state.facts)
         try:
-            return read_snapshot(Path(welcome.base_slot_path), expected), ""
+            memory = self._base_slot if self._base_slot is not None else map_ahead(Path(welcome.base_slot_path))
+            return read_snapshot(Path(welcome.base_slot_path), memory, expected), ""
+        except OSError as error:
+            return None, f"the slot {welcome.base_slot_path} cannot be read: {error}"
         except RestoreMismatch as error:
             return None, str(error)
+        finally:
+            self._base_slot = None
 
     def _next_batch(self) -> object:
         streams = self._state.streams

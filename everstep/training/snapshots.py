@@ -272,6 +272,8 @@ class Snapshotter:
         """Map the slots that lie ready; one that still holds an older, smaller state is made anew, and told of, before it is granted."""
         if granted is not self._granted:  # the same paths may be new files
             self._granted = granted
+            for memory in self._memories.values():
+                self._copier.release(memory)
             self._memories = {
                 slot: SlotMemory(Path(path), granted.capacity_bytes)
                 for slot, path in enumerate(granted.paths)

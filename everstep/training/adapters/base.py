@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
+from everstep.training.restore import empty_for
 from everstep.training.sources import same_tensors
 from everstep.training.state_tree import Tree, check_dense, dtype_name
 
@@ -171,7 +172,9 @@ class NamedOptimizer:
             if self.optimizer.state.get(parameter):
                 found += self._named_of(name, parameter)
             elif parameter.requires_grad:
-                found += [self._foreseen(name, key, self.local(parameter)) for key in expected(group_of[id(parameter)])]
+                found += [
+                    self._foreseen(name, key, self.local(parameter)) for key in expected(group_of.get(id(parameter), self.optimizer.defaults))
+                ]  # ZeRO-3 takes parameters out of their groups
         return found
 
     def _foreseen(self, name: str, key: str, local: torch.Tensor) -> StateTensor:
@@ -210,6 +213,7 @@ class NamedOptimizer:
             values: what `observe` returned.
         """
         assert isinstance(values, dict)
+        group_of = {id(parameter): group for group in self.optimizer.param_groups for parameter in group["params"]}
         saved: dict[str, dict[str, torch.Tensor]] = {}
         for path, tensor in tensors.items():
             if path.startswith(self.prefix):
@@ -222,9 +226,11 @@ class NamedOptimizer:
                 else:
                     group[key] = value
         for name, parameter in self.members:
-            self._load_parameter(parameter, saved.get(name, {}), values["plain"].get(name, {}))
+            self._load_parameter(parameter, saved.get(name, {}), values["plain"].get(name, {}), group_of.get(id(parameter), self.optimizer.defaults))
 
-    def _load_parameter(self, parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Tree]) -> None:
+    def _load_parameter(
+        self, parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Tree], group: Mapping[str, Any]
+    ) -> None:
         if not tensors and not plain:
             self.optimizer.state.pop(parameter, None)
             return
@@ -236,19 +242,17 @@ class NamedOptimizer:
             if isinstance(live, torch.Tensor) and self.local(live).shape == saved.shape and live.dtype == saved.dtype:
                 self.local(live).copy_(saved)
             else:
-                state[key] = self._place(parameter, key, saved)
+                state[key] = self._place(parameter, key, saved, group)
         state.update(plain)
 
-    def _place(self, parameter: torch.Tensor, key: str, saved: torch.Tensor) -> torch.Tensor:
+    def _place(self, parameter: torch.Tensor, key: str, saved: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
         """Make a state tensor where torch's own `load_state_dict` would put it."""
-        groups = self.optimizer.param_groups
-        group = next((group for group in groups if any(parameter is member for member in group["params"])), groups[0])
         local = self.local(parameter)
         if key == "step" and not (group.get("capturable") or group.get("fused")):
             return saved.clone()
         if saved.shape != local.shape:
             return saved.to(local.device, copy=True)
-        return self.rewrap(parameter, torch.empty_like(local, dtype=saved.dtype).copy_(saved))
+        return self.rewrap(parameter, empty_for(local, saved.dtype).copy_(saved))
 
 
 @dataclass(frozen=True, slots=True)

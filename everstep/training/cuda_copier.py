@@ -1,0 +1,299 @@
+"""Copies of device memory into slots, on a stream of their own. State exists in GPU time here: what counts is the order of streams.
+
+    training stream  … step k │ E₀ ─────────── forward, backward of k+1 ────────── wait E₁ │ step k+1 …
+    copier's stream           └▶ wait E₀ │ piece │ piece │ … │ E₁ ┘
+    copier's thread                        enqueues the pieces, waits for E₁ on the host, then says that the bytes are there
+
+Slots are registered with the driver piece by piece in the background (registered pages are copied as fast as pinned ones); what is not registered
+yet goes through a ring of pinned buffers, which the guard waits for. Invariant: behind that, the training thread waits for the device only where a
+snapshot is audited or where it would run more than one boundary ahead; sources are kept alive until their copies are done; nothing is allocated
+after `__init__`. Checked with a fake of the few calls it makes; its speed on a device has not been measured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from everstep.training.capture import SlotMemory
+from everstep.training.copier import Copies, CopyTicket, Done, copy_now
+from everstep.training.state_tree import tensor_bytes
+
+PIECE_BYTES = 32 * 1024 * 1024
+"""Long enough for the full rate, short enough that others get the bus in between."""
+RING_BUFFERS = 2
+REGISTERED_BYTES = 256 * 1024 * 1024
+"""At once: registration holds locks of the driver that launches need too."""
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def record(self, stream: Any) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+class Device(Protocol):
+    """What the copier needs of a device: `CudaDevice`, and a fake in tests."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Say whether the tensor lies on this device."""
+
+    def enter_thread(self) -> None:
+        """Prepare the calling thread: its device, and a capture mode in which its calls do not spoil a graph that the script captures."""
+
+    def new_stream(self) -> Any:
+        """Return a stream."""
+
+    def current_stream(self) -> Any:
+        """Return the calling thread's current stream."""
+
+    def new_event(self) -> Event:
+        """Return an event without timing."""
+
+    def wait(self, stream: Any, event: Event) -> None:
+        """Let a stream wait for an event that has been recorded."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        """Enqueue a copy to registered or pinned host memory."""
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """Return pinned host memory, uint8[size]."""
+
+    def register(self, address: int, size: int) -> bool:
+        """Make host pages known to the driver; say whether it took them."""
+
+    def unregister(self, address: int) -> None:
+        """Undo `register`."""
+
+
+class CudaDevice:
+    """A real device.
+
+    Args:
+        index: of the device.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda and tensor.device.index == self._index
+
+    def enter_thread(self) -> None:
+        torch.cuda.set_device(self._index)
+        # In the mode of a new thread, any of its calls that a capture forbids would spoil the capture of another thread.
+        runtime = ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').split('.')[0]}")
+        thread_local = ctypes.c_int(1)
+        runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
+
+    def new_stream(self) -> Any:
+        return torch.cuda.Stream(self._index)
+
+    def current_stream(self) -> Any:
+        return torch.cuda.current_stream(self._index)
+
+    def new_event(self) -> Event:
+        return torch.cuda.Event()
+
+    def wait(self, stream: Any, event: Event) -> None:
+        stream.wait_event(event)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        with torch.cuda.stream(stream), torch.no_grad():
+            target.copy_(source, non_blocking=True)
+
+    def pinned(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def register(self, address: int, size: int) -> bool:
+        return int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0
+
+    def unregister(self, address: int) -> None:
+        torch.cuda.cudart().cudaHostUnregister(address)
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """One of the ring."""
+
+    memory: torch.Tensor
+    event: Event
+    target: torch.Tensor | None = None
+    """Where its content goes once the event is reached."""
+
+
+@dataclass(slots=True)
+class _Registered:
+    """How far a slot's mapping is registered, from its front."""
+
+    memory: SlotMemory
+    end: int
+    pieces: list[int] = field(default_factory=list)
+    """Addresses."""
+
+
+class CudaTicket(CopyTicket):
+    """A copy on the device.
+
+    Args:
+        device: of the sources.
+        event: recorded behind the last piece.
+    """
+
+    def __init__(self, device: Device, event: Event) -> None:
+        super().__init__()
+        self._device = device
+        self._event = event
+        self.enqueued = threading.Event()
+
+    def wait(self) -> None:
+        self.enqueued.wait()
+        self._device.wait(self._device.current_stream(), self._event)
+
+
+class CudaCopier:
+    """Copies from one device. Host tensors among the sources are copied by the host.
+
+    Args:
+        device: of the sources.
+        piece_bytes: of one copy at most.
+    """
+
+    def __init__(self, device: Device, piece_bytes: int = PIECE_BYTES) -> None:
+        self._device = device
+        self._piece_bytes = piece_bytes
+        self._stream = device.new_stream()
+        self._begin, self._end = device.new_event(), device.new_event()
+        self._ring = [_Buffer(device.pinned(piece_bytes), device.new_event()) for _ in range(RING_BUFFERS)]
+        self._turn = 0
+        self._last: CudaTicket | None = None
+        self._registered: dict[int, _Registered] = {}
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="everstep-copier", daemon=True)
+        self._thread.start()
+
+    def copy(self, copies: Copies) -> None:
+        """Copy on the training stream itself: what it does from here on comes behind, and the next `start` stands behind it too."""
+        copy_now(self._of_host(copies))
+        stream = self._device.current_stream()
+        for target, source in self._of_device(copies):
+            self._device.copy(target, source, stream)
+
+    def start(self, copies: Copies, done: Done) -> CopyTicket:
+        if self._last is not None:
+            self._last.join()  # the host runs at most one boundary ahead, and the events are free again
+        self._begin.record(self._device.current_stream())
+        self._last = ticket = CudaTicket(self._device, self._end)
+        self._work.put(lambda: self._copy(copies, done, ticket))
+        return ticket
+
+    def prepare(self, memory: SlotMemory) -> None:
+        """Register the slot in the background, a piece between two copies: no copy waits for all of it."""
+        self._work.put(lambda: self._register(memory))
+
+    def release(self, memory: SlotMemory) -> None:
+        self._work.put(lambda: self._unregister(memory))
+
+    def close(self) -> None:
+        self._work.put(self._unregister_all)
+        self._work.put(None)
+        self._thread.join()
+
+    # -- in the copier's thread ---------------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._device.enter_thread()
+        while (work := self._work.get()) is not None:
+            work()
+
+    def _copy(self, copies: Copies, done: Done, ticket: CudaTicket) -> None:
+        error: BaseException | None = None
+        try:
+            self._device.wait(self._stream, self._begin)
+            for target, source in self._of_device(copies):
+                self._enqueue(target, source)
+            self._end.record(self._stream)
+            copy_now(self._of_host(copies))
+            ticket.enqueued.set()
+            self._drain()
+            self._end.synchronize()
+        except RuntimeError as caught:  # torch's word for what the driver refused
+            error = caught
+            for buffer in self._ring:
+                buffer.target = None  # of a slot that may belong to another step when the ring comes round
+        finally:
+            ticket.enqueued.set()
+        try:
+            done(error)
+        finally:
+            ticket.finish(error)
+
+    def _enqueue(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if not source.is_contiguous():
+            self._device.copy(target, source, self._stream)  # torch brings it into order first
+            return
+        for to, of in zip(_pieces(target, self._piece_bytes), _pieces(source, self._piece_bytes), strict=True):
+            if self._is_registered(to):
+                self._device.copy(to, of, self._stream)
+            else:
+                self._bounce(to, of)
+
+    def _bounce(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        buffer = self._ring[self._turn]
+        self._turn = (self._turn + 1) % len(self._ring)
+        self._empty(buffer)
+        self._device.copy(buffer.memory[: source.numel()], source, self._stream)
+        buffer.event.record(self._stream)
+        buffer.target = target
+
+    def _drain(self) -> None:
+        for buffer in self._ring:
+            self._empty(buffer)
+
+    @staticmethod
+    def _empty(buffer: _Buffer) -> None:
+        if buffer.target is not None:
+            buffer.event.synchronize()
+            buffer.target.copy_(buffer.memory[: buffer.target.numel()])
+            buffer.target = None
+
+    def _register(self, memory: SlotMemory) -> None:
+        begin, size = memory.span
+        registered = self._registered.setdefault(begin, _Registered(memory, begin))
+        piece = min(begin + size - registered.end, REGISTERED_BYTES)
+        # Where locked memory is limited, the ring serves for the rest, slower.
+        if piece > 0 and self._device.register(registered.end, piece):
+            registered.pieces.append(registered.end)
+            registered.end += piece
+            self._work.put(lambda: self._register(memory))
+
+    def _unregister(self, memory: SlotMemory) -> None:
+        registered = self._registered.pop(memory.span[0], None)
+        for address in registered.pieces if registered is not None else ():
+            self._device.unregister(address)
+
+    def _unregister_all(self) -> None:
+        for registered in list(self._registered.values()):
+            self._unregister(registered.memory)
+
+    def _is_registered(self, piece: torch.Tensor) -> bool:
+        begin, end = piece.data_ptr(), piece.data_ptr() + piece.numel()
+        return any(start <= begin and end <= registered.end for start, registered in self._registered.items())
+
+    def _of_host(self, copies: Copies) -> Copies:
+        pairs = [pair for pair in zip(copies.targets, copies.sources, strict=True) if not self._device.holds(pair[1])]
+        return Copies([source for _, source in pairs], [target for target, _ in pairs])
+
+    def _of_device(self, copies: Copies) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return (pair for pair in zip(copies.targets, copies.sources, strict=True) if self._device.holds(pair[1]))
+
+
+def _pieces(tensor: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
+    return tensor_bytes(tensor).split(size) if tensor.numel() else ()

@@ -1,0 +1,251 @@
+"""The copier of device memory against a device that does nothing before it must: streams are lists of work, run when somebody waits."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from everstep.protocol.slot import HEADER_BYTES
+from everstep.training import cuda_copier
+from everstep.training.capture import CapturePlan, SlotMemory, StateTensor
+from everstep.training.copier import Copies
+from everstep.training.cuda_copier import CudaCopier
+
+PIECE = 64
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.work: deque[Callable[[], object]] = deque()
+
+    def run_until(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            self.work.popleft()()
+
+
+class Marker:
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.is_reached = False
+
+
+class FakeEvent:
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.marker: Marker | None = None
+
+    def record(self, stream: Any) -> None:
+        marker = self.marker = Marker(stream)
+        self.device.do(stream, "record", lambda: setattr(marker, "is_reached", True))
+
+    def synchronize(self) -> None:
+        assert self.marker is not None, "an event that was never recorded holds nobody up"
+        with self.device.lock:
+            self.device.calls.append(("synchronize", threading.current_thread().name))
+            self.marker.stream.run_until(lambda: self.marker is not None and self.marker.is_reached)
+
+
+class FakeDevice:
+    def __init__(self, *, host: tuple[torch.Tensor, ...] = ()) -> None:
+        self.lock = threading.RLock()
+        self.training = Stream()
+        self.calls: list[tuple[str, Any]] = []
+        self.host = host
+        self.registered: dict[int, int] = {}
+        self.limit = 1 << 40
+        self.entered: list[str] = []
+
+    def do(self, stream: Stream, name: str, work: Callable[[], object]) -> None:
+        with self.lock:
+            self.calls.append((name, "training" if stream is self.training else "copier"))
+            stream.work.append(work)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return all(tensor is not each for each in self.host)
+
+    def enter_thread(self) -> None:
+        self.entered.append(threading.current_thread().name)
+
+    def new_stream(self) -> Any:
+        return Stream()
+
+    def current_stream(self) -> Any:
+        return self.training
+
+    def new_event(self) -> FakeEvent:
+        return FakeEvent(self)
+
+    def wait(self, stream: Any, event: Any) -> None:
+        marker = event.marker
+        assert marker is not None, "a wait for an event that was never recorded does nothing"
+        self.do(stream, "wait", lambda: marker.stream.run_until(lambda: marker.is_reached))
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        self.do(stream, "copy", lambda: target.copy_(source))
+
+    def pinned(self, size: int) -> torch.Tensor:
+        self.calls.append(("pinned", size))
+        return torch.zeros(size, dtype=torch.uint8)
+
+    def register(self, address: int, size: int) -> bool:
+        if sum(self.registered.values()) + size > self.limit:
+            return False
+        self.registered[address] = size
+        return True
+
+    def unregister(self, address: int) -> None:
+        del self.registered[address]
+
+    def change_behind_what_is_queued(self, tensor: torch.Tensor) -> None:
+        """An optimizer step: enqueued by the training thread, done whenever the device comes to it."""
+        self.do(self.training, "step", lambda: tensor.fill_(-1))
+
+    def catch_up(self) -> None:
+        with self.lock:
+            self.training.run_until(lambda: not self.training.work)
+
+
+@pytest.fixture
+def tensors() -> list[torch.Tensor]:
+    return [torch.arange(100.0), torch.arange(7), torch.tensor(3.5), torch.arange(12.0).view(3, 4).t(), torch.zeros(0)]
+
+
+@pytest.fixture
+def memory(tmp_path: Path, tensors: list[torch.Tensor]) -> tuple[SlotMemory, list[torch.Tensor]]:
+    plan = CapturePlan.make([StateTensor(str(number), tensor, True) for number, tensor in enumerate(tensors)])
+    path = tmp_path / "slot"
+    path.write_bytes(bytes(HEADER_BYTES + plan.capacity_bytes(b"")))
+    slot = SlotMemory(path, plan.capacity_bytes(b""))
+    return slot, slot.views(plan)
+
+
+def settle(copier: CudaCopier) -> None:
+    """Return when the copier's thread has done what was asked of it, and what that brought about."""
+    for _ in range(20):
+        done = threading.Event()
+        copier._work.put(done.set)
+        done.wait()
+
+
+@pytest.mark.parametrize("registration", ["all", "some", "none"])
+def test_the_slot_gets_the_state_of_the_boundary_whatever_the_device_does_when(
+    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor], registration: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", HEADER_BYTES + 128)
+    slot, views = memory
+    device = FakeDevice()
+    device.limit = {"all": 1 << 40, "some": HEADER_BYTES + 128, "none": 0}[registration]
+    copier = CudaCopier(device, PIECE)
+    copier.prepare(slot)
+    settle(copier)
+    before = [tensor.clone() for tensor in tensors]
+    errors: list[BaseException | None] = []
+    ticket = copier.start(Copies(tensors, views), errors.append)
+    ticket.wait()
+    for tensor in tensors:
+        device.change_behind_what_is_queued(tensor)
+    device.catch_up()
+    ticket.join()
+    assert errors == [None]
+    assert all(torch.equal(view, was) for view, was in zip(views, before, strict=True))
+    assert all((tensor == -1).all() for tensor in tensors)
+    copier.close()
+    assert device.registered == {}
+
+
+def test_the_training_thread_waits_for_no_event_on_the_host(memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]) -> None:
+    slot, views = memory
+    device = FakeDevice()
+    copier = CudaCopier(device, PIECE)
+    copier.prepare(slot)
+    settle(copier)
+    ticket = copier.start(Copies(tensors, views), lambda _error: None)
+    ticket.wait()
+    ticket.join()
+    assert {thread for name, thread in device.calls if name == "synchronize"} == {"everstep-copier"}
+    order = [call for call in device.calls if call[0] in ("record", "wait", "copy")]
+    assert order[:2] == [("record", "training"), ("wait", "copier")]
+    last_copy = max(number for number, call in enumerate(order) if call[0] == "copy")
+    assert order.index(("record", "copier")) > last_copy
+    assert order.index(("wait", "training")) > order.index(("record", "copier")), "a wait for an event not yet recorded does nothing"
+    copier.close()
+
+
+def test_what_changes_any_time_is_copied_in_the_training_streams_own_order(
+    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]
+) -> None:
+    _, views = memory
+    host = tensors[1]
+    device = FakeDevice(host=(host,))
+    copier = CudaCopier(device, PIECE)
+    copier.copy(Copies(tensors[:2], views[:2]))
+    assert torch.equal(views[1], host), "of the host: at once"
+    device.change_behind_what_is_queued(tensors[0])
+    ticket = copier.start(Copies((), ()), lambda _error: None)
+    ticket.join()
+    assert torch.equal(views[0], torch.arange(100.0)), "joined: what the boundary copied is there"
+    copier.close()
+
+
+def test_nothing_is_allocated_after_the_start_and_the_ring_goes_round(
+    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]
+) -> None:
+    _, views = memory
+    device = FakeDevice()
+    copier = CudaCopier(device, PIECE)
+    made = [call for call in device.calls if call[0] == "pinned"]
+    for _ in range(3):
+        copier.start(Copies(tensors[:1], views[:1]), lambda _error: None).join()
+    assert [call for call in device.calls if call[0] == "pinned"] == made == [("pinned", PIECE)] * cuda_copier.RING_BUFFERS
+    assert torch.equal(views[0], torch.arange(100.0))
+    assert device.entered == ["everstep-copier"]
+    copier.close()
+
+
+def test_the_host_runs_at_most_one_boundary_ahead(memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]) -> None:
+    _, views = memory
+    device = FakeDevice()
+    copier = CudaCopier(device, PIECE)
+    told: list[int] = []
+    copier.start(Copies(tensors[:1], views[:1]), lambda _error: told.append(1)).wait()
+    copier.start(Copies(tensors[:1], views[:1]), lambda _error: told.append(2)).wait()
+    assert told[:1] == [1]
+    copier.close()
+    assert told == [1, 2]
+
+
+def test_what_the_driver_refuses_is_told_and_holds_nobody_up(memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]) -> None:
+    _, views = memory
+    device = FakeDevice()
+    copier = CudaCopier(device, PIECE)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("CUDA error: invalid argument")
+
+    device.copy = refuse  # type: ignore[method-assign]
+    errors: list[BaseException | None] = []
+    ticket = copier.start(Copies(tensors, views), errors.append)
+    ticket.join()
+    assert [type(error) for error in errors] == [RuntimeError]
+    assert ticket.error is errors[0]
+    copier.close()
+
+
+def test_a_slot_that_is_let_go_is_not_registered_any_more(memory: tuple[SlotMemory, list[torch.Tensor]]) -> None:
+    slot, _ = memory
+    device = FakeDevice()
+    copier = CudaCopier(device, PIECE)
+    copier.prepare(slot)
+    settle(copier)
+    assert device.registered
+    assert min(device.registered) == slot.span[0]
+    copier.release(slot)
+    settle(copier)
+    assert device.registered == {}
+    copier.close()
