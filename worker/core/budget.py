@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 
 KEPT = 192
 """Iterations of either kind that are remembered."""
-ENOUGH = 8
+ENOUGH = 32
 """Iterations of either kind without which nothing is concluded."""
+GROWTH = 2
+"""The interval grows by this factor at once, at most; then what it costs is measured anew."""
 BEYOND_DOUBT = 2.0
 """Standard errors below the measured cost at which it must still be too high before steps are proposed less often."""
 LIKELY = 1.0
@@ -91,8 +93,10 @@ class Budget:
         if len(self.loaded) < ENOUGH:
             return self
         likely = self._needed(self._cost(LIKELY))
-        if likely < self.interval or self._needed(self._cost(-BEYOND_DOUBT)) > self.interval:
+        if likely < self.interval:
             return replace(self, interval=likely)
+        if self._needed(self._cost(-BEYOND_DOUBT)) > self.interval:
+            return replace(self, interval=min(likely, GROWTH * self.interval), loaded=(), blocked=())
         return self
 
     def _needed(self, cost: float) -> int:
@@ -102,7 +106,7 @@ class Budget:
 
     def _cost(self, errors: float) -> float:
         """Return seconds per snapshot, so many standard errors above what was measured; what the rank was held is certain."""
-        extra = statistics.fmean(self.blocked)
+        extra = statistics.median(self.blocked)  # an audit, now and then, is no usual cost
         if len(self.quiet) >= ENOUGH:
             difference = statistics.median(self.loaded) - statistics.median(self.quiet)
             extra = max(extra, difference + errors * math.hypot(_error(self.loaded), _error(self.quiet)))

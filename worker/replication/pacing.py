@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,6 +18,11 @@ from worker.tasks import Signal
 
 PATIENCE_ITERATIONS = 2.0
 """A chunk waits for an opening for so long at most; and for none where no boundary has come for so long: training does something else then."""
+
+KEPT_TRANSFERS = 32
+ENOUGH_TRANSFERS = 8
+TELLING_BYTES = 64 * 1024
+"""A smaller transfer says something of latency, not of the link."""
 
 
 class Pacer(Protocol):
@@ -98,6 +104,11 @@ class SpanPacer:
             self._boundary_at = at_seconds
             self._changed.notify()
 
+    def pause(self) -> None:
+        """Training stands, or does something else than iterate: nothing is waited for until the next boundary."""
+        self._boundary_at = None
+        self._changed.notify()
+
     async def admit(self, bytes_count: int) -> None:
         """Wait for the next opening that the chunk fits into (see `Pacer`)."""
         now = asyncio.get_running_loop().time
@@ -124,6 +135,24 @@ class NodePacer:
 
     def __init__(self) -> None:
         self.current: Pacer = Unpaced()
+        self._transfers: deque[tuple[int, float]] = deque(maxlen=KEPT_TRANSFERS)
+
+    def measured(self, bytes_count: int, seconds: float) -> None:
+        """Take note of a transfer that went at once: what was sent, and how long it took until the holder had verified it."""
+        if bytes_count >= TELLING_BYTES and seconds > 0:
+            self._transfers.append((bytes_count, seconds))
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """What the link carries: the fastest of the newest transfers, for the others met with training; None before there are enough."""
+        if len(self._transfers) < ENOUGH_TRANSFERS:
+            return None
+        return max(size / seconds for size, seconds in self._transfers)
+
+    @property
+    def transfer_seconds(self) -> float:
+        """How long a transfer takes that goes at once, usually."""
+        return statistics.median(seconds for _, seconds in self._transfers) if self._transfers else 0.0
 
     @property
     def chunk_bytes(self) -> int:
@@ -138,3 +167,8 @@ class NodePacer:
         """Tell the present pacer of a boundary, where it counts from one (see `SpanPacer.boundary`)."""
         if isinstance(self.current, SpanPacer):
             self.current.boundary(at_seconds)
+
+    def pause(self) -> None:
+        """Tell the present pacer that no boundary is to be expected soon (see `SpanPacer.pause`)."""
+        if isinstance(self.current, SpanPacer):
+            self.current.pause()
