@@ -129,9 +129,15 @@ class Fleet:
             line.setblocking(False)
         opened = Open(run=RunId("r"), generation=Generation(1), kind="round", node_id=self.ids[number], owner_rank=Rank(-1), nonce=b"")
         _agent.set(above)
-        self.tasks.append(asyncio.create_task(self.members[above].serve(TcpSession(lines[1], opened, self.ids[number]))))
+        self.tasks.append(asyncio.create_task(self._serve(above, TcpSession(lines[1], opened, self.ids[number]))))
         _agent.set(number)
         return CountedSession(lines[0], opened, peer)
+
+    async def _serve(self, number: int, session: TcpSession) -> None:
+        try:
+            await self.members[number].serve(session)
+        finally:
+            session.close()
 
     def _state(self, number: int) -> tuple[RankRound, ...]:
         return (self.states[number],)
@@ -177,6 +183,7 @@ async def measure(count: int, arity: int) -> Row:
     await fleet.committed(first + ROUNDS)
     took, rounds = time.perf_counter() - began, fleet.server.core.committed - first
     gc.enable()
+    gc.unfreeze()
     loop.set_task_factory(None)
     await end(*fleet.tasks)
     fleet.server.close()
