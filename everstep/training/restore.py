@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank, RunId, Step
-from everstep.protocol.pages import populate, prefer_huge
+from everstep.protocol.pages import populate
 from everstep.protocol.slot import HEADER_BYTES, SlotState, digest, unpack_header, unpack_index
+from everstep.training.arena import Arena
 from everstep.training.capture import view_of
 from everstep.training.errors import RestoreMismatch
 from everstep.training.state_tree import Tree, decode
@@ -27,7 +28,6 @@ from everstep.training.state_tree import Tree, decode
 VALUE_PREFIX = "value"
 """Of the names of tensors that stand for large values of the tree: `value/rng/torch`."""
 SHOWN_DIFFERENCES = 8
-HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 
 class SlotValues(msgspec.Struct, frozen=True, array_like=True):
@@ -72,11 +72,12 @@ def encode_facts(facts: Mapping[str, str]) -> tuple[bytes, bytes]:
     return data, digest(data)
 
 
-def map_ahead(path: Path) -> mmap.mmap:
-    """Map a slot file and have its pages brought near in the background, while the script goes on with its own start.
+def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
+    """Map a slot file, and have its pages and those of the memory to restore into brought near in the background: the script goes on meanwhile.
 
     Args:
         path: the slot that the agent named.
+        arenas: memory for tensors that are not there yet.
 
     Returns:
         The mapping: private, so that only this process sees what it writes there.
@@ -90,26 +91,11 @@ def map_ahead(path: Path) -> mmap.mmap:
     def bring() -> None:
         view = torch.frombuffer(memory, dtype=torch.uint8)
         populate(view.data_ptr(), len(memory), is_written=False)
+        for arena in arenas:
+            arena.prefault()
 
     threading.Thread(target=bring, name="everstep-prefault", daemon=True).start()
     return memory
-
-
-def empty_for(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return memory for a copy, in huge pages where the kernel has them: the first touch of small ones takes four times the copy itself.
-
-    Args:
-        like: gives shape, strides and device.
-        dtype: of the elements.
-
-    Returns:
-        The tensor, uninitialized.
-    """
-    fresh = torch.empty_like(like, dtype=dtype, requires_grad=False)
-    size = fresh.numel() * fresh.element_size()
-    if fresh.device.type == "cpu" and size >= HUGE_PAGE_BYTES:
-        prefer_huge(fresh.data_ptr(), size)
-    return fresh
 
 
 def read_snapshot(path: Path, memory: mmap.mmap, expected: Expected) -> Snapshot:

@@ -102,7 +102,7 @@ class TrainingSession:
             self._snapshotter.foresee()  # slots are ready, then, before the first boundary asks for one
             base_slot_path = link.welcome().base_slot_path
             with contextlib.suppress(OSError):  # said in its place, by `restore`
-                self._base_slot = map_ahead(Path(base_slot_path)) if base_slot_path is not None else None
+                self._base_slot = map_ahead(Path(base_slot_path), state.expect_restore()) if base_slot_path is not None else None
 
     @property
     def step(self) -> int:
@@ -312,7 +312,7 @@ class TrainingSession:
             return None, f"the agent names step {welcome.base_step} to restore, and no slot that holds it"
         expected = Expected(self._environment.run, self._environment.rank, welcome.base_step, self._state.facts)
         try:
-            memory = self._base_slot if self._base_slot is not None else map_ahead(Path(welcome.base_slot_path))
+            memory = self._base_slot if self._base_slot is not None else map_ahead(Path(welcome.base_slot_path), ())
             return read_snapshot(Path(welcome.base_slot_path), memory, expected), ""
         except OSError as error:
             return None, f"the slot {welcome.base_slot_path} cannot be read: {error}"

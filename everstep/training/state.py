@@ -16,6 +16,7 @@ import torch
 
 from everstep.training import rng
 from everstep.training.adapters.base import Adapter, AdapterState
+from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.data import DataStream
 from everstep.training.restore import VALUE_PREFIX, SlotValues, Snapshot, encode_facts
@@ -115,6 +116,10 @@ class RankState:
         fresh += [StateTensor(VALUE_PREFIX + path, tensor, is_deferred=False) for path, tensor in tree.tensors]
         values = msgspec.msgpack.encode(SlotValues(self._facts_data, tree.data))
         return Observed([one for state in of_adapters for one in state.lists], fresh, values)
+
+    def expect_restore(self) -> Sequence[Arena]:
+        """Set memory aside for what `load` will make anew; the caller has its pages given. Once, before `load`."""
+        return [arena for adapter in self.adapters for arena in adapter.expect_restore()]
 
     def load(self, snapshot: Snapshot) -> None:
         """Bring the live objects to a snapshot, in place. Collective: ranks rebuild together what they derive from each other."""

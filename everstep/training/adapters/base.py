@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import torch
 from torch.optim.optimizer import Optimizer
 
+from everstep.protocol.slot import align
+from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
-from everstep.training.restore import empty_for
 from everstep.training.sources import same_tensors
 from everstep.training.state_tree import Tree, check_dense, dtype_name
 
@@ -77,6 +78,9 @@ class Adapter(Protocol):
 
     def foresee(self) -> AdapterState | None:
         """Return the state as it will be after each optimizer's first step, new tensors on the meta device; None where that is not known."""
+
+    def expect_restore(self) -> Sequence[Arena]:
+        """Set memory aside for the tensors that `load` will make anew. Once, before `load`."""
 
     def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:
         """Write a state into the live objects, in place. Local: no rank waits for another here."""
@@ -145,6 +149,8 @@ class NamedOptimizer:
     rewrap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     """(parameter, local state) → state as the optimizer keeps it."""
     listed: NamedTensors = field(default_factory=NamedTensors)
+    arenas: list[Arena] = field(default_factory=list)
+    """Memory for the tensors that a restore will make anew, as long as one is expected."""
 
     @property
     def prefix(self) -> str:
@@ -176,6 +182,14 @@ class NamedOptimizer:
                     self._foreseen(name, key, self.local(parameter)) for key in expected(group_of.get(id(parameter), self.optimizer.defaults))
                 ]  # ZeRO-3 takes parameters out of their groups
         return found
+
+    def expect_restore(self) -> Arena | None:
+        """Set memory aside for state that is not there yet; None where nothing is missing, or nobody knows what."""
+        missing = [state.tensor for state in self.foresee() or () if state.tensor.is_meta]
+        if not missing or any(parameter.device.type != "cpu" for _, parameter in self.members):
+            return None
+        self.arenas[:] = [Arena(sum(align(tensor.numel() * tensor.element_size()) for tensor in missing))]
+        return self.arenas[0]
 
     def _foreseen(self, name: str, key: str, local: torch.Tensor) -> StateTensor:
         place = f"{self.prefix}{name}/{key}"
@@ -252,7 +266,8 @@ class NamedOptimizer:
             return saved.clone()
         if saved.shape != local.shape:
             return saved.to(local.device, copy=True)
-        return self.rewrap(parameter, empty_for(local, saved.dtype).copy_(saved))
+        fresh = self.arenas[0].empty(local.shape, saved.dtype) if self.arenas and local.is_contiguous() else None
+        return self.rewrap(parameter, (torch.empty_like(local, dtype=saved.dtype) if fresh is None else fresh).copy_(saved))
 
 
 @dataclass(frozen=True, slots=True)

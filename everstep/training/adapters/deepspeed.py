@@ -26,6 +26,7 @@ from everstep.training.adapters.base import (
     plain_rewrap,
     qualified_name,
 )
+from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
 from everstep.training.state_tree import Tree, dtype_name
@@ -112,6 +113,10 @@ class DeepSpeedAdapter:
     def _named_weights(self) -> list[StateTensor]:
         weights = [*self._masters, *((name, _partition(parameter)) for name, parameter in self._frozen)]
         return [StateTensor(f"model/{self._prefix}{name}", tensor, is_deferred=True) for name, tensor in weights]
+
+    def expect_restore(self) -> Sequence[Arena]:
+        """Nothing: `initialize` has made all state."""
+        return ()
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:

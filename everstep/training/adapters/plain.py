@@ -26,6 +26,7 @@ from everstep.training.adapters.base import (
     plain_local,
     plain_rewrap,
 )
+from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
 from everstep.training.state_tree import Tree
@@ -102,6 +103,9 @@ class PlainAdapter:
 
     def _named_parameters(self) -> list[StateTensor]:
         return [StateTensor(f"model/{name}", self.local(p), self._is_deferred(p)) for name, p in self._parameters.items()]
+
+    def expect_restore(self) -> Sequence[Arena]:
+        return [arena for named in self._optimizers if (arena := named.expect_restore()) is not None]
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from everstep.training.adapters.base import canonical_name
 from everstep.training.adapters.plain import PlainAdapter
+from everstep.training.capture import CapturePlan
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.registration import _adapters
 
@@ -174,3 +176,81 @@ def test_models_that_cannot_come_back_are_refused_by_name() -> None:
 )
 def test_wrappers_leave_names_alone(raw: str, name: str) -> None:
     assert canonical_name(raw) == name
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        lambda parameters: torch.optim.Adam(parameters),
+        lambda parameters: torch.optim.AdamW(parameters, amsgrad=True, fused=True),
+        lambda parameters: torch.optim.NAdam(parameters),
+        lambda parameters: torch.optim.RAdam(parameters),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        lambda parameters: torch.optim.Adagrad(parameters),
+    ],
+    ids=["Adam", "AdamW", "NAdam", "RAdam", "momentum", "SGD", "Adagrad"],
+)
+def test_what_is_foreseen_is_what_the_first_step_brings(make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1, dtype=torch.float64).requires_grad_(False))
+    own = make_optimizer(model.parameters())
+    adapter = PlainAdapter({"": model}, {"": own})
+    foreseen = adapter.foresee()
+    assert foreseen is not None
+    plan = CapturePlan.make(foreseen.tensors)
+    model[1](model[0](torch.randn(5, 3))).sum().backward()
+    own.step()
+    assert plan.fits(adapter.observe().tensors)
+
+
+def test_an_optimizer_that_nobody_knows_is_not_foreseen() -> None:
+    model = nn.Linear(3, 1)
+    own = torch.optim.Rprop(model.parameters())
+    adapter = PlainAdapter({"": model}, {"": own})
+    assert adapter.foresee() is None
+    assert not adapter.expect_restore()
+    model(torch.randn(5, 3)).sum().backward()
+    own.step()
+    assert adapter.foresee() is not None, "now it has a state to look at"
+
+
+def test_lists_are_the_same_objects_until_a_tensor_is_another() -> None:
+    model, own = make()
+    adapter = PlainAdapter({"": model}, {"": own})
+    model(torch.randn(5, 3)).sum().backward()
+    own.step()
+    first = adapter.observe()
+    own.step()
+    second = adapter.observe()
+    assert all(one is other for one, other in zip(first.lists, second.lists, strict=True))
+    state = own.state[next(iter(model.parameters()))]
+    key = next(key for key, value in state.items() if value.numel() > 1)
+    state[key] = state[key].clone()
+    third = adapter.observe()
+    assert third.lists[0] is first.lists[0]
+    assert third.lists[1] is not first.lists[1]
+    assert [item.tensor for item in third.lists[1] if item.tensor is state[key]]
+    next(iter(model.parameters())).requires_grad_(False)
+    assert adapter.observe().lists[0] is not first.lists[0]
+
+
+def test_a_restore_makes_new_state_in_the_memory_set_aside() -> None:
+    model, own = make()
+    adapter = PlainAdapter({"": model}, {"": own})
+    model(torch.randn(5, 3)).sum().backward()
+    own.step()
+    saved = adapter.observe()
+    tensors = {item.name: item.tensor.detach().clone() for item in saved.tensors}
+    fresh_model, fresh_own = make()
+    fresh = PlainAdapter({"": fresh_model}, {"": fresh_own})
+    (arena,) = fresh.expect_restore()
+    arena.prefault()
+    fresh.load(tensors, saved.values)
+    loaded = {item.name: item.tensor for item in fresh.observe().tensors}
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    begin = torch.frombuffer(arena._map, dtype=torch.uint8).data_ptr()
+    moments = [tensor for name, tensor in loaded.items() if name.startswith("optimizer/") and not name.endswith("/step")]
+    assert moments
+    assert all(begin <= tensor.data_ptr() < begin + len(arena._map) for tensor in moments)
+    assert not fresh._optimizers[0].arenas

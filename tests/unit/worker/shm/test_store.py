@@ -13,7 +13,7 @@ import pytest
 
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, digest, pack_header, payload_digest, unpack_header
-from worker.core.slots import Content
+from worker.core.slots import Content, slot_bytes_per_node
 from worker.errors import NoRoom
 from worker.shm import store as store_module
 from worker.shm.store import Slot, SlotStore, in_thread
@@ -235,6 +235,37 @@ class TestRoom:
         assert len(set(paths)) == 2
         assert store.sealed(RANK, content(1)) is slot
         assert store.shards[RANK][1].file.header.capacity_bytes == 2 * CAPACITY
+        store.close()
+
+    async def test_what_admission_counts_is_what_tmpfs_holds(self, tmpfs: Path) -> None:
+        """Two slots for each shard that the node owns or holds, all pages there before the first step, none beyond them."""
+        capacity, copies, ranks_per_node = 3_000_000, 2, 2
+        store = opened(tmpfs, memory_bytes=1 << 30)
+        for rank in range(copies * ranks_per_node):
+            await store.reserve(Rank(rank), capacity_bytes=capacity, layout_hash=LAYOUT, slot_count=2)
+        admitted = slot_bytes_per_node(copies=copies, ranks_per_node=ranks_per_node, shard_bytes=capacity + HEADER_BYTES)
+        used = sum(path.stat().st_blocks * 512 for path in (tmpfs / "node" / RUN).iterdir())
+        assert 0.95 * admitted <= used <= 1.05 * admitted
+        store.close()
+
+    async def test_slots_made_at_the_same_time_share_the_room(self, tmpfs: Path) -> None:
+        store = opened(tmpfs, memory_bytes=3 * CAPACITY)
+        made = [store.reserve(Rank(rank), capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2) for rank in range(2)]
+        results = await asyncio.gather(*made, return_exceptions=True)
+        assert [isinstance(result, NoRoom) for result in results].count(True) == 1
+        assert store.used_bytes() <= 3 * CAPACITY
+        store.close()
+
+    async def test_a_slot_whose_making_is_cancelled_leaves_nothing(self, tmpfs: Path) -> None:
+        store = opened(tmpfs)
+        reserving = asyncio.create_task(store.reserve(RANK, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2))
+        await asyncio.sleep(0)
+        reserving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reserving
+        assert list((tmpfs / "node" / RUN).iterdir()) == []
+        assert store.shards[RANK] == []
+        assert await grant(store, 1) == 0
         store.close()
 
 

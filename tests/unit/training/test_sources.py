@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from everstep.training.capture import StateTensor
+from everstep.training.sources import Sources
+
+
+def sources(*tensors: torch.Tensor) -> Sources:
+    return Sources([(number, StateTensor(f"t{number}", tensor, True)) for number, tensor in enumerate(tensors)])
+
+
+def test_an_alias_keeps_the_memory_of_its_boundary_until_it_is_renewed() -> None:
+    live = torch.nn.Parameter(torch.ones(3))
+    watched = sources(torch.zeros(2), live)
+    live.data = torch.full((3,), 2.0)
+    assert watched.aliases[1].tolist() == [1.0, 1.0, 1.0]
+    assert watched.renew()
+    assert watched.aliases[1].data_ptr() == live.data_ptr()
+    assert not watched.aliases[1].requires_grad
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda data: data[:2], lambda data: data.reshape(2, 2), lambda _: torch.ones(5), lambda _: torch.ones(4, dtype=torch.float64)],
+    ids=["shorter in place", "reshaped in place", "longer", "of another type"],
+)
+def test_another_shape_or_type_needs_another_plan(other: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    live = torch.nn.Parameter(torch.ones(4))
+    watched = sources(live)
+    live.data = other(live.data)
+    assert not watched.renew()
+
+
+def test_what_moved_is_named() -> None:
+    one, two, three, four = torch.ones(2), torch.nn.Parameter(torch.ones(2)), torch.ones(2), torch.ones(2)
+    watched = sources(one, two, three, four)
+    marks = watched.marks()
+    assert watched.moved(marks) == []
+    one.add_(1)
+    two.data = torch.ones(2)
+    three.data.add_(1)  # behind torch's back
+    assert watched.moved(marks) == ["t0", "t1"]
+
+
+def test_tensors_of_inference_have_an_address_and_no_version() -> None:
+    with torch.inference_mode():
+        odd = torch.ones(2)
+    watched = sources(odd, torch.ones(1))
+    marks = watched.marks()
+    assert watched.moved(marks) == []
+    watched.live[1].add_(1)
+    assert watched.moved(marks) == ["t1"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_bytes_are_compared_and_nothing_else(dtype: torch.dtype, transposed: bool) -> None:
+    live = torch.tensor([[0, 1, 0], [1, 1, 0]], dtype=dtype)
+    live = live.t() if transposed else live
+    copy = live.clone().contiguous()
+    watched = sources(live)
+    assert watched.differing([copy]) == []
+    copy[-1, -1] = 1
+    assert watched.differing([copy]) == ["t0"]
+
+
+def test_zeros_of_either_sign_differ_and_nan_does_not() -> None:
+    watched = sources(torch.tensor([float("nan"), 0.0]), torch.zeros(0))
+    assert watched.differing([torch.tensor([float("nan"), 0.0]), torch.zeros(0)]) == []
+    assert watched.differing([torch.tensor([float("nan"), -0.0]), torch.zeros(0)]) == ["t0"]
