@@ -40,13 +40,13 @@ class Node:
         self.sessions: list[TcpSession] = []
         self.start(is_restarted=False)
 
-    def start(self, *, patience_seconds: float = 30.0, is_restarted: bool = True) -> None:
+    def start(self, *, is_restarted: bool = True) -> None:
         """Begin, or begin again as an agent does that was restarted: its rank's state is what it was."""
         self.member = RoundMember(GENERATION, self.id, tree=self.network.tree, state=lambda: (self.state,), hear=self._hear)
         if self.number == 0:
             run = self.member.run_local(self.network.server)
         else:
-            run = self.member.run(self.dial, patience_seconds=patience_seconds, is_restarted=is_restarted)
+            run = self.member.run(self.dial, patience_seconds=self.network.patience_seconds, is_restarted=is_restarted)
         self.running = asyncio.create_task(run)
         self.admit()
 
@@ -99,8 +99,17 @@ class Node:
 class Network:
     """Nodes on loopback addresses of their own, the coordinator first."""
 
-    def __init__(self, count: int, core: Coordinator | None = None, *, arity: int = 16, final_round_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        count: int,
+        core: Coordinator | None = None,
+        *,
+        arity: int = 16,
+        final_round_seconds: float = 30.0,
+        patience_seconds: float = 30.0,
+    ) -> None:
         self.count = count
+        self.patience_seconds = patience_seconds
         self.news = Signal()
         self.tree = RoundTree.of(NodeId("i-0"), {NodeId(f"i-{i}"): [Rank(i)] for i in range(count)}, arity=arity)
         self._final_round_seconds = final_round_seconds
@@ -279,19 +288,18 @@ async def test_an_interior_agent_that_restarts_is_found_again_and_nothing_is_los
 
 
 async def test_a_node_above_that_does_not_come_back_is_passed_over() -> None:
-    made = Network(9, arity=2)
+    made = Network(9, arity=2, patience_seconds=0.0)
     try:
         await made.until_committed(3)
-        gone, impatient = made.nodes[3], made.nodes[8]
-        await impatient.stop()
+        gone, below = made.nodes[3], made.nodes[8]
+        assert {session.peer for session in below.sessions} == {gone.id}
         await gone.stop()
-        impatient.start(patience_seconds=0.0)
-        impatient.say(boundary=Step(1000))
-        await impatient.until_reported(boundary=1000)
-        assert impatient.sessions[-1].peer in {"i-1", "i-0"}
-        assert impatient.member.silent_since is None
+        below.say(boundary=Step(1000))
+        await below.until_reported(boundary=1000)
+        assert below.sessions[-1].peer in {"i-1", "i-0"}
+        assert below.member.silent_since is None
         gone.start()
-        await made.until_committed(made.server.core.committed + 5)  # those who passed it over and those who did not
+        await made.until_committed(made.server.core.committed + 5)
     finally:
         await made.close()
 
