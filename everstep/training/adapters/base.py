@@ -172,14 +172,15 @@ class NamedOptimizer:
         expected = FORESEEN.get(type(self.optimizer))
         if expected is None:
             return self._named() if all(parameter in self.optimizer.state for _, parameter in self.members) else None
-        group_of = {id(parameter): group for group in self.optimizer.param_groups for parameter in group["params"]}
+        options = self._options()
         found: list[StateTensor] = []
         for name, parameter in self.members:
             if self.optimizer.state.get(parameter):
                 found += self._named_of(name, parameter)
             elif parameter.requires_grad:
                 found += [
-                    self._foreseen(name, key, self.local(parameter)) for key in expected(group_of.get(id(parameter), self.optimizer.defaults))
+                    self._foreseen(name, key, self.local(parameter)) for key in expected(options[name])
+        self.arenas.clear()
                 ]  # ZeRO-3 takes parameters out of their groups
         return found
 
@@ -207,6 +208,11 @@ class NamedOptimizer:
             if isinstance(value, torch.Tensor)
         ]
 
+    def _options(self) -> dict[str, Mapping[str, Any]]:
+        """Return each parameter's group; the defaults where ZeRO-3 has taken it out of its group."""
+        group_of = {id(parameter): group for group in self.optimizer.param_groups for parameter in group["params"]}
+        return {name: group_of.get(id(parameter), self.optimizer.defaults) for name, parameter in self.members}
+
     def _plain(self) -> dict[str, dict[str, Tree]]:
         plain: dict[str, dict[str, Tree]] = {}
         for name, parameter in self.members:
@@ -227,7 +233,7 @@ class NamedOptimizer:
             values: what `observe` returned.
         """
         assert isinstance(values, dict)
-        group_of = {id(parameter): group for group in self.optimizer.param_groups for parameter in group["params"]}
+        options = self._options()
         saved: dict[str, dict[str, torch.Tensor]] = {}
         for path, tensor in tensors.items():
             if path.startswith(self.prefix):
@@ -240,7 +246,7 @@ class NamedOptimizer:
                 else:
                     group[key] = value
         for name, parameter in self.members:
-            self._load_parameter(parameter, saved.get(name, {}), values["plain"].get(name, {}), group_of.get(id(parameter), self.optimizer.defaults))
+            self._load_parameter(parameter, saved.get(name, {}), values["plain"].get(name, {}), options[name])
 
     def _load_parameter(
         self, parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Tree], group: Mapping[str, Any]
