@@ -178,10 +178,7 @@ class NamedOptimizer:
             if self.optimizer.state.get(parameter):
                 found += self._named_of(name, parameter)
             elif parameter.requires_grad:
-                found += [
-                    self._foreseen(name, key, self.local(parameter)) for key in expected(options[name])
-        self.arenas.clear()
-                ]  # ZeRO-3 takes parameters out of their groups
+                found += [self._foreseen(name, key, self.local(parameter)) for key in expected(options[name])]
         return found
 
     def expect_restore(self) -> Arena | None:
@@ -247,6 +244,7 @@ class NamedOptimizer:
                     group[key] = value
         for name, parameter in self.members:
             self._load_parameter(parameter, saved.get(name, {}), values["plain"].get(name, {}), options[name])
+        self.arenas.clear()
 
     def _load_parameter(
         self, parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Tree], group: Mapping[str, Any]
