@@ -43,7 +43,7 @@ SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.3, 0.15
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
 """Short spans: twice the copy."""
 LAUNCH_SECONDS = 240.0
-MODEL_STEPS = 55
+MODEL_STEPS = 45
 LARGE_STATE_MIB = 512
 LARGE_PEERS = ("lm-resiliency", "DLRover flash checkpoint", "torchft in place")
 """Of a large state only the peers that Everstep is held against."""

@@ -92,15 +92,19 @@ def run_everstep(bench: Bench, name: str, *, state_mib: int, repeats: Repeats) -
             Environment={"BENCH_DIRECTORY": str(directory), "BENCH_DUMPS": str(dumps)},
             RetryStrategy={"MaxAttempts": ATTEMPTS},
         )
-        first = _results(job, directory, generation=1)
-        nodes = job.describe()["NodeIds"]
-        taken = sum(folder_bytes(memory_directory(node)) for node in nodes) + private_bytes(*agents) - agents_before
-        taken += sum(rank["private_after_bytes"] - rank["private_before_bytes"] for rank in first)
-        restored: list[Restored] = []
-        for number in range(repeats.local_restores + repeats.peer_restores):
-            restored += _restore(bench, job, directory, nodes, generation=number + 2, from_peer=number >= repeats.local_restores)
-        (directory / "finish").touch()
-        job.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed")
+        try:
+            first = _results(job, directory, generation=1)
+            nodes = job.describe()["NodeIds"]
+            taken = sum(folder_bytes(memory_directory(node)) for node in nodes) + private_bytes(*agents) - agents_before
+            taken += sum(rank["private_after_bytes"] - rank["private_before_bytes"] for rank in first)
+            restored: list[Restored] = []
+            for number in range(repeats.local_restores + repeats.peer_restores):
+                restored += _restore(bench, job, directory, nodes, generation=number + 2, from_peer=number >= repeats.local_restores)
+            (directory / "finish").touch()
+            job.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed")
+        except BenchmarkFailed:
+            _stop(bench, job)
+            raise
     return EverstepLaunch(
         ranks=first,
         restored=restored,
@@ -155,6 +159,13 @@ def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
         if time.monotonic() > deadline:
             raise BenchmarkFailed(f"launch {generation} of job {job.name} has said nothing for {PATIENCE_SECONDS:.0f} s: {job.describe()['Reason']}")
     return [json.loads(path.read_text()) for path in paths]
+
+
+def _stop(bench: Bench, job: BenchJob) -> None:
+    """Take a job that went wrong off the nodes: others are measured after it."""
+    if job.describe()["TrainingJobStatus"] not in ENDED:
+        bench.client.stop_training_job(TrainingJobName=job.name)
+    bench.client.get_waiter("training_job_ended").wait(TrainingJobName=job.name)
 
 
 def agents_of(bench: Bench) -> list[int]:

@@ -95,7 +95,7 @@ def line(figure: Figure) -> str:
     """Return a verdict as one line for a terminal."""
     limit = "" if figure.limit is None else f" (to reach {_number(figure.limit)}{', ' + figure.against if figure.against else ''})"
     reason = f": {figure.reason}" if figure.reason else ""
-    return f"{figure.verdict:>12}  {figure.state_mib} MiB  {figure.metric} {_number(figure.value)} {figure.unit}{limit}{reason}"
+    return f"{figure.verdict:>12}  {figure.state_mib} MiB  {figure.system}: {figure.metric} {_number(figure.value)} {figure.unit}{limit}{reason}"
 
 
 def _head(run: Run) -> str:
