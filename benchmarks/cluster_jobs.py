@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.errors import BenchmarkFailed
 from everstep.client import ENDED, EverstepClient
-from infra.local_cloud.up import LocalCluster
+from infra.local_cloud.up import FLEET, LocalCluster
 
 Json = dict[str, Any]
 
@@ -21,6 +21,9 @@ ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "scripts"
 POLL_SECONDS = 0.05
 """Asking costs the control plane time on the same few cores."""
+CONNECT_SECONDS = 120.0
+WARM = "warm starts are ready"
+"""What a node's shim logs once it can fork ranks that have imported torch."""
 PATIENCE_SECONDS = 150.0
 """Without any progress; a run on a busy machine is slow, not stuck."""
 
@@ -49,6 +52,24 @@ class Bench:
             **more,
         )
         return BenchJob(self, name, nodes)
+
+    def wait_until_warm(self, count: int) -> None:
+        """Wait until so many nodes are connected, and all that are can start ranks warm: imports would run beside what is measured.
+
+        Raises:
+            BenchmarkFailed: one does not get there.
+        """
+        self.cluster.wait_for_nodes(count, timeout_seconds=CONNECT_SECONDS)
+        nodes = [node["NodeId"] for node in self.client.list_nodes(FleetName=FLEET)["Nodes"] if node["Connected"]]
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while cold := [node for node in nodes if WARM not in self._shim_log(node)]:
+            if time.monotonic() > deadline:
+                raise BenchmarkFailed(f"{', '.join(cold)} cannot start ranks warm after {CONNECT_SECONDS:.0f} s; see logs/shim.log there")
+            pause(POLL_SECONDS)
+
+    def _shim_log(self, node: str) -> str:
+        path = self.cluster.nodes_directory / node / "logs" / "shim.log"
+        return path.read_text() if path.exists() else ""
 
     def traced_source(self) -> Path:
         """Return the char-GPT example with the script beside it that writes down its boundaries."""

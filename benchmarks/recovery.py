@@ -12,18 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.cluster_jobs import POLL_SECONDS, Bench, BenchJob, Json, pause
+from benchmarks.cluster_jobs import CONNECT_SECONDS, Bench, BenchJob, Json
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import Floor, Summary
 from benchmarks.traces import Passed, first_beyond, highest_step, read_trace, step_seconds
-from infra.local_cloud.up import FLEET
 
 NODES, SPARES, COPIES = 4, 1, 2
 MANY_STEPS = 1_000_000
 """Never reached: the job is stopped when all has been measured."""
-CONNECT_SECONDS = 120.0
-WARM = "warm starts are ready"
-"""What a node's shim logs once it can fork ranks that have imported torch."""
 CLOCKS_TOLERANCE_SECONDS, CLOCKS_TOLERANCE_RATIO = 1.0, 0.2
 """Two clocks of one recovery that differ by more than both do not tell of the same interruption. The API hears of steps once a second."""
 PHASES = ("detect", "replace", "restore", "rework")
@@ -136,7 +132,7 @@ def recover(
     Raises:
         BenchmarkFailed: it ended, or recovered from something else.
     """
-    wait_for_spares(bench)
+    bench.wait_until_warm(NODES + SPARES)  # a spare has as a rule waited for hours, and must not be hit while it boots
     settled = job.describe()
     seen = job.wait("undisturbed steps", lambda seen: seen["CommittedStep"] >= settled["Boundary"] + steps_between)
     generation, number = seen["Generation"], seen["IncidentCount"]
@@ -168,26 +164,6 @@ def recover(
         api_seconds=next(at for at, newer, boundary in watched if newer > generation and boundary > reached) - killed_at,
         rank_seconds=resumed_at - killed_at,
     )
-
-
-def wait_for_spares(bench: Bench) -> None:
-    """Wait until every node can start ranks warm: a spare has as a rule waited for hours, and a bench must not hit it while it boots.
-
-    Raises:
-        BenchmarkFailed: one does not get there.
-    """
-    bench.cluster.wait_for_nodes(NODES + SPARES, timeout_seconds=CONNECT_SECONDS)
-    nodes = [node["NodeId"] for node in bench.client.list_nodes(FleetName=FLEET)["Nodes"] if node["Connected"]]
-    deadline = time.monotonic() + CONNECT_SECONDS
-    while cold := [node for node in nodes if WARM not in _shim_log(bench, node)]:
-        if time.monotonic() > deadline:
-            raise BenchmarkFailed(f"{', '.join(cold)} cannot start ranks warm after {CONNECT_SECONDS:.0f} s; see logs/shim.log there")
-        pause(POLL_SECONDS)
-
-
-def _shim_log(bench: Bench, node: str) -> str:
-    path = bench.cluster.nodes_directory / node / "logs" / "shim.log"
-    return path.read_text() if path.exists() else ""
 
 
 def undisturbed(ranks: Sequence[Sequence[Passed]], since: int = 0) -> Summary:

@@ -16,10 +16,13 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.loopback import url_host
 from worker.agent import Agent, AgentSettings
 from worker.health import slot_memory_bytes
+from worker.shm import tmpfs
 from worker.storage.s3 import s3_store
 from worker.supervisor import Supervisor
 
 TMPFS = Path("/dev/shm")
+PAGES_BYTES = 64 * 1024 * 1024
+"""Beside the slots: their headers, the ranks' pages, and what rounding to huge pages takes."""
 AGENT_NICENESS = -10
 """An agent's work is short and everybody waits for it; ranks run at 0."""
 
@@ -100,6 +103,7 @@ def main() -> None:
     chosen = settings(sys.argv[1:])
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)
+    tmpfs.mount(chosen.slots, chosen.memory_bytes + PAGES_BYTES)
     supervisor = Supervisor(state=chosen.state, socket=chosen.slots / "shim.sock", address=chosen.address, is_warm=chosen.is_warm)
     asyncio.run(serve(Agent(chosen, s3_store(), supervisor, now=time.time)))
 

@@ -155,7 +155,9 @@ def _bench(home: Path, state_mib: int, say: Callable[[str], None]) -> Iterator[B
     with LocalCluster(home / "cluster") as cluster:
         cluster.up(ClusterOptions(nodes=NODES, spares=0, node_memory_bytes=slots_bytes))
         with cluster.client() as client:
-            yield Bench(cluster, client, home, say)
+            bench = Bench(cluster, client, home, say)
+            bench.wait_until_warm(NODES)
+            yield bench
 
 
 def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, Floor]]:

@@ -152,7 +152,14 @@ def judged(everstep: Of, peers: Mapping[str, Of]) -> list[Figure]:
         everstep: at one size.
         peers: the systems of the same size that were measured, by name.
     """
-    return [_judge(goal, everstep, peers) for goal in GOALS]
+    figures = [_judge(goal, everstep, peers) for goal in GOALS]
+    commits = everstep.measured.values.get("commits")
+    if not commits:
+        return figures
+    told = f"commits ÷ steps {statistics.fmean(commits):.2f}"  # a snapshot that is seldom taken blocks seldom
+    return [
+        replace(each, reason=f"{told}; {each.reason}" if each.reason else told) if each.metric.startswith("blocked") else each for each in figures
+    ]
 
 
 def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:

@@ -77,8 +77,9 @@ def install(systems: tuple[System, ...], environments: Path, say: Callable[[str]
         if done.exists() and done.read_text() == wanted:
             continue
         say(f"installing {' '.join(requirements)} into a virtual environment of its own")
-        pip = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", TORCH, "numpy", *requirements]
-        for command in ([sys.executable, "-m", "venv", "--clear", home], pip):
+        python = str(home / "bin" / "python")
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", TORCH, "numpy", *requirements]
+        for command in ([sys.executable, "-m", "venv", "--clear", str(home)], pip):
             ran = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
             if ran.returncode:
                 raise BenchmarkFailed(f"{package} cannot be installed: {ran.stderr.strip()[-600:]}")

@@ -94,13 +94,13 @@ class CudaDevice:
         runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
     def new_stream(self) -> Any:
-        return torch.cuda.Stream(self._index)
+        return torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
 
     def current_stream(self) -> Any:
         return torch.cuda.current_stream(self._index)
 
     def new_event(self) -> Event:
-        return torch.cuda.Event()
+        return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def wait(self, stream: Any, event: Event) -> None:
         stream.wait_event(event)
@@ -113,10 +113,10 @@ class CudaDevice:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def register(self, address: int, size: int) -> bool:
-        return int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0
+        return int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0  # type: ignore[no-untyped-call]
 
     def unregister(self, address: int) -> None:
-        torch.cuda.cudart().cudaHostUnregister(address)
+        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
 
 @dataclass(slots=True)
@@ -296,4 +296,4 @@ class CudaCopier:
 
 
 def _pieces(tensor: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
-    return tensor_bytes(tensor).split(size) if tensor.numel() else ()
+    return torch.split(tensor_bytes(tensor), size) if tensor.numel() else ()

@@ -18,12 +18,20 @@ from pathlib import Path
 
 from infra.local_cloud.processes import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, kill_descendants
 
+MNT_DETACH = 2
 AWAITED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
 
 def memory_directory(instance_id: str) -> Path:
     """Return where an instance of this user keeps its slots on tmpfs."""
     return Path(f"/dev/shm/everstep-{os.getuid()}-{instance_id}")
+
+
+def remove_memory(instance_id: str) -> None:
+    """Remove what an instance kept on tmpfs, and the tmpfs that its agent may have mounted there."""
+    directory = memory_directory(instance_id)
+    ctypes.CDLL(None).umount2(os.fsencode(directory), MNT_DETACH)  # most often there is none, and that is all right
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -41,7 +49,7 @@ def main(arguments: list[str]) -> int:
         _reap(user_data_pid, exit_file(Path(script)))
     kill_descendants(os.getpid())
     _reap(user_data_pid, exit_file(Path(script)))
-    shutil.rmtree(memory_directory(instance_id), ignore_errors=True)
+    remove_memory(instance_id)
     return 0
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.local_cloud.instance_init import exit_file, memory_directory
+from infra.local_cloud.instance_init import exit_file, remove_memory
 from infra.local_cloud.processes import kill_descendants
 
 log = logging.getLogger(__name__)
@@ -104,7 +103,7 @@ class InstanceRunner:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        shutil.rmtree(memory_directory(instance_id), ignore_errors=True)
+        remove_memory(instance_id)
         exit_file(self._script(instance_id)).unlink(missing_ok=True)  # it speaks of machines that are there
         log.info("%s is gone with %d processes", instance_id, count)
 

@@ -31,7 +31,7 @@ from infra.local_cloud import preflight
 from infra.local_cloud.environment import REGION, aws_variables, local_client, process_environment
 from infra.local_cloud.errors import NotUp, PreflightFailed, StartFailed
 from infra.local_cloud.faults import Conditions
-from infra.local_cloud.instance_init import memory_directory
+from infra.local_cloud.instance_init import remove_memory
 from infra.local_cloud.parts import Parts, tail, write_private
 from infra.local_cloud.processes import descendants, end, is_agent, is_rank, kill_descendants, marked_with, wait_gone
 
@@ -459,7 +459,7 @@ class LocalCluster:
         self._parts.end(AWS)
         self._end_marked()
         for directory in self.nodes_directory.glob("*/"):
-            shutil.rmtree(memory_directory(directory.name), ignore_errors=True)
+            remove_memory(directory.name)
         (self._local / "cluster.json").unlink(missing_ok=True)
 
     def _end_marked(self) -> None:

@@ -83,6 +83,12 @@ def test_what_misses_a_goal_by_little_falls_short(metric: str, values: list[floa
     assert verdicts({**GOOD, metric: values})[row].verdict is Verdict.SHORT
 
 
+def test_rows_about_blocking_say_how_often_snapshots_were_kept() -> None:
+    found = verdicts({**GOOD, "commits": [0.4, 0.6]})
+    assert found["blocked_p50"].reason == found["blocked_p99"].reason == "commits ÷ steps 0.50"
+    assert found["commits"].verdict is Verdict.SHORT
+
+
 def test_a_moved_floor_makes_its_rows_inconclusive_whatever_they_say() -> None:
     for values in (GOOD, {**GOOD, "restore_local": [999.0]}):
         found = verdicts(values, floors=moved("memcpy"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -42,12 +43,15 @@ def test_everything_below_an_instance_goes_with_it(runner: InstanceRunner, tmp_p
     pid = runner.pids()[wanted.instance_id]
     eventually(lambda: len(descendants(pid)) == 4)
     below = [*descendants(pid), identify(pid)]
-    memory_directory(wanted.instance_id).mkdir()
+    memory = memory_directory(wanted.instance_id)
+    memory.mkdir()
+    ctypes.CDLL(None).mount(b"everstep", os.fsencode(memory), b"tmpfs", 0, b"size=64k")  # as an agent does where it may
+    (memory / "slot").write_bytes(b"x")
     runner.reconcile([wanted])
     assert runner.pids() == {wanted.instance_id: pid}, "what runs is left alone"
     runner.reconcile([])
     assert not any(process and process.is_alive for process in below)
-    assert not memory_directory(wanted.instance_id).exists()
+    assert not memory.exists()
     assert runner.pids() == {}
 
 
