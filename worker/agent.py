@@ -286,8 +286,6 @@ class Agent:
         except RanksNotGone as error:
             self._faults = (NodeFault(code="ranks_not_gone", message=str(error), is_permanent=False),)
         self._store.open_run(membership.job, membership.run)
-        for rank in list(self._store.shards):
-            self._store.settle_copiers(rank)
         self._inventory = self._store.inventory()
         self._exits = {}
         self._promising = None
@@ -340,6 +338,8 @@ class Agent:
 
     def _begin_load(self, plan: GenerationPlan, key: bytes) -> None:
         self._set(Promise(job=plan.job, run=plan.run, generation=plan.generation, phase=MemberPhase.LOADING, plan=plan, key=key))
+        for rank in list(self._store.shards):  # the promise has ended every rank and stream, and none of this generation has begun
+            self._store.settle_copiers(rank)
         self._member = Member(self._node, plan, key, on_change=self._changed)
         self._begin(self._load_member(self._member))
 

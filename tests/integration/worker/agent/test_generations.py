@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import replace
 
 import pytest
 
 from everstep.protocol.agent_messages import ExitClass, HaltRanks, Load, MemberPhase, Prepare, Start, StopTraining
 from everstep.protocol.ids import Generation, Rank
-from everstep.protocol.slot import HEADER_BYTES
+from everstep.protocol.slot import HEADER_BYTES, SlotState, pack_header, unpack_header
 from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, Fleet, Node, payload, until
 
 pytestmark = pytest.mark.integration
@@ -123,6 +124,26 @@ async def test_restarted_while_loaded(fleet: Fleet, number: int) -> None:
     await fleet.prepare()
     await fleet.load()
     await restart(fleet, fleet.nodes[number])
+    await until("the load", lambda: fleet.members(MemberPhase.LOADED))
+    await fleet.start()
+    check_restored(fleet)
+    assert fleet.plan is not None
+    await fleet.train(fleet.plan.base_step + 2)
+
+
+async def test_restarted_while_both_slots_of_its_rank_were_being_written(fleet: Fleet) -> None:
+    """It died in the middle of fetching its base: what half of it lies in is nobody's any more, and the next agent fetches again."""
+    await fleet.launch()
+    await fleet.train(3)
+    await fleet.prepare()
+    await fleet.load()
+    node = fleet.nodes[1]
+    await node.gone()
+    for path in node.slots.rglob("rank-1.slot-*"):
+        header = unpack_header(path.read_bytes())
+        with path.open("r+b") as file:
+            file.write(pack_header(replace(header, state=SlotState.WRITING)))
+    node.start()
     await until("the load", lambda: fleet.members(MemberPhase.LOADED))
     await fleet.start()
     check_restored(fleet)
