@@ -48,6 +48,7 @@ from worker.source import unpack
 from worker.storage.checkpoints import download_shard, upload_shard
 from worker.storage.object_store import ObjectStore
 from worker.tasks import end
+from worker.traffic import Traffic
 
 log = logging.getLogger(__name__)
 NO_RANK = Rank(-1)
@@ -125,6 +126,7 @@ class Member:
             keep=lambda rank: self._keep(rank, NONE),
             on_change=on_change,
             on_round_change=self._rounds.changed.notify,
+            traffic=Traffic(self.here.ranks, self.pacer, max_slowdown=plan.max_slowdown, on_distance=self._keep_distance),
             slot_count=self._slot_count,
         )
         self._told: tuple[object, ...] = ()
@@ -349,6 +351,11 @@ class Member:
                 await self._receiver.stream(session)
             case "round":
                 await self._rounds.serve(session)
+
+    def _keep_distance(self, distance: int) -> None:
+        """Iterations are common to all ranks: what the coordinator's own node sees of them stands for all."""
+        if self.server is not None:
+            self.server.keep_distance(distance)
 
     def _round_state(self) -> tuple[RankRound, ...]:
         return tuple(shard.round() for shard in self.shards.values())

@@ -19,6 +19,7 @@ from everstep.protocol.rank_messages import (
     Abandoned,
     Boundary,
     Captured,
+    IdleSpans,
     Logged,
     RankFault,
     RankHello,
@@ -39,6 +40,7 @@ from worker.rank_server import RankLine
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
 from worker.tasks import end
+from worker.traffic import Traffic
 
 log = logging.getLogger(__name__)
 MAX_METRICS = 1000
@@ -58,6 +60,7 @@ class RankLines:
         keep: Callable[[Rank], Collection[Content]],
         on_change: Callable[[], None],
         on_round_change: Callable[[], None],
+        traffic: Traffic,
         slot_count: int,
     ) -> None:
         """Begin.
@@ -69,6 +72,7 @@ class RankLines:
             keep: what must survive of a shard now.
             on_change: something that the control plane should hear has changed.
             on_round_change: something that the coordinator should hear has changed.
+            traffic: is told of boundaries, snapshots and idle spans.
             slot_count: slots per shard.
         """
         self.faults: dict[str, NodeFault] = {}
@@ -79,6 +83,7 @@ class RankLines:
         self._keep = keep
         self._on_change = on_change
         self._on_round_change = on_round_change
+        self._traffic = traffic
         self._slot_count = slot_count
         self._lines: dict[Rank, RankLine] = {}
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
@@ -137,6 +142,7 @@ class RankLines:
             case SlotsRequest():
                 self._begin(self._reserve(shard, message))
             case Captured():
+                self._traffic.captured(rank)
                 self._begin(self._seal(shard, message))
             case Abandoned():
                 self._store.settle_copiers(rank)
@@ -145,6 +151,9 @@ class RankLines:
                 shard.apply(shard.core.abandon(message.step, refusal or message.reason, late=late))
             case Boundary():
                 self._on_round_change()
+                self._traffic.boundary(rank, message, shard.page.rank(), is_sending=any(shard.core.wanted(peer) != NONE for peer in shard.core.view))
+            case IdleSpans():
+                self._traffic.spans(rank, message)
             case Logged():
                 points = [MetricPoint(generation=self.generation, step=each.step, values=each.values) for each in message.records]
                 self.metrics = (self.metrics + points)[-MAX_METRICS:] if rank == 0 else self.metrics

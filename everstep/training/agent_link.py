@@ -28,6 +28,7 @@ from everstep.protocol.rank_messages import (
     AgentToRank,
     Boundary,
     Captured,
+    IdleSpans,
     Logged,
     RankFault,
     RankHalf,
@@ -48,7 +49,7 @@ WELCOME_SECONDS = 30.0
 MAX_OUTBOX_BYTES = 1024 * 1024
 """More than this waiting means that the agent hangs; the line is cut and begun anew."""
 
-Sent = SlotsRequest | Captured | Abandoned | Boundary | Logged | RankFault
+Sent = SlotsRequest | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault
 
 
 class AgentLink(Protocol):

@@ -58,6 +58,8 @@ class Guard:
         self._flight_count = 0
         self.blocked_seconds: deque[float] = deque(maxlen=KEPT_MEASUREMENTS)
         """Of each snapshot: how long it held the training thread, its part at the boundary included."""
+        self.total_blocked_seconds = 0.0
+        """Of all snapshots together."""
         self.unstable: set[str] = set()
         """Names of tensors that were seen to change outside an optimizer step."""
 
@@ -84,7 +86,9 @@ class Guard:
             flight.ticket.join()
             changed += [name for name in flight.sources.differing(flight.copies) if name not in changed]
         flight.settle(changed)
-        self.blocked_seconds.append(flight.blocked_seconds + self._clock() - begun)
+        blocked = flight.blocked_seconds + self._clock() - begun
+        self.blocked_seconds.append(blocked)
+        self.total_blocked_seconds += blocked
         self._report(changed)
 
     def _report(self, changed: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 
 from everstep.protocol.ids import Step
-from everstep.protocol.rank_messages import AgentHalf, Boundary, Phase, RankFault, RankHalf, Standing, Welcome
+from everstep.protocol.rank_messages import AgentHalf, Boundary, IdleSpan, IdleSpans, Phase, RankFault, RankHalf, Standing, Welcome
 from everstep.training.agent_link import AgentLink
 from everstep.training.copier import Copier
 from everstep.training.data import DataStream
@@ -34,6 +34,7 @@ from everstep.training.errors import RestoreMismatch, SessionMisuse
 from everstep.training.exit_watch import ExitWatch
 from everstep.training.guard import Guard
 from everstep.training.metrics import MetricRing, numbers
+from everstep.training.profile import NetworkProfiler, TorchTrace
 from everstep.training.restore import Expected, Snapshot, agree, map_ahead, read_snapshot
 from everstep.training.script import Environment
 from everstep.training.snapshots import Snapshotter
@@ -93,6 +94,10 @@ class TrainingSession:
         self._is_restored = False
         self._is_stopped = False
         self._is_closed = False
+        self._told_blocked_seconds = 0.0
+        self._profiler: NetworkProfiler | None = None
+        if link.has_agent and environment.world_size > 1:
+            self._profiler = NetworkProfiler(self._report_spans, TorchTrace())
         for adapter in state.adapters:
             for optimizer in adapter.optimizers().values():
                 optimizer.register_step_pre_hook(lambda *_: self._guard.reach())
@@ -180,11 +185,14 @@ class TrainingSession:
         if not self._is_restored or self._is_closed:
             raise SessionMisuse("boundary() belongs between restore() and close()")
         self._guard.reach()
+        passed_at = self._clock()
         self._boundary += 1
         self._state.end_step()
         self._publish(boundary=self._boundary)
         if self._link.has_agent:
-            self._nudge()
+            self._nudge(passed_at)
+            if self._profiler is not None:
+                self._profiler.boundary(passed_at)
             decision = self._attend()
             self._snapshotter.prepare()
             if decision is not None and decision.must_wait:
@@ -241,6 +249,8 @@ class TrainingSession:
             return
         self._is_closed = True
         self._exit_watch.cancel()
+        if self._profiler is not None:
+            self._profiler.close()
         self._guard.reach()
         self._ring.close()
         if self._link.has_agent and self._is_restored:
@@ -330,8 +340,17 @@ class TrainingSession:
     def _is_step_complete(self, before: int | None, count: int, accumulate: int) -> bool:
         return count >= accumulate if before is None else self._state.steps_made() != before
 
-    def _nudge(self) -> None:
-        self._link.hint(Boundary(generation=self._link.generation, boundary=Step(self._boundary)))
+    def _nudge(self, passed_at: float = 0.0) -> None:
+        """Have the agent look at the page; tell it when a boundary was passed just now, and what saving took since the one before."""
+        blocked = 0.0
+        if passed_at:
+            blocked = self._guard.total_blocked_seconds - self._told_blocked_seconds
+            self._told_blocked_seconds += blocked
+        step = Step(self._boundary)
+        self._link.hint(Boundary(generation=self._link.generation, boundary=step, at_seconds=passed_at, blocked_seconds=blocked))
+
+    def _report_spans(self, iteration_seconds: float, spans: tuple[IdleSpan, ...]) -> None:
+        self._link.send(IdleSpans(generation=self._link.generation, iteration_seconds=iteration_seconds, spans=spans))
 
     def _publish(
         self,

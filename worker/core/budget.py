@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 
 KEPT = 192
 """Iterations of either kind that are remembered."""
-ENOUGH = 32
-"""Iterations of either kind without which nothing is concluded."""
+ENOUGH, LEAST = 32, 8
+"""Loaded iterations without which nothing is concluded: the first while every step is proposed, fewer the rarer they are."""
+ENOUGH_QUIET = 16
+"""Quiet iterations to compare them with; before that, what the rank was held is all that counts."""
 GROWTH = 2
 """The interval grows by this factor at once, at most; then what it costs is measured anew."""
 BEYOND_DOUBT = 2.0
@@ -85,12 +87,12 @@ class Budget:
     @property
     def slowdown(self) -> float | None:
         """What saving costs now, as a part of the mean iteration; None before anything is known."""
-        if len(self.quiet) < ENOUGH or len(self.loaded) < ENOUGH:
+        if len(self.quiet) < ENOUGH_QUIET or len(self.loaded) < LEAST:
             return None
         return self._cost(0.0) / self.interval / statistics.median(self.quiet)
 
     def _settled(self) -> Budget:
-        if len(self.loaded) < ENOUGH:
+        if len(self.loaded) < max(LEAST, ENOUGH // self.interval):
             return self
         likely = self._needed(self._cost(LIKELY))
         if likely < self.interval:
@@ -107,7 +109,7 @@ class Budget:
     def _cost(self, errors: float) -> float:
         """Return seconds per snapshot, so many standard errors above what was measured; what the rank was held is certain."""
         extra = statistics.median(self.blocked)  # an audit, now and then, is no usual cost
-        if len(self.quiet) >= ENOUGH:
+        if len(self.quiet) >= ENOUGH_QUIET:
             difference = statistics.median(self.loaded) - statistics.median(self.quiet)
             extra = max(extra, difference + errors * math.hypot(_error(self.loaded), _error(self.quiet)))
         return extra * self.iterations_per_snapshot

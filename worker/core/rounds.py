@@ -159,6 +159,8 @@ class Coordinator:
     every_steps: int
     """Interval of checkpoints in S3; 0: only at an agreed stop."""
     slot_count: int = 2
+    distance: int = 1
+    """Steps from a committed step to the next proposed one, at least: what the job's budget allows (`worker.core.budget`)."""
     committed: Step = NONE
     proposed: Step = NONE
     newest: Step = NONE
@@ -196,6 +198,10 @@ class Coordinator:
         """Take the newest state of some ranks and everything that follows from it."""
         newest = {each.rank: each for each in (*self.ranks, *rounds)}
         return replace(self, ranks=tuple(newest[rank] for rank in sorted(newest))).advance()
+
+    def keep_distance(self, distance: int) -> Coordinator:
+        """Propose steps so far apart from now on; one that is proposed already stays."""
+        return replace(self, distance=distance)
 
     def request_stop(self) -> Coordinator:
         """Ask for an agreed stop; asking again changes nothing."""
@@ -330,8 +336,9 @@ class Coordinator:
             if self.final > self.newest or all(each.proposed != self.final for each in self.ranks):
                 return replace(self, proposed=self.final, newest=max(self.newest, self.final))
             return self
-        step = max(self.highest_boundary + self.lead, self.newest + 1)
+        soonest = max(self.highest_boundary + self.lead, self.newest + 1)
+        step = max(soonest, self.committed + self.distance)
         if self.every_steps:
-            multiple = -(-step // self.every_steps) * self.every_steps
-            step = multiple if multiple - step <= self.cadence else step  # checkpoints fall on multiples of the interval
+            multiple = -(-soonest // self.every_steps) * self.every_steps
+            step = multiple if multiple - step <= self.cadence else step  # checkpoints fall on multiples of the interval, and none is left out
         return replace(self, proposed=Step(step), newest=Step(step))

@@ -79,6 +79,10 @@ class RoundServer:
         if rounds:
             self._apply(self.core.report(*rounds))
 
+    def keep_distance(self, distance: int) -> None:
+        """Propose steps so far apart from now on."""
+        self._apply(self.core.keep_distance(distance))
+
     def request_stop(self) -> None:
         """Ask all ranks to stop at one step."""
         self._apply(self.core.request_stop())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,25 @@ def test_the_base_is_never_captured_again(tmp_path: Path, begin: Begin) -> None:
             session.boundary()
         agent.wait_for(lambda: any(message.boundary == 5 for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
         assert agent.of_kind(Abandoned) == agent.of_kind(Captured) == []
+
+
+def test_boundaries_say_when_they_were_passed_and_what_saving_took(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1) as agent:
+        session, step = begin(agent)
+        begun = time.monotonic()
+        for _ in range(6):
+            step()
+            session.boundary()
+        ended = time.monotonic()
+        agent.wait_for(lambda: any(message.boundary == 6 for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
+        passed = [message for _, message in agent.of_kind(Boundary) if message.at_seconds]  # type: ignore[attr-defined]
+        times = [message.at_seconds for message in passed]
+        assert times == sorted(set(times))
+        assert all(begun <= at <= ended for at in times)
+        assert passed[-1].boundary == 6
+        assert session.blocked_seconds
+        told = sum(message.blocked_seconds for message in passed)
+        assert 0 < told <= sum(session.blocked_seconds) + 1e-9
 
 
 def test_refused_slots_make_it_abandon_with_the_reason(tmp_path: Path, begin: Begin) -> None:

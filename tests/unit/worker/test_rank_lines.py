@@ -17,8 +17,10 @@ from tests.unit.worker.rank_plans import rank_plan
 from worker.core.rounds import NONE, Shard
 from worker.owned_shard import OwnedShard
 from worker.rank_lines import NO_LAYOUT, RankLines
+from worker.replication.pacing import NodePacer
 from worker.shm.rank_page import RankPage
 from worker.shm.store import SlotStore
+from worker.traffic import Traffic
 
 PLAN = rank_plan()
 RANK = Rank(0)
@@ -61,6 +63,7 @@ class Place:
             keep=lambda rank: (),
             on_change=lambda: None,
             on_round_change=lambda: None,
+            traffic=Traffic([RANK], NodePacer(), max_slowdown=0.01, on_distance=lambda distance: None),
             slot_count=2,
         )
         self.line = Line()

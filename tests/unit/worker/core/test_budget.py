@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.core.budget import ENOUGH, MAX_INTERVAL, REST_EVERY, Budget
+from worker.core.budget import ENOUGH, GROWTH, MAX_INTERVAL, REST_EVERY, Budget
 
 
 def train(
@@ -49,7 +50,7 @@ def test_free_snapshots_are_taken_at_every_step_but_for_the_rests() -> None:
 
 
 def test_what_costs_too_much_comes_less_often_until_it_fits() -> None:
-    budget, seconds, _ = train(Budget(0.01), 1200, extra=0.1)
+    budget, seconds, _ = train(Budget(0.01), 2500, extra=0.1)
     assert budget.interval == 10
     late = seconds[-500:]
     assert sum(late) / len(late) - 1 <= 0.0101
@@ -57,20 +58,36 @@ def test_what_costs_too_much_comes_less_often_until_it_fits() -> None:
 
 
 def test_snapshots_that_last_for_several_iterations_cost_that_much_more() -> None:
-    budget, seconds, _ = train(Budget(0.01), 2000, extra=0.05, lasts=3)
+    budget, seconds, _ = train(Budget(0.01), 2500, extra=0.05, lasts=3)
     assert budget.interval == pytest.approx(15, abs=1)
     late = seconds[-500:]
     assert sum(late) / len(late) - 1 <= 0.0105
 
 
 def test_time_that_the_rank_was_held_counts_before_there_is_anything_to_compare_with() -> None:
-    budget, _, _ = train(Budget(0.01), ENOUGH, extra=0.0, blocked=0.05)
+    budget, _, _ = train(Budget(0.01), ENOUGH, blocked=0.05)
     assert budget.slowdown is None
-    assert budget.interval == 5
+    assert budget.interval == GROWTH
+    assert train(budget, 500, blocked=0.05)[0].interval == 5
+
+
+def test_an_audit_now_and_then_is_no_usual_cost() -> None:
+    budget = Budget(0.01)
+    for number in range(3 * ENOUGH):
+        budget = budget.iteration(1.0, blocked_seconds=0.5 if number < 3 else 0.001, is_loaded=True, has_begun=True)
+    assert budget.interval == 1
+
+
+def test_it_grows_step_by_step_each_time_by_what_is_measured_then() -> None:
+    budget, intervals = Budget(0.001), []
+    for _ in range(2500):
+        budget = train(budget, 1, extra=0.1)[0]
+        intervals.append(budget.interval)
+    assert all(after <= GROWTH * before for before, after in itertools.pairwise(intervals))
 
 
 def test_it_comes_more_often_again_when_there_is_room() -> None:
-    budget, _, _ = train(Budget(0.01), 1200, extra=0.1)
+    budget, _, _ = train(Budget(0.01), 2500, extra=0.1)
     assert budget.interval == 10
     budget, _, snapshots = train(budget, 1500, extra=0.0)
     assert budget.interval == 1
@@ -78,12 +95,15 @@ def test_it_comes_more_often_again_when_there_is_room() -> None:
 
 
 def test_a_budget_allows_what_it_says() -> None:
-    found = {allowed: train(Budget(allowed), 1000, extra=0.1)[0].interval for allowed in (0.001, 0.01, 0.05, 0.2)}
+    found = {allowed: train(Budget(allowed), 4000, extra=0.1)[0].interval for allowed in (0.001, 0.01, 0.05, 0.2)}
     assert found == {0.001: 100, 0.01: 10, 0.05: 2, 0.2: 1}
 
 
 def test_an_interval_has_an_end() -> None:
-    assert train(Budget(1e-6), 900, extra=0.5, blocked=0.5)[0].interval == MAX_INTERVAL
+    budget = Budget(1e-6)
+    for _ in range(300):
+        budget = budget.iteration(1.0, blocked_seconds=0.5, is_loaded=True, has_begun=True)
+    assert budget.interval == MAX_INTERVAL
 
 
 @settings(deadline=None, max_examples=5)
@@ -96,7 +116,7 @@ def test_noise_alone_hardly_changes_anything(seed: int) -> None:
 @settings(deadline=None, max_examples=5)
 @given(seed=st.integers(0, 10_000), extra=st.floats(0.05, 0.5))
 def test_the_slowdown_is_kept_in_noise_too(seed: int, extra: float) -> None:
-    _, seconds, _ = train(Budget(0.02), 1500, extra=extra, noise=0.01, seed=seed)
+    _, seconds, _ = train(Budget(0.02), 2500, extra=extra, noise=0.01, seed=seed)
     late = seconds[-800:]
     assert sum(late) / len(late) - 1 <= 0.03
 

@@ -310,3 +310,28 @@ class TestEnd:
         if standing.proposed == NONE:
             standing = standing.report(*self.closing(7, 1, NONE))
         assert standing.proposed == 7
+
+
+def test_steps_are_proposed_as_far_apart_as_the_budget_wants() -> None:
+    core = running().keep_distance(10)
+    assert core.proposed == 2  # what is proposed stays
+    core = core.report(*both(2, 1, 2, Vote.ACKED))
+    assert (core.committed, core.proposed) == (2, 12)
+    core = core.keep_distance(1).report(*both(12, 2, 12, Vote.ACKED))
+    assert core.proposed == 13
+
+
+def test_an_abandoned_step_has_cost_nothing_the_next_one_comes_soon() -> None:
+    core = running().keep_distance(10).report(*both(2, 1, 2, Vote.ACKED))
+    core = core.report(*both(12, 2, 12, Vote.ABANDON, reason="late", is_late=True))
+    assert core.proposed == 14  # lead is 2 now
+
+
+def test_a_distance_leaves_no_checkpoint_out() -> None:
+    core = Coordinator.begin(world_size=2, base=Step(0), every_steps=4).report(*both(1, NONE, 1, Vote.ACKED)).keep_distance(10)
+    core = core.report(*both(2, 1, core.proposed, Vote.ACKED))
+    found = [core.proposed]
+    for _ in range(3):
+        core = core.report(*both(core.proposed, core.committed, core.proposed, Vote.ACKED))
+        found.append(core.proposed)
+    assert found == [4, 8, 12, 16] or all(step % 4 == 0 for step in found)

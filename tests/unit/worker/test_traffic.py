@@ -1,0 +1,157 @@
+"""What an agent makes of the iterations of its ranks: paced senders, and proposals that the budget can pay for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf, Standing
+from worker.core.budget import ENOUGH
+from worker.replication.pacing import ENOUGH_TRANSFERS, NodePacer, SpanPacer, Unpaced
+from worker.traffic import Traffic
+
+MOVING = RankHalf(generation=1, phase=Phase.TRAIN)
+SPANS = IdleSpans(generation=Generation(1), iteration_seconds=1.0, spans=(IdleSpan(0.2, 0.4, 0.0),))
+
+
+class Node:
+    """A node with ranks 4 and 5 that trains."""
+
+    def __init__(self, max_slowdown: float = 0.01) -> None:
+        self.pacer = NodePacer()
+        self.distances: list[int] = []
+        self.traffic = Traffic([Rank(5), Rank(4)], self.pacer, max_slowdown=max_slowdown, on_distance=self.distances.append)
+        self.now = 100.0
+        self.step = 0
+
+    def iterate(self, seconds: float = 1.0, *, captured: bool = False, sending: bool = False, blocked: float = 0.0, rank: int = 4) -> None:
+        if captured:
+            self.traffic.captured(Rank(rank))
+        self.now += seconds
+        self.step += 1
+        message = Boundary(generation=Generation(1), boundary=Step(self.step), at_seconds=self.now, blocked_seconds=blocked)
+        self.traffic.boundary(Rank(rank), message, MOVING, is_sending=sending)
+
+    def transfers(self, seconds: float = 0.1) -> None:
+        for _ in range(ENOUGH_TRANSFERS):
+            self.pacer.measured(1_000_000, seconds)
+
+
+def with_loop(work: Callable[[], None]) -> None:
+    async def run() -> None:
+        work()
+
+    asyncio.run(run())
+
+
+def test_replicas_are_paced_once_spans_and_link_are_known() -> None:
+    def work() -> None:
+        node = Node()
+        node.traffic.spans(Rank(4), SPANS)
+        node.iterate()
+        assert isinstance(node.pacer.current, Unpaced)
+        node.transfers()
+        node.iterate()
+        assert isinstance(node.pacer.current, SpanPacer)
+        paced = node.pacer.current
+        node.iterate()
+        assert node.pacer.current is paced
+        node.traffic.spans(Rank(4), SPANS)  # iterations have drifted
+        node.iterate()
+        assert node.pacer.current is not paced
+
+    with_loop(work)
+
+
+@pytest.mark.parametrize(
+    ("spans", "transfer_seconds"),
+    [
+        ((), 0.1),  # no pattern, or no network
+        ((IdleSpan(0.2, 0.4, 0.2),), 0.1),  # it moves by more than it is long
+        (SPANS.spans, 0.001),  # too short to be in anybody's way
+    ],
+)
+def test_chunks_go_at_once_where_pacing_has_nothing_to_gain(spans: tuple[IdleSpan, ...], transfer_seconds: float) -> None:
+    def work() -> None:
+        node = Node()
+        node.transfers(transfer_seconds)
+        node.traffic.spans(Rank(4), IdleSpans(generation=Generation(1), iteration_seconds=1.0, spans=spans))
+        node.iterate()
+        assert isinstance(node.pacer.current, Unpaced)
+
+    with_loop(work)
+
+
+def test_another_rank_of_the_node_changes_nothing() -> None:
+    def work() -> None:
+        node = Node()
+        node.transfers()
+        node.traffic.spans(Rank(5), SPANS)
+        for _ in range(2 * ENOUGH):
+            node.iterate(rank=5, captured=True, blocked=0.5)
+            node.iterate(rank=5)
+        assert isinstance(node.pacer.current, Unpaced)
+        assert node.traffic.budget.loaded == node.traffic.budget.quiet == ()
+        assert node.distances == []
+
+    with_loop(work)
+
+
+@pytest.mark.parametrize("half", [RankHalf(generation=1, phase=Phase.EVAL), RankHalf(generation=1, phase=Phase.TRAIN, standing=Standing.CLOSING)])
+def test_a_rank_that_does_not_iterate_leaves_the_network_to_snapshots(half: RankHalf) -> None:
+    async def work() -> None:
+        node = Node()
+        node.transfers()
+        node.traffic.spans(Rank(4), SPANS)
+        node.now = asyncio.get_running_loop().time() - 1.0
+        node.iterate(1.0)
+        waiting = asyncio.create_task(node.pacer.admit(10_000_000))  # a second of the link: no span holds it
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        node.traffic.boundary(Rank(4), Boundary(generation=Generation(1), boundary=Step(1)), half, is_sending=True)
+        async with asyncio.timeout(30):
+            await waiting
+
+    asyncio.run(work())
+
+
+def test_snapshots_that_cost_more_than_the_budget_come_less_often() -> None:
+    node = Node(max_slowdown=0.1)
+    node.iterate()
+    for _ in range(ENOUGH):
+        node.iterate(1.0)
+    for _ in range(ENOUGH):
+        node.iterate(1.2, captured=True)
+    assert node.distances == [2]
+    assert node.traffic.budget.interval == 2
+
+
+def test_an_iteration_in_which_a_holder_is_still_owed_something_is_a_loaded_one() -> None:
+    node = Node()
+    node.iterate()
+    node.iterate(captured=True)
+    node.iterate(sending=True)
+    node.iterate()
+    assert (len(node.traffic.budget.loaded), len(node.traffic.budget.quiet)) == (2, 1)
+
+
+def test_time_spent_otherwise_is_no_iteration() -> None:
+    node = Node()
+    node.iterate()
+    node.traffic.boundary(Rank(4), Boundary(generation=Generation(1), boundary=Step(1)), RankHalf(generation=1, phase=Phase.EVAL), is_sending=False)
+    node.iterate(500.0)
+    node.iterate(1.0)
+    assert node.traffic.budget.quiet == (1.0,)
+
+
+def test_news_that_is_late_or_says_no_time_is_not_counted() -> None:
+    node = Node()
+    node.iterate()
+    for at in (0.0, node.now - 5.0):
+        message = Boundary(generation=Generation(1), boundary=Step(1), at_seconds=at)
+        node.traffic.boundary(Rank(4), message, MOVING, is_sending=False)
+    node.iterate(1.0)
+    assert node.traffic.budget.quiet == (1.0,)

@@ -1,0 +1,102 @@
+"""What the iterations of a node's ranks say about snapshots: when they may use the network, and how often they are worth it.
+
+    Boundary, Captured ──▶ Budget ──distance──▶ Coordinator
+    IdleSpans ──▶ SpanPacer ──▶ senders
+
+One local rank speaks for all: collectives make their iterations one. Invariant: what is not known changes nothing: without a profile chunks go at
+once, without measurements every step is proposed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from everstep.protocol.ids import Rank
+from everstep.protocol.rank_messages import Boundary, IdleSpans, Phase, RankHalf, Standing
+from worker.core.budget import Budget
+from worker.core.chunks import Link, usable
+from worker.replication.pacing import NodePacer, SpanPacer, Unpaced
+
+log = logging.getLogger(__name__)
+ALPHA_SECONDS = 0.0002
+"""Start-up time of a chunk: a wake-up and a system call."""
+WORTH_RATIO = 0.02
+"""Below this part of an iteration, transfers are too short to be paced, or idle spans to hold anything: chunks go at once."""
+
+
+class Traffic:
+    """One owner: the node's `Member`; every method on the agent's loop."""
+
+    def __init__(self, ranks: Sequence[Rank], pacer: NodePacer, *, max_slowdown: float, on_distance: Callable[[int], None]) -> None:
+        """Begin with everything unknown.
+
+        Args:
+            ranks: of this node; the first one speaks for all.
+            pacer: the node's.
+            max_slowdown: the job's.
+            on_distance: told how far apart steps are to be proposed, when that changes.
+        """
+        self.budget = Budget(max_slowdown)
+        self._speaker = min(ranks)
+        self._pacer = pacer
+        self._on_distance = on_distance
+        self._profile: IdleSpans | None = None
+        self._passed_at: float | None = None
+        self._has_captured = False
+
+    def captured(self, rank: Rank) -> None:
+        """A snapshot of a rank is complete on this node."""
+        self._has_captured |= rank == self._speaker
+
+    def spans(self, rank: Rank, message: IdleSpans) -> None:
+        """Take what a rank's profiler found; a later profile replaces it."""
+        if rank == self._speaker:
+            self._profile = message
+            self._pacer.current = Unpaced()  # until the link is known as it is now
+
+    def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> None:
+        """Take a boundary into account, or that a rank no longer passes any.
+
+        Args:
+            rank: whose.
+            message: as it came.
+            half: the rank's half of its page.
+            is_sending: a holder is owed something.
+        """
+        if rank != self._speaker:
+            return
+        if half.standing is not Standing.MOVING or half.phase is not Phase.TRAIN:
+            self._passed_at = None
+            self._pacer.pause()
+        elif message.at_seconds > (self._passed_at or 0.0):
+            self._iteration(message, is_sending=is_sending)
+            self._pace()
+            self._pacer.boundary(message.at_seconds)
+
+    def _iteration(self, message: Boundary, *, is_sending: bool) -> None:
+        begun_at, self._passed_at = self._passed_at, message.at_seconds
+        has_captured, self._has_captured = self._has_captured, False
+        if begun_at is None:
+            return
+        before = self.budget
+        self.budget = before.iteration(
+            message.at_seconds - begun_at,
+            blocked_seconds=message.blocked_seconds,
+            is_loaded=has_captured or is_sending,
+            has_begun=has_captured,
+        )
+        if self.budget.interval != before.interval:
+            log.info("a step is proposed every %d steps: snapshots may cost %.2g of an iteration", self.budget.interval, before.max_slowdown)
+        if self.budget.distance != before.distance:
+            self._on_distance(self.budget.distance)
+
+    def _pace(self) -> None:
+        """Put the profile to use as soon as the link is known, if there is anything to gain."""
+        profile, rate = self._profile, self._pacer.bytes_per_second
+        if profile is None or rate is None or not isinstance(self._pacer.current, Unpaced):
+            return
+        least = WORTH_RATIO * profile.iteration_seconds
+        if self._pacer.transfer_seconds >= least and sum(usable(span).seconds for span in profile.spans) >= least:
+            self._pacer.current = SpanPacer(profile.spans, Link(rate, ALPHA_SECONDS), iteration_seconds=profile.iteration_seconds)
+            log.info("replicas go into %d idle spans of an iteration of %.3f s", len(profile.spans), profile.iteration_seconds)
