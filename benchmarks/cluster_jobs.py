@@ -48,7 +48,10 @@ class Bench:
             EntryPoint=entry_point,
             HyperParameters={key: str(value) for key, value in hyperparameters.items()},
             NodeCount=nodes,
-            Protection={"Copies": copies},
+            Protection={
+                "Copies": copies,
+                "MaxSlowdown": 1,
+            },  # its nodes share the cores of one machine: snapshots cost what they would not on their own
             **more,
         )
         return BenchJob(self, name, nodes)

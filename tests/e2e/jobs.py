@@ -99,7 +99,10 @@ class Workplace:
             HyperParameters={**parameters, "gate": str(gate)},
             NodeCount=shape.nodes,
             RanksPerNode=shape.ranks_per_node,
-            Protection={"Copies": shape.copies},
+            Protection={
+                "Copies": shape.copies,
+                "MaxSlowdown": 1,
+            },  # its nodes share the cores of one machine: snapshots cost what they would not on their own
             **(request or {}),
         )
         return Job(self, name, shape, parameters, gate)
