@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import pytest_randomly
+from hypothesis import HealthCheck, settings
 
 from tests.warm_parent import WarmParent
 
@@ -15,6 +16,10 @@ from tests.warm_parent import WarmParent
 def _seed_torch(seed: int) -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(seed)
+
+
+settings.register_profile("everstep", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no bug
+settings.load_profile("everstep")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,7 +5,7 @@ The invariants are asserted inside the simulation, at every pass; here is what m
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control_plane.core import placement
@@ -27,7 +27,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+@settings(max_examples=60)
 @given(st.lists(EVENTS, max_size=25))
 def test_whatever_happens(story: list[tuple[str, int, int]]) -> None:
     simulation = fresh()
@@ -65,7 +65,7 @@ def test_whatever_happens(story: list[tuple[str, int, int]]) -> None:
     simulation.settle()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 20), st.data())
 def test_one_lost_node_costs_no_committed_step(steps: int, data: st.DataObject) -> None:
     simulation = fresh()
