@@ -38,12 +38,12 @@ from infra.local_cloud.errors import LocalCloudError
 from infra.local_cloud.up import ClusterOptions, LocalCluster
 
 HOME = ROOT / ".everstep" / "bench"
-SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.3, 0.15
+SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.15
 """Long spans: beside the optimizer's step long enough for a snapshot to be replicated."""
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
 """Short spans: twice the copy."""
 LAUNCH_SECONDS = 240.0
-MODEL_STEPS = 45
+MODEL_STEPS = 40
 LARGE_STATE_MIB = 512
 LARGE_PEERS = ("lm-resiliency", "DLRover flash checkpoint", "torchft in place")
 """Of a large state only the peers that Everstep is held against."""
@@ -62,24 +62,29 @@ class Size:
 def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool) -> list[Size]:
     """Return what is measured of each size."""
 
-    def repeats(state_mib: int, spaced: int, tight: int, restores: int) -> Repeats:
+    def repeats(state_mib: int, *, spaced: int, tight: int, local_restores: int, others: int) -> Repeats:
         gib = state_mib / 1024
         return Repeats(
             spaced_steps=spaced,
             tight_steps=tight,
-            protects=restores,
-            local_restores=min(3, restores),
-            peer_restores=restores,
+            protects=others,
+            local_restores=local_restores,
+            peer_restores=others,
             span_seconds=SPAN_SECONDS_PER_GIB * gib + SPAN_SECONDS,
             tight_span_seconds=TIGHT_SECONDS_PER_GIB * gib + TIGHT_SECONDS,
         )
+
+    def everstep(state_mib: int) -> Repeats:
+        # Two ranks in two launches: 100 snapshots for a p99. Ranks restore from their own node beside every restore from a peer, too.
+        full = repeats(state_mib, spaced=26, tight=12, local_restores=3, others=5)
+        return repeats(state_mib, spaced=8, tight=10, local_restores=2, others=2) if is_quick else full
 
     return [
         Size(
             state_mib=mib,
             peers=tuple(peer for peer in peers if mib < LARGE_STATE_MIB or peer.name in LARGE_PEERS),
-            everstep=repeats(mib, 8, 10, 2) if is_quick else repeats(mib, 26, 20, 5),
-            peer=repeats(mib, 3, 3, 2) if is_quick else repeats(mib, 5, 5, 5),
+            everstep=everstep(mib),
+            peer=repeats(mib, spaced=5, tight=3, local_restores=5, others=5),
         )
         for mib in sizes_mib
     ]

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parent / "rank" / "char_gpt.py"
 EXAMPLE = ROOT / "examples" / "char_gpt"
 KINDS = {"ddp": "DDP", "zero3": "ZeRO-3"}
 NOBODY, LM_RESILIENCY = "none", "lm_resiliency"
-WARM_UP_STEPS = 15
+WARM_UP_STEPS = 12
 LEAST_COMMITS_RATIO = 0.95
 GIB = 1024**3
 
@@ -108,6 +108,8 @@ def _alone(environments: Path, directory: Path, parameters: Mapping[str, object]
     python = str(peer.python(environments)) if parameters["system"] == LM_RESILIENCY else None
     told = json.dumps({key: str(value) for key, value in parameters.items()})
     environment = {"BENCH_DIRECTORY": str(directory), "BENCH_EXAMPLE": str(EXAMPLE), "EVERSTEP_HYPERPARAMETERS": told}
+    if python is not None:  # the same extension built for two environments in turn would be built at every launch
+        environment["TORCH_EXTENSIONS_DIR"] = str(environments / "torch_extensions")
     run_ranks([str(SCRIPT)], directory, environment, python=python, timeout_seconds=200)
     return [json.loads((directory / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 

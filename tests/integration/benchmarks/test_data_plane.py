@@ -117,6 +117,15 @@ def test_a_dump_tells_one_bit(state: State, tmp_path: Path) -> None:
     assert not equal_to_dump(tensors[:-1], tmp_path / "dump")
 
 
+def test_every_step_changes_every_tensor_throughout() -> None:
+    state = State(1, 0)
+    for _ in range(200):
+        state.advance()
+    before = [tensor.clone() for _, tensor in state.tensors()]
+    state.advance()
+    assert all((tensor != old).float().mean() > 0.99 for old, (_, tensor) in zip(before, state.tensors(), strict=True))
+
+
 class Session:
     """Live tensors, as a session shows them."""
 

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.data_plane import char_gpt, report
 from benchmarks.data_plane.__main__ import sizes_of
-from benchmarks.data_plane.everstep import EverstepLaunch, Restored
+from benchmarks.data_plane.everstep import ATTEMPTS, EverstepLaunch, Restored
 from benchmarks.data_plane.picture import draw
 from benchmarks.data_plane.rows import EVERSTEP, GOALS, KNOWN, KNOWN_FLOORS, Figure, Of, Verdict, judged, peer_figure
 from benchmarks.data_plane.samples import AUDITED_COUNT, GIB, Measured, of_everstep, of_peer
@@ -210,7 +210,15 @@ def test_large_states_are_measured_with_the_peers_that_matter() -> None:
     small, large = sizes_of([256, 1024], PEERS, is_quick=False)
     assert small.peers == PEERS
     assert {peer.name for peer in large.peers} >= {goal.peer[0] for goal in GOALS if goal.peer is not None}
-    assert large.everstep.span_seconds > 3 * small.everstep.span_seconds
+    assert large.everstep.span_seconds > 2.5 * small.everstep.span_seconds
+
+
+def test_every_metric_is_repeated_ten_times_in_two_launches() -> None:
+    for size in sizes_of([256, 1024], PEERS, is_quick=False):
+        assert min(2 * size.peer.spaced_steps, 2 * size.peer.protects, 2 * size.peer.local_restores, 2 * size.peer.peer_restores) >= 10
+        assert 4 * size.everstep.spaced_steps >= 100  # two ranks: a p99 that is not the worst
+        assert 2 * size.everstep.peer_restores >= 10
+        assert size.everstep.local_restores + size.everstep.peer_restores < ATTEMPTS
 
 
 def launches(step: float, cpu: float, commits: float = 1.0, again: float | None = None) -> char_gpt.Launches:
