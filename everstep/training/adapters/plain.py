@@ -14,6 +14,7 @@ from operator import attrgetter
 import torch
 from torch.optim.optimizer import Optimizer
 
+from everstep.protocol.slot import align
 from everstep.training.adapters.base import (
     AdapterState,
     Layout,
@@ -125,8 +126,10 @@ class PlainAdapter:
                 owner._buffers[key] = saved.to(device, copy=True)
         for named in self._optimizers:
             named.load(tensors, values["optimizers"][named.name])
+        # Most gradients are dropped before they are read: their zeros cost nothing in memory that nobody has touched.
+        arena = Arena(sum(align(parameter.nbytes) for parameter in self._parameters.values()))
         for (name, parameter), state in zip(self._parameters.items(), values["gradients"], strict=True):
-            self._load_gradient(parameter, state, tensors.get(f"gradient/{name}"))
+            self._load_gradient(parameter, state, tensors.get(f"gradient/{name}"), arena)
 
     def synchronize(self) -> None:
         """Nothing: every rank loaded its own."""
@@ -224,11 +227,13 @@ class PlainAdapter:
             states.append(_NO_GRADIENT if gradient is None else _LIVE_GRADIENT if is_live else _ZERO_GRADIENT)
         return bytes(states)
 
-    def _load_gradient(self, parameter: torch.nn.Parameter, state: int, saved: torch.Tensor | None) -> None:
+    def _load_gradient(self, parameter: torch.nn.Parameter, state: int, saved: torch.Tensor | None, arena: Arena) -> None:
         if state == _NO_GRADIENT:
             parameter.grad = None
             return
-        value = torch.zeros_like(self.local(parameter).detach())
+        local = self.local(parameter).detach()
+        fresh = arena.empty(local.shape, local.dtype) if local.device.type == "cpu" and local.is_contiguous() else None
+        value = torch.zeros_like(local) if fresh is None else fresh
         if state == _LIVE_GRADIENT and saved is not None:
             value = value.to(saved.dtype).copy_(saved)
         parameter.grad = self.rewrap(parameter, value)
