@@ -25,13 +25,13 @@ class Arena:
     def __init__(self, size: int) -> None:
         self._map = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._offset = 0
+        self._address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
+        if len(self._map) >= HUGE_PAGE_BYTES:
+            prefer_huge(self._address, len(self._map))
 
     def prefault(self) -> None:
         """Give the mapping its pages, huge ones where the kernel has them. In a thread."""
-        address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
-        if len(self._map) >= HUGE_PAGE_BYTES:
-            prefer_huge(address, len(self._map))
-        populate(address, len(self._map), is_written=True)
+        populate(self._address, len(self._map), is_written=True)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor | None:
         """Return memory for a tensor, zero until it is written; None where no room is left."""

@@ -65,7 +65,8 @@ class _Tensors:
         self.unstable_count = len(unstable)
         tensors = list(enumerate(chain.from_iterable(lists)))
         is_later = [state.is_deferred and state.name not in unstable for _, state in tensors]
-        self.later = Sources(list(compress(tensors, is_later)))
+        # Large ones first: the copier is busy without the interpreter's lock, then, while the script goes on.
+        self.later = Sources(sorted(compress(tensors, is_later), key=lambda pair: -pair[1].tensor.nbytes))
         self.now = Sources(list(compress(tensors, map(operator.not_, is_later))))
         self.count = len(tensors)
 
