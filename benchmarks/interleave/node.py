@@ -2,18 +2,22 @@
 
     python -m benchmarks.interleave.node CASE.json NODE DIRECTORY
 
-Snapshot bytes travel over the product's sessions (`worker.replication.tcp`), admitted by its pacers; what stands in for a receiver's buffer that is
-copied out before the next one is sent is a timed wait at the link's rate, as fast as GEMINI measured it.
+Snapshot bytes leave as they do in the product: by `worker.replication.streams.send_chunks`, admitted by its pacers, one stream to each holder. The
+handshake and the slots are left out. What stands in for a receiver's buffer that is copied out before the next chunk is sent is a timed wait at the
+link's rate, as fast as GEMINI measured it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,28 +25,36 @@ from typing import Any
 from benchmarks.interleave.network import Network
 from benchmarks.interleave.schemes import BUFFER_BYTES, BUFFERS, Scheme
 from benchmarks.interleave.wire import read_case
-from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.peer_messages import EndShard, ShardSealed
+from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.rank_messages import IdleSpan
+from everstep.protocol.slot import CHUNK_BYTES
 from worker.core.chunks import MU_RATIO, UNIFORM_SHARE, Link, ScheduledChunk, partition
-from worker.errors import PeerError
-from worker.replication.pacing import Pacer, SpanPacer, UniformPacer, Unpaced
-from worker.replication.tcp import PeerListener, TcpSession, dial
-from worker.replication.transport import Chunk, Credentials
+from worker.replication.pacing import Pacer, SpanPacer, UniformPacer
+from worker.replication.streams import Streams, send_chunks
+from worker.traffic import ALPHA_SECONDS
 
 PORT = 7077
 TCP_NOTSENT_LOWAT = 25
 PIECE_BYTES = BUFFER_BYTES // BUFFERS
-PROBES = 4
-PROBE_BYTES = 1024 * 1024
-PROBE, COPIED = -1, -2
-"""Steps that are no steps: the probe of the link, and the acknowledgement of a chunk that was copied out."""
+PROBES, PROBE_BYTES = 4, 1024 * 1024
+ACKNOWLEDGEMENT = struct.Struct(">Q")
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     iteration_seconds: float
     spans: tuple[IdleSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is sent, as `send_chunks` asks for it."""
+
+    memory: memoryview
+
+    def payload(self, start: int = 0, end: int | None = None) -> memoryview:
+        """Return a part of it."""
+        return self.memory[start:end]
 
 
 class Node:
@@ -52,65 +64,77 @@ class Node:
         self.index = index
         self.directory = directory
         self.state = memoryview(bytearray(os.urandom(1024) * (self.case.state_bytes // 1024)))
-        self.received = memoryview(bytearray(max(self.case.state_bytes, PROBE_BYTES)))
-        self.sessions: list[TcpSession] = []
+        self.streams: list[Streams] = []
         self.link = Link(self.case.link_bytes_per_second)
         self.profile: Profile | None = None
-        self.pacers: dict[Scheme, Pacer] = {}
-        self.transfer: asyncio.Task[None] | None = None
+        self.pacers: dict[Scheme, Pacer | None] = {}
+        self.sending: asyncio.Task[None] | None = None
         self.records: list[dict[str, Any]] = []
-        self.acknowledged: dict[tuple[int, int], asyncio.Event] = {}
+        self.transfers = 0
+        self.acknowledged: dict[int, asyncio.Future[None]] = {}
 
     # -- the other nodes -------------------------------------------------------------------------------------------------------------------
 
-    def credentials(self) -> Credentials:
-        return Credentials(JobName("interleave"), RunId("1"), Generation(1), NodeId(f"n{self.index}"), b"k" * 32, silence_seconds=30.0)
+    def listen(self) -> socket.socket:
+        """Receive from every node that sends its copies here, each in a thread of its own."""
+        listener = socket.create_server((Network.address(self.index), PORT))
 
-    async def serve(self, session: TcpSession) -> None:
-        """Receive in place; a step that asks for it has every chunk copied out, by the clock, before it is acknowledged."""
-        while True:
-            item = await session.receive()
-            if isinstance(item, Chunk):
-                with self.received[item.offset : item.offset + item.size] as piece:
-                    await session.receive_into(piece)
-                last = item.size
-            elif isinstance(item, EndShard):
-                if item.digest == b"copy":
-                    await asyncio.sleep(last / self.link.bandwidth_bytes_per_second)
-                await session.send(ShardSealed(owner_rank=item.owner_rank, origin_generation=item.origin_generation, step=item.step, digest=b""))
+        def accept() -> None:
+            with contextlib.suppress(OSError):  # closed at the end
+                while True:
+                    line, _ = listener.accept()
+                    threading.Thread(target=self.receive, args=(line,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        return listener
+
+    def receive(self, line: socket.socket) -> None:
+        """Take chunks in place and acknowledge each; those of a transfer that asks for it after they were copied out, by the clock."""
+        place = memoryview(bytearray(max(CHUNK_BYTES, self.case.state_bytes)))
+        rate = self.case.link_bytes_per_second
+        with line:
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while header := line.recv(CHUNK_HEADER.size, socket.MSG_WAITALL):
+                transfer, _, size = CHUNK_HEADER.unpack(header)
+                filled = 0
+                while filled < size:
+                    filled += line.recv_into(place[filled:size])
+                if transfer % 2:
+                    threading.Event().wait(size / rate)
+                line.sendall(ACKNOWLEDGEMENT.pack(transfer))
 
     async def connect(self) -> None:
+        loop = asyncio.get_running_loop()
         for peer in self.case.holders(self.index):
             while True:
                 try:
-                    session = await dial(
-                        self.credentials(),
-                        peer=NodeId(f"n{peer}"),
-                        address=Network.address(peer),
-                        port=PORT,
-                        kind="replica",
-                        owner_rank=Rank(self.index),
-                        source_address=Network.address(self.index),
-                    )
+                    line = socket.create_connection((Network.address(peer), PORT), timeout=30)
                     break
-                except PeerError:
+                except OSError:
                     await asyncio.sleep(0.05)
-            session._line.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, PIECE_BYTES)
-            self.sessions.append(session)
+            line.settimeout(None)
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            line.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, PIECE_BYTES)
+            streams = Streams()
+            streams.add(line)
+            self.streams.append(streams)
+            threading.Thread(target=self.hear, args=(line, loop), daemon=True).start()
 
-    async def listen(self, copy: int) -> None:
-        while True:
-            message = await self.sessions[copy].receive()
-            if isinstance(message, ShardSealed):
-                self.acknowledged.setdefault((copy, message.step), asyncio.Event()).set()
+    def hear(self, line: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        """Take acknowledgements, in a thread."""
+        with contextlib.suppress(OSError, RuntimeError):  # cut at the end
+            while data := line.recv(ACKNOWLEDGEMENT.size, socket.MSG_WAITALL):
+                (transfer,) = ACKNOWLEDGEMENT.unpack(data)
+                loop.call_soon_threadsafe(self.acknowledged[transfer].set_result, None)
 
-    async def end(self, copy: int, step: int, *, digest: bytes = b"") -> None:
-        """Say that a shard (or a chunk) is complete, and wait for the holder's word."""
-        event = self.acknowledged[copy, step] = asyncio.Event()
-        message = EndShard(owner_rank=Rank(self.index), origin_generation=Generation(1), step=Step(step), digest=digest)
-        await self.sessions[copy].send(message)
-        await event.wait()
-        del self.acknowledged[copy, step]
+    async def transfer(self, copy: int, data: State, pacer: Pacer | None, *, is_copied: bool = False) -> None:
+        """Send one chunk of the product's, in pieces as the pacer admits them, and wait for the holder's word."""
+        self.transfers += 1
+        number = 2 * self.transfers + is_copied
+        self.acknowledged[number] = asyncio.get_running_loop().create_future()
+        await send_chunks(self.streams[copy], data, number, [(0, 1)], payload_bytes=len(data.memory), pacer=pacer, progress=lambda: None)
+        await self.acknowledged[number]
+        del self.acknowledged[number]
 
     async def probe(self) -> None:
         """Measure the link, all nodes at once, as they will use it: the best of a few, for a processor that is late is no property of a link."""
@@ -118,11 +142,9 @@ class Node:
         rates = []
         for _ in range(PROBES):
             begun = now()
-            for offset in range(0, PROBE_BYTES, PIECE_BYTES):
-                await self.sessions[0].send_chunk(offset, memoryview(bytes(PIECE_BYTES)))
-            await self.end(0, PROBE)
+            await self.transfer(0, State(memoryview(bytes(PROBE_BYTES))), None)
             rates.append(PROBE_BYTES / (now() - begun))
-        self.link = Link(max(rates), 0.0002)
+        self.link = Link(max(rates), ALPHA_SECONDS)
 
     # -- schemes ---------------------------------------------------------------------------------------------------------------------------
 
@@ -130,37 +152,25 @@ class Node:
         self.profile = profile
         total = self.case.state_bytes * (self.case.copies - 1)
         self.pacers = {
-            Scheme.BLOCKING: Unpaced(),
+            Scheme.BLOCKING: None,
             Scheme.UNIFORM: UniformPacer(total / (UNIFORM_SHARE * profile.iteration_seconds), PIECE_BYTES),
             Scheme.EVERSTEP: SpanPacer(profile.spans, self.link, iteration_seconds=profile.iteration_seconds),
         }
 
-    async def send(self, scheme: Scheme, number: int, at: float) -> None:
+    async def send(self, scheme: Scheme, at: float) -> None:
         if scheme.delays_update:
             await self.send_planned(scheme, at)
         else:
-            await self.send_paced(self.pacers[scheme])
-        for copy in range(len(self.sessions)):
-            await self.end(copy, number)
-
-    async def send_paced(self, pacer: Pacer) -> None:
-        for session in self.sessions:
-            offset = 0
-            while offset < len(self.state):
-                with self.state[offset : offset + pacer.chunk_bytes] as piece:
-                    size = len(piece)
-                    await pacer.admit(size)
-                    await session.send_chunk(offset, piece)
-                offset += size
+            for copy in range(len(self.streams)):
+                await self.transfer(copy, State(self.state), self.pacers[scheme])
 
     async def send_planned(self, scheme: Scheme, at: float) -> None:
         """Send what Algorithm 2 plans, each chunk copied out before the next; what is late begins late."""
         now = asyncio.get_running_loop().time
         for chunk in self.plan(scheme):
             await asyncio.sleep(at + chunk.begin_seconds - now())
-            with self.state[chunk.offset : chunk.offset + chunk.bytes_count] as piece:
-                await self.sessions[chunk.copy].send_chunk(chunk.offset, piece)
-            await self.end(chunk.copy, COPIED, digest=b"copy")
+            piece = State(self.state[chunk.offset : chunk.offset + chunk.bytes_count])
+            await self.transfer(chunk.copy, piece, None, is_copied=True)
 
     def plan(self, scheme: Scheme) -> tuple[ScheduledChunk, ...]:
         assert self.profile is not None
@@ -169,7 +179,7 @@ class Node:
         return partition(
             self.profile.spans,
             self.case.state_bytes,
-            len(self.sessions),
+            len(self.streams),
             buffer_bytes=self.case.state_bytes if scheme is Scheme.SINGLE else BUFFER_BYTES,
             buffers=1,
             bandwidth_bytes_per_second=self.link.bandwidth_bytes_per_second / share,
@@ -194,8 +204,8 @@ class Node:
                     await self.probe()
                     tell(kind="probe")
                 case "drain":
-                    if self.transfer is not None:
-                        await self.transfer
+                    if self.sending is not None:
+                        await self.sending
                     tell(kind="drain")
                 case "finish":
                     tell(kind="finish")
@@ -205,15 +215,15 @@ class Node:
         pacer = self.pacers.get(scheme)
         if isinstance(pacer, SpanPacer):
             pacer.boundary(at)
-        if scheme is Scheme.NONE or (self.transfer is not None and not self.transfer.done()):
+        if scheme is Scheme.NONE or (self.sending is not None and not self.sending.done()):
             return  # a snapshot that takes longer than a step: the next one comes later
 
         async def work() -> None:
-            await self.send(scheme, number, at)
+            await self.send(scheme, at)
             self.records.append({"number": number, "seconds": asyncio.get_running_loop().time() - at})
             tell(kind="sent", number=number)
 
-        self.transfer = asyncio.create_task(work())
+        self.sending = asyncio.create_task(work())
 
     def start_rank(self, line: socket.socket) -> subprocess.Popen[bytes]:
         out = self.directory / f"rank-{self.index}.json"
@@ -233,28 +243,22 @@ class Node:
         )
 
     async def run(self) -> None:
-        listener = PeerListener(NodeId(f"n{self.index}"))
-        listener.start(Network.address(self.index), PORT)
-        listener.admit(self.credentials(), self.serve)
+        listener = self.listen()
         ours, theirs = socket.socketpair()
         with theirs:
             rank = self.start_rank(theirs)
-        listening: list[asyncio.Task[None]] = []
         try:
             await self.connect()
-            listening = [asyncio.create_task(self.listen(copy)) for copy in range(len(self.sessions))]
             reader, writer = await asyncio.open_unix_connection(sock=ours)
             await self.attend(reader, writer)
             if await asyncio.to_thread(rank.wait):
                 raise RuntimeError(f"rank {self.index} ended with {rank.returncode}")
         finally:
-            for task in listening:
-                task.cancel()
             rank.kill()
             rank.wait()
-            for session in self.sessions:
-                session.close()
-            await listener.close()
+            listener.close()
+            for streams in self.streams:
+                await streams.close()
             report = {"bandwidth_bytes_per_second": self.link.bandwidth_bytes_per_second, "sent": self.records}
             (self.directory / f"node-{self.index}.json").write_text(json.dumps(report))
 
