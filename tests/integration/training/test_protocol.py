@@ -578,3 +578,24 @@ def test_a_captured_step_is_settled_until_another_is_proposed(tmp_path: Path, be
         agent.wait_for(lambda: len(agent.messages) > heard)
         assert len(agent.of_kind(Captured)) == 1
         assert agent.proposed not in {message.step for _, message in agent.of_kind(Abandoned)}  # type: ignore[attr-defined]
+
+
+def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path: Path, begin: Begin) -> None:
+    """Its shape stays, and so does the plan; what the slot holds is the new memory's content."""
+    with FakeAgent(tmp_path, 1, commit_target=6) as agent:
+        session, step = begin(agent)
+        weight = session._state.adapters[0].modules()[0].get_parameter("0.weight")
+        seen: dict[int, torch.Tensor] = {}
+
+        def step_elsewhere() -> None:
+            step()
+            weight.data = weight.data.clone()
+
+        def note() -> bool:
+            seen[session.step - 1] = weight.detach().clone()
+            return agent.reached.is_set()
+
+        train(session, step_elsewhere, note)
+        session.fence()
+        assert len(agent.of_kind(SlotsRequest)) == 1, "the plan is the same"
+        assert all(torch.equal(weights_of(agent.sealed[0, commit]), seen[commit]) for commit in agent.commits[-2:])

@@ -212,12 +212,16 @@ def test_the_host_runs_at_most_one_boundary_ahead(memory: tuple[SlotMemory, list
     _, views = memory
     device = FakeDevice()
     copier = CudaCopier(device, PIECE)
-    told: list[int] = []
-    copier.start(Copies(tensors[:1], views[:1]), lambda _error: told.append(1)).wait()
-    copier.start(Copies(tensors[:1], views[:1]), lambda _error: told.append(2)).wait()
-    assert told[:1] == [1]
+    is_begun, overtaken = threading.Event(), []
+
+    def slow(_error: BaseException | None) -> None:
+        overtaken.append(is_begun.wait(0.2))
+
+    copier.start(Copies(tensors[:1], views[:1]), slow).wait()
+    copier.start(Copies(tensors[:1], views[:1]), lambda _error: None)
+    is_begun.set()
     copier.close()
-    assert told == [1, 2]
+    assert overtaken == [False]
 
 
 def test_what_the_driver_refuses_is_told_and_holds_nobody_up(memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]) -> None:
