@@ -126,7 +126,13 @@ class Member:
             keep=lambda rank: self._keep(rank, NONE),
             on_change=on_change,
             on_round_change=self._rounds.changed.notify,
-            traffic=Traffic(self.here.ranks, self.pacer, max_slowdown=plan.max_slowdown, on_distance=self._keep_distance),
+            traffic=Traffic(
+                self.here.ranks,
+                self.pacer,
+                replica_count=sum(len(plan.ranks[rank].holders) - 1 for rank in self.here.ranks),
+                max_slowdown=plan.max_slowdown,
+                on_distance=self._keep_distance,
+            ),
             slot_count=self._slot_count,
         )
         self._told: tuple[object, ...] = ()

@@ -22,24 +22,28 @@ log = logging.getLogger(__name__)
 ALPHA_SECONDS = 0.0002
 """Start-up time of a chunk: a wake-up and a system call."""
 WORTH_RATIO = 0.02
-"""Below this part of an iteration, transfers are too short to be paced, or idle spans to hold anything: chunks go at once."""
+"""Below this part of an iteration, transfers are too short to be in anybody's way, or idle spans to hold anything: chunks go at once."""
 
 
 class Traffic:
     """One owner: the node's `Member`; every method on the agent's loop."""
 
-    def __init__(self, ranks: Sequence[Rank], pacer: NodePacer, *, max_slowdown: float, on_distance: Callable[[int], None]) -> None:
+    def __init__(
+        self, ranks: Sequence[Rank], pacer: NodePacer, *, replica_count: int, max_slowdown: float, on_distance: Callable[[int], None]
+    ) -> None:
         """Begin with everything unknown.
 
         Args:
             ranks: of this node; the first one speaks for all.
             pacer: the node's.
+            replica_count: shards of this node times their holders on other nodes: what every snapshot sends.
             max_slowdown: the job's.
             on_distance: told how far apart steps are to be proposed, when that changes.
         """
         self.budget = Budget(max_slowdown)
         self._speaker = min(ranks)
         self._pacer = pacer
+        self._replica_count = replica_count
         self._on_distance = on_distance
         self._profile: IdleSpans | None = None
         self._passed_at: float | None = None
@@ -92,11 +96,15 @@ class Traffic:
             self._on_distance(self.budget.distance)
 
     def _pace(self) -> None:
-        """Put the profile to use as soon as the link is known, if there is anything to gain."""
+        """Put the profile to use as soon as the link is known, if there is anything to gain.
+
+        A snapshot that the idle spans of one iteration cannot hold would be late: it goes at once as long as the budget pays for that.
+        """
         profile, rate = self._profile, self._pacer.bytes_per_second
         if profile is None or rate is None or not isinstance(self._pacer.current, Unpaced):
             return
-        least = WORTH_RATIO * profile.iteration_seconds
-        if self._pacer.transfer_seconds >= least and sum(usable(span).seconds for span in profile.spans) >= least:
+        least, idle = WORTH_RATIO * profile.iteration_seconds, sum(usable(span).seconds for span in profile.spans)
+        needed = self._replica_count * self._pacer.transfer_bytes / rate
+        if min(needed, idle) >= least and (needed <= idle or self.budget.interval > 1):
             self._pacer.current = SpanPacer(profile.spans, Link(rate, ALPHA_SECONDS), iteration_seconds=profile.iteration_seconds)
             log.info("replicas go into %d idle spans of an iteration of %.3f s", len(profile.spans), profile.iteration_seconds)

@@ -150,9 +150,9 @@ class NodePacer:
         return max(size / seconds for size, seconds in self._transfers)
 
     @property
-    def transfer_seconds(self) -> float:
-        """How long a transfer takes that goes at once, usually."""
-        return statistics.median(seconds for _, seconds in self._transfers) if self._transfers else 0.0
+    def transfer_bytes(self) -> float:
+        """What is sent of one shard to one holder, usually."""
+        return statistics.median(size for size, _ in self._transfers) if self._transfers else 0.0
 
     @property
     def chunk_bytes(self) -> int:

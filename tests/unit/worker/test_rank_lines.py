@@ -63,7 +63,7 @@ class Place:
             keep=lambda rank: (),
             on_change=lambda: None,
             on_round_change=lambda: None,
-            traffic=Traffic([RANK], NodePacer(), max_slowdown=0.01, on_distance=lambda distance: None),
+            traffic=Traffic([RANK], NodePacer(), replica_count=0, max_slowdown=0.01, on_distance=lambda distance: None),
             slot_count=2,
         )
         self.line = Line()

@@ -23,7 +23,7 @@ class Node:
     def __init__(self, max_slowdown: float = 0.01) -> None:
         self.pacer = NodePacer()
         self.distances: list[int] = []
-        self.traffic = Traffic([Rank(5), Rank(4)], self.pacer, max_slowdown=max_slowdown, on_distance=self.distances.append)
+        self.traffic = Traffic([Rank(5), Rank(4)], self.pacer, replica_count=2, max_slowdown=max_slowdown, on_distance=self.distances.append)
         self.now = 100.0
         self.step = 0
 
@@ -81,6 +81,23 @@ def test_chunks_go_at_once_where_pacing_has_nothing_to_gain(spans: tuple[IdleSpa
         node.traffic.spans(Rank(4), IdleSpans(generation=Generation(1), iteration_seconds=1.0, spans=spans))
         node.iterate()
         assert isinstance(node.pacer.current, Unpaced)
+
+    with_loop(work)
+
+
+def test_a_snapshot_that_the_spans_cannot_hold_is_spread_over_them_only_when_the_budget_is_exceeded() -> None:
+    def work() -> None:
+        node = Node(max_slowdown=0.1)
+        node.transfers(0.2)  # 2 × 0.2 s are more than 0.85 × 0.4 s
+        node.traffic.spans(Rank(4), SPANS)
+        node.iterate()
+        for _ in range(ENOUGH):
+            node.iterate(1.0)
+        assert isinstance(node.pacer.current, Unpaced)
+        for _ in range(ENOUGH):
+            node.iterate(1.4, captured=True)
+        assert node.traffic.budget.interval > 1
+        assert isinstance(node.pacer.current, SpanPacer)
 
     with_loop(work)
 
