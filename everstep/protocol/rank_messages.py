@@ -241,9 +241,9 @@ class IdleSpan(Message, frozen=True, kw_only=False):
     """A time in every iteration in which training leaves the network alone."""
 
     begin_seconds: float
-    """After the boundary, mean."""
+    """After the boundary, median."""
     seconds: float
-    """Mean."""
+    """Median."""
     deviation_seconds: float = 0.0
     """Standard deviation of its beginning or of its end, whichever moves more."""
 
@@ -253,7 +253,7 @@ class IdleSpans(Message, frozen=True):
 
     generation: Generation
     iteration_seconds: float
-    """Mean."""
+    """Median."""
     spans: tuple[IdleSpan, ...]
     """In order of time. Empty: no pattern was found, or nothing is sent over the network."""
 

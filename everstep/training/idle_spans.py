@@ -17,12 +17,18 @@ SHORTEST_RATIO = 0.01
 AGREEING_RATIO = 0.5
 """Part of the iterations that must show the same number of spans."""
 
+_NORMAL = 1.4826
+"""Standard deviation over median absolute deviation, of the normal distribution."""
+
 Interval = tuple[float, float]
 """From, to; seconds on one clock."""
 
 
 def idle_spans(busy: Sequence[Interval], boundaries: Sequence[float]) -> tuple[IdleSpan, ...]:
-    """Return the idle spans of an iteration, averaged as GEMINI does (section 5.4).
+    """Return the idle spans of a usual iteration.
+
+    Medians, where GEMINI averages (section 5.4): one iteration that something else held up moves the mean of every span behind it, and makes its
+    deviation useless.
 
     Args:
         busy: when the network was in use, in any order, overlapping or not.
@@ -41,13 +47,19 @@ def idle_spans(busy: Sequence[Interval], boundaries: Sequence[float]) -> tuple[I
     if agreeing < AGREEING_RATIO * len(iterations):
         return ()
     alike = [gaps for gaps in found if len(gaps) == count]
-    return tuple(_mean([gaps[index] for gaps in alike]) for index in range(count))
+    return tuple(_usual([gaps[index] for gaps in alike]) for index in range(count))
 
 
-def _mean(gaps: Sequence[Interval]) -> IdleSpan:
+def _usual(gaps: Sequence[Interval]) -> IdleSpan:
     begins, ends = zip(*gaps, strict=True)
-    begin = statistics.fmean(begins)
-    return IdleSpan(begin, statistics.fmean(ends) - begin, max(statistics.pstdev(begins), statistics.pstdev(ends)))
+    begin = statistics.median(begins)
+    return IdleSpan(begin, max(0.0, statistics.median(ends) - begin), max(_deviation(begins), _deviation(ends)))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation, if the values are normal; a few that are not hardly change it."""
+    middle = statistics.median(values)
+    return _NORMAL * statistics.median(abs(value - middle) for value in values)
 
 
 def _gaps(busy: Sequence[Interval], begin: float, end: float, shortest: float) -> list[Interval]:

@@ -53,7 +53,7 @@ class NetworkProfiler:
     """One rank's; every method on its training thread.
 
     Args:
-        report: takes the mean iteration and the spans found.
+        report: takes the median iteration and the spans found.
         trace: what records.
     """
 
@@ -102,13 +102,12 @@ class NetworkProfiler:
         elif len(self._iterations) >= PROFILED_ITERATIONS:
             self._is_recording = False
             busy, boundaries = self._trace.end()
-            mean = statistics.fmean(self._iterations)
-            self._profiled_seconds = statistics.median(self._iterations)
+            usual = self._profiled_seconds = statistics.median(self._iterations)
             spans = idle_spans(busy, boundaries)
             logger.info(
-                "an iteration of %.3f s leaves the network idle for %.3f s in %d spans", mean, sum(span.seconds for span in spans), len(spans)
+                "an iteration of %.3f s leaves the network idle for %.3f s in %d spans", usual, sum(span.seconds for span in spans), len(spans)
             )
-            self._report(mean, spans)
+            self._report(usual, spans)
         else:
             return
         self._iterations.clear()
