@@ -42,7 +42,7 @@ SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.15
 """Long spans: beside the optimizer's step long enough for a snapshot to be replicated."""
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
 """Short spans: twice the copy."""
-LAUNCH_SECONDS = 240.0
+LAUNCH_SECONDS = 150.0
 MODEL_STEPS = 40
 LARGE_STATE_MIB = 512
 LARGE_PEERS = ("lm-resiliency", "DLRover flash checkpoint", "torchft in place")

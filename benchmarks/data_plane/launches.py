@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.cluster_jobs import ROOT
+from benchmarks.cluster_jobs import POLL_SECONDS, ROOT, pause
 from benchmarks.data_plane.rank.peer import Launch
 from benchmarks.data_plane.rank.repeats import Repeats
 from benchmarks.data_plane.systems import System
@@ -98,10 +98,10 @@ def _run_to_the_end(name: str, commands: list[list[str]], home: Path, environmen
     path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # DeepSpeed looks for ninja there
     with _processes(commands, home, {**environment, **path}) as processes:
         deadline = time.monotonic() + timeout_seconds
-        try:
-            codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in processes]
-        except subprocess.TimeoutExpired as error:
-            raise BenchmarkFailed(f"{name} has not ended after {timeout_seconds:.0f} s; see {home}") from error
+        while None in (codes := [process.poll() for process in processes]) and not any(codes):  # of two that meet, none waits for a dead one
+            if time.monotonic() > deadline:
+                raise BenchmarkFailed(f"{name} has not ended after {timeout_seconds:.0f} s; see {home}/rank*.log")
+            pause(POLL_SECONDS)
     if any(codes):
         raise BenchmarkFailed(f"{name} ended with {codes}; see {home}/rank*.log")
 

@@ -64,8 +64,8 @@ def measure(
     Returns:
         This rank's samples.
     """
+    adapter = make(state, meeting)  # what it and its helpers import is their processes' baseline
     samples = Samples(state_bytes=state.nbytes, private_before_bytes=private_bytes(*own_tree()), tmpfs_before_bytes=tmpfs_bytes())
-    adapter = make(state, meeting)
     try:
         if "blocked" in offers:
             _snapshots(adapter, offers, state, meeting, repeats, samples)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import torch.distributed as dist
 
 from benchmarks.data_plane.rank.state import Meeting, State
 
+SAVER = "from dlrover.trainer.torch.flash_checkpoint.engine import start_async_save; start_async_save()"
+
 
 class DlroverFlash:
-    """See `Adapter`. Its replicas on a peer do not work as shipped (peer_benchmarks: byte by byte, and `load_checkpoint` returns nothing)."""
+    """See `Adapter`. Its replicas on a peer do not work as shipped (peer_benchmarks: byte by byte, and `load_checkpoint` returns nothing).
+
+    The saver is a process of its own, as under `dlrover-run`: the one that a trainer forks of itself does not always come up.
+    """
 
     def __init__(self, state: State, meeting: Meeting, memory: Path) -> None:
         rank = str(meeting.rank)
         os.environ.update(TORCHELASTIC_RUN_ID=f"bench{os.getppid()}-{rank}", NODE_RANK=rank, GROUP_RANK=rank, GROUP_WORLD_SIZE="2", NODE_NUM="2")
+        self._saver = subprocess.Popen([sys.executable, "-c", SAVER])
+        os.environ["ROLE_NAME"] = "dlrover-trainer"
         dist.init_process_group("gloo")
         from dlrover.trainer.torch.flash_checkpoint.checkpointer import StorageType
         from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer
@@ -39,3 +48,5 @@ class DlroverFlash:
 
     def close(self) -> None:
         self._checkpointer._engine._shm_handler.unlink()
+        self._saver.kill()
+        self._saver.wait()
