@@ -45,7 +45,7 @@ from worker.traffic import Traffic
 log = logging.getLogger(__name__)
 MAX_METRICS = 1000
 """Logged values that wait for the control plane; the oldest are dropped beyond it."""
-NO_LAYOUT = "the rank has not asked for slots yet"
+NO_LAYOUT = "the rank's slots are not ready yet"
 
 
 class RankLines:
@@ -89,7 +89,7 @@ class RankLines:
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         """Layout hash and capacity that each rank asked for."""
         self._unprepared: dict[Rank, Step] = {}
-        """The last step that was proposed before the rank had asked for slots: the first of every launch."""
+        """The last step that was proposed before the rank's slots were there: the first ones of every launch."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._granting: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -215,7 +215,6 @@ class RankLines:
             layout = self._layouts.get(shard.rank)
             if layout is None:
                 shard.refusal = NO_LAYOUT
-                self._unprepared[shard.rank] = step
                 return
             if step == NONE or step in shard.core.sealed or shard.granted_slot >= 0 or not self._can_capture(shard, step):
                 return
@@ -292,6 +291,8 @@ class RankLines:
             shard.publish(finished=announcement.finished, stop=announcement.stop_step, stop_state=announcement.stop_state)
             self._send(shard, WordChanged())
             if shard.core.proposed not in (NONE, self._plan.base_step) and shard.granted_slot < 0:
+                if shard.rank not in self._layouts:  # also while they are being made: the grant waits for that
+                    self._unprepared[shard.rank] = shard.core.proposed
                 self._begin(self._grant(shard))
         self._on_round_change()
 

@@ -6,6 +6,7 @@ import asyncio
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,30 @@ async def begin(place: Place) -> None:
 async def test_a_step_before_the_first_slots_is_no_reason_for_more_notice(place: Place) -> None:
     await begin(place)
     place.say_late(1)
+    core = place.shard.core
+    assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, False, NO_LAYOUT)
+    await place.lines.close()
+
+
+async def test_a_step_proposed_while_slots_are_being_made_is_none_either(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve, asked, may_go_on = place.store.reserve, asyncio.Event(), asyncio.Event()
+
+    async def slow(*arguments: Any, **more: Any) -> tuple[str, ...]:
+        asked.set()
+        await may_go_on.wait()
+        return await reserve(*arguments, **more)
+
+    monkeypatch.setattr(place.store, "reserve", slow)
+    hello = RankHello(job=PLAN.job, run=PLAN.run, generation=PLAN.generation, rank=RANK, pid=1)
+    assert place.lines.hello(hello, place.line)  # type: ignore[arg-type]
+    place.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=4096))
+    await asked.wait()
+    place.propose(2)
+    await asyncio.sleep(0)
+    may_go_on.set()
+    await place.line.has_slots.wait()
+    place.stand_at(3)
+    place.say_late(2)
     core = place.shard.core
     assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, False, NO_LAYOUT)
     await place.lines.close()
