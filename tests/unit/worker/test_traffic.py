@@ -155,6 +155,14 @@ def test_an_iteration_in_which_a_holder_is_still_owed_something_is_a_loaded_one(
     assert (len(node.traffic.budget.loaded), len(node.traffic.budget.quiet)) == (2, 1)
 
 
+def test_a_snapshot_of_another_rank_loads_no_iteration() -> None:
+    node = Node()
+    node.iterate()
+    node.traffic.captured(Rank(5))
+    node.iterate()
+    assert (len(node.traffic.budget.loaded), len(node.traffic.budget.quiet)) == (0, 1)
+
+
 def test_time_spent_otherwise_is_no_iteration() -> None:
     node = Node()
     node.iterate()

@@ -9,7 +9,7 @@ import pytest
 
 from everstep.protocol.rank_messages import IdleSpan
 from worker.core.chunks import Link, ScheduledChunk, uniform
-from worker.replication.pacing import PATIENCE_ITERATIONS, NodePacer, Pacer, SpanPacer, UniformPacer, Unpaced
+from worker.replication.pacing import ENOUGH_TRANSFERS, PATIENCE_ITERATIONS, TELLING_BYTES, NodePacer, Pacer, SpanPacer, UniformPacer, Unpaced
 
 BEGIN = 1000.0
 
@@ -139,6 +139,30 @@ def test_nothing_is_waited_for_before_the_first_boundary_or_long_after_the_last(
         assert await departures(pacer, 2, 10) == pytest.approx([20.0, 20.0001])  # one after the other, as the link takes them
 
     run(work)
+
+
+def test_a_pause_lets_go_of_who_waits_at_once_and_the_next_boundary_holds_again() -> None:
+    async def work() -> None:
+        pacer = at_boundary(IdleSpan(4.0, 2.0))
+        waiting = asyncio.create_task(departures(pacer, 1, 50_000))
+        await asyncio.sleep(1.0)
+        pacer.pause()
+        assert await waiting == [1.0]
+        pacer.boundary(BEGIN + 2.0)
+        assert await departures(pacer, 1, 50_000) == pytest.approx([6.15])
+
+    run(work)
+
+
+def test_the_link_is_what_the_fastest_of_enough_transfers_says() -> None:
+    pacer = NodePacer()
+    for seconds in range(1, ENOUGH_TRANSFERS):
+        pacer.measured(1_000_000, float(seconds))
+        assert pacer.bytes_per_second is None
+    pacer.measured(TELLING_BYTES - 1, 1e-6)  # latency
+    assert pacer.bytes_per_second is None
+    pacer.measured(3_000_000, 1.0)
+    assert (pacer.bytes_per_second, pacer.transfer_bytes) == (3_000_000.0, 1_000_000.0)
 
 
 def test_a_chunk_that_no_span_can_hold_is_not_held_back_for_ever() -> None:
