@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import os
 import socket
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torchft.checkpointing.http_transport import HTTPTransport
 from torchft.checkpointing.pg_transport import PGTransport
 from torchft.process_group import ProcessGroupGloo
@@ -25,10 +25,13 @@ class TorchftInPlace:
     def __init__(self, state: State, meeting: Meeting, _: Path) -> None:
         self._state = state
         self._meeting = meeting
-        store = torch.distributed.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=meeting.rank == 0, wait_for_workers=False)
-        self._store = store
+        if meeting.rank == 0:
+            self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            meeting.store.set("torchft", str(self.store.port))
+        else:
+            self.store = dist.TCPStore("127.0.0.1", int(meeting.store.get("torchft")), is_master=False)
         self._group = ProcessGroupGloo(timeout=TIMEOUT)
-        self._group.configure(f"127.0.0.1:{os.environ['MASTER_PORT']}/bench", f"rank{meeting.rank}", meeting.rank, 2)
+        self._group.configure(f"127.0.0.1:{self.store.port}/bench", f"rank{meeting.rank}", meeting.rank, 2)
         self._fetches = 0
         self._transport = self._make()
 
@@ -57,10 +60,10 @@ class TorchftHttp(TorchftInPlace):
         key = f"http{self._fetches}"
         if self._meeting.rank == 0:
             self._transport.send_checkpoint([1], self._fetches, self._state.tree(), TIMEOUT)
-            self._store.set(key, self._transport.metadata().replace(socket.gethostname(), "localhost"))
-            self._store.wait([f"{key}/taken"])
+            self.store.set(key, self._transport.metadata().replace(socket.gethostname(), "localhost"))
+            self.store.wait([f"{key}/taken"])
             self._transport.disallow_checkpoint()
         else:
-            where = self._store.get(key).decode()
+            where = self.store.get(key).decode()
             self._state.load(self._transport.recv_checkpoint(0, where, self._fetches, TIMEOUT))
-            self._store.set(f"{key}/taken", "1")
+            self.store.set(f"{key}/taken", "1")
