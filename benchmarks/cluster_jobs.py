@@ -48,10 +48,7 @@ class Bench:
             EntryPoint=entry_point,
             HyperParameters={key: str(value) for key, value in hyperparameters.items()},
             NodeCount=nodes,
-            Protection={
-                "Copies": copies,
-                "MaxSlowdown": 1,
-            },  # its nodes share the cores of one machine: snapshots cost what they would not on their own
+            Protection={"Copies": copies},
             **more,
         )
         return BenchJob(self, name, nodes)

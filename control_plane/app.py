@@ -98,6 +98,7 @@ def create_app(
         registry=registry,
         timeouts=ladder(settings.detection_seconds),
         bucket=settings.bucket,
+        default_max_slowdown=settings.default_max_slowdown,
         spool_directory=spool_directory,
         source_limits=SourceLimits(archive_bytes=settings.max_source_bytes),
         now=now,

@@ -52,6 +52,11 @@ class Settings:
             raise InvalidSettings(f"--port {self.port} is not a port")
 
     @property
+    def default_max_slowdown(self) -> float:
+        """What snapshots may cost a job that does not say it: nodes of a local cluster share one machine's cores, and their times say nothing."""
+        return 1.0 if self.mode is CloudMode.LOCAL else 0.01
+
+    @property
     def database(self) -> str:
         """The URL of the database."""
         return self.database_url or f"sqlite:///{self.state_directory / 'everstep.db'}"

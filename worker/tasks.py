@@ -53,7 +53,10 @@ async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
 
 
 async def finish(work: Coroutine[object, object, object]) -> None:
-    """Run `work` to its end, also when the caller is cancelled meanwhile; the cancellation is raised afterwards. For endings that end soon.
+    """Run `work` to its end, also when the caller is cancelled meanwhile; the cancellation is raised afterwards.
+
+    Args:
+        work: an ending, which ends soon by itself.
 
     Raises:
         asyncio.CancelledError: the caller was cancelled; `work` has ended.

@@ -28,7 +28,13 @@ FIGURE_16 = Case(name="figure 16", schemes=tuple(Scheme), blocks=7, block_iterat
 CASES = (
     FIGURE_16,
     Case(name="2 nodes", nodes=2),
-    Case(name="8 nodes", nodes=8),
+    Case(  # at half the pace: the cores of a small machine carry eight nodes, and are not to be what is measured
+        name="8 nodes",
+        nodes=8,
+        idle_seconds=(0.09, 0.032, 0.044, 0.032, 0.07, 0.052),
+        collective_seconds=0.08,
+        link_megabits=100,
+    ),
     Case(name="smaller state", state_kib=1152),
     Case(name="larger state", state_kib=1920),
     Case(name="m = 3", copies=3, state_kib=768),

@@ -34,7 +34,6 @@ from worker.replication.streams import Streams, send_chunks
 from worker.traffic import ALPHA_SECONDS
 
 PORT = 7077
-TCP_NOTSENT_LOWAT = 25
 PIECE_BYTES = BUFFER_BYTES // BUFFERS
 PROBES, PROBE_BYTES = 4, 1024 * 1024
 ACKNOWLEDGEMENT = struct.Struct(">Q")
@@ -114,7 +113,6 @@ class Node:
                     await asyncio.sleep(0.05)
             line.settimeout(None)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            line.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, PIECE_BYTES)
             streams = Streams()
             streams.add(line)
             self.streams.append(streams)

@@ -21,7 +21,16 @@ _NOT_YET = (("secrets", "Secrets"), ("role_arn", "RoleArn"), ("input_data_config
 """Fields of the contract that nothing acts on yet: refused, because a job that runs without its secrets is worse than none."""
 
 
-def admit(request: CreateTrainingJobRequest, *, run_id: str, fleet: FleetRecord, max_node_count: int, source: SourceRecord, bucket: str) -> JobSpec:
+def admit(
+    request: CreateTrainingJobRequest,
+    *,
+    run_id: str,
+    fleet: FleetRecord,
+    max_node_count: int,
+    source: SourceRecord,
+    bucket: str,
+    default_max_slowdown: float,
+) -> JobSpec:
     """Return what the job is, with every default filled in.
 
     Args:
@@ -31,6 +40,7 @@ def admit(request: CreateTrainingJobRequest, *, run_id: str, fleet: FleetRecord,
         max_node_count: nodes that the fleet's group may have, as AWS says now.
         source: that it names.
         bucket: the service's own, for what the request sends nowhere.
+        default_max_slowdown: for a job that does not say what snapshots may cost it.
 
     Returns:
         The job's specification.
@@ -57,7 +67,7 @@ def admit(request: CreateTrainingJobRequest, *, run_id: str, fleet: FleetRecord,
         node_count=request.node_count,
         ranks_per_node=request.ranks_per_node,
         copies=copies,
-        max_slowdown=(request.protection or ProtectionConfig()).max_slowdown,
+        max_slowdown=(request.protection or ProtectionConfig()).max_slowdown or default_max_slowdown,
         hyperparameters=dict(request.hyper_parameters),
         environment=dict(request.environment),
         checkpoint_every_steps=request.checkpoint_config.every_steps,

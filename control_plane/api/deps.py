@@ -48,6 +48,7 @@ class Services:
     timeouts: Timeouts
     bucket: str
     """For sources, logs, and everything that a job does not send elsewhere."""
+    default_max_slowdown: float
     spool_directory: Path
     """For bodies that are too large for memory."""
     source_limits: SourceLimits

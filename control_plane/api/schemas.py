@@ -80,8 +80,9 @@ class ProtectionConfig(Shape):
 
     copies: int = Field(default=2, ge=1, le=8)
     """The owner's node included; 1 protects against lost processes alone. One where there is one node, unless said."""
-    max_slowdown: float = Field(default=0.01, ge=0.0001, le=1)
-    """What snapshots may cost training, as a part of the mean iteration. Above it they are taken less often, below it as often as every step."""
+    max_slowdown: float | None = Field(default=None, ge=0.0001, le=1)
+    """What snapshots may cost training, as a part of the mean iteration. Above it they are taken less often, below it as often as every step. 0.01
+    unless said; 1 on a local cluster, whose nodes share the cores of one machine, so that the figure would say nothing."""
 
 
 class CheckpointConfig(Shape):

@@ -56,7 +56,9 @@ def submit(
     copies: Annotated[int | None, typer.Option(help="Nodes that keep every shard in memory, its own included; 2 unless there is one node.")] = None,
     max_slowdown: Annotated[
         float | None,
-        typer.Option(help="What snapshots may cost training, as a part of an iteration; above it they come less often. 0.01 unless said."),
+        typer.Option(
+            help="What snapshots may cost training, as a part of an iteration; above it they come less often. 0.01 unless said, 1 on a local cluster."
+        ),
     ] = None,
     checkpoint_every_steps: Annotated[int, typer.Option(help="A checkpoint in S3 every so many steps; 0: only when the job stops.")] = 0,
     hyperparameter: Annotated[list[str] | None, typer.Option(help="name=value, given to the script; may be repeated.")] = None,

@@ -35,8 +35,11 @@ REGISTERED_BYTES = 256 * 1024 * 1024
 class Event(Protocol):
     """A point in a stream."""
 
-    def record(self, stream: Any) -> None: ...
-    def synchronize(self) -> None: ...
+    def record(self, stream: Any) -> None:
+        """Put the event behind what the stream has been given so far."""
+
+    def synchronize(self) -> None:
+        """Block the host until the stream has reached the event."""
 
 
 class Device(Protocol):

@@ -99,10 +99,7 @@ class Demo:
             HyperParameters={"steps": str(STEPS), "seed": str(SEED)},
             NodeCount=NODES,
             RanksPerNode=1,
-            Protection={
-                "Copies": COPIES,
-                "MaxSlowdown": 1,
-            },  # its nodes share the cores of one machine: snapshots cost what they would not on their own
+            Protection={"Copies": COPIES},
             CheckpointConfig={"EverySteps": CHECKPOINT_EVERY},
         )
         self.say(f"submitted [cyan]{job}[/]: char-GPT, DeepSpeed ZeRO-3, {NODES} ranks, {STEPS} steps, every shard on {COPIES} nodes")

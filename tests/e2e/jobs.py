@@ -99,10 +99,7 @@ class Workplace:
             HyperParameters={**parameters, "gate": str(gate)},
             NodeCount=shape.nodes,
             RanksPerNode=shape.ranks_per_node,
-            Protection={
-                "Copies": shape.copies,
-                "MaxSlowdown": 1,
-            },  # its nodes share the cores of one machine: snapshots cost what they would not on their own
+            Protection={"Copies": shape.copies},
             **(request or {}),
         )
         return Job(self, name, shape, parameters, gate)

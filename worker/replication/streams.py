@@ -28,12 +28,16 @@ from worker.tasks import end
 CANCELLED_SECONDS = 0.05
 """How long chunks under way may take to leave after a cancellation before their lines are cut instead."""
 DRAIN_BYTES = 1024 * 1024
+UNSENT_BYTES = 128 * 1024
+"""What the kernel keeps unsent of a paced stream: a chunk that was admitted into an idle span leaves in it, or holds up the next one's asking."""
+_TCP_NOTSENT_LOWAT = 25
 
 
 class Payload(Protocol):
     """A slot's payload, as the threads see it."""
 
-    def payload(self, start: int = 0, end: int | None = None) -> memoryview: ...
+    def payload(self, start: int = 0, end: int | None = None) -> memoryview:
+        """Return the bytes `start` to `end` of the payload."""
 
 
 class Streams:
@@ -183,6 +187,7 @@ async def send_chunks(
             loop.call_soon_threadsafe(paused, -1)
 
     def work(line: socket.socket) -> None:
+        line.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0 if pacer is None else UNSENT_BYTES)
         while (index := queue.next()) is not None:
             start, stop = chunk_range(index, payload_bytes)
             header = CHUNK_HEADER.pack(transfer, index, stop - start)
@@ -333,6 +338,9 @@ class Receiver:
     def receive(self, line: socket.socket) -> None:
         """Take chunks off a stream until it ends: the work of a receiving stream's thread.
 
+        Args:
+            line: of the stream, blocking.
+
         Raises:
             OSError: the line broke.
             MalformedMessage: what came is no chunk.
@@ -355,7 +363,14 @@ class Receiver:
 
 
 def _receive_all(line: socket.socket, view: memoryview) -> bool:
-    """Fill `view`; False when the other side has closed the line before its first byte.
+    """Fill `view`.
+
+    Args:
+        line: blocking.
+        view: uint8[n].
+
+    Returns:
+        False when the other side has closed the line before the first byte.
 
     Raises:
         OSError: the line broke, or ended in the middle.

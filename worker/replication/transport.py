@@ -70,6 +70,9 @@ class Dialler(Protocol):
     async def session(self) -> Session:
         """Open a session.
 
+        Returns:
+            The session, both sides proven; the caller closes it.
+
         Raises:
             PeerError: nobody answers, or who answers is not the peer.
         """

@@ -35,7 +35,15 @@ def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User,
         fleet = _fleet(session, request.fleet_name)
         source = _source(session, request)
     run_id = uuid.uuid4().hex
-    spec = admit(request, run_id=run_id, fleet=fleet, max_node_count=_max_node_count(services, fleet), source=source, bucket=services.bucket)
+    spec = admit(
+        request,
+        run_id=run_id,
+        fleet=fleet,
+        max_node_count=_max_node_count(services, fleet),
+        source=source,
+        bucket=services.bucket,
+        default_max_slowdown=services.default_max_slowdown,
+    )
     now = services.now()
     with services.database.write() as session:
         job = jobs.create(

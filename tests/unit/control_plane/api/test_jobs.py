@@ -24,7 +24,7 @@ def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service)
     job = client.describe_training_job(TrainingJobName="gpt")
     assert created == {"TrainingJobName": "gpt", "RunId": job["RunId"], "TrainingJobStatus": "InProgress"}
     assert (job["TrainingJobStatus"], job["SecondaryStatus"], job["FleetName"]) == ("InProgress", "Pending", "main")
-    assert job["Protection"] == {"Copies": 2, "MaxSlowdown": 0.01}
+    assert job["Protection"] == {"Copies": 2, "MaxSlowdown": 1.0}
     assert job["CheckpointConfig"]["S3Uri"] == f"s3://{BUCKET}/jobs/gpt/run={job['RunId']}/checkpoints/"
     assert (job["Generation"], job["CommittedStep"], job["Boundary"], job["EttrRatio"], job["NodeIds"]) == (0, -1, -1, None, [])
     assert [event["Type"] for event in client.list_events(TrainingJobName="gpt")["Events"]] == ["TrainingJobCreated"]
