@@ -50,6 +50,8 @@ class OwnedShard:
         self.granted_slot = -1
         self.refusal = ""
         """Why no snapshot can be taken of this rank at the moment; empty when all is well."""
+        self.reserved: tuple[int, bytes] | None = None
+        """Capacity and layout of the slots that its rank has; None before it has asked."""
         self.holder_troubles: dict[NodeId, str] = {}
         """Why a holder has not sealed what it was sent, in its own words or the line's; gone when it seals again."""
         self._given_up: list[str] = []
@@ -101,6 +103,11 @@ class OwnedShard:
                 stop_state=half.stop_state if stop_state is None else stop_state,
             )
         )
+
+    def reserve(self, capacity_bytes: int, layout_hash: bytes) -> None:
+        """The rank's slots are made: its holders may make theirs."""
+        self.reserved = (capacity_bytes, layout_hash)
+        self.changed.notify()
 
     def acknowledge(self, peer: NodeId, content: Content) -> None:
         """`peer` has sealed `content`."""

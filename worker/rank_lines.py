@@ -204,6 +204,7 @@ class RankLines:
             return
         shard.refusal = ""
         self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
+        shard.reserve(request.capacity_bytes, request.layout_hash)
         self._send(shard, SlotsGranted(layout_hash=request.layout_hash, capacity_bytes=request.capacity_bytes, paths=paths))
         if shard.granted_slot < 0:
             await self._grant(shard)

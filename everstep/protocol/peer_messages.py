@@ -9,7 +9,7 @@ member of another generation gets past the first message.
     Answer(mac over "dialler", …) ─────▶
                                   ◀─────      Accepted | Refused
 
-    replica session: BeginShard ─▶ ; ◀─ ShardWanted ; chunks on the session's streams ─▶ ; ◀─ ShardSealed | ShardRefused
+    replica session: ReserveShard ─▶ ; BeginShard ─▶ ; ◀─ ShardWanted ; chunks on the session's streams ─▶ ; ◀─ ShardSealed | ShardRefused
     fetch session:   FetchShard ─▶ ; ◀─ BeginShard | ShardRefused ; ShardWanted ─▶ ; ◀─ chunks on the session's streams ; ShardSealed ─▶
     round session:   RoundReport ─▶ ; ◀─ Announcement
     stream:          a connection of its own, opened by the dialler of a replica or fetch session and named after it; chunks alone follow
@@ -85,6 +85,15 @@ class Refused(Message, frozen=True):
     reason: str
 
 
+class ReserveShard(Message, frozen=True):
+    """The owner has slots of this size: the holder does well to make its own before the first shard comes. It answers nothing; too little room is said
+    when a shard is refused.
+    """
+
+    capacity_bytes: int
+    layout_hash: bytes
+
+
 class BeginShard(Message, frozen=True):
     """A shard is to be had; the other side says which chunks it wants."""
 
@@ -152,8 +161,8 @@ class FetchShard(Message, frozen=True):
 
 
 PeerMessage = (
-    Open | Challenge | Answer | Accepted | Refused | BeginShard | ShardWanted | CancelShard | ShardSealed | ShardRefused | HolderInventory
-    | FetchShard | RoundReport | Announcement
+    Open | Challenge | Answer | Accepted | Refused | ReserveShard | BeginShard | ShardWanted | CancelShard | ShardSealed | ShardRefused
+    | HolderInventory | FetchShard | RoundReport | Announcement
 )  # fmt: skip
 
 

@@ -18,12 +18,14 @@ from everstep.protocol.peer_messages import (
     CancelShard,
     FetchShard,
     HolderInventory,
+    ReserveShard,
     ShardRefused,
     ShardSealed,
     ShardWanted,
 )
+from everstep.protocol.slot import DIGEST_BYTES
 from worker.core.slots import Content
-from worker.errors import PeerError
+from worker.errors import NoRoom, PeerError
 from worker.replication.streams import Receiver, Streams
 from worker.replication.tcp import TcpSession
 from worker.replication.transfers import ShardRejected, announcement, receive_shard, send_shard
@@ -167,10 +169,22 @@ class ReplicaReceiver:
                     case CancelShard():
                         if message.transfer == number:
                             await end(taking)
+                    case ReserveShard():
+                        if taking is None or taking.done():
+                            await self._reserve(rank, message)
                     case _:
                         raise MalformedMessage(f"{type(message).__name__} where a shard of rank {rank} should begin")
         finally:
             await end(taking)
+
+    async def _reserve(self, rank: Rank, wanted: ReserveShard) -> None:
+        """Make the slots that this owner's shards will need: the first one that comes finds every page there."""
+        if wanted.capacity_bytes < 0 or len(wanted.layout_hash) != DIGEST_BYTES:
+            raise MalformedMessage(f"slots of {wanted.capacity_bytes} bytes")
+        try:
+            await self._store.reserve(rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count)
+        except NoRoom as error:
+            log.info("no room for the shards of rank %d: %s", rank, error)  # its owner hears it with the first that is refused
 
     async def _take_one(self, session: Session, owner: _Open, begin: BeginShard) -> None:
         assert owner.receiver is not None

@@ -12,7 +12,7 @@ import os
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId
-from everstep.protocol.peer_messages import CancelShard, HolderInventory, ShardRefused, ShardSealed, ShardWanted
+from everstep.protocol.peer_messages import CancelShard, HolderInventory, ReserveShard, ShardRefused, ShardSealed, ShardWanted
 from worker.core.rounds import NONE
 from worker.core.slots import Content
 from worker.core.transfers import StreamCount
@@ -114,8 +114,12 @@ class ReplicaSender:
         shard = self._shard
         sealed: set[Content] = set()
         """What this session's holder has said to have: said again, it would be believed, but it costs a round trip."""
+        reserved: tuple[int, bytes] | None = None
         while True:
             seen = shard.changed.version
+            if shard.reserved is not None and shard.reserved != reserved:
+                reserved = shard.reserved
+                await session.send(ReserveShard(capacity_bytes=reserved[0], layout_hash=reserved[1]))
             sealed &= {shard.content(shard.core.foundation), shard.content(shard.core.proposed)}
             step = shard.core.wanted(self._peer)
             content = shard.content(step)

@@ -234,7 +234,7 @@ class SlotStore:
         """Make this shard's slots before they are needed, pages allocated; those that hold something stay as they are until they are granted.
 
         Args:
-            rank: the shard's owner, which lives on this node.
+            rank: the shard's owner.
             capacity_bytes: room for one payload.
             layout_hash: uint8[16], of what will be captured.
             slot_count: 2, or 3 where the job asked for it.

@@ -18,13 +18,14 @@ from everstep.protocol.peer_messages import (
     CancelShard,
     FetchShard,
     HolderInventory,
+    ReserveShard,
     ShardRefused,
     ShardSealed,
     ShardWanted,
 )
 from everstep.protocol.plan import ShardSource
 from everstep.protocol.rank_messages import Vote
-from everstep.protocol.slot import payload_chunk_digests, payload_digest
+from everstep.protocol.slot import SlotState, payload_chunk_digests, payload_digest
 from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT, RANK, Pair, content, credentials, payload
 from worker.errors import PeerLost
 from worker.replication import transfers
@@ -563,6 +564,27 @@ async def test_a_holder_that_is_out_of_view_and_keeps_up_returns_with_the_next_c
     assert pair.shard.core.view == frozenset()
     pair.hear(1, 2)
     assert pair.shard.core.view == {HOLDER}
+
+
+async def test_a_holder_makes_its_slots_before_the_first_shard_comes(pair: Pair) -> None:
+    pair.send()
+    pair.shard.reserve(10_000, LAYOUT)
+    await pair.until(lambda: pair.holder_states() == [SlotState.EMPTY] * 2)
+    files = [slot.file for slot in pair.holder_store.shards[RANK]]
+    for step in (1, 2, 3):
+        pair.hear(step - 1 or -1, step)
+        await pair.capture(step)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert set(pair.held()) == {2, 3}
+    assert [slot.file for slot in pair.holder_store.shards[RANK]] == files
+
+
+@pytest.mark.parametrize("wrong", [{"capacity_bytes": -1}, {"layout_hash": b"short"}], ids=str)
+async def test_a_reservation_that_makes_no_sense_ends_the_session_and_is_counted(pair: Pair, wrong: dict[str, object]) -> None:
+    async with by_hand(pair) as hand:
+        await hand.session.send(ReserveShard(**{"capacity_bytes": 4000, "layout_hash": LAYOUT, **wrong}))  # type: ignore[arg-type]
+        await hand.closed()
+    await pair.until(lambda: pair.listener.refused_count == 1)
 
 
 async def test_a_holder_without_memory_refuses_with_the_figures_and_keeps_what_it_has(make: Callable[..., Pair]) -> None:
