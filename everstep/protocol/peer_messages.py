@@ -9,8 +9,8 @@ member of another generation gets past the first message.
     Answer(mac over "dialler", …) ─────▶
                                   ◀─────      Accepted | Refused
 
-    replica session: ReserveShard ─▶ ; BeginShard ─▶ ; ◀─ ShardWanted ; chunks on the session's streams ─▶ ; ◀─ ShardSealed | ShardRefused
-    fetch session:   FetchShard ─▶ ; ◀─ BeginShard | ShardRefused ; ShardWanted ─▶ ; ◀─ chunks on the session's streams ; ShardSealed ─▶
+    replica session: ReserveShard ─▶ ; BeginShard ─▶ ; ◀─ ShardWanted ; chunks on its streams ─▶ ; ◀─ ShardSealed | ShardRefused
+    fetch session:   FetchShard ─▶ ; ◀─ BeginShard | ShardRefused ; ShardWanted ─▶ ; ◀─ chunks on its streams ; ShardSealed ─▶
     round session:   RoundReport ─▶ ; ◀─ Announcement
     stream:          a connection of its own, opened by the dialler of a replica or fetch session and named after it; chunks alone follow
 
@@ -86,8 +86,9 @@ class Refused(Message, frozen=True):
 
 
 class ReserveShard(Message, frozen=True):
-    """The owner has slots of this size: the holder does well to make its own before the first shard comes. It answers nothing; too little room is said
-    when a shard is refused.
+    """The owner has slots of this size: the holder does well to make its own before the first shard comes.
+
+    It answers nothing; that there is no room is said when a shard is refused.
     """
 
     capacity_bytes: int
