@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.ports import ReservedPort
+
 ROOT = Path(__file__).parents[1]
 IMPORTS = ("deepspeed", "torch._dynamo", "torch.distributed.fsdp", "deepspeed.runtime.zero.muon.original_muon", "everstep.training")
 _PR_SET_PDEATHSIG = 1
@@ -39,6 +41,8 @@ class Launch:
     parent: WarmParent
     directory: Path
     pids: list[int]
+    port: ReservedPort
+    """Where they meet."""
     result: str
     """Where each rank leaves its result below the directory, as JSON; `{rank}` stands for its number."""
 
@@ -51,6 +55,7 @@ class Launch:
         """Return the exit codes once all have ended; minus the signal's number for a killed one."""
         codes = self.parent.ask({"wait": self.pids})["codes"]
         self.pids = []
+        self.port.close()
         return list(codes)
 
     def results(self) -> list[dict[str, Any]]:
@@ -82,8 +87,10 @@ class WarmParent:
 
     def fork(self, function: str, *arguments: object, world: int, directory: Path, environment: Mapping[str, str], result: str) -> Launch:
         """Start `world` ranks of a function; what they print is in `rank<r>.log` in the directory."""
+        port = ReservedPort()
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port.number), **environment}
         request = {"function": function, "arguments": arguments, "world": world, "directory": str(directory), "environment": environment}
-        return Launch(self, directory, self.ask(request)["pids"], result)
+        return Launch(self, directory, self.ask(request)["pids"], port, result)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -113,14 +120,34 @@ def main() -> None:
     sys.modules["deepspeed"].utils.logger.setLevel("ERROR")
     gc.collect()
     gc.freeze()
+    ended: dict[int, int] = {}
     for text in sys.stdin:
         request = json.loads(text)
         if "wait" in request:
-            answer = {"codes": [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in request["wait"]]}
+            answer = {"codes": _codes(request["wait"], ended)}
         else:
             answer = {"pids": [_fork(request, rank) for rank in range(request["world"])]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _codes(pids: list[int], ended: dict[int, int]) -> list[int]:
+    """Wait for all. Where one fails, others may wait for it for ever, where they were to meet: they are ended.
+
+    Args:
+        pids: of one launch.
+        ended: exit codes of ranks that ended before anybody asked; other launches' are left there.
+
+    Returns:
+        The exit codes.
+    """
+    while missing := set(pids) - ended.keys():
+        if any(ended.get(pid, 0) > 0 for pid in pids):
+            for pid in missing:
+                os.kill(pid, signal.SIGKILL)
+        pid, status = os.wait()
+        ended[pid] = os.waitstatus_to_exitcode(status)
+    return [ended.pop(pid) for pid in pids]
 
 
 def _fork(request: dict[str, Any], rank: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +21,7 @@ class References:
     def start(self, script: Path, world: int, directory: Path, hyperparameters: dict[str, str]) -> Launch:
         """Start `world` ranks of a script."""
         directory.mkdir(parents=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        environment = {
-            "EVERSTEP_HYPERPARAMETERS": json.dumps(hyperparameters),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
+        environment = {"EVERSTEP_HYPERPARAMETERS": json.dumps(hyperparameters)}
         call = ("tests.e2e.reference:train", str(script), str(directory))
         return self.parent.fork(*call, world=world, directory=directory, environment=environment, result="rank={rank}/result.json")
 
