@@ -304,7 +304,7 @@ class DescribeProtectionResponse(Shape):
     protection_state: Literal["Protected", "Degraded", "Unprotected"]
     reason: str
     recovery_odds: list[RecoveryOdds]
-    """For one, two and three lost nodes; empty while not every shard is committed."""
+    """For one, two and three lost nodes, as far as they can be counted in time; empty while not every shard is committed."""
     shards: list[ShardProtection]
     last_checkpoint: LastCheckpoint | None
 

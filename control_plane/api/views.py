@@ -18,6 +18,7 @@ from control_plane.db.incidents import IncidentRecord
 from control_plane.db.jobs import JobRecord
 from control_plane.db.nodes import NodeRecord
 from control_plane.db.protection import ShardRecord
+from control_plane.errors import TooManyCases
 from control_plane.loop.agents import AgentView
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan
@@ -160,8 +161,13 @@ def _recovery_odds(job: JobRecord, shards: Sequence[ShardRecord]) -> list[schema
         owner, in_view = NodeId(shard.owner_node_id), tuple(NodeId(each.node_id) for each in shard.holders if each.is_in_view)
         holders[owner] = min(holders.get(owner, in_view), in_view, key=len)
     planned = placement.Placement((), holders)
-    lost = range(1, min(ODDS_UP_TO_LOST_NODES, len(holders)) + 1)
-    return [schemas.RecoveryOdds(lost_nodes=count, probability=domain_loss.recovery_probability(planned, {}, count)) for count in lost]
+    odds = []
+    for count in range(1, min(ODDS_UP_TO_LOST_NODES, len(holders)) + 1):
+        try:
+            odds.append(schemas.RecoveryOdds(lost_nodes=count, probability=domain_loss.recovery_probability(planned, {}, count)))
+        except TooManyCases:  # the more are lost, the more cases: what cannot be counted in time is not known
+            break
+    return odds
 
 
 def checkpoint(record: CheckpointRecord) -> schemas.Checkpoint:

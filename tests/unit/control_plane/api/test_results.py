@@ -6,12 +6,14 @@ from datetime import timedelta
 
 import pytest
 
+from control_plane.core import domain_loss
 from control_plane.db import checkpoints, incidents, jobs, nodes, protection
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.incidents import NewIncident
 from control_plane.db.leases import Leaser
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.protection import HolderRecord, ShardRecord
+from control_plane.errors import TooManyCases
 from everstep.errors import NotFound, TransferFailed, ValidationError
 from everstep.protocol.agent_messages import MetricPoint
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
@@ -92,6 +94,21 @@ def test_odds_count_holders_in_view_alone(client, job):
     job.write(jobs.change, committed_step=9)
     job.write(protection.record, [shard(0, True, False), shard(1, True, True)], START)
     assert client.describe_protection(TrainingJobName="gpt")["RecoveryOdds"][0] == {"LostNodes": 1, "Probability": 0.5}
+
+
+def test_odds_that_take_too_long_to_count_are_left_out(client, job, monkeypatch):
+    counted = domain_loss.recovery_probability
+
+    def impatient(planned, domains, lost_count):
+        if lost_count == 2:
+            raise TooManyCases("too many")
+        return counted(planned, domains, lost_count)
+
+    monkeypatch.setattr(domain_loss, "recovery_probability", impatient)
+    job.launch(1)
+    job.write(jobs.change, committed_step=9)
+    job.write(protection.record, [shard(0, True, True), shard(1, True, True)], START)
+    assert client.describe_protection(TrainingJobName="gpt")["RecoveryOdds"] == [{"LostNodes": 1, "Probability": 1.0}]
 
 
 def test_no_odds_before_all_shards_are_there(client, job):
