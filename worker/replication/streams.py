@@ -21,6 +21,7 @@ from typing import Protocol
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.slot import CHUNK_BYTES, chunk_range, digest
+from worker.core.transfers import chunk_digest
 from worker.errors import PeerLost
 from worker.replication.pacing import Pacer
 from worker.tasks import end
@@ -246,7 +247,7 @@ class IncomingShard:
         """Came, and did not hash to what they should; cleared by who asks for them again."""
         self.landed_count = 0
         self._target = target
-        self._digests = memoryview(chunk_digests)
+        self._digests = chunk_digests
         self._lock = threading.Lock()
         self._claimed: set[int] = set()
         self._is_closed = False
@@ -283,7 +284,7 @@ class IncomingShard:
             data: what `claim` returned; released here.
             is_whole: all of it has come.
         """
-        is_good = is_whole and digest(data) == self._digests[16 * index : 16 * index + 16]
+        is_good = is_whole and digest(data) == chunk_digest(self._digests, index)
         data.release()
         with self._lock:
             self._claimed.discard(index)
