@@ -107,6 +107,8 @@ class Member:
         self._on_change = on_change
         self._slot_count = 3 if plan.checkpoint.third_slot else 2
         self._credentials = Credentials(plan.job, plan.run, plan.generation, node.node_id, key, silence_seconds=plan.timeouts.holder_deadline_seconds)
+        self._sources = (node.address, *more_addresses(node.address))
+        """Addresses that streams go out from."""
         self._keep_list: dict[Rank, set[Content]] = {}
         for named in self.here.keep:
             self._keep_list.setdefault(named.owner_rank, set()).add(Content(named.origin_generation, named.step))
@@ -333,7 +335,6 @@ class Member:
 
     async def dial_stream(self, session: Session, number: int) -> socket.socket:
         """Open a stream of a session, over the next pair of network cards (see `Dialler`)."""
-        sources = (self._node.address, *more_addresses(self._node.address))
         address, port = session.addresses[number % len(session.addresses)]
         stream = await dial(
             self._credentials,
@@ -342,7 +343,7 @@ class Member:
             port=port,
             kind="stream",
             owner_rank=session.opened.owner_rank,
-            source_address=sources[number % len(sources)],
+            source_address=self._sources[number % len(self._sources)],
             session=session.opened.nonce,
         )
         return stream.detach()
