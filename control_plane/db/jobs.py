@@ -20,7 +20,7 @@ from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLeas
 from control_plane.db.leases import Lease
 from control_plane.db.models import Generation, Job
 from control_plane.db.session import changed_rows, columns_of, values_of
-from everstep.protocol.codec import decode, encode
+from everstep.protocol.codec import decode, encode, resolve
 from everstep.protocol.plan import GenerationPlan
 
 TRANSITIONS_LIMIT = 400
@@ -436,3 +436,7 @@ def _columns(changes: JobUpdate) -> dict[str, Any]:
 def _transition(state: str, reason: str, at: datetime) -> dict[str, Any]:
     entry: dict[str, Any] = msgspec.to_builtins(JobTransition(str(state), reason, at))
     return entry
+
+
+resolve(JobSpec)
+resolve(JobTransition)

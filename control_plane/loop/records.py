@@ -26,6 +26,7 @@ from control_plane.core.observed import (
 )
 from control_plane.core.states import IncidentState, JobState, NodeState
 from control_plane.db import checkpoints, fleets, incidents, jobs, nodes
+from everstep.protocol.codec import resolve
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.plan import ObjectReference, ScriptPlan, SourceArchive
 
@@ -262,3 +263,7 @@ def _seconds(moment: datetime | None) -> float | None:
 
 def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else at(seconds)
+
+
+resolve(Memo)
+resolve(FailureRecord)

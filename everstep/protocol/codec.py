@@ -12,6 +12,7 @@ Invariant: `decode` returns a value of the given union or raises a `ProtocolErro
 from __future__ import annotations
 
 import struct
+import threading
 from typing import TypeVar
 
 import msgspec
@@ -33,6 +34,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True,
 
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[object, msgspec.msgpack.Decoder[object]] = {}
+_resolving = threading.Lock()
 
 
 def encode(message: Message) -> bytes:
@@ -51,6 +53,25 @@ def encode(message: Message) -> bytes:
     if len(data) > MAX_MESSAGE_BYTES:
         raise OversizedMessage(f"{type(message).__name__} is {len(data)} bytes long; the limit is {MAX_MESSAGE_BYTES}")
     return data
+
+
+def resolve(kind: object) -> msgspec.msgpack.Decoder[object]:
+    """Let msgspec read the annotations of a type, once. Called when a module is imported, for every type that it will convert in threads.
+
+    msgspec reads a class at its first use, and lets other threads see it before it is complete: two first uses at once crash the process (seen as a
+    fault at address 0 in its `_core`). All first uses go through here.
+
+    Args:
+        kind: a message class, a dataclass, or a union of such.
+
+    Returns:
+        A decoder of it.
+    """
+    with _resolving:
+        decoder = _decoders.get(kind)
+        if decoder is None:
+            decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+        return decoder
 
 
 def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
@@ -75,9 +96,7 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
     (version,) = _VERSION.unpack_from(data)
     if version != PROTOCOL_VERSION:
         raise UnknownVersion(f"a message of protocol version {version}; this process speaks {PROTOCOL_VERSION}")
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    decoder = _decoders.get(kind) or resolve(kind)
     try:
         return decoder.decode(memoryview(data)[_VERSION.size :])  # type: ignore[return-value]
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:  # the last: a key that is no text

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from everstep.protocol.codec import resolve
 from everstep.protocol.errors import MalformedMessage, UnknownVersion
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 
@@ -70,3 +71,6 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
     if [shard.rank for shard in manifest.shards] != list(range(len(manifest.shards))):
         raise MalformedMessage("a checkpoint manifest whose ranks are not 0 … n-1")
     return manifest
+
+
+resolve(CheckpointManifest)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from everstep.protocol.codec import resolve
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.slot import DIGEST_BYTES, SlotHeader, SlotIndex, TensorEntry, unpack_index
 from worker.errors import CorruptCheckpoint, StoreRefused
@@ -186,3 +187,7 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
     if object_bytes != LENGTH.size + len(header) + found.data_bytes:
         raise CorruptCheckpoint(f"the object has {object_bytes} bytes; its header says {LENGTH.size + len(header) + found.data_bytes}")
     return found
+
+
+resolve(_Metadata)
+resolve(_Tensor)
