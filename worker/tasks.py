@@ -6,7 +6,7 @@ Invariant: nobody returns from here while a task that was begun here still runs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 
 
 class Signal:
@@ -45,11 +45,26 @@ async def first_of(*work: Coroutine[object, object, object]) -> None:
 
 
 async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
-    """Cancel tasks and wait until they have ended; what they raise is dropped."""
+    """Cancel tasks, each once, and wait until they have ended; what they raise is dropped.
+
+    Args:
+        *tasks: None is passed over.
+
+    Raises:
+        asyncio.CancelledError: the caller was cancelled; the tasks have ended, and what they do at their end was not cut short.
+    """
     begun = [task for task in tasks if task is not None]
     for task in begun:
         task.cancel()
-    await asyncio.gather(*begun, return_exceptions=True)
+    await finish(_all(begun))
+
+
+async def _all(tasks: Iterable[asyncio.Task[object] | asyncio.Task[None]]) -> None:
+    """Wait until all have ended; what they raise is dropped."""
+    for task in tasks:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()
 
 
 async def finish(work: Coroutine[object, object, object]) -> None:

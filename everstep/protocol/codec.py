@@ -56,10 +56,10 @@ def encode(message: Message) -> bytes:
 
 
 def resolve(kind: object) -> msgspec.msgpack.Decoder[object]:
-    """Let msgspec read the annotations of a type, once. Called when a module is imported, for every type that it will convert in threads.
+    """Let msgspec read the annotations of a type, once. Called when a module is imported, for every type that it gives to `msgspec.convert`.
 
     msgspec reads a class at its first use, and lets other threads see it before it is complete: two first uses at once crash the process (seen as a
-    fault at address 0 in its `_core`). All first uses go through here.
+    fault at address 0 in its `_core`). So decoders are made, and converted types resolved, when modules are imported (`tests/tidy/test_decoders.py`).
 
     Args:
         kind: a message class, a dataclass, or a union of such.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.protocol.codec import resolve
 from everstep.protocol.errors import MalformedMessage, UnknownVersion
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 
@@ -44,6 +43,9 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     shards: tuple[ManifestShard, ...]
 
 
+_MANIFEST = msgspec.json.Decoder(CheckpointManifest)
+
+
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
     """Return the manifest as JSON."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
@@ -63,7 +65,7 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
         UnknownVersion: of a version that this process does not know.
     """
     try:
-        manifest = msgspec.json.decode(data, type=CheckpointManifest)
+        manifest = _MANIFEST.decode(data)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:  # the last: a key that is no text
         raise MalformedMessage(f"not a checkpoint manifest: {error}") from error
     if manifest.version != 1:
@@ -71,6 +73,3 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
     if [shard.rank for shard in manifest.shards] != list(range(len(manifest.shards))):
         raise MalformedMessage("a checkpoint manifest whose ranks are not 0 … n-1")
     return manifest
-
-
-resolve(CheckpointManifest)

@@ -39,6 +39,10 @@ class SlotValues(msgspec.Struct, frozen=True, array_like=True):
     """`state_tree.encode` of the plain values."""
 
 
+_SLOT_VALUES = msgspec.msgpack.Decoder(SlotValues)
+_FACTS = msgspec.msgpack.Decoder(dict[str, str])
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A slot's content, checked."""
@@ -116,7 +120,7 @@ def read_snapshot(path: Path, memory: mmap.mmap, expected: Expected) -> Snapshot
         header = unpack_header(memory[:HEADER_BYTES])
         index_begin = HEADER_BYTES + header.index_offset
         index = unpack_index(memory[index_begin : index_begin + header.index_bytes], header.index_offset)
-        values = msgspec.msgpack.decode(index.values, type=SlotValues)
+        values = _SLOT_VALUES.decode(index.values)
     except (ValueError, ProtocolError) as error:  # msgspec's errors are ValueErrors
         raise RestoreMismatch(f"the slot {path} cannot be read: {error}") from error
     found = (header.state, header.run, header.owner_rank, header.step)
@@ -161,7 +165,7 @@ def agree(step: Step, problem: str) -> None:
 
 def _differences(found: bytes, expected: Mapping[str, str]) -> str:
     try:
-        saved = msgspec.msgpack.decode(found, type=dict[str, str])
+        saved = _FACTS.decode(found)
     except ValueError:
         return "its facts cannot be read"
     lines = [

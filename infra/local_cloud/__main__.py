@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -25,7 +24,7 @@ from rich.table import Table
 
 from infra.local_cloud.environment import POISONOUS, aws_variables, process_environment
 from infra.local_cloud.errors import LocalCloudError
-from infra.local_cloud.faults import Conditions
+from infra.local_cloud.faults import CONDITIONS, Conditions
 from infra.local_cloud.parts import write_private
 
 app = typer.Typer(name="everstep local", help="A whole Everstep on this machine: no AWS account, no GPU.", no_args_is_help=True, add_completion=False)
@@ -140,9 +139,9 @@ def serve(
             environment={
                 **process_environment(marker),
                 **aws_variables("http://127.0.0.1"),
-                **msgspec.json.decode(instance_environment, type=dict[str, str]),
+                **json.loads(instance_environment),
             },
-            conditions=msgspec.json.decode(conditions, type=Conditions),
+            conditions=CONDITIONS.decode(conditions),
             port=port,
             seed=seed,
         )

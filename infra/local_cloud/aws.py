@@ -23,7 +23,7 @@ from everstep.protocol.loopback import is_loopback
 from infra.local_cloud.addresses import AddressPool
 from infra.local_cloud.auto_scaling import AutoScaling
 from infra.local_cloud.ec2 import Ec2
-from infra.local_cloud.faults import Conditions, Faults
+from infra.local_cloud.faults import CONDITIONS, Conditions, Faults
 from infra.local_cloud.instances import InstanceRunner
 from infra.local_cloud.moto_api import install
 
@@ -138,7 +138,7 @@ class LocalAws:
         if length > MAX_ADMIN_BODY_BYTES:
             return "413 Content Too Large", msgspec.json.encode({"Message": f"at most {MAX_ADMIN_BODY_BYTES} bytes"})
         try:
-            conditions = msgspec.json.decode(environ["wsgi.input"].read(length), type=Conditions)
+            conditions = CONDITIONS.decode(environ["wsgi.input"].read(length))
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             return "400 Bad Request", msgspec.json.encode({"Message": str(error)})
         self.faults.replace(conditions)

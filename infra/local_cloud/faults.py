@@ -31,6 +31,9 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """How long EC2 still describes an instance after its end. AWS: about an hour."""
 
 
+CONDITIONS = msgspec.json.Decoder(Conditions)
+
+
 class Faults:
     """The conditions in force, and the chance in them. Thread-safe.
 

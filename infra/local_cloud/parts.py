@@ -39,6 +39,9 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
         return Process(self.pid, self.start_ticks)
 
 
+_PART_RECORD = msgspec.json.Decoder(PartRecord)
+
+
 class Parts:
     """The processes of one local cloud.
 
@@ -118,7 +121,7 @@ class Parts:
     def record(self, name: str) -> PartRecord | None:
         """Return the record of a part that was started and not ended by us."""
         try:
-            return msgspec.json.decode((self._directory / f"{name}.json").read_bytes(), type=PartRecord)
+            return _PART_RECORD.decode((self._directory / f"{name}.json").read_bytes())
         except FileNotFoundError:
             return None
 

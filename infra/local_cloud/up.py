@@ -30,7 +30,7 @@ from everstep.errors import EverstepError
 from infra.local_cloud import preflight
 from infra.local_cloud.environment import REGION, aws_variables, local_client, process_environment
 from infra.local_cloud.errors import NotUp, PreflightFailed, StartFailed
-from infra.local_cloud.faults import Conditions
+from infra.local_cloud.faults import CONDITIONS, Conditions
 from infra.local_cloud.instance_init import remove_memory
 from infra.local_cloud.parts import Parts, tail, write_private
 from infra.local_cloud.processes import descendants, end, is_agent, is_rank, kill_descendants, marked_with, wait_gone
@@ -102,6 +102,9 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     node_memory_bytes: int
     detection_seconds: float | None
     group: str
+
+
+_CLUSTER_FILE = msgspec.json.Decoder(ClusterFile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +212,7 @@ class LocalCluster:
         Raises:
             NotUp: the local AWS does not run.
         """
-        return msgspec.json.decode(self._admin("GET", "config").content, type=Conditions)
+        return CONDITIONS.decode(self._admin("GET", "config").content)
 
     def set_conditions(self, conditions: Conditions) -> None:
         """Change the local AWS's conditions at run time.
@@ -487,7 +490,7 @@ class LocalCluster:
 
     def _description(self) -> ClusterFile:
         try:
-            return msgspec.json.decode((self._local / "cluster.json").read_bytes(), type=ClusterFile)
+            return _CLUSTER_FILE.decode((self._local / "cluster.json").read_bytes())
         except FileNotFoundError:
             raise NotUp(f"no local cloud is up in {self.state_dir}: everstep local up") from None
 

@@ -29,6 +29,7 @@ from worker.replication.streams import IncomingShard, Receiver, Streams, send_ch
 from worker.replication.transport import Session
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import Slot, SlotStore, in_thread
+from worker.tasks import finish
 
 log = logging.getLogger(__name__)
 MAX_REPEATS = 3
@@ -177,8 +178,7 @@ async def receive_shard(
         raise
     finally:
         receiver.current = None
-        await _close(incoming, streams)
-        slot.arrived = frozenset(range(chunk_count(begin.payload_bytes))) - incoming.missing
+        await finish(_close(incoming, streams, slot))
     sealed = store.seal_verified(rank, index, _header(store, begin), begin.chunk_digests, expected=begin.digest)
     assert sealed is not None, "the announcement was checked"
     return sealed
@@ -208,14 +208,15 @@ async def _ask(session: Session, incoming: IncomingShard, silence_seconds: float
         raise ShardRejected("chunks of the payload do not hash to their digests")
 
 
-async def _close(incoming: IncomingShard, streams: Streams) -> None:
-    """Wait for chunks that are under way; a stream that has fallen silent in the middle of one is cut."""
+async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
+    """Wait for chunks that are under way, and note what has come; a stream that has fallen silent in the middle of one is cut."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
             await incoming.close()
     except TimeoutError:
         await streams.close()
         await incoming.close()
+    slot.arrived = frozenset(range(chunk_count(incoming.payload_bytes))) - incoming.missing
 
 
 async def _copy_unchanged(store: SlotStore, slot: Slot, begin: BeginShard, missing: Collection[int]) -> set[int]:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from everstep.protocol.codec import resolve
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.slot import DIGEST_BYTES, SlotHeader, SlotIndex, TensorEntry, unpack_index
 from worker.errors import CorruptCheckpoint, StoreRefused
@@ -73,6 +72,11 @@ class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout_hash: str
     index: str
     """The packed index, base64."""
+
+
+_HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_HEADER_METADATA = msgspec.json.Decoder(_Metadata)
+_HEADER_TENSOR = msgspec.json.Decoder(_Tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +168,15 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         CorruptCheckpoint: not a header of ours, or one that contradicts itself or the object's size.
     """
     try:
-        described = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        metadata = msgspec.json.decode(described.pop(_METADATA), type=_Metadata)
+        described = _HEADER.decode(header)
+        metadata = _HEADER_METADATA.decode(described.pop(_METADATA))
         if metadata.everstep != _FORMAT:
             raise CorruptCheckpoint(f"a checkpoint of format {metadata.everstep!r}")
         payload_bytes, index_offset = int(metadata.payload_bytes), int(metadata.index_offset)
         packed = base64.b64decode(metadata.index, validate=True)
         digests = bytes.fromhex(metadata.layout_hash), bytes.fromhex(metadata.payload_digest)
         entries = tensors_in_order(unpack_index(packed, index_offset))
-        tensors = sorted(msgspec.json.decode(raw, type=_Tensor).data_offsets for raw in described.values())
+        tensors = sorted(_HEADER_TENSOR.decode(raw).data_offsets for raw in described.values())
     except (KeyError, ValueError, binascii.Error, msgspec.DecodeError, ProtocolError) as error:
         raise CorruptCheckpoint(f"the object's header is not one of a checkpoint: {error}") from error
     found = Restore(payload_bytes, index_offset, packed, *digests, tuple((entry.offset, entry.offset + entry.bytes) for entry in entries))
@@ -187,7 +191,3 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
     if object_bytes != LENGTH.size + len(header) + found.data_bytes:
         raise CorruptCheckpoint(f"the object has {object_bytes} bytes; its header says {LENGTH.size + len(header) + found.data_bytes}")
     return found
-
-
-resolve(_Metadata)
-resolve(_Tensor)

@@ -123,8 +123,10 @@ async def by_hand(pair: Pair) -> AsyncIterator[ByHand]:
     session = await pair.dial()
     assert isinstance(await session.receive(), HolderInventory)
     hand = ByHand(session, await pair.stream(session))
-    yield hand
-    hand.close()
+    try:
+        yield hand
+    finally:
+        hand.close()
 
 
 class Recorded:
@@ -200,6 +202,25 @@ async def test_a_stream_that_breaks_at_any_chunk_goes_on_where_it_stood(pair: Pa
         again.chunks(data, wanted)
         assert isinstance(await again.session.receive(), ShardSealed)
     assert pair.held() == {1: data}
+
+
+async def test_what_has_come_is_kept_when_the_next_session_begins_while_a_stream_still_stands_in_mid_chunk(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "CLOSE_SECONDS", 0.2)
+    data = payload(1, 4000)
+    async with by_hand(pair) as first:
+        await first.begin(1, data)
+        await first.wanted()
+        first.line.sendall(CHUNK_HEADER.pack(1, 0, CHUNK) + data[:CHUNK] + CHUNK_HEADER.pack(1, 1, CHUNK) + data[:300])
+        await landed(pair, 1)
+        (owner,) = pair.receiver._open.values()
+        assert owner.receiver is not None
+        first.session.close()
+        await pair.until(lambda: owner.receiver.current is None)  # its end has begun, and waits for the chunk
+        async with by_hand(pair) as again:  # ends the first session once more
+            await again.begin(1, data)
+            assert await again.wanted() == [1, 2, 3]
 
 
 async def test_what_a_broken_stream_left_is_not_taken_for_another_content(pair: Pair) -> None:

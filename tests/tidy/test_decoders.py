@@ -1,0 +1,58 @@
+"""msgspec reads a class at its first use; two threads at once would crash the process, so first uses happen at import (`codec.resolve`)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.warm_parent import ROOT
+
+MODULES = [path for part in ("everstep", "worker", "control_plane", "infra") for path in sorted((ROOT / part).rglob("*.py"))]
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """Every call by the text of what is called."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def first_uses(source: str) -> set[str]:
+    """What a module would let msgspec read for the first time when it is at work."""
+    tree = ast.parse(source)
+    at_import = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr)]
+    made = {id(call) for statement in at_import for _, call in calls(statement)}
+    resolved = {ast.unparse(call.args[0]) for statement in at_import for name, call in calls(statement) if name == "resolve"}
+    found = set()
+    for name, call in calls(tree):
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        if name in ("msgspec.json.decode", "msgspec.msgpack.decode") and "type" in keywords:
+            found.add(ast.unparse(keywords["type"]))
+        if name in ("msgspec.json.Decoder", "msgspec.msgpack.Decoder") and id(call) not in made:
+            found.add(ast.unparse(call.args[0]))
+        if name == "msgspec.convert":
+            found |= {ast.unparse(call.args[1])} - resolved
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_types_are_read_when_modules_are_imported(path: Path) -> None:
+    expected = {"kind"} if path.name == "codec.py" else set()  # `resolve` itself, under its lock
+    assert first_uses(path.read_text()) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def f(data): return msgspec.json.decode(data, type=Job)", {"Job"}),
+        ("def f(data): return msgspec.json.Decoder(Job).decode(data)", {"Job"}),
+        ("def f(data): return msgspec.convert(data, Job)", {"Job"}),
+        ("def f(data): return msgspec.convert(data, Job)\nresolve(Job)", set()),
+        ("_JOB = msgspec.json.Decoder(Job)\ndef f(data): return _JOB.decode(data)", set()),
+    ],
+)
+def test_the_rule_sees_what_it_forbids(source: str, found: set[str]) -> None:
+    assert first_uses(source) == found
