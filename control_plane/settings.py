@@ -10,6 +10,7 @@ from pathlib import Path
 
 from control_plane.cloud.connection import LOCAL_REGION, CloudMode
 from everstep.protocol.loopback import is_loopback, is_this_machine, url_host
+from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN
 
 
 class InvalidSettings(Exception):
@@ -54,7 +55,7 @@ class Settings:
     @property
     def default_max_slowdown(self) -> float:
         """What snapshots may cost a job that does not say it: nodes of a local cluster share one machine's cores, and their times say nothing."""
-        return 1.0 if self.mode is CloudMode.LOCAL else 0.01
+        return 1.0 if self.mode is CloudMode.LOCAL else DEFAULT_MAX_SLOWDOWN
 
     @property
     def database(self) -> str:

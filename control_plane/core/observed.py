@@ -13,7 +13,7 @@ from control_plane.core.states import IncidentState, JobState, NodeState
 from everstep.protocol.agent_messages import ExitClass, MemberReport
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.manifest import ManifestShard
-from everstep.protocol.plan import GenerationPlan, ObjectReference, ScriptPlan, Timeouts
+from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
 
 NO_STEP = Step(-1)
 NO_GENERATION = Generation(0)
@@ -42,7 +42,7 @@ class JobSpec:
     checkpoint_prefix: ObjectReference
     checkpoint_every_steps: int = 0
     third_slot: bool = False
-    max_slowdown: float = 0.01
+    max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     max_attempts: int = 3
     """The same failure at the same step this many times ends the job."""
     max_runtime_seconds: float | None = None

@@ -21,7 +21,7 @@ from control_plane.db.leases import Lease
 from control_plane.db.models import Generation, Job
 from control_plane.db.session import changed_rows, columns_of, values_of
 from everstep.protocol.codec import decode, encode, resolve
-from everstep.protocol.plan import GenerationPlan
+from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan
 
 TRANSITIONS_LIMIT = 400
 """Transitions kept with a job; of a longer story the first and the newest are kept."""
@@ -39,7 +39,7 @@ class JobSpec:
     node_count: int
     ranks_per_node: int
     copies: int
-    max_slowdown: float = 0.01
+    max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     hyperparameters: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     checkpoint_every_steps: int = 0

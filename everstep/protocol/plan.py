@@ -11,6 +11,9 @@ from typing import Literal
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 
+DEFAULT_MAX_SLOWDOWN = 0.01
+"""What snapshots may cost training unless a job says otherwise, as a part of the mean iteration."""
+
 
 class SlotRecord(Message, frozen=True):
     """One sealed slot of a node's inventory."""
@@ -138,7 +141,7 @@ class GenerationPlan(Message, frozen=True):
     script: ScriptPlan
     checkpoint: CheckpointPlan
     timeouts: Timeouts
-    max_slowdown: float = 0.01
+    max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     """What snapshots may cost training, as a part of the mean iteration: above it they are taken less often."""
 
     @property
