@@ -385,7 +385,10 @@ class Member:
         visible = (
             finished,
             len(self.uploads),
-            *((shard.core.view, shard.core.committed == NONE, shard.refusal, shard.trouble) for shard in self.shards.values()),
+            *(
+                (shard.core.view, tuple(shard.slow_holders), shard.core.committed == NONE, shard.refusal, shard.trouble)
+                for shard in self.shards.values()
+            ),
         )
         if visible != self._told:
             self._told = visible
@@ -436,6 +439,11 @@ class Member:
     def _protection(self, shard: OwnedShard) -> ShardProtection:
         holders = self.plan.ranks[shard.rank].holders
         out = {peer: shard.holder_troubles.get(peer, "it does not answer") for peer in shard.core.peers if peer not in shard.core.view}
+        slow = {peer: trouble for peer, trouble in shard.slow_holders.items() if peer in shard.core.view}
+        troubles = [
+            *(f"{peer} is out of view: {trouble}" for peer, trouble in out.items()),
+            *(f"{peer} is slow: {trouble}" for peer, trouble in slow.items()),
+        ]
         slot = shard.slot(shard.core.committed) if shard.core.committed != NONE else None
         reason = shard.refusal if shard.core.committed == NONE or shard.refusal.startswith("Protection") else shard.trouble
         return ShardProtection(
@@ -444,7 +452,7 @@ class Member:
             in_view=(holders[0], *(peer for peer in holders[1:] if peer in shard.core.view)),
             committed=shard.core.committed,
             payload_bytes=slot.file.header.payload_bytes if slot is not None else 0,
-            reason="; ".join(f"{peer} is out of view: {trouble}" for peer, trouble in out.items()) or reason,
+            reason="; ".join(troubles) or reason,
         )
 
     def faults(self) -> tuple[NodeFault, ...]:

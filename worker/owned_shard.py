@@ -54,6 +54,8 @@ class OwnedShard:
         """Capacity and layout of the slots that its rank has; None before it has asked."""
         self.holder_troubles: dict[NodeId, str] = {}
         """Why a holder has not sealed what it was sent, in its own words or the line's; gone when it seals again."""
+        self.slow_holders: dict[NodeId, str] = {}
+        """Holders that take what they are sent, but so slowly that steps wait for them, and how slowly."""
         self._given_up: list[str] = []
         """Why this rank has given up steps since the last commit, lateness aside."""
         self._store = store
@@ -114,6 +116,14 @@ class OwnedShard:
         self.holder_troubles.pop(peer, None)
         if content == self.content(content.step):
             self.apply(self.core.acknowledge(peer, content.step))
+
+    def told_slow(self, peer: NodeId, trouble: str) -> None:
+        """`peer` takes what it is sent slowly, as `trouble` says; empty: it no longer does."""
+        was_slow = self.slow_holders.pop(peer, "")
+        if trouble:
+            self.slow_holders[peer] = trouble
+        if bool(was_slow) != bool(trouble):
+            self._on_change()
 
     def inventory(self, peer: NodeId, sealed: tuple[tuple[Generation, Step, bytes], ...]) -> None:
         """`peer` holds exactly these; only what equals our own content and digest counts."""

@@ -130,7 +130,7 @@ class Node:
         self.transfers += 1
         number = 2 * self.transfers + is_copied
         self.acknowledged[number] = asyncio.get_running_loop().create_future()
-        await send_chunks(self.streams[copy], data, number, [(0, 1)], payload_bytes=len(data.memory), pacer=pacer, progress=lambda: None)
+        await send_chunks(self.streams[copy], data, number, [(0, 1)], payload_bytes=len(data.memory), pacer=pacer, progress=lambda _: None)
         await self.acknowledged[number]
         del self.acknowledged[number]
 

@@ -235,7 +235,7 @@ class ReplicaReceiver:
                     digests = await self._store.digests(slot)
                     if digests is not None:
                         begin = announcement(slot.file.header, digests, transfer=number, committed=Step(-1))
-                        await send_shard(session, owner.streams, partial(_answer, session), slot.file, begin, progress=lambda: None)
+                        await send_shard(session, owner.streams, partial(_answer, session), slot.file, begin, progress=lambda _: None)
                 finally:
                     slot.pins -= 1
             if digests is None:

@@ -31,6 +31,10 @@ RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
 REFUSED_SECONDS = 0.2
 """A holder that refused, for want of a slot, say, is asked again after this long."""
 MAX_STREAMS = min(32, os.cpu_count() or 1)
+FLOW_BYTES_PER_SECOND = 625e6
+"""What AWS gives a single flow outside of a placement group, 5 Gbit/s: the least that a sound link carries."""
+SLOW_RATIO = 0.1
+"""A link that carries less than this part of what it should, or has, is slow."""
 TELLING_BYTES = 64 * 1024 * 1024
 """A transfer tells something of the network's rate from this size on."""
 
@@ -67,6 +71,11 @@ class ReplicaSender:
         self._paused_count = 0
         """Streams that wait for the pacer: the holder is not silent, it is not being asked."""
         self._transfer = 0
+        self._begun_at: float | None = None
+        """Of the transfer under way; None between two, and while a pacer decides how fast it goes."""
+        self._taken_bytes = 0
+        """What the kernel has taken of it."""
+        self._best_rate = FLOW_BYTES_PER_SECOND
         self._sent_bytes = 0
         """Of the transfer under way, while it is not paced."""
 
@@ -98,7 +107,7 @@ class ReplicaSender:
         if not isinstance(first, HolderInventory) or first.owner_rank != self._shard.rank:
             raise MalformedMessage("a holder that does not begin with its inventory")
         self._shard.inventory(self._peer, first.sealed)
-        self._progress()
+        self._progress(0)
         answers: asyncio.Queue[Answer] = asyncio.Queue()
         await first_of(self._listen(session, answers), self._feed(session, streams, answers))
 
@@ -157,11 +166,24 @@ class ReplicaSender:
         begin = announcement(slot.file.header, digests, transfer=transfer, committed=self._shard.core.committed)
         pacer = None if isinstance(self._pacer.current, Unpaced) else self._pacer
         sent = self._sent if pacer is None else None  # a paced transfer says nothing of the network's rate
-        begun, self._sent_bytes = asyncio.get_running_loop().time(), 0
-        outcome = await send_shard(session, streams, answer, slot.file, begin, pacer=pacer, progress=self._progress, paused=self._paused, sent=sent)
+        begun, self._sent_bytes, self._taken_bytes = asyncio.get_running_loop().time(), 0, 0
+        self._begun_at = begun if pacer is None else None
+        try:
+            outcome = await send_shard(
+                session, streams, answer, slot.file, begin, pacer=pacer, progress=self._progress, paused=self._paused, sent=sent
+            )
+        finally:
+            self._begun_at = None
+        seconds = asyncio.get_running_loop().time() - begun
         if isinstance(outcome, ShardSealed):
-            self._pacer.measured(self._sent_bytes, asyncio.get_running_loop().time() - begun)
+            self._pacer.measured(self._sent_bytes, seconds)
+            if pacer is None and not self._is_slow(seconds):
+                self._shard.told_slow(self._peer, "")
         return outcome
+
+    def _is_slow(self, seconds: float) -> bool:
+        """Say whether what has been sent in so many seconds is much less than what a link carries; short waits say nothing."""
+        return seconds > self._deadline and self._taken_bytes / seconds < SLOW_RATIO * self._best_rate
 
     async def _fit(self, session: Session, streams: Streams) -> None:
         """Have as many streams as carry the most."""
@@ -172,10 +194,12 @@ class ReplicaSender:
     def _sent(self, size: int, seconds: float) -> None:
         self._sent_bytes += size
         if size >= TELLING_BYTES and seconds > 0:
+            self._best_rate = max(self._best_rate, size / seconds)
             self.stream_count = self.stream_count.measured(size / seconds)
 
-    def _progress(self) -> None:
+    def _progress(self, taken_bytes: int) -> None:
         self._owed_since = None
+        self._taken_bytes += taken_bytes
 
     def _failed(self, reason: str) -> None:
         """An attempt came to nothing: what it seemed to achieve is no progress."""
@@ -197,6 +221,9 @@ class ReplicaSender:
                 self._owed_since = now()
             if not is_owed:
                 self._failing_since = None
+            if self._begun_at is not None and self._is_slow(seconds := now() - self._begun_at):
+                rate = self._taken_bytes / seconds / 1e6
+                self._shard.told_slow(self._peer, f"its link carries {rate:.3g} MB/s; a step has been on its way for {seconds:.0f} s")
             since = min((each for each in (self._owed_since, self._failing_since) if each is not None), default=now())
             if now() - since > self._deadline and self._peer in self._shard.core.view:
                 trouble = self._shard.holder_troubles.setdefault(self._peer, "it does not answer")

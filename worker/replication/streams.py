@@ -147,7 +147,7 @@ async def send_chunks(
     *,
     payload_bytes: int,
     pacer: Pacer | None,
-    progress: Callable[[], None],
+    progress: Callable[[int], None],
     paused: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Send chunks of a payload over all streams; returns when the kernel has taken them.
@@ -161,7 +161,7 @@ async def send_chunks(
         chunks: (first, count) ranges, as the receiver wants them.
         payload_bytes: of the whole payload.
         pacer: asked before each piece; None: every chunk goes at once and whole.
-        progress: called on the loop now and then while bytes leave.
+        progress: told on the loop the bytes of each chunk that the kernel has taken.
         paused: told on the loop +1 when a stream begins to wait for the pacer, -1 when it no longer does.
 
     Raises:
@@ -196,7 +196,7 @@ async def send_chunks(
                 with source.payload(begin, min(stop, begin + piece_bytes)) as piece:
                     admit(piece.nbytes)
                     _send_all(line, header if begin == start else b"", piece)
-            loop.call_soon_threadsafe(progress)
+            loop.call_soon_threadsafe(progress, stop - start)
 
     sending = [asyncio.ensure_future(streams.run(line, work)) for line in streams.lines]
     try:

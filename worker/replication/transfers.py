@@ -78,7 +78,7 @@ async def send_shard(
     begin: BeginShard,
     *,
     pacer: Pacer | None = None,
-    progress: Callable[[], None],
+    progress: Callable[[int], None],
     paused: Callable[[int], None] = lambda _: None,
     sent: Callable[[int, float], None] | None = None,
 ) -> ShardSealed | ShardRefused:
@@ -91,7 +91,7 @@ async def send_shard(
         file: the slot's.
         begin: its announcement.
         pacer: see `send_chunks`.
-        progress: called whenever the receiver has answered or taken something.
+        progress: told whenever the receiver has answered (0) or the kernel has taken something for it (bytes).
         paused: see `send_chunks`.
         sent: told bytes and seconds of each burst of chunks.
 
@@ -106,7 +106,7 @@ async def send_shard(
     await session.send(begin)
     while True:
         answer = await answers()
-        progress()
+        progress(0)
         if not isinstance(answer, ShardWanted):
             return answer
         if not are_within(answer.chunks, chunk_count(begin.payload_bytes)):

@@ -134,9 +134,9 @@ def _transfers(module: Any) -> None:
     async def chunks_sent(*rest: Any, progress: Any, **named: Any) -> None:
         moment = sent[kind.get()]  # asked here: what follows is called by a thread that is no part of this task
 
-        def one_has_left() -> None:
+        def one_has_left(taken_bytes: int) -> None:
             die(moment)
-            progress()
+            progress(taken_bytes)
 
         await send_chunks(*rest, progress=one_has_left, **named)
 

@@ -93,3 +93,14 @@ def protection_after_steps(fleet: Fleet, holder: str) -> bool:
         for rank in fleet.ranks:
             rank.step()
     return holder in protection(fleet, 0).in_view
+
+
+async def test_a_slow_holder_is_told_with_its_shard_and_no_longer_when_it_is_not(fleet: Fleet) -> None:
+    await fleet.launch()
+    holder, member = fleet.nodes[1], fleet.nodes[0].agent._member
+    assert member is not None
+    member.shards[Rank(0)].told_slow(holder.id, "its link carries 1 MB/s")
+    await until("the report", lambda: protection(fleet, 0).reason == f"{holder.id} is slow: its link carries 1 MB/s")
+    assert protection(fleet, 0).in_view == protection(fleet, 0).holders
+    member.shards[Rank(0)].told_slow(holder.id, "")
+    await until("the next report", lambda: protection(fleet, 0).reason == "")

@@ -1,0 +1,45 @@
+"""A link that carries a hundredth of what it should: said with its figure, and forgotten when it is sound again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everstep.protocol import slot as slots
+from everstep.protocol.rank_messages import Vote
+from tests.integration.worker.replication.own_network import OwnLoopback, in_own_network, may_have_one
+from tests.integration.worker.replication.pair import HOLDER, Pair, payload
+
+pytestmark = pytest.mark.integration
+PAYLOAD_BYTES = 24 << 20
+
+
+def test_a_slow_holder_stays_in_view_is_named_with_its_rate_and_heals_by_itself(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not may_have_one():
+        pytest.skip("no right to a network namespace")
+    monkeypatch.setattr(slots, "CHUNK_BYTES", 64 * 1024)
+
+    async def body(loopback: OwnLoopback) -> None:
+        pair = Pair(tmpfs, payload_bytes=PAYLOAD_BYTES, memory_bytes=1 << 27, holder_memory_bytes=1 << 27)
+        pair.listen()
+        pair.send(deadline_seconds=1.0)
+        pair.hear(-1, 1)
+        loopback.limit(4_000_000)
+        await pair.capture(1)
+        await pair.until(lambda: HOLDER in pair.shard.slow_holders)
+        assert "its link carries" in pair.shard.slow_holders[HOLDER]
+        assert pair.shard.core.view == {HOLDER}
+        assert pair.shard.core.vote is Vote.NONE
+        changes = pair.changes
+        loopback.unlimited()
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+        pair.hear(1, 2)
+        await pair.capture(2)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+        assert pair.shard.slow_holders == {}
+        assert pair.changes > changes
+        assert pair.held()[2] == payload(2, PAYLOAD_BYTES)
+        await pair.close()
+
+    in_own_network(body)
