@@ -26,7 +26,7 @@ The payload is tensors back to back, each at a multiple of 64, the gaps zero, th
 
 A payload is digested in chunks, so that chunks can travel in any order, over several streams, and be told apart one by one:
 
-    chunk_digests    xxh3-128 of payload[i*CHUNK_BYTES : (i+1)*CHUNK_BYTES] for each i, 16 bytes each, back to back
+    chunk_digests    xxh3-128 of payload[i*n : (i+1)*n] for each i, n = chunk_bytes(payload_bytes), 16 bytes each, back to back
     payload_digest   xxh3-128 of chunk_digests and payload_bytes (8 bytes, big endian)
 
 Invariant: only the agent writes headers. A header whose digest does not hold is an empty slot, never a guess.
@@ -52,7 +52,10 @@ HEADER_BYTES = 4096
 ALIGNMENT = 64
 DIGEST_BYTES = 16
 CHUNK_BYTES = 4 * 1024 * 1024
-"""The unit of digests and of transfers: part of the slot's version."""
+"""The unit of digests and of transfers, of payloads up to `MAX_CHUNKS` times that: part of the slot's version."""
+MAX_CHUNKS = 32 * 1024
+"""Of a payload: their digests fit into a message. A larger payload than 128 GiB has larger chunks."""
+MAX_CHUNK_BYTES = 1024 * CHUNK_BYTES
 MAX_INDEX_BYTES = 256 * 1024 * 1024
 MAX_DIMENSIONS = 64
 """Source: torch makes no tensor of more."""
@@ -97,14 +100,23 @@ def digest(data: bytes | bytearray | memoryview) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
+def chunk_bytes(payload_bytes: int) -> int:
+    """Return the size of a payload's chunks: `CHUNK_BYTES`, doubled until they are no more than `MAX_CHUNKS`."""
+    size = CHUNK_BYTES
+    while payload_bytes > MAX_CHUNKS * size:
+        size *= 2
+    return size
+
+
 def chunk_count(payload_bytes: int) -> int:
     """Return how many chunks a payload has; the last one may be short."""
-    return -(-payload_bytes // CHUNK_BYTES)
+    return -(-payload_bytes // chunk_bytes(payload_bytes))
 
 
 def chunk_range(index: int, payload_bytes: int) -> tuple[int, int]:
     """Return where chunk `index` begins and ends within a payload of that many bytes."""
-    return index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, payload_bytes)
+    size = chunk_bytes(payload_bytes)
+    return index * size, min((index + 1) * size, payload_bytes)
 
 
 def shard_digest(chunk_digests: bytes, payload_bytes: int) -> bytes:
@@ -132,9 +144,14 @@ def payload_digest(payload: bytes | bytearray | memoryview) -> bytes:
 
 
 class ShardHasher:
-    """Digests a payload that comes in pieces of any size, in order."""
+    """Digests a payload that comes in pieces of any size, in order.
 
-    def __init__(self) -> None:
+    Args:
+        payload_bytes: of the whole.
+    """
+
+    def __init__(self, payload_bytes: int) -> None:
+        self._chunk_bytes = chunk_bytes(payload_bytes)
         self._chunks = bytearray()
         self._open = xxhash.xxh3_128()
         self._position = 0
@@ -143,11 +160,11 @@ class ShardHasher:
         """Take the next bytes."""
         view = memoryview(data)
         while view.nbytes:
-            room = CHUNK_BYTES - self._position % CHUNK_BYTES
+            room = self._chunk_bytes - self._position % self._chunk_bytes
             piece, view = view[:room], view[room:]
             self._open.update(piece)
             self._position += piece.nbytes
-            if self._position % CHUNK_BYTES == 0:
+            if self._position % self._chunk_bytes == 0:
                 self._end_chunk()
 
     def _end_chunk(self) -> None:
@@ -156,7 +173,7 @@ class ShardHasher:
 
     def digests(self) -> bytes:
         """Return the chunks' digests of what was taken; ends it."""
-        if self._position % CHUNK_BYTES:
+        if self._position % self._chunk_bytes:
             self._end_chunk()
         return bytes(self._chunks)
 

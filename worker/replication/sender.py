@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId
@@ -19,7 +18,7 @@ from worker.core.transfers import StreamCount
 from worker.errors import PeerError
 from worker.owned_shard import OwnedShard
 from worker.replication.pacing import NodePacer, Unpaced
-from worker.replication.streams import Streams
+from worker.replication.streams import MAX_STREAMS, Streams
 from worker.replication.transfers import announcement, send_shard
 from worker.replication.transport import Dialler, Session
 from worker.shm.store import Slot, SlotStore
@@ -30,7 +29,6 @@ RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Waits before dialling again; the last one repeats."""
 REFUSED_SECONDS = 0.2
 """A holder that refused, for want of a slot, say, is asked again after this long."""
-MAX_STREAMS = min(32, os.cpu_count() or 1)
 FLOW_BYTES_PER_SECOND = 625e6
 """What AWS gives a single flow outside of a placement group, 5 Gbit/s: the least that a sound link carries."""
 SLOW_RATIO = 0.1

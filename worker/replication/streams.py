@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import socket
 import threading
 from collections import deque
@@ -20,12 +21,14 @@ from typing import Protocol
 
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.peer_messages import CHUNK_HEADER
-from everstep.protocol.slot import CHUNK_BYTES, chunk_range, digest
+from everstep.protocol.slot import MAX_CHUNK_BYTES, chunk_bytes, chunk_range, digest
 from worker.core.transfers import chunk_digest
 from worker.errors import PeerLost
 from worker.replication.pacing import Pacer
 from worker.tasks import end
 
+MAX_STREAMS = min(32, os.cpu_count() or 1)
+"""Of a session that this side opens."""
 CANCELLED_SECONDS = 0.05
 """How long chunks under way may take to leave after a cancellation before their lines are cut instead."""
 DRAIN_BYTES = 1024 * 1024
@@ -169,7 +172,7 @@ async def send_chunks(
     """
     queue = ChunkQueue(chunks)
     loop = asyncio.get_running_loop()
-    piece_bytes = CHUNK_BYTES if pacer is None else pacer.chunk_bytes
+    piece_bytes = chunk_bytes(payload_bytes) if pacer is None else pacer.chunk_bytes
     waiting: set[concurrent.futures.Future[None]] = set()
 
     def admit(size: int) -> None:
@@ -349,7 +352,7 @@ class Receiver:
         header = bytearray(CHUNK_HEADER.size)
         while _receive_all(line, memoryview(header)):
             transfer, index, size = CHUNK_HEADER.unpack(header)
-            if not 0 < size <= CHUNK_BYTES:
+            if not 0 < size <= MAX_CHUNK_BYTES:
                 raise MalformedMessage(f"a chunk of {size} bytes")
             incoming = self.current
             place = incoming.claim(index, size) if incoming is not None and incoming.transfer == transfer else None

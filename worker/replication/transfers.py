@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Collection
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Step
 from everstep.protocol.peer_messages import BeginShard, ShardRefused, ShardSealed, ShardWanted
-from everstep.protocol.slot import CHUNK_BYTES, DIGEST_BYTES, SlotHeader, SlotState, chunk_count, chunk_range, digest, shard_digest
+from everstep.protocol.slot import DIGEST_BYTES, SlotHeader, SlotState, chunk_bytes, chunk_count, chunk_range, digest, shard_digest
 from worker.core.slots import Content
 from worker.core.transfers import are_within, chunk_digest, found_elsewhere, ranges
 from worker.errors import NoRoom, PeerError
@@ -117,7 +117,7 @@ async def send_shard(
             streams, file, begin.transfer, answer.chunks, payload_bytes=begin.payload_bytes, pacer=pacer, progress=progress, paused=paused
         )
         if sent is not None:
-            sent(sum(count for _, count in answer.chunks) * CHUNK_BYTES, loop.time() - begun)
+            sent(sum(count for _, count in answer.chunks) * chunk_bytes(begin.payload_bytes), loop.time() - begun)
 
 
 async def receive_shard(

@@ -109,7 +109,7 @@ def _upload(objects: ObjectStore, slot: SlotFile, header: SlotHeader, where: Obj
 
     def pieces() -> Iterator[bytes | memoryview]:
         yield beginning
-        hasher = ShardHasher()
+        hasher = ShardHasher(header.payload_bytes)
         position = 0
         for entry in entries:
             _digest(slot, hasher, position, entry.offset)

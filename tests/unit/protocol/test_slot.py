@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import msgspec
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from everstep.protocol import slot
 from everstep.protocol.errors import CorruptSlot, UnknownVersion
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+from everstep.protocol.peer_messages import MAX_PEER_MESSAGE_BYTES
 from everstep.protocol.slot import (
     HEADER_BYTES,
     SlotHeader,
@@ -233,3 +235,28 @@ def test_any_bytes_at_all_are_an_index_or_refused(data: bytes, size: int) -> Non
 @pytest.mark.parametrize(("offset", "aligned"), [(0, 0), (1, 64), (63, 64), (64, 64), (65, 128)])
 def test_alignment(offset: int, aligned: int) -> None:
     assert align(offset) == aligned
+
+
+@given(data=st.binary(max_size=300), cuts=st.lists(st.integers(0, 300), max_size=8))
+def test_a_payload_that_comes_in_pieces_has_the_digest_of_the_whole(data: bytes, cuts: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slot, "CHUNK_BYTES", 16)
+        patch.setattr(slot, "MAX_CHUNKS", 8)  # chunks of 16, 32 and 64 bytes
+        hasher = slot.ShardHasher(len(data))
+        places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+        for begin, end in itertools.pairwise(places):
+            hasher.update(data[begin:end])
+        assert hasher.digest() == slot.payload_digest(data)
+        assert len(slot.payload_chunk_digests(data)) == slot.DIGEST_BYTES * slot.chunk_count(len(data)) <= slot.DIGEST_BYTES * 8
+
+
+@pytest.mark.parametrize("size", [1, slot.CHUNK_BYTES, 128 << 30, (128 << 30) + 1, 40 << 40])
+def test_the_chunks_of_any_payload_cover_it_and_their_digests_fit_into_a_message(size: int) -> None:
+    count = slot.chunk_count(size)
+    assert count <= slot.MAX_CHUNKS
+    assert slot.DIGEST_BYTES * count < MAX_PEER_MESSAGE_BYTES
+    ranges = [slot.chunk_range(index, size) for index in range(count)]
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == size
+    assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(ranges))
+    assert max(end - begin for begin, end in ranges) <= slot.MAX_CHUNK_BYTES

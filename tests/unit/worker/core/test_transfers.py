@@ -1,0 +1,55 @@
+"""What travels of a shard, and over how many streams."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.core.transfers import STREAM_BYTES, WORTHWHILE, StreamCount, are_within, fetch_streams, found_elsewhere, ranges
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_ranges_name_exactly_the_chunks(chunks: set[int]) -> None:
+    found = ranges(chunks)
+    assert [index for first, count in found for index in range(first, first + count)] == sorted(chunks)
+    assert are_within(found, 41)
+    assert all(earlier[0] + earlier[1] < later[0] for earlier, later in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("wanted", [((0, 5),), ((-1, 2),), ((0, 0),), ((2, 1), (1, 1)), ((0, 2), (1, 1)), ((4, 1),)])
+def test_ranges_that_the_payload_does_not_have(wanted: tuple[tuple[int, int], ...]) -> None:
+    assert not are_within(wanted, 4)
+
+
+def test_what_lies_elsewhere_at_the_same_place_is_found_and_nothing_else() -> None:
+    a, b, c = (bytes([number]) * 16 for number in range(3))
+    assert list(found_elsewhere(a + b + c, [0, 1, 2], [c + b, a + a + c])) == [(0, 1), (1, 0), (2, 1)]
+    assert list(found_elsewhere(a + b + c, [1], [b + a])) == []
+
+
+def streams(carries: list[float], *, limit: int = 32) -> StreamCount:
+    """Measure until it is settled; `carries[n]` is the rate with 2**n streams."""
+    count = StreamCount(limit=limit)
+    for _ in range(10):
+        count = count.measured(carries[count.count.bit_length() - 1])
+    assert count.is_settled
+    return count
+
+
+def test_streams_double_while_that_is_worthwhile_and_stay_at_what_was_best() -> None:
+    assert streams([625, 1250, 2500, 2600]).count == 4
+    assert streams([625, 625 * WORTHWHILE * 0.99]).count == 1
+    assert streams([1, 2, 4, 8, 16, 32]).count == 32
+    assert streams([1, 2, 4, 8], limit=8).count == 8
+
+
+def test_a_settled_count_stays_whatever_comes() -> None:
+    settled = streams([625, 650])
+    assert settled.measured(1e12) is settled
+
+
+def test_a_shard_is_fetched_over_more_streams_the_larger_it_is() -> None:
+    assert [fetch_streams(size, 16) for size in (1, STREAM_BYTES - 1, STREAM_BYTES, 3 * STREAM_BYTES, 10**12)] == [1, 1, 2, 4, 16]
