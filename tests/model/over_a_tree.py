@@ -1,10 +1,10 @@
-"""The step protocol's model with reports and announcements that travel over a tree of agents, through nodes that remember what they passed on.
+"""The models of the rounds with reports and announcements that travel over a tree of agents, through nodes that remember what they passed on.
 
-Everything but the rounds' messages is `tests.model.step_protocol`. A report of a rank goes from relay to relay, an announcement too; a node may
-have a line to any node above it, to several one after the other, and what a relay says may be older than what another one has said since. Relays
-keep what they know in the real `worker.core.tree.Reports`; an agent that restarts forgets it.
+Everything but the rounds' messages is `tests.model.step_protocol` or `tests.model.stop_agreement`. A report of a rank goes from relay to relay, an
+announcement too; a node may have a line to any node above it, to several one after the other, and what a relay says may be older than what another
+one has said since. Relays keep what they know in the real `worker.core.tree.Reports`; an agent that restarts forgets it.
 
-    python -m tests.model.over_a_tree NODES COPIES STEPS FAULTS [--walks N] [--seed S] [--arity K] [--bug NAME]
+    python -m tests.model.over_a_tree NODES COPIES STEPS FAULTS [--stop] [--walks N] [--seed S] [--arity K] [--bug NAME]
 """
 
 from __future__ import annotations
@@ -15,14 +15,98 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol
 
 from everstep.protocol.ids import NodeId, Rank
-from everstep.protocol.rounds import NodeReport
-from tests.model.explore import Explored, Found, walk
-from tests.model.step_protocol import NONE, WEIGHTS, Event, Model, steady
+from everstep.protocol.rounds import NodeReport, RankRound
+from tests.model import step_protocol, stop_agreement
+from tests.model.explore import Event, Explored, Found, Searchable, W, walk
+from tests.model.stop_agreement import RARELY, Options
 from tests.model.world import Shape, World, put
 from worker.core.tree import NO_TERM, Reports, RoundTree
+
+Word = tuple[Any, ...]
+"""What the coordinator announces."""
+
+
+class Rounds(Searchable[W], Protocol[W]):
+    """A model without messages of the rounds: those are the tree's."""
+
+    @property
+    def seats(self) -> range: ...
+    def acts(self, world: W, seat: int, /) -> bool: ...
+    def round(self, world: W, seat: int, /) -> RankRound: ...
+    def word(self, world: W) -> Word | None: ...  # None while the coordinator is recovering
+    def heard(self, world: W, seat: int) -> Word: ...
+    def taken(self, world: W, rounds: Sequence[RankRound]) -> W: ...
+    def told(self, world: W, seat: int, word: Word) -> W: ...
+    def restarted(self, event: Event) -> int | None: ...  # the seat whose agent has restarted
+    def is_start(self, event: Event) -> bool: ...  # of a new generation
+
+
+class StepRounds(step_protocol.Model):
+    """The step protocol's."""
+
+    def word(self, world: World) -> Word | None:
+        core = world.coordinator
+        return None if core.is_recovering else (core.committed, core.proposed)
+
+    def heard(self, world: World, seat: int) -> Word:
+        return world.shards[seat].committed, world.shards[seat].proposed
+
+    def taken(self, world: World, rounds: Sequence[RankRound]) -> World:
+        return self._coordinated(world, world.coordinator.report(*rounds))
+
+    def told(self, world: World, seat: int, word: Word) -> World:
+        return self._apply(world, seat, world.shards[seat].hear(*word))
+
+    def restarted(self, event: Event) -> int | None:
+        match event:
+            case ("restart", int(seat)) | ("spoil", _, int(seat), _):
+                return seat
+        return None
+
+    def is_start(self, event: Event) -> bool:
+        return event == ("start",)
+
+    def _line(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
+        yield from ()
+
+
+class StopRounds(stop_agreement.Model):
+    """The agreed stop's, in its fine form. Only the coordinator's agent restarts.
+
+    A relay passes on only what its own rank's agent has heard. So whatever stop may still come out of the tree after a restart has been heard by some
+    agent, which will tell of it: what `_restarted` calls void, as nobody has heard of it, is void here, too.
+    """
+
+    @property
+    def seats(self) -> range:
+        return self.ranks
+
+    def acts(self, world: stop_agreement.World, seat: int) -> bool:
+        return True
+
+    def word(self, world: stop_agreement.World) -> Word | None:
+        return None if world.coordinator.is_recovering else stop_agreement.word_of(world.coordinator)
+
+    def heard(self, world: stop_agreement.World, seat: int) -> Word:
+        return world.agents[seat].word
+
+    def taken(self, world: stop_agreement.World, rounds: Sequence[RankRound]) -> stop_agreement.World:
+        return self._coordinated(world, world.coordinator.report(*rounds))
+
+    def told(self, world: stop_agreement.World, seat: int, word: Word) -> stop_agreement.World:
+        return self._heard(world, seat, stop_agreement.Word(*word))
+
+    def restarted(self, event: Event) -> int | None:
+        return 0 if event == ("restart",) else None
+
+    def is_start(self, event: Event) -> bool:
+        return False
+
+    def _line(self, world: stop_agreement.World, rank: int) -> Iterator[tuple[Event, stop_agreement.World]]:
+        yield from ()
 
 
 class Announced(NamedTuple):
@@ -30,9 +114,7 @@ class Announced(NamedTuple):
 
     term: int = NO_TERM
     sequence: int = 0
-    committed: int = NONE
-    proposed: int = NONE
-    is_silent: bool = True
+    word: Word | None = None
 
 
 class Relay(NamedTuple):
@@ -45,10 +127,10 @@ class Relay(NamedTuple):
     """It hears the coordinator itself first."""
 
 
-class TreeWorld(NamedTuple):
+class TreeWorld(NamedTuple, Generic[W]):
     """A world and its relays, one per seat; the coordinator's own is what `RoundServer` has taken."""
 
-    world: World
+    world: W
     relays: tuple[Relay, ...]
     term: int
     sequence: int = 0
@@ -68,51 +150,49 @@ class AnyTerm(Reports):
         return AnyTerm(known.term, known.newest)
 
 
-OF_THE_TREE = {**dict.fromkeys(WEIGHTS, 0.05), "boundary": 0.5, "obstacle": 0.5, "restart": 0.4, "drop": 0.1}
+OF_THE_TREE = {**dict.fromkeys(step_protocol.WEIGHTS, 0.05), "boundary": 0.5, "obstacle": 0.5, "restart": 0.4, "drop": 0.1}
 """How likely the kinds of events are: restarts and abandoned steps are what a tree may get wrong."""
 BUGS = ("any-term", "hears-all")
 
 
 @dataclass(frozen=True)
-class TreeModel:
+class TreeModel(Generic[W]):
     """All moves of a world whose rounds travel over a tree."""
 
-    model: Model
+    model: Rounds[W]
     tree: RoundTree
     reports: type[Reports] = Reports
     hears_all: bool = False
     """Planted: what was overtaken is heard, too."""
 
     @classmethod
-    def of(cls, model: Model, *, arity: int = 1, bug: str | None = None) -> TreeModel:
+    def of(cls, model: Rounds[W], *, arity: int = 1, bug: str | None = None) -> TreeModel[W]:
         """Return the model over a tree of which seat 0 is the root; arity 1 is a chain, the deepest there is. `bug` is one of `BUGS`, planted."""
         tree = RoundTree.of(NodeId("0"), {NodeId(f"{seat}"): [Rank(seat)] for seat in model.seats}, arity=arity)
         return cls(model, tree, AnyTerm if bug == "any-term" else Reports, bug == "hears-all")
 
-    def first(self) -> TreeWorld:
+    def first(self) -> TreeWorld[W]:
         """Return the first world of the model; over the tree nothing is known yet."""
         return self._anew(self.model.first(), term=1)
 
-    def check(self, world: TreeWorld) -> None:
+    def check(self, world: TreeWorld[W]) -> None:
         """Check what the model checks."""
         self.model.check(world.world)
 
-    def is_done(self, world: TreeWorld) -> bool:
+    def is_done(self, world: TreeWorld[W]) -> bool:
         """Say whether the model is done."""
         return self.model.is_done(world.world)
 
-    def moves(self, world: TreeWorld) -> Iterator[tuple[Event, TreeWorld]]:
-        """Yield the model's moves but for its rounds, and those of the tree."""
+    def moves(self, world: TreeWorld[W]) -> Iterator[tuple[Event, TreeWorld[W]]]:
+        """Yield the model's moves and those of the tree."""
         for event, after in self.model.moves(world.world):
-            match event:
-                case ("report", *_) | ("hear", *_):
-                    continue
-                case ("restart", int(seat)) | ("spoil", _, int(seat), _):
-                    yield event, self._restarted(world._replace(world=after), seat)
-                case ("start",):
-                    yield event, self._anew(after, term=world.term + 1)
-                case _:
-                    yield event, world._replace(world=after)
+            seat = self.model.restarted(event)
+            if seat is not None:
+                yield event, self._restarted(world._replace(world=after), seat)
+            elif self.model.is_start(event):
+                yield event, self._anew(after, term=world.term + 1)
+            else:
+                yield event, self._with(world, after)
         live = [seat for seat in self.model.seats if self.model.acts(world.world, seat)]
         if 0 in live:
             yield from self._at_the_root(world)
@@ -123,18 +203,22 @@ class TreeModel:
 
     # -- relays ---------------------------------------------------------------------------------------------------------------------------
 
-    def _anew(self, world: World, *, term: int) -> TreeWorld:
-        """A new generation: nobody knows anything."""
-        return self._at_root(TreeWorld(world, (Relay(self.reports()),) * self.model.shape.nodes, term))
+    def _with(self, world: TreeWorld[W], after: W) -> TreeWorld[W]:
+        """What the coordinator says is numbered (`RoundServer._apply`)."""
+        return world._replace(world=after, sequence=world.sequence + (self.model.word(after) != self.model.word(world.world)))
 
-    def _at_root(self, world: TreeWorld) -> TreeWorld:
+    def _anew(self, world: W, *, term: int) -> TreeWorld[W]:
+        """A new generation: nobody knows anything."""
+        return self._at_root(TreeWorld(world, (Relay(self.reports()),) * len(self.model.seats), term))
+
+    def _at_root(self, world: TreeWorld[W]) -> TreeWorld[W]:
         return world._replace(relays=put(world.relays, 0, world.relays[0]._replace(known=self.reports(world.term))))
 
-    def _restarted(self, world: TreeWorld, seat: int) -> TreeWorld:
+    def _restarted(self, world: TreeWorld[W], seat: int) -> TreeWorld[W]:
         forgotten = world._replace(relays=put(world.relays, seat, Relay(self.reports(), sequence=world.relays[seat].sequence + 1, is_restarted=True)))
         return forgotten if seat else self._at_root(forgotten._replace(term=world.term + 1, sequence=0))
 
-    def _newest(self, world: TreeWorld, seat: int) -> Relay:
+    def _newest(self, world: TreeWorld[W], seat: int) -> Relay:
         """Return a relay with its own rank's state as it is now (`RoundMember._newest`)."""
         relay, node = world.relays[seat], NodeId(f"{seat}")
         ranks, own = (self.model.round(world.world, seat),), relay.known.newest.get(node)
@@ -143,24 +227,21 @@ class TreeModel:
         report = NodeReport(node_id=node, term=relay.known.term, sequence=relay.sequence + 1, ranks=ranks)
         return relay._replace(known=relay.known.take(report), sequence=relay.sequence + 1)
 
-    def _announced(self, world: TreeWorld, seat: int) -> Announced:
-        coordinator = world.world.coordinator
-        if seat:
-            return world.relays[seat].announced
-        return Announced(world.term, world.sequence, coordinator.committed, coordinator.proposed, coordinator.is_recovering)
+    def _announced(self, world: TreeWorld[W], seat: int) -> Announced:
+        return world.relays[seat].announced if seat else Announced(world.term, world.sequence, self.model.word(world.world))
 
     # -- moves ----------------------------------------------------------------------------------------------------------------------------
 
-    def _at_the_root(self, world: TreeWorld) -> Iterator[tuple[Event, TreeWorld]]:
+    def _at_the_root(self, world: TreeWorld[W]) -> Iterator[tuple[Event, TreeWorld[W]]]:
         """The coordinator's own rank reports and hears."""
         relay = self._newest(world, 0)
         if relay != world.relays[0]:
             yield ("report", 0), self._taken(world, 0, tuple(relay.known.newest.values()), relay.sequence)
-        announced, shard = self._announced(world, 0), world.world.shards[0]
-        if not announced.is_silent and (announced.committed, announced.proposed) != (shard.committed, shard.proposed):
+        announced = self._announced(world, 0)
+        if announced.word not in (None, self.model.heard(world.world, 0)):
             yield ("hear", 0), self._told(world, 0, announced)
 
-    def _over_a_line(self, world: TreeWorld, seat: int, above: int) -> Iterator[tuple[Event, TreeWorld]]:
+    def _over_a_line(self, world: TreeWorld[W], seat: int, above: int) -> Iterator[tuple[Event, TreeWorld[W]]]:
         relay = self._newest(world, seat)
         sent = tuple(each for node, each in relay.known.newest.items() if world.relays[above].known.newest.get(node) != each)
         if sent and relay.known.term >= world.relays[above].known.term:
@@ -175,32 +256,21 @@ class TreeModel:
             if after != world:
                 yield ("down", above, seat), after
 
-    def _taken(self, world: TreeWorld, seat: int, reports: Sequence[NodeReport], sequence: int) -> TreeWorld:
+    def _taken(self, world: TreeWorld[W], seat: int, reports: Sequence[NodeReport], sequence: int) -> TreeWorld[W]:
         before = world.relays[seat].known
         known = before.take(*(each for each in reports if seat or each.term == world.term))
         after = world._replace(relays=put(world.relays, seat, world.relays[seat]._replace(known=known, sequence=sequence)))
         if seat:
             return after
         rounds = [rank for each in known.since(before) for rank in each.ranks]
-        if not rounds:
-            return after
-        spoken, coordinator = world.world.coordinator, world.world.coordinator.report(*rounds)
-        is_news = (spoken.committed, spoken.proposed, spoken.is_recovering) != (
-            coordinator.committed,
-            coordinator.proposed,
-            coordinator.is_recovering,
-        )
-        return after._replace(world=self.model._coordinated(world.world, coordinator), sequence=after.sequence + is_news)
+        return self._with(after, self.model.taken(world.world, rounds)) if rounds else after
 
-    def _told(self, world: TreeWorld, seat: int, announced: Announced) -> TreeWorld:
+    def _told(self, world: TreeWorld[W], seat: int, announced: Announced) -> TreeWorld[W]:
         """A node hears an announcement (`RoundMember._listened`)."""
         relay = world.relays[seat]
         relay = relay._replace(known=relay.known.begin_term(announced.term), announced=announced, is_restarted=False)
         after = world._replace(relays=put(world.relays, seat, relay))
-        if announced.is_silent:
-            return after
-        shard = world.world.shards[seat].hear(announced.committed, announced.proposed)  # type: ignore[arg-type]
-        return after._replace(world=self.model._apply(world.world, seat, shard))
+        return after if announced.word is None else after._replace(world=self.model.told(world.world, seat, announced.word))
 
 
 def follow(shape: Shape, seeds: range, *, arity: int = 1, length: int = 400, bug: str | None = None) -> Explored:
@@ -221,11 +291,36 @@ def follow(shape: Shape, seeds: range, *, arity: int = 1, length: int = 400, bug
     """
     seen = Explored()
     for seed in seeds:
-        start = steady(shape.nodes, shape.copies, seed=seed % 7)
+        start = step_protocol.steady(shape.nodes, shape.copies, seed=seed % 7)
         steps = shape.steps + max(process.boundary for process in start.processes)
-        model = Model(replace(shape, steps=steps), is_fine=True, start=start)
-        over = TreeModel.of(model, arity=arity, bug=bug)
+        over = TreeModel.of(StepRounds(replace(shape, steps=steps), is_fine=True, start=start), arity=arity, bug=bug)
         seen.update(walk(over, random.Random(seed), length, weights=OF_THE_TREE)[1])
+    return seen
+
+
+def follow_stop(options: Options, seeds: range, *, arity: int = 1, length: int = 4000, bug: str | None = None) -> Explored:
+    """Walk at random from the start of a job until everybody has left.
+
+    Args:
+        options: of the job; its moves are fine.
+        seeds: one walk each.
+        arity: of the tree.
+        length: events of a walk, at most.
+        bug: of `BUGS`, planted, or none.
+
+    Returns:
+        What was seen.
+
+    Raises:
+        Found: something that must never be, or the walk does not end.
+    """
+    seen = Explored()
+    for seed in seeds:
+        over = TreeModel.of(StopRounds(replace(options, is_fine=True)), arity=arity, bug=bug)
+        world, walked = walk(over, random.Random(seed), length, weights=RARELY)
+        if not over.is_done(world):
+            raise Found(f"seed {seed}: after {walked.states} events somebody is still there", (), world)
+        seen.update(walked)
     return seen
 
 
@@ -238,10 +333,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first walk")
     parser.add_argument("--arity", type=int, default=1)
     parser.add_argument("--bug", choices=BUGS)
+    parser.add_argument("--stop", action="store_true", help="the agreed stop; FAULTS are restarts of the coordinator, COPIES says nothing")
     chosen = parser.parse_args(arguments)
-    shape = Shape(chosen.nodes, chosen.copies, chosen.steps, chosen.faults)
+    seeds = range(chosen.seed, chosen.seed + chosen.walks)
     try:
-        seen = follow(shape, range(chosen.seed, chosen.seed + chosen.walks), arity=chosen.arity, bug=chosen.bug)
+        if chosen.stop:
+            options = Options(chosen.nodes, chosen.steps, chosen.faults, may_hurry=True, has_uploads=True)
+            seen = follow_stop(options, seeds, arity=chosen.arity, bug=chosen.bug)
+        else:
+            seen = follow(Shape(chosen.nodes, chosen.copies, chosen.steps, chosen.faults), seeds, arity=chosen.arity, bug=chosen.bug)
     except Found as found:
         sys.stdout.write(f"{found}\n")
         return 1

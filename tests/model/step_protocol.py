@@ -210,7 +210,8 @@ class Model:
         """Yield everything that can happen next."""
         for seat in self.seats:
             if self.acts(world, seat):
-                yield from self._agent_moves(world, seat)
+                yield from self._line(world, seat)
+                yield from self._grant(world, seat)
                 yield from self._process_moves(world, seat)
         for rank in self.seats:
             for holder in range(1, len(self.holders[rank])):
@@ -222,7 +223,7 @@ class Model:
 
     # -- rounds ---------------------------------------------------------------------------------------------------------------------------
 
-    def _agent_moves(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
+    def _line(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         coordinator, shard = world.coordinator, world.shards[rank]
         if self.acts(world, 0):
             report = self.round(world, rank)
@@ -232,7 +233,6 @@ class Model:
                 heard = self._apply(world, rank, shard.hear(coordinator.committed, coordinator.proposed))
                 if heard is not world:
                     yield ("hear", rank, coordinator.committed, coordinator.proposed), heard
-        yield from self._grant(world, rank)
 
     def _apply(self, world: World, rank: int, shard: Shard) -> World:
         """Take a shard's new state, as `OwnedShard.apply` does, and note what the checker wants to know."""

@@ -29,6 +29,8 @@ from worker.core.rounds import Coordinator, Shard, echo_of
 from worker.core.slots import EMPTY, Content, SlotView, find_sealed, kept, writable
 
 GENERATION = Generation(1)
+RARELY = {"ask": 0.1, "restart": 0.03, "halt": 0.02, "give up": 0.01, "end final round": 0.01, "uploaded": 0.3}
+"""How likely the kinds of events are in a random walk; all others 1."""
 
 
 class Violation(Exception):
@@ -185,9 +187,9 @@ class Model:
 
     def _line(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         agent = world.agents[rank]
-        report = self._round(world, rank)
+        report = self.round(world, rank)
         core = world.coordinator
-        word = _word(core)
+        word = word_of(core)
         if not self.options.is_fine:
             is_over = core.is_finished and self.options.restarts == world.restarts
             if not is_over and all(each != report for each in core.ranks):
@@ -205,7 +207,7 @@ class Model:
         elif not core.is_recovering and word != agent.word:
             yield ("announce", rank), self._with(world, rank, agent._replace(down=word))
 
-    def _round(self, world: World, rank: int) -> RankRound:
+    def round(self, world: World, rank: int) -> RankRound:
         agent, process = world.agents[rank], world.processes[rank]
         half = RankHalf(GENERATION, process.boundary, echo_step=process.echo[0], echo=process.echo[1])
         echo_step, echo = self.options.echo_of(half, Step(agent.word.stop), agent.word.stop_state)
@@ -405,7 +407,7 @@ class Model:
         if world.confirmed != NONE and any(process.boundary > world.confirmed for process in world.processes):
             raise Violation(f"a stop at {world.confirmed} is confirmed and a rank has passed it")
         core = world.coordinator
-        is_told = all(agent.word == _word(core) and agent.pinned == NONE and agent.down is None for agent in world.agents)
+        is_told = all(agent.word == word_of(core) and agent.pinned == NONE and agent.down is None for agent in world.agents)
         if self.options.uploads and self.is_done(world) and is_told and core.is_finished and core.stop_requested and not core.is_recovering:
             left = {agent.uploaded for agent in world.agents}
             if left != {core.committed}:
@@ -420,7 +422,7 @@ class Model:
         return all(process.mode is Mode.CLOSED for process in world.processes)
 
 
-def _word(core: Coordinator) -> Word:
+def word_of(core: Coordinator) -> Word:
     return Word(core.committed, core.proposed, core.persist, core.stop, core.stop_state, core.is_finished)
 
 

@@ -9,11 +9,10 @@ import pytest
 
 from everstep.protocol.rank_messages import StopState
 from tests.model.explore import Driver, Found, walk
-from tests.model.stop_agreement import BUGS, Model, Options, explore, main
+from tests.model.stop_agreement import BUGS, RARELY, Model, Options, explore, main
 from worker.core.rounds import Coordinator
 
 pytestmark = pytest.mark.timeout(600)
-RARELY = {"ask": 0.1, "restart": 0.03, "halt": 0.02, "give up": 0.01, "end final round": 0.01, "uploaded": 0.3}
 
 
 @pytest.mark.parametrize(
