@@ -52,6 +52,8 @@ class OwnedShard:
         """Why no snapshot can be taken of this rank at the moment; empty when all is well."""
         self.reserved: tuple[int, bytes] | None = None
         """Capacity and layout of the slots that its rank has; None before it has asked."""
+        self.unready: frozenset[NodeId] = frozenset()
+        """Holders that have not made slots yet like those that were reserved."""
         self.holder_troubles: dict[NodeId, str] = {}
         """Why a holder has not sealed what it was sent, in its own words or the line's; gone when it seals again."""
         self.slow_holders: dict[NodeId, str] = {}
@@ -107,9 +109,23 @@ class OwnedShard:
         )
 
     def reserve(self, capacity_bytes: int, layout_hash: bytes) -> None:
-        """The rank's slots are made: its holders may make theirs."""
+        """The rank's slots are made: its holders are to make theirs."""
         self.reserved = (capacity_bytes, layout_hash)
+        self.unready = frozenset(self.core.peers)
         self.changed.notify()
+
+    def ready(self, peer: NodeId, capacity_bytes: int, layout_hash: bytes) -> None:
+        """`peer` has made its slots."""
+        if self.reserved == (capacity_bytes, layout_hash):
+            self.unready -= {peer}
+            self.changed.notify()
+
+    async def holders_ready(self) -> bool:
+        """Return whether all holders in view have made their slots, as soon as they have; False: others were reserved meanwhile."""
+        reserved = self.reserved
+        while reserved is self.reserved and self.unready & self.core.view:
+            await self.changed.wait(self.changed.version)
+        return reserved is self.reserved
 
     def acknowledge(self, peer: NodeId, content: Content) -> None:
         """`peer` has sealed `content`."""

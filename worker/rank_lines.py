@@ -180,6 +180,7 @@ class RankLines:
     # -- slots ----------------------------------------------------------------------------------------------------------------------------
 
     async def _reserve(self, shard: OwnedShard, request: SlotsRequest) -> None:
+        self._layouts.pop(shard.rank, None)
         node = next(node for node in self._plan.nodes if shard.rank in node.ranks)
         copies = len(self._plan.ranks[shard.rank].holders)
         needed = slot_bytes_per_node(
@@ -203,9 +204,11 @@ class RankLines:
             self.fault("protection_does_not_fit", figures, is_permanent=True)
             return
         shard.refusal = ""
-        self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
         shard.reserve(request.capacity_bytes, request.layout_hash)
         self._send(shard, SlotsGranted(layout_hash=request.layout_hash, capacity_bytes=request.capacity_bytes, paths=paths))
+        if not await shard.holders_ready():
+            return  # a later request waits for its own
+        self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
         if shard.granted_slot < 0:
             await self._grant(shard)
 
@@ -215,7 +218,8 @@ class RankLines:
             step = shard.core.proposed
             layout = self._layouts.get(shard.rank)
             if layout is None:
-                shard.refusal = NO_LAYOUT
+                late = ", ".join(sorted(shard.unready & shard.core.view))
+                shard.refusal = f"{late} makes slots for it" if late else NO_LAYOUT
                 return
             if step == NONE or step in shard.core.sealed or shard.granted_slot >= 0 or not self._can_capture(shard, step):
                 return

@@ -18,8 +18,10 @@ from everstep.protocol.peer_messages import (
     CancelShard,
     FetchShard,
     HolderInventory,
+    PreparingShard,
     ReserveShard,
     ShardRefused,
+    ShardReserved,
     ShardSealed,
     ShardWanted,
 )
@@ -34,6 +36,8 @@ from worker.shm.store import SlotStore
 from worker.tasks import end, finish, first_of
 
 log = logging.getLogger(__name__)
+PREPARING_SECONDS = 0.1
+"""How often a holder that makes slots says so: an owner waits at least ten times as long for a sign of life."""
 MAX_STREAMS = 64
 """Streams that a session may have; more are refused."""
 
@@ -157,6 +161,7 @@ class ReplicaReceiver:
             HolderInventory(owner_rank=rank, sealed=tuple((record.origin_generation, record.step, record.digest) for record in sealed))
         )
         taking: asyncio.Task[None] | None = None
+        reserving: asyncio.Task[None] | None = None
         number = 0
         try:
             while True:
@@ -165,30 +170,43 @@ class ReplicaReceiver:
                     case BeginShard() if message.owner_rank == rank and message.transfer > number:
                         number = message.transfer
                         await end(taking)
-                        taking = asyncio.create_task(self._take_one(session, owner, message), name=f"replica of rank {rank}")
+                        taking = asyncio.create_task(self._take_one(session, owner, message, behind=reserving), name=f"replica of rank {rank}")
                     case CancelShard():
                         if message.transfer == number:
                             await end(taking)
-                    case ReserveShard():
-                        if taking is None or taking.done():
-                            await self._reserve(rank, message)
+                    case ReserveShard() if message.capacity_bytes >= 0 and len(message.layout_hash) == DIGEST_BYTES:
+                        await end(reserving)
+                        reserving = asyncio.create_task(self._reserve(session, owner, rank, message, behind=taking), name=f"slots of rank {rank}")
                     case _:
                         raise MalformedMessage(f"{type(message).__name__} where a shard of rank {rank} should begin")
         finally:
-            await end(taking)
+            await end(taking, reserving)
 
-    async def _reserve(self, rank: Rank, wanted: ReserveShard) -> None:
+    async def _reserve(self, session: Session, owner: _Open, rank: Rank, wanted: ReserveShard, *, behind: asyncio.Task[None] | None) -> None:
         """Make the slots that this owner's shards will need: the first one that comes finds every page there."""
-        if wanted.capacity_bytes < 0 or len(wanted.layout_hash) != DIGEST_BYTES:
-            raise MalformedMessage(f"slots of {wanted.capacity_bytes} bytes")
         try:
-            await self._store.reserve(rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count)
-        except NoRoom as error:
-            log.info("no room for the shards of rank %d: %s", rank, error)  # its owner hears it with the first that is refused
+            if behind is not None:
+                await asyncio.wait([behind])
+            making = asyncio.ensure_future(
+                self._store.reserve(rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count)
+            )
+            try:
+                while not (await asyncio.wait([making], timeout=PREPARING_SECONDS))[0]:
+                    await session.send(PreparingShard())
+                making.result()
+            except NoRoom as error:
+                log.info("no room for the shards of rank %d: %s", rank, error)  # its owner hears it with the first that is refused
+            finally:
+                await end(making)
+            await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
+        except Exception as error:  # not the end of this task alone: the session's
+            owner.fail(error)
 
-    async def _take_one(self, session: Session, owner: _Open, begin: BeginShard) -> None:
+    async def _take_one(self, session: Session, owner: _Open, begin: BeginShard, *, behind: asyncio.Task[None] | None) -> None:
         assert owner.receiver is not None
         try:
+            if behind is not None:
+                await asyncio.wait([behind])
             digest = await receive_shard(
                 session,
                 owner.streams,

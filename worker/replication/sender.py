@@ -11,7 +11,16 @@ import logging
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId
-from everstep.protocol.peer_messages import CancelShard, HolderInventory, ReserveShard, ShardRefused, ShardSealed, ShardWanted
+from everstep.protocol.peer_messages import (
+    CancelShard,
+    HolderInventory,
+    PreparingShard,
+    ReserveShard,
+    ShardRefused,
+    ShardReserved,
+    ShardSealed,
+    ShardWanted,
+)
 from worker.core.rounds import NONE
 from worker.core.slots import Content
 from worker.core.transfers import StreamCount
@@ -112,9 +121,15 @@ class ReplicaSender:
     async def _listen(self, session: Session, answers: asyncio.Queue[Answer]) -> None:
         while True:
             message = await session.receive()
-            if not isinstance(message, ShardWanted | ShardSealed | ShardRefused):
-                raise MalformedMessage(f"{type(message).__name__} from a holder")
-            answers.put_nowait(message)
+            match message:
+                case ShardWanted() | ShardSealed() | ShardRefused():
+                    answers.put_nowait(message)
+                case ShardReserved():
+                    self._shard.ready(self._peer, message.capacity_bytes, message.layout_hash)
+                case PreparingShard():
+                    self._progress(0)
+                case _:
+                    raise MalformedMessage(f"{type(message).__name__} from a holder")
 
     async def _feed(self, session: Session, streams: Streams, answers: asyncio.Queue[Answer]) -> None:
         """Send what is wanted, one shard after the other."""
@@ -212,7 +227,7 @@ class ReplicaSender:
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._deadline / 10)
-            is_owed = self._shard.core.wanted(self._peer) != NONE
+            is_owed = self._shard.core.wanted(self._peer) != NONE or self._peer in self._shard.unready
             if not is_owed or self._paused_count:
                 self._owed_since = None
             elif self._owed_since is None:

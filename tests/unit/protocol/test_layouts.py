@@ -131,7 +131,7 @@ def test_messages_and_frames() -> None:
 
 
 def test_chunks() -> None:
-    (transfer, *_), (index, *_), (size, *_), (start, _, _) = table("chunk")
+    (transfer, *_), (index, *_), (size, *_), _, (start, _, _) = table("chunk")
     header = CHUNK_HEADER.pack(7, 1234, 5678)
     assert len(header) == start
     assert [int.from_bytes(header[offset : offset + 4], "big") for offset in (transfer, index, size)] == [7, 1234, 5678]

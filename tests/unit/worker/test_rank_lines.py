@@ -11,8 +11,18 @@ from typing import Any
 import pytest
 
 from everstep.protocol.codec import Message
-from everstep.protocol.ids import Rank, Step
-from everstep.protocol.rank_messages import RANK_WORD_BYTES, Abandoned, RankHalf, RankHello, SlotsGranted, SlotsRequest, Vote, write_rank_half
+from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.rank_messages import (
+    RANK_WORD_BYTES,
+    Abandoned,
+    RankHalf,
+    RankHello,
+    SlotsGranted,
+    SlotsRequest,
+    Vote,
+    WordChanged,
+    write_rank_half,
+)
 from everstep.protocol.rounds import Announcement
 from tests.unit.worker.rank_plans import rank_plan
 from worker.core.rounds import NONE, Shard
@@ -26,6 +36,7 @@ from worker.traffic import Traffic
 PLAN = rank_plan()
 RANK = Rank(0)
 LAYOUT = bytes(range(16))
+PEER = NodeId("i-peer")
 
 
 class Line:
@@ -33,10 +44,14 @@ class Line:
 
     def __init__(self) -> None:
         self.has_slots = asyncio.Event()
+        self.is_told = asyncio.Event()
+        """Something on the page has changed."""
 
     def send(self, message: Message) -> None:
         if isinstance(message, SlotsGranted):
             self.has_slots.set()
+        elif isinstance(message, WordChanged):
+            self.is_told.set()
 
     def close(self) -> None: ...
 
@@ -132,6 +147,25 @@ async def test_a_step_proposed_while_slots_are_being_made_is_none_either(place: 
     place.say_late(2)
     core = place.shard.core
     assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, False, NO_LAYOUT)
+    await place.lines.close()
+
+
+async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Place) -> None:
+    place.shard.core = Shard.begin(Step(0), (PEER,))
+    await begin(place)
+    place.propose(3)
+    await asyncio.sleep(0)
+    assert place.shard.granted_slot == NONE
+    place.stand_at(4)
+    place.say_late(3)
+    core = place.shard.core
+    assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, False, f"{PEER} makes slots for it")
+    place.propose(5)
+    assert place.shard.reserved is not None
+    place.line.is_told.clear()
+    place.shard.ready(PEER, *place.shard.reserved)
+    await place.line.is_told.wait()
+    assert place.shard.granted_slot != NONE
     await place.lines.close()
 
 

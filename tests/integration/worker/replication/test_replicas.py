@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,10 @@ from everstep.protocol.peer_messages import (
     CancelShard,
     FetchShard,
     HolderInventory,
+    PreparingShard,
     ReserveShard,
     ShardRefused,
+    ShardReserved,
     ShardSealed,
     ShardWanted,
 )
@@ -28,7 +31,7 @@ from everstep.protocol.rank_messages import Vote
 from everstep.protocol.slot import SlotState, payload_chunk_digests, payload_digest
 from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT, RANK, Pair, content, credentials, payload
 from worker.errors import PeerLost
-from worker.replication import transfers
+from worker.replication import receiver, transfers
 from worker.replication.fetching import fetch_shard
 from worker.replication.tcp import TcpSession
 from worker.replication.transfers import ShardRejected, announcement
@@ -598,6 +601,69 @@ async def test_a_holder_makes_its_slots_before_the_first_shard_comes(pair: Pair)
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert set(pair.held()) == {2, 3}
     assert [slot.file for slot in pair.holder_store.shards[RANK]] == files
+
+
+async def test_a_holder_that_is_long_in_making_its_slots_is_waited_for_and_not_taken_for_silent(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve, gate = pair.holder_store.reserve, asyncio.Event()
+
+    async def slow(*arguments: Any, **more: Any) -> tuple[str, ...]:
+        await gate.wait()
+        return await reserve(*arguments, **more)
+
+    monkeypatch.setattr(receiver, "PREPARING_SECONDS", 0.02)
+    monkeypatch.setattr(pair.holder_store, "reserve", slow)
+    pair.send(deadline_seconds=0.2)
+    pair.shard.reserve(10_000, LAYOUT)
+    ready = asyncio.create_task(pair.shard.holders_ready())
+    await asyncio.wait([ready], timeout=1.0)  # several deadlines
+    assert not ready.done()
+    assert pair.shard.core.view == {HOLDER}
+    gate.set()
+    assert await ready
+
+
+async def test_a_holder_that_falls_silent_while_it_should_make_slots_is_not_waited_for(pair: Pair) -> None:
+    dialler = Recorded(pair)
+    dialler.is_there.clear()
+    pair.send(deadline_seconds=0.2, dialler=dialler)
+    pair.shard.reserve(10_000, LAYOUT)
+    assert await pair.shard.holders_ready()
+    assert pair.shard.core.view == frozenset()
+
+
+async def test_slots_that_are_reserved_anew_are_waited_for_anew(pair: Pair) -> None:
+    pair.shard.reserve(10_000, LAYOUT)
+    first = asyncio.create_task(pair.shard.holders_ready())
+    await asyncio.sleep(0)
+    pair.shard.reserve(20_000, LAYOUT)
+    pair.shard.ready(HOLDER, 10_000, LAYOUT)  # an answer to the first
+    assert not await first
+    second = asyncio.create_task(pair.shard.holders_ready())
+    await asyncio.sleep(0)
+    assert not second.done()
+    pair.send()
+    assert await second
+
+
+async def test_a_shard_that_is_announced_while_slots_are_being_made_waits_for_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve, gate = pair.holder_store.reserve, asyncio.Event()
+
+    async def slow(*arguments: Any, **more: Any) -> tuple[str, ...]:
+        await gate.wait()
+        return await reserve(*arguments, **more)
+
+    monkeypatch.setattr(pair.holder_store, "reserve", slow)
+    async with by_hand(pair) as hand:
+        await hand.session.send(ReserveShard(capacity_bytes=4000, layout_hash=LAYOUT))
+        await hand.begin(1, payload(1, 4000))
+        assert isinstance(await hand.session.receive(), PreparingShard)
+        gate.set()
+        while isinstance(message := await hand.session.receive(), PreparingShard):
+            continue
+        assert isinstance(message, ShardReserved)
+        hand.chunks(payload(1, 4000), await hand.wanted())
+        assert isinstance(await hand.session.receive(), ShardSealed)
+    assert pair.held() == {1: payload(1, 4000)}
 
 
 @pytest.mark.parametrize("wrong", [{"capacity_bytes": -1}, {"layout_hash": b"short"}], ids=str)
