@@ -33,7 +33,7 @@ from everstep.protocol.rank_messages import (
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState
 from worker.core.rounds import NONE
-from worker.core.slots import Content, slot_bytes_per_node
+from worker.core.slots import Content, being_written, slot_bytes_per_node
 from worker.errors import NoRoom
 from worker.owned_shard import OwnedShard
 from worker.rank_server import RankLine
@@ -88,6 +88,8 @@ class RankLines:
         self._lines: dict[Rank, RankLine] = {}
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         """Layout hash and capacity that each rank asked for."""
+        self._sealing: dict[Rank, Step] = {}
+        """Steps whose slots are being digested."""
         self._unprepared: dict[Rank, Step] = {}
         """The last step that was proposed before the rank's slots were there: the first ones of every launch."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -223,6 +225,8 @@ class RankLines:
                 return
             if step == NONE or step in shard.core.sealed or shard.granted_slot >= 0 or not self._can_capture(shard, step):
                 return
+            if self._sealing.get(shard.rank) == step:
+                return  # it was captured when it was proposed before
             if shard.page.rank().copying == NONE:
                 self._store.settle_copiers(shard.rank)
             before = self._files(shard)
@@ -260,9 +264,13 @@ class RankLines:
         return half.boundary < step or (half.boundary == step and half.standing is not Standing.MOVING)
 
     async def _seal(self, shard: OwnedShard, captured: Captured) -> None:
+        """Seal what was captured, also when the step is not proposed just now: it may be proposed again, and its rank captures it once."""
         slots = self._store.shards.get(shard.rank, [])
-        if captured.step != shard.core.proposed or captured.slot != shard.granted_slot:
-            self._store.settle_copiers(shard.rank)
+        content = shard.content(captured.step)
+        is_granted = (captured.step, captured.slot) == (shard.core.proposed, shard.granted_slot)  # also where a restarted agent took it for void
+        is_written = captured.slot == being_written([slot.view for slot in slots], content)
+        if captured.slot < 0 or not (is_granted or is_written):
+            self._store.settle_copiers(shard.rank)  # the slot was granted anew
             return
         file = slots[captured.slot].file
         bounds = captured.payload_bytes <= file.header.capacity_bytes and captured.index_offset + captured.index_bytes <= captured.payload_bytes
@@ -270,7 +278,6 @@ class RankLines:
             shard.apply(shard.core.abandon(captured.step, f"a payload of {captured.payload_bytes} bytes in {file.header.capacity_bytes}"))
             return
         slots[captured.slot].is_busy = False
-        content = shard.content(captured.step)
         header = SlotHeader(
             job=self._store.job,
             run=self.run,
@@ -284,8 +291,13 @@ class RankLines:
             index_bytes=captured.index_bytes,
             layout_hash=captured.layout_hash,
         )
-        if await self._store.seal(shard.rank, captured.slot, header) is not None:
-            shard.apply(shard.core.seal(captured.step))
+        self._sealing[shard.rank] = captured.step
+        try:
+            if await self._store.seal(shard.rank, captured.slot, header) is not None:
+                shard.apply(shard.core.seal(captured.step))
+        finally:
+            if self._sealing.get(shard.rank) == captured.step:
+                del self._sealing[shard.rank]
 
     # -- from the coordinator ---------------------------------------------------------------------------------------------------------------
 

@@ -300,7 +300,9 @@ class Model:
         if step in (NONE, world.base) or step in shard.sealed or world.granted[rank] != NONE or world.processes[rank].boundary >= step:
             return
         pair = world.slots[rank][0]
-        index = self.rules.writable(pair, self.keeps(world, rank, rank))
+        index = slots.being_written(pair, self.content(world, step))
+        if index is None:
+            index = self.rules.writable(pair, self.keeps(world, rank, rank))
         if index is None:
             return
         granted = self._slot(world, rank, 0, index, SlotView(SlotState.WRITING, self.content(world, step)))
@@ -364,9 +366,10 @@ class Model:
         shard = world.shards[rank]
         if outcome.slot == NONE:
             return self._apply(self._settled(world, rank), rank, shard.abandon(Step(outcome.step), "", late=outcome.is_late))
-        if outcome.step != shard.proposed or outcome.slot != world.granted[rank]:
-            return self._settled(world, rank)
         content = self.content(world, outcome.step)
+        is_granted = (outcome.step, outcome.slot) == (shard.proposed, world.granted[rank])
+        if not is_granted and outcome.slot != slots.being_written(world.slots[rank][0], content):
+            return self._settled(world, rank)
         return self._apply(self._slot(world, rank, 0, outcome.slot, SlotView(SlotState.SEALED, content)), rank, shard.seal(Step(outcome.step)))
 
     def _settled(self, world: World, rank: int) -> World:

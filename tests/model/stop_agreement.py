@@ -26,7 +26,7 @@ from everstep.training import step_rules
 from tests.model.explore import Event, Explored, Found, every_interleaving
 from tests.model.world import NONE, put
 from worker.core.rounds import Coordinator, Shard, echo_of
-from worker.core.slots import EMPTY, Content, SlotView, find_sealed, kept, writable
+from worker.core.slots import EMPTY, Content, SlotView, being_written, find_sealed, kept, writable
 
 GENERATION = Generation(1)
 RARELY = {"ask": 0.1, "restart": 0.03, "halt": 0.02, "give up": 0.01, "end final round": 0.01, "uploaded": 0.3}
@@ -268,7 +268,9 @@ class Model:
         can_capture = process.boundary < step or (process.boundary == step and process.standing is not Standing.MOVING)
         if step != NONE and step not in agent.shard.sealed and agent.granted == NONE and can_capture:
             keep = kept(self._content(agent.shard.committed) if agent.shard.committed != NONE else None, (), None)
-            index = writable(agent.slots, keep)
+            index = being_written(agent.slots, self._content(step))
+            if index is None:
+                index = writable(agent.slots, keep)
             if index is not None:
                 slots = put(agent.slots, index, SlotView(SlotState.WRITING, self._content(step)))
                 gone = {each for each in agent.shard.sealed if find_sealed(slots, self._content(each)) is None}
@@ -290,9 +292,10 @@ class Model:
         world = world._replace(processes=put(world.processes, rank, process._replace(outcome=None)))
         if not is_captured:
             return self._with(world, rank, agent._replace(shard=agent.shard.abandon(Step(step), "", late=process.is_late)))
-        if step != agent.shard.proposed or agent.granted == NONE:
+        index = being_written(agent.slots, self._content(step))
+        if index is None:
             return world
-        slots = put(agent.slots, agent.granted, SlotView(SlotState.SEALED, self._content(step)))
+        slots = put(agent.slots, index, SlotView(SlotState.SEALED, self._content(step)))
         return self._with(world, rank, agent._replace(slots=slots, shard=agent.shard.seal(Step(step))))
 
     # -- the rank -------------------------------------------------------------------------------------------------------------------------

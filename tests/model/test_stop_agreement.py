@@ -10,6 +10,7 @@ import pytest
 from everstep.protocol.rank_messages import StopState
 from tests.model.explore import Driver, Found, walk
 from tests.model.stop_agreement import BUGS, RARELY, Model, Options, explore, main
+from tests.model.world import NONE
 from worker.core.rounds import Coordinator
 
 pytestmark = pytest.mark.timeout(600)
@@ -101,6 +102,27 @@ def test_an_answer_to_an_older_stop_is_not_taken_for_one_to_a_newer_of_the_same_
     assert (announced.stop, announced.stop_state) == (2, StopState.ANNOUNCED)
     with pytest.raises(Found, match="passes 2 although a stop at 1 is confirmed"):
         tell(BUGS["reuses-number"])
+
+
+def test_the_last_step_is_committed_although_it_was_captured_for_its_first_proposal() -> None:
+    """The coordinator's agent restarts when one rank has captured the last step and its agent has not heard it yet: it is proposed once more."""
+    story = Driver(Model(Options(2, 1, restarts=1, may_stop=False, is_fine=True)), weights={})
+    both = ["send report", "report", "announce", "hear"]
+    for name in ("go", "boundary", "close", *both, "grant"):
+        for rank in (0, 1):
+            story.do(name, rank)
+    story.do("look", 1)
+    story.do("restart")
+    for name in both:
+        for rank in (0, 1):
+            story.do(name, rank)
+    assert [agent.shard.proposed for agent in story.world.agents] == [NONE, NONE]
+    story.do("deliver", 1)
+    for name in both:
+        for rank in (0, 1):
+            story.do(name, rank)
+    story.until(story.model.is_done, limit=200)
+    assert story.world.coordinator.committed == 1
 
 
 def test_stopping_in_one_phase_deadlocks() -> None:

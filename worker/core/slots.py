@@ -37,6 +37,25 @@ class SlotView:
 EMPTY = SlotView(SlotState.EMPTY, None)
 
 
+def being_written(slots: Sequence[SlotView], content: Content) -> int | None:
+    """Return the slot that was granted for exactly this content before, or None.
+
+    A step can be proposed again, the last one of a training, while what its rank has captured for the first proposal is still on its way to the
+    agent. The rank does not capture it twice: it has to find that very slot.
+
+    Args:
+        slots: the shard's slots on this node, in order.
+        content: what is to be granted now.
+
+    Returns:
+        An index into `slots`, or None.
+    """
+    for index, slot in enumerate(slots):
+        if slot.state is SlotState.WRITING and slot.content == content and not (slot.is_pinned or slot.is_busy):
+            return index
+    return None
+
+
 def writable(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
     """Return the slot that may be overwritten, or None when every slot is kept, pinned or busy.
 

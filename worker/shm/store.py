@@ -24,7 +24,7 @@ from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.plan import SlotRecord
 from everstep.protocol.slot import SlotHeader, SlotState, chunk_count, chunk_range, digest, shard_digest
-from worker.core.slots import Content, SlotView, find_sealed, writable
+from worker.core.slots import Content, SlotView, being_written, find_sealed, writable
 from worker.errors import NoRoom
 from worker.shm.slot_file import SlotFile
 from worker.tasks import end
@@ -204,7 +204,10 @@ class SlotStore:
             NoRoom: the node's memory for slots is used up; says the figures.
         """
         slots = self.shards.setdefault(rank, [])
-        index = writable([slot.view for slot in slots], keep) if len(slots) >= slot_count else self._reusable(slots)
+        views = [slot.view for slot in slots]
+        index = being_written(views, content)
+        if index is None:
+            index = writable(views, keep) if len(slots) >= slot_count else self._reusable(slots)
         header = SlotHeader(
             job=self.job,
             run=self.run or RunId(""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.rank_messages import (
     RANK_WORD_BYTES,
     Abandoned,
+    Captured,
     RankHalf,
     RankHello,
     SlotsGranted,
@@ -198,3 +200,83 @@ async def test_lateness_alone_is_no_trouble(place: Place) -> None:
         place.say_late(step)
     assert place.shard.trouble == ""
     await place.lines.close()
+
+
+def captured(step: int, slot: int) -> Captured:
+    return Captured(generation=PLAN.generation, step=Step(step), slot=slot, layout_hash=LAYOUT, payload_bytes=4096, index_offset=4000, index_bytes=96)
+
+
+async def granted(place: Place, step: int) -> int:
+    """Have a step proposed and granted."""
+    place.line.is_told.clear()
+    place.propose(step)
+    while place.shard.granted_slot == NONE:
+        place.line.is_told.clear()
+        await place.line.is_told.wait()
+    return place.shard.granted_slot
+
+
+async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_the_first_time(place: Place) -> None:
+    """The rank has settled it and captures it once: what it said arrives when nothing is proposed."""
+    await begin(place)
+    slot = await granted(place, 3)
+    place.propose(NONE)
+    place.lines.message(RANK, captured(3, slot))
+    await place.shard.changed.wait(place.shard.changed.version, 5.0)
+    assert place.shard.core.sealed == {3}
+    place.propose(3)
+    assert place.shard.core.vote is Vote.ACKED
+    await place.lines.close()
+
+
+async def test_a_step_that_is_proposed_again_is_granted_the_slot_that_its_rank_wrote(place: Place) -> None:
+    """What the rank said of the first time arrives after the second grant."""
+    await begin(place)
+    slot = await granted(place, 3)
+    place.propose(NONE)
+    assert await granted(place, 3) == slot
+    place.lines.message(RANK, captured(3, slot))
+    await place.shard.changed.wait(place.shard.changed.version, 5.0)
+    assert place.shard.core.vote is Vote.ACKED
+    await place.lines.close()
+
+
+async def test_a_step_that_is_proposed_again_while_it_is_being_sealed_is_sealed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    await begin(place)
+    slot = await granted(place, 3)
+    seal, asked, may_go_on = place.store._digest, asyncio.Event(), asyncio.Event()
+
+    async def slow(*arguments: Any) -> bytes:
+        asked.set()
+        await may_go_on.wait()
+        return await seal(*arguments)
+
+    monkeypatch.setattr(place.store, "_digest", slow)
+    place.propose(NONE)
+    place.lines.message(RANK, captured(3, slot))
+    await asked.wait()
+    place.propose(3)
+    await asyncio.sleep(0)
+    may_go_on.set()
+    await place.shard.changed.wait(place.shard.changed.version, 5.0)
+    assert place.shard.core.vote is Vote.ACKED
+    await place.lines.close()
+
+
+@pytest.mark.parametrize("slot", [-1, 0, 1, 7])
+async def test_what_was_captured_into_a_slot_that_is_granted_for_another_step_has_no_effect(place: Place, slot: int) -> None:
+    await begin(place)
+    await granted(place, 3)
+    place.lines.message(RANK, captured(2, slot))
+    await asyncio.sleep(0)
+    await place.lines.close()
+    assert place.shard.core.sealed == frozenset()
+
+
+async def test_what_names_no_slot_has_no_effect_before_one_is_granted(place: Place) -> None:
+    await begin(place)
+    place.shard.core = replace(place.shard.core, proposed=Step(3))
+    place.lines.message(RANK, captured(3, NONE))
+    await asyncio.sleep(0)
+    await place.lines.close()
+    assert place.shard.core.sealed == frozenset()
