@@ -216,6 +216,11 @@ async def granted(place: Place, step: int) -> int:
     return place.shard.granted_slot
 
 
+async def done(place: Place) -> None:
+    """Wait until everything that a message has begun has ended."""
+    await asyncio.wait(list(place.lines._tasks))
+
+
 async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_the_first_time(place: Place) -> None:
     """The rank has settled it and captures it once: what it said arrives when nothing is proposed."""
     await begin(place)
@@ -268,7 +273,7 @@ async def test_what_was_captured_into_a_slot_that_is_granted_for_another_step_ha
     await begin(place)
     await granted(place, 3)
     place.lines.message(RANK, captured(2, slot))
-    await asyncio.sleep(0)
+    await done(place)
     await place.lines.close()
     assert place.shard.core.sealed == frozenset()
 
@@ -277,6 +282,6 @@ async def test_what_names_no_slot_has_no_effect_before_one_is_granted(place: Pla
     await begin(place)
     place.shard.core = replace(place.shard.core, proposed=Step(3))
     place.lines.message(RANK, captured(3, NONE))
-    await asyncio.sleep(0)
+    await done(place)
     await place.lines.close()
     assert place.shard.core.sealed == frozenset()
