@@ -24,7 +24,7 @@ TMPFS = Path("/dev/shm")
 PAGES_BYTES = 64 * 1024 * 1024
 """Beside the slots: their headers, the ranks' pages, and what rounding to huge pages takes."""
 AGENT_NICENESS = -10
-"""An agent's work is short and everybody waits for it; ranks run at 0."""
+"""An agent's loop does short work that everybody waits for; ranks run at 0, and so do its threads that move bytes (`tasks.work_as_ranks_do`)."""
 
 
 def settings(arguments: list[str]) -> AgentSettings:

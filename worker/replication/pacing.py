@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from everstep.protocol.rank_messages import IdleSpan
@@ -19,6 +21,8 @@ from worker.tasks import Signal
 PATIENCE_ITERATIONS = 2.0
 """A chunk waits for an opening for so long at most; and for none where no boundary has come for so long: training does something else then."""
 
+SHORT_SECONDS = 0.002
+"""A chunk that may go so soon waits in its stream's thread; a way over the loop takes as long on a busy node."""
 KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8
 TELLING_BYTES = 64 * 1024
@@ -39,11 +43,25 @@ class Pacer(Protocol):
             bytes_count: of the chunk.
         """
 
+    def book(self, bytes_count: int) -> float | None:
+        """Admit a chunk without the loop, from any thread, where that needs no more than a short wait. Most chunks follow one that just went.
+
+        Args:
+            bytes_count: of the chunk.
+
+        Returns:
+            Seconds until it may go, at most `SHORT_SECONDS`; None: it is not admitted, and has to wait its turn.
+        """
+
 
 class Unpaced:
     """Every chunk goes at once."""
 
     chunk_bytes = MAX_CHUNK_BYTES
+
+    def book(self, bytes_count: int) -> float | None:  # noqa: ARG002 — the protocol's
+        """Return 0 (see `Pacer`)."""
+        return 0.0
 
     async def admit(self, bytes_count: int) -> None:
         """Return at once (see `Pacer`)."""
@@ -55,13 +73,16 @@ class UniformPacer:
     Args:
         bytes_per_second: of the node: the bytes of an iteration's snapshots, all copies, by the time that they shall take.
         chunk_bytes: of a chunk.
+        clock: the loop's, for threads.
     """
 
-    def __init__(self, bytes_per_second: float, chunk_bytes: int) -> None:
+    def __init__(self, bytes_per_second: float, chunk_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.chunk_bytes = chunk_bytes
         self._rate = bytes_per_second
+        self._clock = clock
         self._free_at = 0.0
         self._turn = asyncio.Lock()
+        self._lock = threading.Lock()
 
     async def admit(self, bytes_count: int) -> None:
         """Wait until the chunks before have had their time (see `Pacer`)."""
@@ -69,7 +90,18 @@ class UniformPacer:
         async with self._turn:
             begin = max(now(), self._free_at)
             await asyncio.sleep(begin - now())
+            with self._lock:
+                self._free_at = begin + bytes_count / self._rate
+
+    def book(self, bytes_count: int) -> float | None:
+        """Admit it where the chunks before leave room soon (see `Pacer`)."""
+        with self._lock:
+            now = self._clock()
+            begin = max(now, self._free_at)
+            if begin - now > SHORT_SECONDS or self._turn.locked():
+                return None
             self._free_at = begin + bytes_count / self._rate
+            return begin - now
 
 
 class SpanPacer:
@@ -79,9 +111,10 @@ class SpanPacer:
         spans: of an iteration, in order of time.
         link: this node's.
         iteration_seconds: mean.
+        clock: the loop's, for threads.
     """
 
-    def __init__(self, spans: Sequence[IdleSpan], link: Link, *, iteration_seconds: float) -> None:
+    def __init__(self, spans: Sequence[IdleSpan], link: Link, *, iteration_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._windows = [usable(span) for span in spans]
         self.chunk_bytes = chunk_bytes_for(self._windows, link)
         # A loop that wakes up late catches up, by as much as a usual span has room for beside its window.
@@ -89,8 +122,11 @@ class SpanPacer:
         self._link = link
         self._iteration_seconds = iteration_seconds
         self._boundary_at: float | None = None
+        self._clock = clock
         self._free_at = 0.0
         self._turn = asyncio.Lock()
+        self._lock = threading.Lock()
+        """Over `_free_at`: chunks are booked from threads, too."""
         self._changed = Signal()
 
     def boundary(self, at_seconds: float) -> None:
@@ -111,13 +147,28 @@ class SpanPacer:
 
     async def admit(self, bytes_count: int) -> None:
         """Wait for the next opening that the chunk fits into (see `Pacer`)."""
-        now = asyncio.get_running_loop().time
-        cost = self._link.seconds(bytes_count)
+        now, cost = asyncio.get_running_loop().time, self._link.seconds(bytes_count)
         async with self._turn:
             asked_at = now()
-            while (at := self._opening(cost, asked_at)) > now():  # a boundary in the meantime moves every opening
-                await self._changed.wait(self._changed.version, at - now())
-            self._free_at = at + cost
+            while (wait := self._wait(cost, asked_at, now(), patience_seconds=0.0)) > 0:  # a boundary in the meantime moves every opening
+                await self._changed.wait(self._changed.version, wait)
+
+    def book(self, bytes_count: int) -> float | None:
+        """Admit it where the window that is open has room for it (see `Pacer`)."""
+        if self._turn.locked():
+            return None
+        now = self._clock()
+        wait = self._wait(self._link.seconds(bytes_count), now, now, patience_seconds=SHORT_SECONDS)
+        return wait if wait <= SHORT_SECONDS else None
+
+    def _wait(self, cost: float, asked_at: float, now: float, *, patience_seconds: float) -> float:
+        """Return how long the chunk has to wait for its opening, which is taken when that is no longer than `patience_seconds`."""
+        with self._lock:
+            at = self._opening(cost, asked_at)
+            wait = max(0.0, at - now)
+            if wait <= patience_seconds:
+                self._free_at = at + cost
+            return wait
 
     def _opening(self, cost: float, asked_at: float) -> float:
         """Return when the chunk may go, or when to give up waiting for an opening."""
@@ -162,6 +213,10 @@ class NodePacer:
     async def admit(self, bytes_count: int) -> None:
         """Wait as the present pacer says (see `Pacer`)."""
         await self.current.admit(bytes_count)
+
+    def book(self, bytes_count: int) -> float | None:
+        """Admit it if the present pacer does (see `Pacer`)."""
+        return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:
         """Tell the present pacer of a boundary, where it counts from one (see `SpanPacer.boundary`)."""

@@ -25,7 +25,7 @@ from everstep.protocol.slot import MAX_CHUNK_BYTES, chunk_bytes, chunk_range, di
 from worker.core.transfers import chunk_digest
 from worker.errors import PeerLost
 from worker.replication.pacing import Pacer
-from worker.tasks import end
+from worker.tasks import end, work_as_ranks_do
 
 MAX_STREAMS = min(32, os.cpu_count() or 1)
 """Of a session that this side opens."""
@@ -80,6 +80,7 @@ class Streams:
 
         def body() -> None:
             error: BaseException | None = None
+            work_as_ranks_do()
             try:
                 work(line)
             except OSError as caught:
@@ -138,12 +139,12 @@ class ChunkQueue:
 
     def __init__(self, chunks: Iterable[tuple[int, int]]) -> None:
         self._left = deque(index for first, count in chunks for index in range(first, first + count))
-        self.is_cancelled = False
+        self.cancelled = threading.Event()
 
     def next(self) -> int | None:
         """Return a chunk to send, or None: all are taken, or nobody wants them any more."""
         try:
-            return None if self.is_cancelled else self._left.popleft()
+            return None if self.cancelled.is_set() else self._left.popleft()
         except IndexError:
             return None
 
@@ -185,6 +186,10 @@ async def send_chunks(
         """Wait in the stream's thread for the loop's word. A cancellation ends the line: its chunk would never be whole."""
         if pacer is None:
             return
+        soon = pacer.book(size)
+        if soon is not None:
+            queue.cancelled.wait(soon)
+            return
         asked = asyncio.run_coroutine_threadsafe(pacer.admit(size), loop)
         waiting.add(asked)
         loop.call_soon_threadsafe(paused, 1)
@@ -214,7 +219,7 @@ async def send_chunks(
             if ended.done():
                 ended.result()
     finally:
-        queue.is_cancelled = True
+        queue.cancelled.set()
         await asyncio.wait(sending, timeout=CANCELLED_SECONDS)
         for asked in list(waiting):
             asked.cancel()

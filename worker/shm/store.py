@@ -27,7 +27,7 @@ from everstep.protocol.slot import SlotHeader, SlotState, chunk_count, chunk_ran
 from worker.core.slots import Content, SlotView, being_written, find_sealed, writable
 from worker.errors import NoRoom
 from worker.shm.slot_file import SlotFile
-from worker.tasks import end
+from worker.tasks import end, work_as_ranks_do
 
 log = logging.getLogger(__name__)
 INLINE_DIGEST_BYTES = 1024 * 1024
@@ -422,7 +422,12 @@ async def in_thread(work: Callable[[threading.Event], T]) -> T:
         asyncio.CancelledError: cancelled, and the thread has returned.
     """
     cancelled = threading.Event()
-    thread = asyncio.ensure_future(asyncio.to_thread(work, cancelled))
+
+    def body() -> T:
+        work_as_ranks_do()
+        return work(cancelled)
+
+    thread = asyncio.ensure_future(asyncio.to_thread(body))
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:

@@ -547,6 +547,10 @@ class Held:
         self.asked.set()
         await self.gate.wait()
 
+    def book(self, bytes_count: int) -> float | None:
+        """See `Pacer`."""
+        return None
+
 
 async def test_a_holder_is_not_silent_while_the_pacer_holds_its_chunks_back(pair: Pair) -> None:
     pacer = pair.pacer.current = Held()

@@ -229,3 +229,59 @@ def test_spans_hold_what_partition_puts_into_them() -> None:
             )
 
     run(work)
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.seconds = BEGIN
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_chunks_are_booked_without_the_loop_while_a_window_has_room() -> None:
+    clock = Clock()
+    pacer = SpanPacer([IdleSpan(0.0, 1.0)], Link(1_000_000.0), iteration_seconds=10.0, clock=clock)
+    pacer.boundary(BEGIN)
+    assert pacer.book(1000) is None  # before the window
+    clock.seconds += 0.1
+    booked = 0
+    for _ in range(2000):
+        booked += pacer.book(1000) is not None
+        clock.seconds += 0.001
+    assert 800 <= booked <= 850, "the window has room for 850 of 1 ms, and a part of it had passed"
+    clock.seconds += 10.0  # the next iteration's boundary has not been heard of: it waits for its turn, and not for ever
+    assert pacer.book(1000) is None
+    pacer.boundary(clock.seconds - 0.1)
+    assert pacer.book(1000) == 0.0
+
+
+def test_a_chunk_is_not_booked_past_one_that_waits_for_its_turn() -> None:
+    async def work() -> None:
+        pacer = at_boundary(IdleSpan(5.0, 1.0))
+        waiting = asyncio.create_task(pacer.admit(100))
+        await asyncio.sleep(0)
+        pacer._clock = asyncio.get_running_loop().time
+        assert pacer.book(1) is None
+        await waiting
+        assert pacer.book(1) is not None
+
+    run(work)
+
+
+def test_an_even_pace_is_kept_by_what_is_booked_and_what_waits_together() -> None:
+    async def work() -> None:
+        pacer = UniformPacer(1_000_000.0, 1000, clock=asyncio.get_running_loop().time)
+        assert pacer.book(1000) == 0.0
+        assert pacer.book(1000) == pytest.approx(0.001)
+        assert pacer.book(1000) == pytest.approx(0.002)
+        assert pacer.book(1000) is None
+        assert await departures(pacer, 2, 1000) == pytest.approx([0.003, 0.004])
+
+    run(work)
+
+
+def test_what_is_not_paced_is_booked_at_once() -> None:
+    assert NodePacer().book(1 << 30) == 0.0
