@@ -22,8 +22,6 @@ SCRIPTS = Path(__file__).parent / "scripts"
 POLL_SECONDS = 0.05
 """Asking costs the control plane time on the same few cores."""
 CONNECT_SECONDS = 120.0
-WARM = "warm starts are ready"
-"""What a node's shim logs once it can fork ranks that have imported torch."""
 PATIENCE_SECONDS = 150.0
 """Without any progress; a run on a busy machine is slow, not stuck."""
 
@@ -60,16 +58,11 @@ class Bench:
             BenchmarkFailed: one does not get there.
         """
         self.cluster.wait_for_nodes(count, timeout_seconds=CONNECT_SECONDS)
-        nodes = [node["NodeId"] for node in self.client.list_nodes(FleetName=FLEET)["Nodes"] if node["Connected"]]
         deadline = time.monotonic() + CONNECT_SECONDS
-        while cold := [node for node in nodes if WARM not in self._shim_log(node)]:
+        while cold := [node["NodeId"] for node in self.client.list_nodes(FleetName=FLEET)["Nodes"] if node["Connected"] and not node["Warm"]]:
             if time.monotonic() > deadline:
                 raise BenchmarkFailed(f"{', '.join(cold)} cannot start ranks warm after {CONNECT_SECONDS:.0f} s; see logs/shim.log there")
             pause(POLL_SECONDS)
-
-    def _shim_log(self, node: str) -> str:
-        path = self.cluster.nodes_directory / node / "logs" / "shim.log"
-        return path.read_text() if path.exists() else ""
 
     def traced_source(self) -> Path:
         """Return the char-GPT example with the script beside it that writes down its boundaries."""

@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 from control_plane.app import create_app
 from control_plane.cloud.connection import LOCAL_REGION, CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import CloudError
-from control_plane.core.timeouts import ladder, rungs
+from control_plane.core.timeouts import explained, ladder, rungs
 from control_plane.db import schema
 from control_plane.db.errors import SchemaMismatch
 from control_plane.db.session import Database
@@ -44,6 +44,7 @@ class Start:
 
     is_migrating: bool
     ready_file: Path | None
+    is_asked_for_timeouts: bool
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
         settings, start = _parse(arguments)
+        if start.is_asked_for_timeouts:
+            sys.stdout.write("\n".join(explained(ladder(settings.detection_seconds))) + "\n")
+            return 0
         os.umask(0o077)
         settings.state_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _announce(settings)
@@ -102,6 +106,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     parser.add_argument(
         "--detection-seconds", type=float, default=3.0, help="how soon a failure is noticed; all timeouts derive from it (default %(default)s)"
     )
+    parser.add_argument("--print-timeouts", action="store_true", help="say what all timeouts are and why, and end")
     parser.add_argument("--max-source-bytes", type=int, default=256 * 1024 * 1024, help="limit for source archives (default %(default)s)")
     parser.add_argument("--ready-file", type=Path, help="written, as JSON with url, pid and admin_token_path, as soon as the server answers")
     given = parser.parse_args(arguments)
@@ -118,7 +123,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         detection_seconds=given.detection_seconds,
         max_source_bytes=given.max_source_bytes,
     )
-    return settings, Start(is_migrating=given.migrate, ready_file=given.ready_file)
+    return settings, Start(is_migrating=given.migrate, ready_file=given.ready_file, is_asked_for_timeouts=given.print_timeouts)
 
 
 def _announce(settings: Settings) -> None:

@@ -126,6 +126,7 @@ class Agent:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._control.run(), name="control line")
                 tasks.create_task(self._obey(), name="commands")
+                tasks.create_task(self._tell_warm(), name="warm start")
         finally:
             await end(self._working, *self._leaving)
             if self._member is not None:
@@ -196,6 +197,7 @@ class Agent:
             member=self._member_report(),
             metrics=metrics,
             refused_count=self._listener.refused_count + self._ranks.refused_count,
+            is_warm=self._supervisor.is_warm,
         )
 
     def _member_report(self) -> MemberReport | None:
@@ -229,6 +231,12 @@ class Agent:
 
     def _changed(self) -> None:
         self._control.changed.notify()
+
+    async def _tell_warm(self) -> None:
+        """Let the control plane hear at once when ranks can be started warm: a node that waits for work is chosen for it."""
+        while not self._supervisor.is_warm:
+            await self._supervisor.changed.wait(self._supervisor.changed.version)
+        self._changed()
 
     # -- commands -----------------------------------------------------------------------------------------------------------------------------
 

@@ -215,6 +215,11 @@ class Supervisor:
                 raise ShimUnavailable("the shim does not end") from None
         await self.close()
 
+    @property
+    def is_warm(self) -> bool:
+        """Ranks start as fast as they ever will: the template has loaded what they import, or failed to, or there is nothing to load."""
+        return self.preload is not Preload.PENDING
+
     # -- starting -------------------------------------------------------------------------------------------------------------------------
 
     async def start_rank(self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path) -> None:

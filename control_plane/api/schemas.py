@@ -507,6 +507,8 @@ class Node(Shape):
     node_status: str
     """joining, spare, assigned, held, draining, gone."""
     connected: bool
+    warm: bool
+    """Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there."""
     training_job_name: str | None
     address: str
     memory_bytes: int

@@ -279,6 +279,7 @@ def node(record: NodeRecord, agent: AgentView | None, *, refused_message_count: 
         fleet_name=record.fleet_name,
         node_status=record.state,
         connected=agent is not None and agent.is_connected,
+        warm=agent is not None and agent.is_connected and agent.report is not None and agent.report.is_warm,
         training_job_name=job_name,
         address=record.address,
         memory_bytes=record.memory_bytes,

@@ -171,8 +171,12 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "its agent is heard again and works for nobody")
 
     def assign(self, policy: Policy) -> None:
-        """Give idle nodes to jobs: to recovering ones as many as they lack, to waiting ones whole gangs only."""
+        """Give idle nodes to jobs: to recovering ones as many as they lack, to waiting ones whole gangs only.
+
+        Warm nodes first: ranks on one that has just booted import for seconds. None is waited for, a cold node is there sooner than a warm one.
+        """
         idle = [row for row in self.in_state(NodeState.SPARE) if self._is_idle(row.node_id, policy)]
+        idle.sort(key=lambda row: not self.node(row.node_id).is_warm)
         for job in in_order(job for job in self.jobs.values() if job.state in HOLDING_JOBS):
             lacks = job.node_count - sum(row.run == job.run for row in self.in_state(NodeState.ASSIGNED))
             if lacks <= 0:

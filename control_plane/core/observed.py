@@ -83,6 +83,8 @@ class NodeObserved:
     peer_port: int = 0
     has_reported: bool = False
     """This control plane has had a report from the agent that is there now."""
+    is_warm: bool = False
+    """Its ranks start without importing first."""
     member: MemberReport | None = None
     """What it last reported to do, whatever the run; None: nothing, or it has not reported."""
     domain: str | None = None

@@ -5,19 +5,42 @@ Invariant: each rung is above the one below it, so that a lower layer has always
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from control_plane.errors import InvalidTimeouts
 from everstep.protocol.plan import Timeouts
 
+class _Rung(NamedTuple):
+    name: str
+    times: int
+    """Of `detection_seconds`."""
+    meaning: str
+    reason: str
+    """Why it stands where it does."""
+
+
 _RUNGS = (
-    ("lease", 1, "an agent that says nothing for this long is silent"),
-    ("holder_deadline", 1, "a holder that does not acknowledge leaves the view"),
-    ("prepare_deadline", 2, "who has not promised by then is absent or unreachable"),
-    ("coordinator_deadline", 5, "a coordinator not back by then is replaced by a new generation"),
-    ("final_round", 10, "the last snapshot of a stopping job may take this long"),
-    ("exclude", 20, "T_max: one class of evidence that lasts this long excludes a node"),
-    ("blind_wait", 40, "an unreachable node is waited for this long before S3 is used"),
+    _Rung("lease", 1, "an agent that says nothing for this long is silent", "this is what detecting a failure means"),
+    _Rung(
+        "holder_deadline", 1, "a holder that does not acknowledge leaves the view", "commits wait for a holder no longer than the fleet for its agent"
+    ),
+    _Rung("prepare_deadline", 2, "who has not promised by then is absent or unreachable", "a member that was only late has been heard again by then"),
+    _Rung(
+        "coordinator_deadline",
+        5,
+        "a coordinator not back by then is replaced by a new generation",
+        "an agent restarts in less; a new generation takes two prepares and restarts every rank",
+    ),
+    _Rung("final_round", 10, "the last snapshot of a stopping job may take this long", "a coordinator may be lost and replaced meanwhile"),
+    _Rung("exclude", 20, "T_max: one class of evidence that lasts this long excludes a node", "nothing that passes by itself, a stop included, lasts so long"),
+    _Rung(
+        "blind_wait",
+        40,
+        "an unreachable node is waited for this long before S3 is used",
+        "evidence against the node would be complete; S3 costs steps, waiting costs time",
+    ),
 )
-"""Name, multiple of `detection_seconds`, meaning. Source: design §3, its last line but one; the only place."""
+"""Source: design §3, its last line but one; the only place."""
 
 
 def ladder(detection_seconds: float) -> Timeouts:
@@ -34,7 +57,7 @@ def ladder(detection_seconds: float) -> Timeouts:
     """
     if not 0 < detection_seconds < float("inf"):
         raise InvalidTimeouts(f"detection_seconds is {detection_seconds}; it must be a positive number")
-    return check(Timeouts(detection_seconds=detection_seconds, **{f"{name}_seconds": detection_seconds * times for name, times, _ in _RUNGS}))
+    return check(Timeouts(detection_seconds=detection_seconds, **{f"{rung.name}_seconds": detection_seconds * rung.times for rung in _RUNGS}))
 
 
 def check(timeouts: Timeouts) -> Timeouts:
@@ -50,11 +73,11 @@ def check(timeouts: Timeouts) -> Timeouts:
         InvalidTimeouts: two rungs contradict each other, by name and figure.
     """
     below_name, below = "detection", timeouts.detection_seconds
-    for name, _, _ in _RUNGS:
-        seconds: float = getattr(timeouts, f"{name}_seconds")
+    for rung in _RUNGS:
+        seconds: float = getattr(timeouts, f"{rung.name}_seconds")
         if not below <= seconds < float("inf"):
-            raise InvalidTimeouts(f"{name}_seconds is {seconds:g}, below {below_name}_seconds, which is {below:g}")
-        below_name, below = name, seconds
+            raise InvalidTimeouts(f"{rung.name}_seconds is {seconds:g}, below {below_name}_seconds, which is {below:g}")
+        below_name, below = rung.name, seconds
     return timeouts
 
 
@@ -65,4 +88,11 @@ def grace_seconds(timeouts: Timeouts) -> float:
 
 def rungs(timeouts: Timeouts) -> tuple[str, ...]:
     """Return the ladder as lines to print at start, lowest rung first."""
-    return tuple(f"{getattr(timeouts, f'{name}_seconds'):>8.1f} s  {name:<20}  {meaning}" for name, _, meaning in _RUNGS)
+    return tuple(f"{getattr(timeouts, f'{rung.name}_seconds'):>8.1f} s  {rung.name:<20}  {rung.meaning}" for rung in _RUNGS)
+
+
+def explained(timeouts: Timeouts) -> tuple[str, ...]:
+    """Return the ladder as lines for who asks why each rung stands where it does, lowest rung first."""
+    first = f"{timeouts.detection_seconds:>8.1f} s  {'detection_seconds':<20}  the one knob: how soon a failure is to be noticed; all others are multiples of it"
+    told = zip(rungs(timeouts), _RUNGS, strict=True)
+    return first, *(line for said, rung in told for line in (said, f"{'':>12}{rung.times} × detection_seconds: {rung.reason}"))

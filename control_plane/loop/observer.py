@@ -209,6 +209,7 @@ class Observer:
             address=view.hello.address if view is not None else (row.address if row is not None else ""),
             peer_port=view.hello.peer_port if view is not None else (row.peer_port if row is not None else 0),
             has_reported=report is not None,
+            is_warm=report is not None and report.is_warm,
             member=report.member if report is not None else None,
         )
 

@@ -27,7 +27,7 @@ def list_nodes(
         "NODE": "NodeId",
         "FLEET": "FleetName",
         "STATUS": "NodeStatus",
-        "AGENT": lambda node: "connected" if node["Connected"] else "-",
+        "AGENT": lambda node: ("warm" if node["Warm"] else "connected") if node["Connected"] else "-",
         "JOB": lambda node: node["TrainingJobName"] or "-",
         "ADDRESS": "Address",
         "TYPE": "InstanceType",
@@ -49,7 +49,7 @@ def describe(node_id: Annotated[str, typer.Argument(help="Id of the node: its EC
         ("node", node["NodeId"]),
         ("fleet", node["FleetName"]),
         ("status", node["NodeStatus"]),
-        ("agent", f"connected, version {node['AgentVersion']}" if node["Connected"] else "not connected"),
+        ("agent", _agent(node)),
         ("job", node["TrainingJobName"]),
         ("refused", _refusals(node)),
         ("address", node["Address"]),
@@ -61,6 +61,12 @@ def describe(node_id: Annotated[str, typer.Argument(help="Id of the node: its EC
         ("ended", moment(node["EndTime"])),
     ]
     show_facts(facts)
+
+
+def _agent(node: Json) -> str:
+    if not node["Connected"]:
+        return "not connected"
+    return f"connected, version {node['AgentVersion']}, {'ranks start warm' if node['Warm'] else 'ranks would import first'}"
 
 
 def _refusals(node: Json) -> str | None:

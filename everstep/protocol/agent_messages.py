@@ -176,6 +176,8 @@ class AgentReport(Message, frozen=True):
     """Since the last report; the only part that is not state."""
     refused_count: int = 0
     """Sessions and lines of other agents and of ranks that this agent has refused, or closed for what they said, since it started."""
+    is_warm: bool = True
+    """Ranks start without importing first, or as fast as this node ever will: nothing is being preloaded any more."""
 
 
 class Hello(Message, frozen=True):

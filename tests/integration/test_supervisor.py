@@ -332,6 +332,21 @@ async def test_an_agent_that_finds_a_dead_shim_ends_its_ranks(cold: Bench) -> No
     assert not processes.is_alive(record.pid, record.start_ticks)
 
 
+async def test_that_ranks_start_warm_now_is_told_without_being_asked(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, is_warm=True)
+    await bench.supervisor.start()
+    try:
+        await bench.until(lambda: bench.supervisor.is_warm)
+        assert bench.supervisor.preload is Preload.READY
+    finally:
+        await bench.supervisor.shut_down()
+
+
+async def test_where_nothing_is_preloaded_ranks_start_as_fast_as_they_ever_will(cold: Bench) -> None:
+    assert cold.supervisor.is_warm
+    assert cold.supervisor.preload is Preload.NONE
+
+
 async def test_a_dead_template_is_replaced(tmp_path: Path) -> None:
     bench = Bench(tmp_path, is_warm=True)
     await bench.supervisor.start()
@@ -365,7 +380,7 @@ async def test_a_failed_preload_is_told_and_ranks_start_cold(tmp_path: Path, mon
     try:
         await bench.start("print('up')")
         assert (await bench.exit()).end.code == 0
-        await supervisor._list()
+        await bench.until(lambda: supervisor.is_warm)  # told without being asked
         assert supervisor.preload is Preload.FAILED
     finally:
         await supervisor.shut_down()

@@ -223,6 +223,10 @@ class Shim:
         self._selector.unregister(client.socket)
         client.socket.close()
 
+    def _say_all(self, message: Message) -> None:
+        for client in list(self._clients):
+            self._say(client, message)
+
     def _obey(self, client: Line, message: StartRank | StopRanks | ListRanks | ForgetRun | Shutdown) -> None:
         match message:
             case StartRank():
@@ -392,9 +396,11 @@ class Shim:
                 case TemplateReady(seconds=seconds, resident_bytes=resident):
                     template.state, template.seconds, template.resident_bytes = Preload.READY, seconds, resident
                     _log.info("warm starts are ready after %.1f s, %d MiB", seconds, resident >> 20)
+                    self._say_all(self._state())
                 case TemplateFailed(reason=reason):
                     template.state, template.error = Preload.FAILED, reason
                     _log.error("ranks start cold: the preload failed: %s", reason)
+                    self._say_all(self._state())
                 case Forked(pid=pid):
                     pending = self._forking.pop(0)
                     self._admit(pending, pid, is_warm=True)
@@ -485,8 +491,7 @@ class Shim:
         record = self._records[key] = msgspec.structs.replace(self._records[key], end=end)
         self._stopped.discard(key)
         self._disk.write(record)
-        for client in list(self._clients):
-            self._say(client, RankExited(record=record))
+        self._say_all(RankExited(record=record))
 
     def _sweep(self) -> None:
         """When no rank lives, whatever else has come to this process is what ranks left in sessions of their own: end it."""

@@ -200,6 +200,15 @@ async def test_what_an_agent_has_refused_itself_is_shown_with_its_node(client, s
     assert (shown["RefusedSessionCount"], shown["RefusedMessageCount"]) == (7, 0)
 
 
+async def test_that_ranks_start_warm_on_a_node_is_shown(client, service, token, node):
+    async with line(service, token) as opened:
+        await join(opened, node)
+        for sequence, is_warm in ((1, False), (2, True)):
+            await opened.send(encode(AgentReport(node_id=NodeId(node), sequence=sequence, member=None, is_warm=is_warm)))
+            await until(lambda at=sequence: (report := service.services.registry.views()[node].report) is not None and report.sequence == at)
+            assert (await asyncio.to_thread(client.describe_node, NodeId=node))["Warm"] is is_warm
+
+
 async def refusals(client, node: str, count: int) -> None:
     async with asyncio.timeout(10):
         while (found := (await asyncio.to_thread(client.describe_node, NodeId=node))["RefusedMessageCount"]) != count:

@@ -46,6 +46,7 @@ def seen(
     ended: tuple[str, ...] = (),
     silent: tuple[str, ...] = (),
     working: dict[str, MemberReport] | None = None,
+    cold: tuple[str, ...] = (),
     awaiting: tuple[str, ...] = (),
     drift: tuple[str, ...] = (),
     max_size: int = 10,
@@ -59,6 +60,7 @@ def seen(
             is_connected=record.node_id not in silent and record.node_id not in ended,
             silent_seconds=100.0 if record.node_id in silent else 0.0,
             has_reported=True,
+            is_warm=record.node_id not in cold,
             member=(working or {}).get(record.node_id),
         )
         for record in rows
@@ -133,6 +135,15 @@ def test_a_recovering_job_takes_what_there_is() -> None:
 def test_only_idle_nodes_are_given() -> None:
     observed = seen([row("i1"), row("i2"), row("i3")], [job("a", JobState.ALLOCATING, 1)], silent=("i1",), working={"i2": member_of("old")})
     assert states(decide(observed)) == {"i3": ("assigned", "a")}
+
+
+def test_warm_nodes_are_given_first_and_cold_ones_are_not_left() -> None:
+    """The older one has just booted anew, say: the one that ranks start on at once is taken."""
+    rows = [row("i1"), row("i2"), row("i3")]
+    assert states(decide(seen(rows, [job("hurt", JobState.PREPARING, 1)], cold=("i1", "i2")))) == {"i3": ("assigned", "hurt")}
+    both = states(decide(seen(rows, [job("hurt", JobState.PREPARING, 2)], cold=("i1", "i2"))))
+    assert both == {"i1": ("assigned", "hurt"), "i3": ("assigned", "hurt")}
+    assert states(decide(seen(rows[:2], [job("hurt", JobState.PREPARING, 2)], cold=("i1", "i2")))).keys() == {"i1", "i2"}
 
 
 def test_the_queue_is_admitted_in_order_as_far_as_the_group_can_grow() -> None:

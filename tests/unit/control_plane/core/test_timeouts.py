@@ -38,3 +38,13 @@ def test_the_ladder_is_printed_lowest_first() -> None:
         "exclude",
         "blind_wait",
     ]
+
+
+def test_every_rung_is_explained_beside_its_figure() -> None:
+    first, *lines = timeouts.explained(timeouts.ladder(2.0))
+    assert first.split()[:3] == ["2.0", "s", "detection_seconds"]
+    assert tuple(lines[::2]) == timeouts.rungs(timeouts.ladder(2.0))
+    for figure, reason in zip(lines[::2], lines[1::2], strict=True):
+        times, _, _, why = reason.split(maxsplit=3)
+        assert float(figure.split()[0]) == 2.0 * int(times)
+        assert why
