@@ -10,6 +10,7 @@ from typing import NamedTuple
 from control_plane.errors import InvalidTimeouts
 from everstep.protocol.plan import Timeouts
 
+
 class _Rung(NamedTuple):
     name: str
     times: int
@@ -32,7 +33,12 @@ _RUNGS = (
         "an agent restarts in less; a new generation takes two prepares and restarts every rank",
     ),
     _Rung("final_round", 10, "the last snapshot of a stopping job may take this long", "a coordinator may be lost and replaced meanwhile"),
-    _Rung("exclude", 20, "T_max: one class of evidence that lasts this long excludes a node", "nothing that passes by itself, a stop included, lasts so long"),
+    _Rung(
+        "exclude",
+        20,
+        "T_max: one class of evidence that lasts this long excludes a node",
+        "nothing that passes by itself, a stop included, lasts so long",
+    ),
     _Rung(
         "blind_wait",
         40,
@@ -93,6 +99,7 @@ def rungs(timeouts: Timeouts) -> tuple[str, ...]:
 
 def explained(timeouts: Timeouts) -> tuple[str, ...]:
     """Return the ladder as lines for who asks why each rung stands where it does, lowest rung first."""
-    first = f"{timeouts.detection_seconds:>8.1f} s  {'detection_seconds':<20}  the one knob: how soon a failure is to be noticed; all others are multiples of it"
+    knob = "the one knob: how soon a failure is to be noticed; all others are multiples of it"
+    first = f"{timeouts.detection_seconds:>8.1f} s  {'detection_seconds':<20}  {knob}"
     told = zip(rungs(timeouts), _RUNGS, strict=True)
     return first, *(line for said, rung in told for line in (said, f"{'':>12}{rung.times} × detection_seconds: {rung.reason}"))

@@ -113,7 +113,9 @@ def test_files_of_the_working_directory_shadow_nothing(tmp_path, cloud):
 
 
 def test_timeouts_are_explained_and_nothing_is_touched(tmp_path: Path) -> None:
-    done = subprocess.run([*command(tmp_path, "http://127.0.0.1:9", "--print-timeouts", "--detection-seconds", "2")], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*command(tmp_path, "http://127.0.0.1:9", "--print-timeouts", "--detection-seconds", "2")], capture_output=True, text=True, check=True
+    )
     assert "2.0 s  detection_seconds" in done.stdout
     assert "80.0 s  blind_wait" in done.stdout
     assert list(tmp_path.iterdir()) == []
