@@ -212,7 +212,8 @@ async def send_chunks(
                     _send_all(line, header if begin == start else b"", piece)
             loop.call_soon_threadsafe(progress, stop - start)
 
-    sending = [asyncio.ensure_future(streams.run(line, work)) for line in streams.lines]
+    busy = max(1, sum(count for _, count in chunks))  # a thread for each stream that will have something to send
+    sending = [asyncio.ensure_future(streams.run(line, work)) for line in streams.lines[:busy]]
     try:
         await asyncio.wait(sending, return_when=asyncio.FIRST_EXCEPTION)
         for ended in sending:

@@ -67,6 +67,7 @@ from everstep.protocol.rank_messages import (
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, digest, pack_index, unpack_header
 from worker.agent import Agent, AgentSettings
 from worker.storage.memory import MemoryObjectStore
+from worker.tasks import Signal
 
 JOB, RUN = JobName("job"), RunId("ab" * 16)
 BUCKET = "bucket"
@@ -297,6 +298,9 @@ class Shim:
         self.forgotten: list[RunId] = []
         self._tasks: dict[Rank, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self.is_warm = True
+        self.changed = Signal()
+        """Of whether ranks would start warm."""
         self.proof = asyncio.Event()
         """Set while this node can prove that no old rank lives."""
         self.proof.set()

@@ -396,3 +396,15 @@ async def test_what_cannot_be_verified_is_reported(fleet: Fleet) -> None:
     assert member is not None
     offered = [slot.step for slot in member.inventory if slot.owner_rank == 2]
     assert plan.base_step not in offered, "the node that found out does not offer it again; of the peer's copy the control plane knows"
+
+
+async def test_that_ranks_would_start_warm_is_told_as_soon_as_it_is_so(fleet: Fleet) -> None:
+    node = fleet.nodes[0]
+    await node.gone()
+    node.shim.is_warm = False
+    node.start()
+    await fleet.connected()
+    assert not fleet.control.reports[node.id].is_warm
+    node.shim.is_warm = True
+    node.shim.changed.notify()
+    await until("the next report", lambda: fleet.control.reports[node.id].is_warm)
