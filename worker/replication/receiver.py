@@ -37,7 +37,7 @@ from worker.tasks import end, finish, first_of
 
 log = logging.getLogger(__name__)
 PREPARING_SECONDS = 0.1
-"""How often a holder that makes slots says so: an owner waits at least ten times as long for a sign of life."""
+"""How often a holder that makes slots says so: often beside any time that an owner waits for a sign of life."""
 MAX_STREAMS = 64
 """Streams that a session may have; more are refused."""
 

@@ -190,7 +190,7 @@ class ReplicaSender:
         seconds = asyncio.get_running_loop().time() - begun
         if isinstance(outcome, ShardSealed):
             self._pacer.measured(self._sent_bytes, seconds)
-            if pacer is None and not self._is_slow(seconds):
+            if pacer is not None or not self._is_slow(seconds):  # how fast a paced transfer goes says nothing of the link
                 self._shard.told_slow(self._peer, "")
         return outcome
 

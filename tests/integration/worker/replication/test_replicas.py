@@ -33,6 +33,7 @@ from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT
 from worker.errors import PeerLost
 from worker.replication import receiver, transfers
 from worker.replication.fetching import fetch_shard
+from worker.replication.pacing import UniformPacer
 from worker.replication.tcp import TcpSession
 from worker.replication.transfers import ShardRejected, announcement
 from worker.replication.transport import Session
@@ -550,6 +551,16 @@ class Held:
     def book(self, bytes_count: int) -> float | None:
         """See `Pacer`."""
         return None
+
+
+async def test_a_holder_is_not_called_slow_for_ever_once_its_shards_are_paced(pair: Pair) -> None:
+    pair.pacer.current = UniformPacer(1e9, 1000)
+    pair.shard.told_slow(HOLDER, "its link carries 1 MB/s")
+    pair.send()
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.shard.slow_holders == {}
 
 
 async def test_a_holder_is_not_silent_while_the_pacer_holds_its_chunks_back(pair: Pair) -> None:
