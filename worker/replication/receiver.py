@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -170,43 +170,46 @@ class ReplicaReceiver:
                     case BeginShard() if message.owner_rank == rank and message.transfer > number:
                         number = message.transfer
                         await end(taking)
-                        taking = asyncio.create_task(self._take_one(session, owner, message, behind=reserving), name=f"replica of rank {rank}")
+                        taking = asyncio.create_task(self._in_turn(owner, reserving, partial(self._take_one, session, owner, message)))
                     case CancelShard():
                         if message.transfer == number:
                             await end(taking)
                     case ReserveShard() if message.capacity_bytes >= 0 and len(message.layout_hash) == DIGEST_BYTES:
                         await end(reserving)
-                        reserving = asyncio.create_task(self._reserve(session, owner, rank, message, behind=taking), name=f"slots of rank {rank}")
+                        reserving = asyncio.create_task(self._in_turn(owner, taking, partial(self._reserve, session, rank, message)))
                     case _:
                         raise MalformedMessage(f"{type(message).__name__} where a shard of rank {rank} should begin")
         finally:
             await end(taking, reserving)
 
-    async def _reserve(self, session: Session, owner: _Open, rank: Rank, wanted: ReserveShard, *, behind: asyncio.Task[None] | None) -> None:
-        """Make the slots that this owner's shards will need: the first one that comes finds every page there."""
+    @staticmethod
+    async def _in_turn(owner: _Open, behind: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]]) -> None:
+        """Do a piece of a session's work when the one before it is over; what it runs into is not the end of this task alone: the session's."""
         try:
             if behind is not None:
                 await asyncio.wait([behind])
-            making = asyncio.ensure_future(
-                self._store.reserve(rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count)
-            )
-            try:
-                while not (await asyncio.wait([making], timeout=PREPARING_SECONDS))[0]:
-                    await session.send(PreparingShard())
-                making.result()
-            except NoRoom as error:
-                log.info("no room for the shards of rank %d: %s", rank, error)  # its owner hears it with the first that is refused
-            finally:
-                await end(making)
-            await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
-        except Exception as error:  # not the end of this task alone: the session's
+            await work()
+        except Exception as error:
             owner.fail(error)
 
-    async def _take_one(self, session: Session, owner: _Open, begin: BeginShard, *, behind: asyncio.Task[None] | None) -> None:
+    async def _reserve(self, session: Session, rank: Rank, wanted: ReserveShard) -> None:
+        """Make the slots that this owner's shards will need: the first one that comes finds every page there."""
+        making = asyncio.ensure_future(
+            self._store.reserve(rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count)
+        )
+        try:
+            while not (await asyncio.wait([making], timeout=PREPARING_SECONDS))[0]:
+                await session.send(PreparingShard())
+            making.result()
+        except NoRoom as error:
+            log.info("no room for the shards of rank %d: %s", rank, error)  # its owner hears it with the first that is refused
+        finally:
+            await end(making)
+        await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
+
+    async def _take_one(self, session: Session, owner: _Open, begin: BeginShard) -> None:
         assert owner.receiver is not None
         try:
-            if behind is not None:
-                await asyncio.wait([behind])
             digest = await receive_shard(
                 session,
                 owner.streams,
@@ -221,8 +224,6 @@ class ReplicaReceiver:
         except ShardRejected as error:
             self.rejected_count += 1
             await session.send(ShardRefused(transfer=begin.transfer, reason=str(error)))
-        except Exception as error:  # not the end of this task alone: the session's
-            owner.fail(error)
 
     # -- fetches ----------------------------------------------------------------------------------------------------------------------------
 
