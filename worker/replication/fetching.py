@@ -16,7 +16,7 @@ from everstep.protocol.plan import ShardSource
 from worker.core.slots import Content
 from worker.core.transfers import fetch_streams
 from worker.errors import PeerError
-from worker.replication.streams import MAX_STREAMS, Receiver, Streams
+from worker.replication.streams import OWN_STREAMS, Receiver, Streams
 from worker.replication.transfers import ShardRejected, receive_shard
 from worker.replication.transport import Dialler, Session
 from worker.shm.store import SlotStore
@@ -67,7 +67,7 @@ async def fetch_shard(
         named = (rank, source.origin_generation, source.step, source.digest)
         if not isinstance(begin, BeginShard) or (begin.owner_rank, begin.origin_generation, begin.step, begin.digest) != named:
             raise MalformedMessage("another shard than the one asked for")
-        for number in range(fetch_streams(begin.payload_bytes, MAX_STREAMS)):
+        for number in range(fetch_streams(begin.payload_bytes, OWN_STREAMS)):
             streams.add(await dialler.stream(session, number))
 
         async def receive() -> None:

@@ -27,7 +27,7 @@ from worker.core.transfers import StreamCount
 from worker.errors import PeerError
 from worker.owned_shard import OwnedShard
 from worker.replication.pacing import NodePacer, Unpaced
-from worker.replication.streams import MAX_STREAMS, Streams
+from worker.replication.streams import OWN_STREAMS, Streams
 from worker.replication.transfers import announcement, send_shard
 from worker.replication.transport import Dialler, Session
 from worker.shm.store import Slot, SlotStore
@@ -65,7 +65,7 @@ class ReplicaSender:
             pacer: the node's.
             holder_deadline_seconds: how long a holder that is owed something may make no progress.
         """
-        self.stream_count = StreamCount(limit=MAX_STREAMS)
+        self.stream_count = StreamCount(limit=OWN_STREAMS)
         self._shard = shard
         self._store = store
         self._peer = peer

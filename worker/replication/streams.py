@@ -27,7 +27,7 @@ from worker.errors import PeerLost
 from worker.replication.pacing import Pacer
 from worker.tasks import end, work_as_ranks_do
 
-MAX_STREAMS = min(32, os.cpu_count() or 1)
+OWN_STREAMS = min(32, os.cpu_count() or 1)
 """Of a session that this side opens."""
 BUFFER_BYTES = 512 * 1024
 """Of a stream, in the kernel, each way. Grown to megabytes, as the kernel would, what lies in it leaves the processor's cache between two copies:
