@@ -142,6 +142,30 @@ class NodeFault(Message, frozen=True):
     """No new generation can help."""
 
 
+class NoticeKind(StrEnum):
+    """What AWS has announced for an instance.
+
+    SPOT_INTERRUPTION: taken back in two minutes. REBALANCE: more likely than others to be interrupted soon. MAINTENANCE: a scheduled event: reboot,
+    retirement, stop. CAPACITY_BLOCK_END: its reservation ends. TERMINATING: its group ends it; a lifecycle hook holds it until the notice is answered.
+    """
+
+    SPOT_INTERRUPTION = "spot_interruption"
+    REBALANCE = "rebalance"
+    MAINTENANCE = "maintenance"
+    CAPACITY_BLOCK_END = "capacity_block_end"
+    TERMINATING = "terminating"
+
+
+class NodeNotice(Message, frozen=True):
+    """Something that will happen to this node's instance, as its own metadata says."""
+
+    kind: NoticeKind
+    message: str
+    """AWS's own words."""
+    ends_at_seconds: float | None = None
+    """Unix time from which the instance may be gone; None where AWS names none."""
+
+
 class MemberReport(Message, frozen=True):
     """What this node does for its job."""
 
@@ -176,6 +200,11 @@ class AgentReport(Message, frozen=True):
     """Since the last report; the only part that is not state."""
     refused_count: int = 0
     """Sessions and lines of other agents and of ranks that this agent has refused, or closed for what they said, since it started."""
+    faults: tuple[NodeFault, ...] = ()
+    """Of the node itself, whether or not a job is here: `gpu_xid`, `gpu_ecc`, `gpu_lost`, `gpu_throttled`, `nic_down`, `disk_full`, `disk_read_only`,
+    `memory_low` …"""
+    notices: tuple[NodeNotice, ...] = ()
+    """What the instance's metadata announces; empty when it announces nothing."""
     is_warm: bool = True
     """Ranks start without importing first, or as fast as this node ever will: nothing is being preloaded any more."""
 
