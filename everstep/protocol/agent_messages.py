@@ -146,7 +146,7 @@ class NoticeKind(StrEnum):
     """What AWS has announced for an instance.
 
     SPOT_INTERRUPTION: taken back in two minutes. REBALANCE: more likely than others to be interrupted soon. MAINTENANCE: a scheduled event: reboot,
-    retirement, stop. CAPACITY_BLOCK_END: its reservation ends. TERMINATING: its group ends it; a lifecycle hook holds it until the notice is answered.
+    retirement, stop. CAPACITY_BLOCK_END: its reservation ends. TERMINATING: its group ends it; a lifecycle hook holds it until this is answered.
     """
 
     SPOT_INTERRUPTION = "spot_interruption"
