@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
-.PHONY: help setup demo check fix test test-full bench-first bench-interleave bench-data-plane
+.PHONY: help setup demo check fix test test-full bench-first bench-interleave bench-data-plane bench-recovery
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,3 +50,6 @@ bench-data-plane: setup  ## Everstep's data plane beside its peers and this mach
 
 bench-interleave: setup  ## GEMINI's Figure 16 in network namespaces (needs root): snapshots between collectives; writes docs/benchmarks-interleave.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.interleave
+
+bench-recovery: setup  ## how long a failure holds training, beside torchrun and torchft; writes docs/benchmarks-recovery.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.interruption

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-COLOURS = ("#c0392b", "#e08e0b", "#2471a3", "#7d8a93")
+COLOURS = ("#c0392b", "#e08e0b", "#2471a3", "#7d8a93", "#b6bcc2")
 WIDTH, LEFT, RIGHT, ROW, BAR, TOP = 860, 190, 110, 26, 16, 40
 FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
@@ -15,7 +15,7 @@ def stacked_bars(title: str, bars: Sequence[tuple[str, Mapping[str, float]]], un
 
     Args:
         title: what a screen reader says.
-        bars: label and parts of each bar, all with the same parts in the same order, at most four.
+        bars: label and parts of each bar, all with the same parts in the same order.
         unit: of the parts.
     """
     longest = max((sum(parts.values()) for _, parts in bars), default=0.0) or 1.0

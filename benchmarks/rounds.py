@@ -110,7 +110,9 @@ class Fleet:
         core = Coordinator.begin(world_size=count, base=Step(0), every_steps=0)
         self.server = RoundServer(Generation(1), core, final_round_seconds=60.0, now=time.time)
         self.members = [
-            RoundMember(Generation(1), node, tree=self.tree, state=partial(self._state, number), hear=partial(self._hear, number))
+            RoundMember(
+                Generation(1), node, tree=self.tree, state=partial(self._state, number), hear=partial(self._hear, number), deadline_seconds=30.0
+            )
             for number, node in enumerate(self.ids)
         ]
         self.tasks: list[asyncio.Task[None]] = []

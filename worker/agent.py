@@ -222,6 +222,7 @@ class Agent:
                 RankStatus(rank=status.rank, boundary=status.boundary, exit=self._exits.get(status.rank)) for status in member.rank_statuses()
             ),
             protection=member.protection(),
+            silent_peers=member.silent_peers(),
             round=member.round_status(),
             uploads=tuple(member.uploads),
             faults=(*self._faults, *member.faults()),

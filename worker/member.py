@@ -119,7 +119,15 @@ class Member:
         self.pacer = NodePacer()
         self._receiver = ReplicaReceiver(node.store, held_ranks=held, keep=self._keep, slot_count=self._slot_count)
         tree = RoundTree.of(plan.coordinator, {each.node_id: each.ranks for each in plan.nodes})
-        self._rounds = RoundMember(plan.generation, node.node_id, tree=tree, state=self._round_state, hear=self._hear)
+        self._rounds = RoundMember(
+            plan.generation,
+            node.node_id,
+            tree=tree,
+            state=self._round_state,
+            hear=self._hear,
+            deadline_seconds=plan.timeouts.holder_deadline_seconds,
+            on_silence=on_change,
+        )
         self.server: RoundServer | None = None
         self.lines = RankLines(
             plan,
@@ -454,6 +462,10 @@ class Member:
             payload_bytes=slot.file.header.payload_bytes if slot is not None else 0,
             reason="; ".join(troubles) or reason,
         )
+
+    def silent_peers(self) -> tuple[NodeId, ...]:
+        """Return the nodes that this one speaks with in the rounds and that have fallen silent."""
+        return tuple(sorted(self._rounds.silent))
 
     def faults(self) -> tuple[NodeFault, ...]:
         """Return what ranks and this node have to complain of; what is over is no longer told."""

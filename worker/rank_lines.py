@@ -45,6 +45,8 @@ from worker.traffic import Traffic
 log = logging.getLogger(__name__)
 MAX_METRICS = 1000
 """Logged values that wait for the control plane; the oldest are dropped beyond it."""
+FIRST_STEPS = 2
+"""So many boundaries of a launch are told to the control plane at once; later ones when it hears of this node anyway."""
 NO_LAYOUT = "the rank's slots are not ready yet"
 
 
@@ -153,6 +155,8 @@ class RankLines:
                 shard.apply(shard.core.abandon(message.step, refusal or message.reason, late=late))
             case Boundary():
                 self._on_round_change()
+                if message.boundary <= self._plan.base_step + FIRST_STEPS:
+                    self._on_change()  # that is what everybody waits for after a launch
                 self._traffic.boundary(rank, message, shard.page.rank(), is_sending=any(shard.core.wanted(peer) != NONE for peer in shard.core.view))
             case IdleSpans():
                 self._traffic.spans(rank, message)

@@ -157,8 +157,9 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
 
 
 def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
-    """Return the holders that some other node's shard has lost from its view."""
-    return frozenset(
+    """Return the nodes that the data plane of another one has not heard for the holder deadline: lost from a view, or silent in the rounds."""
+    silent = frozenset(peer for node, report in reports.items() for peer in report.silent_peers if peer != node)
+    return silent | frozenset(
         holder
         for node, report in reports.items()
         for shard in report.protection

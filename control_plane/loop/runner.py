@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
 """A loop looks at everything at least this often."""
-PAUSE_SECONDS = 0.05
-"""And no more often than this, whatever wakes it."""
+PAUSE_SECONDS = 0.005
+"""After a look it rests for as long as the look took, at least this long, whatever wakes it: half of its time is the most that a loop takes."""
 AGAIN_LIMIT = 8
 """Passes over one job in a row, while each asks for another at once."""
 
@@ -206,11 +206,12 @@ class Runner:
     async def _sweep(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]]) -> None:
         seen = 0
         while not stop.is_set():
+            begun = time.monotonic()
             try:
                 await sweep()
             except Exception:
                 log.exception("a sweep failed; it is made again")
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(max(PAUSE_SECONDS, time.monotonic() - begun))
             seen = await self._context.registry.wait_for_change(seen, SWEEP_SECONDS)
 
     def _live_jobs(self) -> tuple[jobs.JobRecord, ...]:

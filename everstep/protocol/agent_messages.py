@@ -179,6 +179,8 @@ class MemberReport(Message, frozen=True):
     ranks: tuple[RankStatus, ...] = ()
     protection: tuple[ShardProtection, ...] = ()
     """Of the ranks that live here."""
+    silent_peers: tuple[NodeId, ...] = ()
+    """Nodes of the job that this one speaks with, and that have said nothing for longer than the holder deadline."""
     round: RoundStatus | None = None
     """From the coordinator's agent alone."""
     uploads: tuple[UploadedShard, ...] = ()

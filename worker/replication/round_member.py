@@ -3,6 +3,9 @@
     the node above ◀── own state and what came from below ── RoundMember ◀── RoundReport ── nodes below
                    ── Announcement ──▶ heard here first, then ──▶
 
+Both sides of a line say something at least every third of `holder_deadline`, and know when the other has fallen silent: evidence about a node that
+does not depend on whether it is owed anything.
+
 Invariant: whom a node reports to changes nothing about what it reports: every report is its node's newest whole state, numbered by that node.
 """
 
@@ -41,6 +44,8 @@ class RoundMember:
         tree: RoundTree,
         state: Callable[[], tuple[RankRound, ...]],
         hear: Callable[[Announcement], None],
+        deadline_seconds: float,
+        on_silence: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin.
 
@@ -50,6 +55,8 @@ class RoundMember:
             tree: who is above and below it.
             state: returns the newest state of this node's ranks.
             hear: takes an announcement; called on the loop, must not block.
+            deadline_seconds: after this long without a word a neighbour in the tree is silent.
+            on_silence: a neighbour has fallen silent, or speaks again.
         """
         self.changed = Signal()
         """Of what is to be reported: whoever changes the state of this node's ranks notifies it."""
@@ -67,6 +74,11 @@ class RoundMember:
         self._hear = hear
         self._sequence = new_life()
         self._known = Reports()
+        self._deadline = deadline_seconds
+        self._on_silence = on_silence
+        self._heard_at: dict[NodeId, float] = {}
+        """When each neighbour last said something in this agent's life, on the loop's clock."""
+        self._silent: frozenset[NodeId] = frozenset()
         self._announced = Announcement(generation=generation, term=NO_TERM, sequence=0, committed=NONE, proposed=NONE, is_silent=True)
         self._heard = Signal()
 
@@ -82,7 +94,12 @@ class RoundMember:
                 self._listened(server.announcement())
                 await server.changed.wait(seen)
 
-        await first_of(self._report(report), listen())
+        await first_of(self._report(report), listen(), self._watch())
+
+    @property
+    def silent(self) -> frozenset[NodeId]:
+        """Neighbours in the tree that have spoken in this generation, and have not for longer than the deadline."""
+        return self._silent
 
     async def run(self, dial: Callable[[NodeId], Awaitable[Session]], *, patience_seconds: float, is_restarted: bool) -> None:
         """Take part until cancelled; a broken line is dialled again.
@@ -93,6 +110,9 @@ class RoundMember:
             is_restarted: this node has taken part before and does not know how much it has heard. Another node may lag behind that, and would lead
                 it back to a step that it has voted on: the first word must be the coordinator's own.
         """
+        await first_of(self._take_part(dial, patience_seconds, is_restarted=is_restarted), self._watch())
+
+    async def _take_part(self, dial: Callable[[NodeId], Awaitable[Session]], patience_seconds: float, *, is_restarted: bool) -> None:
         now = asyncio.get_running_loop().time
         self.silent_since = now()
         failures = 0
@@ -127,6 +147,19 @@ class RoundMember:
         """
         await first_of(self._collect(session), self._announce(session))
 
+    async def _watch(self) -> None:
+        """Notice neighbours that fall silent, and those that speak again."""
+        now = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(self._deadline / 10)
+            silent = frozenset(peer for peer, at in self._heard_at.items() if now() - at > self._deadline)
+            if silent != self._silent:
+                self._silent = silent
+                self._on_silence()
+
+    def _heard_from(self, peer: NodeId) -> None:
+        self._heard_at[peer] = asyncio.get_running_loop().time()
+
     # -- down -----------------------------------------------------------------------------------------------------------------------------
 
     async def _listen(self, session: Session) -> None:
@@ -135,6 +168,7 @@ class RoundMember:
             if not isinstance(message, Announcement) or message.generation != self._generation:
                 raise MalformedMessage(f"{type(message).__name__} of another kind or generation from {session.peer}")
             self.silent_since = None
+            self._heard_from(session.peer)
             self._listened(message)
 
     def _listened(self, message: Announcement) -> None:
@@ -154,11 +188,11 @@ class RoundMember:
             self.changed.notify()
 
     async def _announce(self, session: Session) -> None:
-        """Say the newest at once, even that nothing is known yet, and whenever there is something newer."""
+        """Say the newest at once, even that nothing is known yet, whenever there is something newer, and now and then to be heard."""
         while True:
             seen = self._heard.version
             await session.send(self._announced)
-            await self._heard.wait(seen)
+            await self._heard.wait(seen, self._deadline / 3)
 
     # -- up -------------------------------------------------------------------------------------------------------------------------------
 
@@ -168,6 +202,7 @@ class RoundMember:
             message = await session.receive()
             if not isinstance(message, RoundReport) or message.generation != self._generation:
                 raise MalformedMessage(f"{type(message).__name__} of another kind or generation from {session.peer}")
+            self._heard_from(session.peer)
             for each in message.nodes:
                 if each.node_id not in members or not {rank.rank for rank in each.ranks} <= self._tree.ranks[each.node_id]:
                     raise MalformedMessage(f"{session.peer} reports ranks of {each.node_id} that it does not speak for")
@@ -184,13 +219,13 @@ class RoundMember:
 
     def _sender(self, session: Session) -> Send:
         async def send(reports: Sequence[NodeReport]) -> None:
-            for nodes in messages(reports):
+            for nodes in messages(reports) if reports else [()]:
                 await session.send(RoundReport(generation=self._generation, nodes=nodes))
 
         return send
 
     async def _report(self, send: Send) -> None:
-        """Send what is new whenever something is; what does not press may wait a little."""
+        """Send what is new whenever something is, what does not press may wait a little; and nothing at all now and then, to be heard."""
         told = Reports()
         while True:
             seen = self.changed.version
@@ -199,7 +234,8 @@ class RoundMember:
                 seen, known = self.changed.version, self._newest()
                 await send(known.since(told))
                 told = known
-            await self.changed.wait(seen)
+            if await self.changed.wait(seen, self._deadline / 3) == seen:
+                await send(())
 
     async def _company(self, told: Reports) -> None:
         """Wait until something presses, at most `COMPANY_SECONDS`."""

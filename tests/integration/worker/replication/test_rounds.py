@@ -42,7 +42,9 @@ class Node:
 
     def start(self, *, is_restarted: bool = True) -> None:
         """Begin, or begin again as an agent does that was restarted: its rank's state is what it was."""
-        self.member = RoundMember(GENERATION, self.id, tree=self.network.tree, state=lambda: (self.state,), hear=self._hear)
+        self.member = RoundMember(
+            GENERATION, self.id, tree=self.network.tree, state=lambda: (self.state,), hear=self._hear, deadline_seconds=self.network.deadline_seconds
+        )
         if self.number == 0:
             run = self.member.run_local(self.network.server)
         else:
@@ -107,8 +109,10 @@ class Network:
         arity: int = 16,
         final_round_seconds: float = 30.0,
         patience_seconds: float = 30.0,
+        deadline_seconds: float = 30.0,
     ) -> None:
         self.count = count
+        self.deadline_seconds = deadline_seconds
         self.patience_seconds = patience_seconds
         self.news = Signal()
         self.tree = RoundTree.of(NodeId("i-0"), {NodeId(f"i-{i}"): [Rank(i)] for i in range(count)}, arity=arity)
@@ -374,7 +378,9 @@ async def test_what_was_overtaken_or_is_of_an_earlier_term_is_not_heeded() -> No
         return line  # type: ignore[return-value]  # as much of a session as a member needs
 
     tree = RoundTree.of(NodeId("i-0"), {NodeId("i-0"): [Rank(0)], NodeId("i-1"): [Rank(1)]})
-    member = RoundMember(GENERATION, NodeId("i-1"), tree=tree, state=lambda: (), hear=lambda announcement: heard.append(announcement.proposed))
+    member = RoundMember(
+        GENERATION, NodeId("i-1"), tree=tree, state=lambda: (), hear=lambda announcement: heard.append(announcement.proposed), deadline_seconds=30.0
+    )
     running = asyncio.create_task(member.run(dial, patience_seconds=30.0, is_restarted=False))
     try:
         await asyncio.wait_for(line.is_over.wait(), 10)
@@ -397,3 +403,27 @@ async def test_reports_that_were_overtaken_or_answer_an_earlier_coordinator_say_
     assert {each.rank: each for each in pair.server.core.ranks} == known
     pair.server.take([own_report(pair, second, sequence=1 << 62)])
     await second.until_reported(boundary=60)
+
+
+async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_is_frozen_is_known_on_both_sides() -> None:
+    made = Network(2, deadline_seconds=0.3)
+    first, second = made.nodes
+    try:
+        await second.until_reported(boundary=0)
+        first_word = dict(first.member._heard_at), dict(second.member._heard_at)
+        await made.until(lambda: first.member._heard_at[second.id] > first_word[0][second.id] + 0.6)  # nothing happens, and yet they speak
+        await made.until(lambda: second.member._heard_at[first.id] > first_word[1][first.id] + 0.6)
+        assert (first.member.silent, second.member.silent) == (frozenset(), frozenset())
+        await second.stop()
+        line = await second.dial(first.id)  # as that of a frozen agent: the kernel answers, nobody else
+        await line.send(RoundReport(generation=GENERATION, nodes=()))
+        await made.until(lambda: first.member.silent == {second.id})
+        await line.send(RoundReport(generation=GENERATION, nodes=()))
+        await made.until(lambda: first.member.silent == frozenset())
+        line.close()
+        second.start()
+        await made.until(lambda: first.id in second.member._heard_at)
+        await first.stop()
+        await made.until(lambda: second.member.silent == {first.id})
+    finally:
+        await made.close()

@@ -114,3 +114,11 @@ def test_a_fleet_is_blind_when_most_of_three_or_more_are_silent() -> None:
     assert not evidence.is_fleet_blind(fleet(2, 2), LADDER)
     assert not evidence.is_fleet_blind(fleet(2, 0), LADDER)
     assert not evidence.is_fleet_blind(fleet(1, 2, ended=4), LADDER)
+
+
+def test_peers_that_are_silent_in_the_rounds_are_evidence_of_the_data_plane_but_nobody_speaks_of_itself() -> None:
+    def report(*silent: NodeId) -> MemberReport:
+        return MemberReport(job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, silent_peers=silent)
+
+    assert evidence.nodes_out_of_view({NodeId("i-2"): report(NODE), NodeId("i-3"): report()}) == {NODE}
+    assert evidence.nodes_out_of_view({NODE: report(NODE)}) == frozenset()

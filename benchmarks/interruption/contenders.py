@@ -1,0 +1,302 @@
+"""The systems, each with one job that can be hurt again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.cluster_jobs import ROOT, Bench, BenchJob, pause
+from benchmarks.data_plane.launches import free_ports
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.interruption.outcomes import Fault, Job
+from benchmarks.traces import Passed, parse
+from infra.local_cloud.processes import descendants, wait_gone
+
+RANKS, SPARES = 2, 1
+SCRIPTS = Path(__file__).parent / "rank"
+LOOK_SECONDS = 0.02
+PATIENCE_SECONDS = 180.0
+SAVE_EVERY = 10
+"""Steps between two checkpoints under torchrun. Faults come right after one: what it would lose otherwise is not held against it."""
+HEARTBEAT_MILLISECONDS = 1000
+"""Of torchft's lighthouse: how long a replica may be silent."""
+
+
+class Contender(Protocol):
+    """One system with its running job."""
+
+    name: str
+    job: Job
+    is_relaunched: bool
+    """All processes begin anew after a fault."""
+    waited_for: Sequence[int]
+    """Ranks that have to go on."""
+
+    def trace(self) -> list[list[Passed]]:
+        """What the ranks have written down."""
+
+    def settle(self) -> None:
+        """Return when nothing is left of the last fault, and the next one may come."""
+
+    def pids(self) -> list[int]:
+        """The ranks' processes, by rank."""
+
+    def hurt(self, fault: Fault) -> None:
+        """Make the fault; rank 1 is hit, or its node."""
+
+    def phases(self) -> dict[str, float]:
+        """What the system's own record says of the last fault, once it is closed; empty without one."""
+
+
+def traced(folder: Path) -> list[list[Passed]]:
+    """Return what the ranks wrote down so far; nothing of one that has not begun."""
+    files = [folder / f"rank{rank}" for rank in range(RANKS)]
+    return [parse(file.read_text()) if file.exists() else [] for file in files]
+
+
+def rank_pids(folder: Path) -> list[int]:
+    """Return the processes of the ranks, the newest launch's."""
+    return [int((folder / f"rank{rank}.pid").read_text()) for rank in range(RANKS)]
+
+
+def wait(what: str, arrived: Callable[[], bool], *, check: Callable[[], None] = lambda: None) -> None:
+    """Look again and again until it is so.
+
+    Raises:
+        BenchmarkFailed: not within `PATIENCE_SECONDS`.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not arrived():
+        check()
+        if time.monotonic() > deadline:
+            raise BenchmarkFailed(f"{what}: not after {PATIENCE_SECONDS:.0f} s")
+        pause(LOOK_SECONDS)
+
+
+class UnderEverstep:
+    """A job on a local cluster: two nodes and a spare, every step on both nodes."""
+
+    name = "Everstep"
+    is_relaunched = True
+    waited_for = tuple(range(RANKS))
+
+    def __init__(self, bench: Bench, kind: Job, folder: Path) -> None:
+        self.job = kind
+        self._bench = bench
+        self._folder = folder
+        self._incidents = 0
+        folder.mkdir(parents=True)
+        self._job = bench.submit(
+            f"interruption-{folder.name}",
+            source(bench.directory),
+            "under_everstep.py",
+            nodes=RANKS,
+            copies=2,
+            hyperparameters={"kind": "zero3" if kind is Job.ZERO3 else "ddp"},
+            Environment={"BENCH_TRACE": str(folder)},
+        )
+
+    @property
+    def handle(self) -> BenchJob:
+        """The job, for those who ask the service about it."""
+        return self._job
+
+    def trace(self) -> list[list[Passed]]:
+        return traced(self._folder)
+
+    def settle(self) -> None:
+        self._bench.wait_until_warm(RANKS + SPARES)
+        seen = self._job.wait("the job trains", lambda seen: seen["SecondaryStatus"] == "Training")
+        self._job.wait("undisturbed steps", lambda later: later["CommittedStep"] >= seen["Boundary"] + SAVE_EVERY)
+        self._incidents = self._job.describe()["IncidentCount"]
+
+    def pids(self) -> list[int]:
+        return rank_pids(self._folder)
+
+    def hurt(self, fault: Fault) -> None:
+        node = self._job.describe()["NodeIds"][1] if fault is Fault.INSTANCE else ""
+        if fault is Fault.RANK:
+            os.kill(self.pids()[1], signal.SIGKILL)
+        else:
+            self._bench.cluster.aws("ec2").terminate_instances(InstanceIds=[node])
+
+    def phases(self) -> dict[str, float]:
+        def closed(_: object) -> bool:
+            found = self._bench.client.list_incidents(TrainingJobName=self._job.name)["Incidents"]
+            return len(found) > self._incidents and found[self._incidents]["ClosedAt"] is not None
+
+        self._job.wait("the incident to be closed", closed)
+        incident = self._bench.client.list_incidents(TrainingJobName=self._job.name)["Incidents"][self._incidents]
+        return {phase: float(incident[f"{phase.title()}Seconds"]) for phase in ("detect", "replace", "restore", "rework")}
+
+    def stop(self) -> None:
+        """End the job."""
+        self._bench.client.stop_training_job(TrainingJobName=self._job.name)
+        self._bench.client.get_waiter("training_job_ended").wait(TrainingJobName=self._job.name)
+
+
+class UnderTorchrun:
+    """Two torchrun agents, as on two nodes, which find each other through torch's own rendezvous."""
+
+    is_relaunched = True
+    waited_for = tuple(range(RANKS))
+
+    def __init__(self, python: Path, kind: Job, way: str, folder: Path, code: Path) -> None:
+        self.name = f"torchrun + {'save_checkpoint' if kind is Job.ZERO3 else {'torch_save': 'torch.save', 'dcp': 'DCP'}[way]}"
+        self.job = kind
+        self._python, self._way, self._folder, self._code = python, way, folder, code
+        self._saved = folder / "checkpoints"
+        self._saved.mkdir(parents=True)
+        (self._port,) = free_ports(1)
+        self._launchers: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start both agents."""
+        self._launchers = [self._launch(), self._launch()]
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        """Start one node's agent, in a session of its own: what ends with the node."""
+        rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}", "--rdzv-id=bench", "--local-addr=127.0.0.1"]
+        restarts = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=1000", "--monitor-interval=0.1"]
+        kind = "zero3" if self.job is Job.ZERO3 else "ddp"
+        program = [str(self._code / "under_torchrun.py"), kind, self._way, str(self._saved), str(SAVE_EVERY)]
+        with (self._folder / "torchrun.log").open("ab") as log:
+            return subprocess.Popen(
+                [str(self._python), "-m", "torch.distributed.run", *rendezvous, *restarts, *program],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "BENCH_TRACE": str(self._folder), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+                | {"PATH": f"{self._python.parent}{os.pathsep}{os.environ['PATH']}"},  # DeepSpeed looks for ninja there
+                start_new_session=True,
+            )
+
+    def trace(self) -> list[list[Passed]]:
+        return traced(self._folder)
+
+    def settle(self) -> None:
+        before = max((each.at for passed in self.trace() for each in passed), default=0.0)
+        newest = self._saved / "newest"
+
+        def steps_since(at: float) -> int:
+            return min(sum(each.at > at for each in passed) for passed in self.trace())
+
+        wait(f"{self.name} trains", lambda: steps_since(before) >= SAVE_EVERY, check=self._check)
+        saved = newest.read_text() if newest.exists() else ""
+        wait(f"{self.name} saves", lambda: newest.exists() and newest.read_text() != saved, check=self._check)
+
+    def pids(self) -> list[int]:
+        return rank_pids(self._folder)
+
+    def hurt(self, fault: Fault) -> None:
+        second = self._launchers[1]
+        if fault is Fault.RANK:
+            os.kill(next(pid for pid in self.pids() if _parent(pid) == second.pid), signal.SIGKILL)
+            return
+        _end(second)
+        self._launchers[1] = self._launch()  # a free node, at once
+
+    def phases(self) -> dict[str, float]:
+        return {}
+
+    def _check(self) -> None:
+        if any(launcher.poll() is not None for launcher in self._launchers):
+            raise BenchmarkFailed(f"{self.name} ended by itself; see {self._folder}/torchrun.log")
+
+    def stop(self) -> None:
+        """End everything of it."""
+        for launcher in self._launchers:
+            _end(launcher)
+
+
+class UnderTorchft:
+    """Two replica groups and a lighthouse; a killed group is started again at once, the other one goes on meanwhile."""
+
+    name = "torchft"
+    job = Job.DDP
+    is_relaunched = False
+    waited_for = (0,)
+
+    def __init__(self, python: Path, folder: Path, code: Path) -> None:
+        self._python, self._folder, self._code = python, folder, code
+        folder.mkdir(parents=True)
+        self._lighthouse: subprocess.Popen[bytes] | None = None
+        self._replicas: list[subprocess.Popen[bytes]] = []
+        (self._port,) = free_ports(1)
+
+    def start(self) -> None:
+        """Start the lighthouse and both groups."""
+        options = ["--min_replicas", "1", "--join_timeout_ms", "200", "--quorum_tick_ms", "50", "--heartbeat_timeout_ms", str(HEARTBEAT_MILLISECONDS)]
+        self._lighthouse = self._run([str(self._python.with_name("torchft_lighthouse")), "--bind", f"127.0.0.1:{self._port}", *options])
+        self._replicas = [self._replica(rank) for rank in range(RANKS)]
+
+    def _replica(self, rank: int) -> subprocess.Popen[bytes]:
+        return self._run([str(self._python), str(self._code / "under_torchft.py"), str(rank)])
+
+    def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
+        more = {"BENCH_TRACE": str(self._folder), "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{self._port}", "OMP_NUM_THREADS": "1", "LOGLEVEL": "ERROR"}
+        with (self._folder / "torchft.log").open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **more}, start_new_session=True)
+
+    def trace(self) -> list[list[Passed]]:
+        return traced(self._folder)
+
+    def settle(self) -> None:
+        before = max((each.at for passed in self.trace() for each in passed), default=0.0)
+        wait("torchft: both groups train", lambda: min(sum(each.at > before for each in passed) for passed in self.trace()) >= SAVE_EVERY)
+
+    def pids(self) -> list[int]:
+        return rank_pids(self._folder)
+
+    def hurt(self, fault: Fault) -> None:
+        if fault is not Fault.RANK:
+            raise BenchmarkFailed("torchft leaves machines to others")
+        _end(self._replicas[1])
+        self._replicas[1] = self._replica(1)
+
+    def phases(self) -> dict[str, float]:
+        return {}
+
+    def stop(self) -> None:
+        """End everything of it."""
+        for process in (*self._replicas, *([self._lighthouse] if self._lighthouse else [])):
+            _end(process)
+
+
+def source(directory: Path) -> Path:
+    """Return a folder with the scripts and the model they train, for all systems alike."""
+    folder = directory / "interruption-source"
+    if not folder.exists():
+        shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__", "__init__.py"))
+        shutil.copy(ROOT / "examples" / "char_gpt" / "model.py", folder)
+    return folder
+
+
+@contextlib.contextmanager
+def running(contender: UnderTorchrun | UnderTorchft) -> Iterator[None]:
+    """Start it, and end all of it whatever happens."""
+    try:
+        contender.start()
+        yield
+    finally:
+        contender.stop()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all below it, as an instance that is gone takes everything with it."""
+    below = descendants(process.pid)
+    process.kill()
+    for each in below:
+        each.send(signal.SIGKILL)
+    process.wait()
+    wait_gone(below, timeout_seconds=10)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,128 @@
+"""Make one fault after another, and take down what each cost."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from benchmarks.cluster_jobs import Bench, pause
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.interruption.contenders import PATIENCE_SECONDS, Contender, UnderEverstep, wait
+from benchmarks.interruption.outcomes import Fault, Interruption, resumed
+from benchmarks.interruption.survivors import last_gone_at, watched
+from infra.local_cloud.processes import descendants
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """A node that fell silent while EC2 said that it runs."""
+
+    verdict_seconds: float
+    """From its last moment until the service had opened an incident about it."""
+    detection_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blackout:
+    """The control plane was killed and started again while a job trained."""
+
+    seconds: float
+    """Without a control plane."""
+    lost_steps: int
+    restarted_ranks: int
+    steps: int
+    """Finished meanwhile."""
+
+
+def interrupt(contender: Contender, fault: Fault) -> Interruption:
+    """Make one fault and wait until training goes on.
+
+    Raises:
+        BenchmarkFailed: it does not.
+    """
+    contender.settle()
+    pids = contender.pids()
+    with watched(pids) as ends:
+        hurt_at = time.monotonic()
+        contender.hurt(fault)
+        gone_at = last_gone_at(ends, timeout_seconds=PATIENCE_SECONDS) if contender.is_relaunched else None
+
+    def resumption() -> object:
+        return resumed(contender.trace(), hurt_at, waited_for=contender.waited_for, is_relaunched=contender.is_relaunched)
+
+    wait(f"{contender.name} goes on", lambda: resumption() is not None)
+    found = resumed(contender.trace(), hurt_at, waited_for=contender.waited_for, is_relaunched=contender.is_relaunched)
+    assert found is not None, "it was waited for"
+    return Interruption(
+        system=contender.name,
+        job=contender.job,
+        fault=fault,
+        seconds=found.at - hurt_at,
+        lost_steps=found.lost_steps,
+        stopped_seconds=None if gone_at is None else gone_at - hurt_at,
+        phases=contender.phases(),
+    )
+
+
+def silence(bench: Bench, contender: UnderEverstep, detection_seconds: float) -> Silence:
+    """Freeze everything on a node, and wait for the verdict; then end the instance, so that the fleet is whole again."""
+    contender.settle()
+    seen = contender.handle.describe()
+    node, incidents = seen["NodeIds"][1], seen["IncidentCount"]
+    with _frozen(bench, node):
+        begun = time.monotonic()
+        contender.handle.wait("the verdict on a silent node", lambda seen: seen["IncidentCount"] > incidents)
+        lasted = time.monotonic() - begun
+        bench.cluster.aws("ec2").terminate_instances(InstanceIds=[node])
+    contender.handle.wait("the job trains again", lambda seen: seen["SecondaryStatus"] == "Training")
+    return Silence(verdict_seconds=lasted, detection_seconds=detection_seconds)
+
+
+def blackout(bench: Bench, contender: UnderEverstep, *, seconds: float) -> Blackout:
+    """Kill the control plane in mid-training and start it again after a while."""
+    contender.settle()
+    before, pids = contender.handle.describe(), contender.pids()
+    reached = max(each.step for passed in contender.trace() for each in passed)
+    begun = time.monotonic()
+    bench.cluster.kill_control_plane()
+    pause(seconds)
+    bench.cluster.restart_control_plane()
+    lasted = time.monotonic() - begun
+    after = contender.handle.wait("the control plane hears of steps", lambda seen: seen["CommittedStep"] > reached + 1)
+    steps = [each.step for each in contender.trace()[0]]
+    return Blackout(
+        seconds=lasted,
+        lost_steps=len(steps) - len(set(steps)) if after["Generation"] != before["Generation"] else 0,
+        restarted_ranks=sum(one != other for one, other in zip(pids, contender.pids(), strict=True)),
+        steps=max(steps) - reached,
+    )
+
+
+@contextmanager
+def _frozen(bench: Bench, node: str) -> Iterator[None]:
+    """Stop every process of an instance for as long as the context lasts, or until they are gone."""
+    init = bench.cluster.instances().get(node)
+    if init is None:
+        raise BenchmarkFailed(f"{node} does not run")
+    below = descendants(init)
+    for process in below:
+        process.send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in below:
+            process.send(signal.SIGCONT)
+
+
+def repeated(what: Callable[[], Interruption], count: int, say: Callable[[str], None]) -> list[Interruption]:
+    """Do it so many times, telling each outcome."""
+    found = []
+    for number in range(count):
+        each = what()
+        found.append(each)
+        stopped = "" if each.stopped_seconds is None else f", the others gone after {each.stopped_seconds * 1000:.0f} ms"
+        say(f"  {number + 1} of {count}: {each.system}, {each.job}, {each.fault}: {each.seconds:.2f} s, {each.lost_steps} steps made again{stopped}")
+    return found

@@ -1,0 +1,59 @@
+"""The work under torchft: one replica group of one rank each, which goes on without the other and heals it when it is back.
+
+under_torchft.py RANK           TORCHFT_LIGHTHOUSE names the lighthouse
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import timedelta
+
+import work
+from torch.distributed import TCPStore
+from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
+rank = int(sys.argv[1])
+logging.disable(logging.WARNING)
+work.prepare()
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+model = work.make_model()
+inner = work.make_optimizer(model)
+
+
+def state() -> dict[str, object]:
+    """Return what a replica that comes back is given."""
+    return {"model": model.state_dict(), "optimizer": inner.state_dict()}
+
+
+def load(state: dict[str, dict[str, object]]) -> None:
+    """Take what a living replica gives."""
+    model.load_state_dict(state["model"])
+    inner.load_state_dict(state["optimizer"])
+
+
+manager = Manager(
+    pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
+    load_state_dict=load,
+    state_dict=state,
+    min_replica_size=1,
+    replica_id=f"replica{rank}",
+    store_addr="127.0.0.1",
+    store_port=store.port,
+    rank=0,
+    world_size=1,
+    timeout=timedelta(seconds=10),
+    quorum_timeout=timedelta(seconds=30),
+    use_async_quorum=False,
+    hostname="127.0.0.1",
+)
+wrapped = DistributedDataParallel(manager, model)
+optimizer = Optimizer(manager, inner)
+trace = work.Trace(rank)
+while manager.current_step() < work.MANY_STEPS:
+    optimizer.zero_grad()
+    wrapped(*work.batch(manager.current_step(), rank)).backward()
+    before = manager.current_step()
+    optimizer.step()
+    if manager.current_step() > before:
+        trace.finished(manager.current_step())

@@ -1,0 +1,244 @@
+"""The report of one run: what was to be reached, every system's figures, where Everstep's time goes, one picture. Pure but for `write`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.chart import stacked_bars
+from benchmarks.interruption.faults import Blackout, Silence
+from benchmarks.interruption.outcomes import Fault, Interruption, Job
+from benchmarks.machine import Machine
+from benchmarks.measures import BUSY_LOAD_RATIO, bootstrap_interval, is_busy
+
+COMMAND = "make bench-recovery"
+PHASES = ("detect", "replace", "restore", "rework")
+STOPPED_SECONDS = 0.1
+LOST_STEPS = 2
+VERDICT_MARGIN_SECONDS = 1.0
+OURS = "Everstep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of the benchmark."""
+
+    machine: Machine
+    interruptions: Sequence[Interruption]
+    silences: Sequence[Silence]
+    blackouts: Sequence[Blackout]
+    is_quick: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One thing that was to be reached."""
+
+    what: str
+    measured: float
+    limit: float
+    unit: str
+    count: int
+    against: str
+    """What the limit comes from."""
+
+    @property
+    def falls_short(self) -> bool:
+        """It was not reached."""
+        return self.measured > self.limit
+
+
+def of(run: Run, system: str, job: Job, fault: Fault) -> list[Interruption]:
+    """Return one system's interruptions of one kind."""
+    return [each for each in run.interruptions if (each.system, each.job, each.fault) == (system, job, fault)]
+
+
+def median_seconds(found: Sequence[Interruption]) -> float:
+    """Return the median interruption, seconds."""
+    return statistics.median(each.seconds for each in found)
+
+
+def rows(run: Run) -> list[Row]:
+    """Return what was to be reached, as far as it was measured."""
+    found = [
+        *_beside(run, Job.DDP, Fault.RANK, "torchrun + torch.save", 5),
+        *_beside(run, Job.DDP, Fault.RANK, "torchrun + DCP", 5),
+        *_beside(run, Job.DDP, Fault.RANK, "torchft", 1),
+        *_beside(run, Job.ZERO3, Fault.RANK, "torchrun + save_checkpoint", 5),
+        *_beside(run, Job.DDP, Fault.INSTANCE, "torchrun + torch.save", 4),
+    ]
+    ours = [each for each in run.interruptions if each.system == OURS]
+    stopped = [each.stopped_seconds for each in ours if each.fault is Fault.RANK and each.stopped_seconds is not None]
+    if stopped:
+        found.append(_row("rank exit → all survivors stopped, median", statistics.median(stopped) * 1000, STOPPED_SECONDS * 1000, "ms", len(stopped)))
+    if run.silences:
+        lasted, limit = [each.verdict_seconds for each in run.silences], run.silences[0].detection_seconds + VERDICT_MARGIN_SECONDS
+        found.append(_row("node silent → verdict, median", statistics.median(lasted), limit, "s", len(lasted), "detection_seconds + 1 s"))
+    if ours:
+        found.append(_row("steps lost, most", float(max(each.lost_steps for each in ours)), LOST_STEPS, "", len(ours)))
+    if run.blackouts:
+        count = len(run.blackouts)
+        found.append(_row("control plane restarted: steps lost", float(sum(each.lost_steps for each in run.blackouts)), 0, "", count))
+        found.append(_row("control plane restarted: ranks restarted", float(sum(each.restarted_ranks for each in run.blackouts)), 0, "", count))
+    return found
+
+
+def _beside(run: Run, job: Job, fault: Fault, peer: str, part: int) -> list[Row]:
+    ours, theirs = of(run, OURS, job, fault), of(run, peer, job, fault)
+    if not ours or not theirs:
+        return []
+    against = f"{'' if part == 1 else f'1/{part} of '}{peer}'s {median_seconds(theirs):.2f} s"
+    return [_row(f"{fault}, {job}, median", median_seconds(ours), median_seconds(theirs) / part, "s", len(ours), against)]
+
+
+def _row(what: str, measured: float, limit: float, unit: str, count: int, against: str = "") -> Row:
+    return Row(what=what, measured=measured, limit=limit, unit=unit, count=count, against=against)
+
+
+def write(run: Run, figures: Path, document: Path) -> None:
+    """Write the report.
+
+    Args:
+        run: what was measured.
+        figures: the JSON file.
+        document: the Markdown file; the picture goes beside it, under the same name with another ending.
+    """
+    figures.parent.mkdir(parents=True, exist_ok=True)
+    content = dataclasses.asdict(run) | {"rows": [dataclasses.asdict(row) | {"falls_short": row.falls_short} for row in rows(run)]}
+    figures.write_text(json.dumps(content, indent=1) + "\n")
+    picture = document.with_suffix(".svg")
+    document.write_text(render(run, picture.name))
+    picture.write_text(draw(run))
+
+
+def render(run: Run, picture: str) -> str:
+    """Return the document.
+
+    Args:
+        run: what was measured.
+        picture: its name, in the same folder.
+    """
+    return (
+        "\n\n".join([_head(run), f"![Seconds from a fault to the next new step]({picture})", _reached(run), _systems(run), _phases(run), _limits()])
+        + "\n"
+    )
+
+
+def _head(run: Run) -> str:
+    machine = run.machine
+    load = ", ".join(f"{value:.2f}" for value in machine.load_average)
+    lines = [
+        "# How long a failure holds training",
+        "",
+        f"Written by `{COMMAND}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/recovery.json`.",
+        "",
+        f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, Python {machine.python}, "
+        f"torch {machine.versions['torch']}, deepspeed {machine.versions['deepspeed']}. Load average before the run: {load}.",
+        "- A small GPT on two ranks, each on a node of its own; the same model and batches under every system. The interruption is from the fault to "
+        "the moment at which every rank had finished a step that none had finished before it (torchft: the surviving replica alone, which goes on "
+        "without the other). Ranks wrote down each step themselves.",
+        "- torchrun saves every 10 steps to memory that both ranks see, and is hurt right after a save. Where an instance goes, another torchrun agent "
+        "is started in the same moment: a free node that booted in no time. The rendezvous is on the node that stays. torchft runs with a heartbeat "
+        "timeout of 1 s, and a killed replica is started again at once.",
+        "- Everstep keeps every step on both nodes; a spare has booted and can start ranks warm. `detection_seconds` is 3.",
+        "- Every system is launched twice, in the order A B … Z Z … B A. Intervals are 95 % percentile bootstraps of the median.",
+    ]
+    if run.is_quick:
+        lines += ["", "**This was a quick run with few samples: it tries the harness and measures nothing.**"]
+    if is_busy(machine.load_average[0], machine.cores):
+        lines += ["", f"**The machine was busy with other work when the run began (more than {BUSY_LOAD_RATIO} per core): run it again.**"]
+    return "\n".join(lines)
+
+
+def _reached(run: Run) -> str:
+    body = [
+        [
+            row.what,
+            f"**{row.measured:.2f}** {row.unit}".strip(),
+            f"≤ {row.limit:.2f} {row.unit}".strip(),
+            row.against,
+            str(row.count),
+            "**falls short**" if row.falls_short else "pass",
+        ]
+        for row in rows(run)
+    ]
+    return "## What was to be reached\n\n" + _table(("what", "measured", "to reach", "that is", "n", "verdict"), body)
+
+
+def _kinds(run: Run) -> list[tuple[Job, Fault, str]]:
+    return sorted({(each.job, each.fault, each.system) for each in run.interruptions}, key=lambda kind: (kind[0], kind[1], kind[2] != OURS, kind[2]))
+
+
+def _systems(run: Run) -> str:
+    body = []
+    for job, fault, system in _kinds(run):
+        found = of(run, system, job, fault)
+        seconds = [each.seconds for each in found]
+        low, high = bootstrap_interval(lambda samples: statistics.median(samples[0]), seconds)
+        stopped = [each.stopped_seconds for each in found if each.stopped_seconds is not None]
+        body.append(
+            [
+                str(job),
+                str(fault),
+                system,
+                f"**{statistics.median(seconds):.2f}**",
+                f"{low:.2f} to {high:.2f}",
+                f"{min(seconds):.2f} to {max(seconds):.2f}",
+                f"{statistics.median(stopped) * 1000:.0f}" if stopped else "",
+                f"{statistics.median(each.lost_steps for each in found):g}",
+                str(len(found)),
+            ]
+        )
+    head = ("job", "fault", "system", "median s", "95 %", "min to max", "old ranks gone, ms", "steps made again", "n")
+    return "## Every system\n\n" + _table(head, body)
+
+
+def _phases(run: Run) -> str:
+    body = []
+    for job, fault, system in _kinds(run):
+        found = [each for each in of(run, system, job, fault) if each.phases]
+        if found:
+            medians = {phase: statistics.median(each.phases[phase] for each in found) for phase in PHASES}
+            largest = max(medians, key=lambda phase: medians[phase])
+            body.append([str(job), str(fault), *(f"{medians[phase]:.2f}" for phase in PHASES), f"**{largest}**"])
+    return (
+        "## Where Everstep's time goes\n\nMedians of the incidents' own phases, seconds. *Detect*: until the fault was known. *Replace*: until the "
+        "nodes of the next launch stood. *Restore*: until every rank had its state again. *Rework*: until the highest step before the fault was "
+        f"reached again.\n\n{_table(('job', 'fault', *PHASES, 'largest'), body)}"
+    )
+
+
+def _limits() -> str:
+    return (
+        "## What this does not say\n\nOne machine: nodes share its cores, and a network is a loopback. Models of real size load longer, on all "
+        "systems; a rank of Everstep's reads its own node's memory, the others a file system. torchft's time is that of the survivor, which trains "
+        "with half of the batch until the other replica is back; Everstep's is that of the whole job, bit for bit."
+    )
+
+
+def draw(run: Run) -> str:
+    """Return the picture: a bar per system and fault, medians; Everstep's in phases."""
+    bars = []
+    for job, fault, system in _kinds(run):
+        found = of(run, system, job, fault)
+        with_phases = [each for each in found if each.phases]
+        parts = dict.fromkeys((*PHASES, "in all"), 0.0)
+        whole = median_seconds(found)
+        if with_phases:
+            medians = {phase: statistics.median(each.phases[phase] for each in with_phases) for phase in PHASES}
+            scale = whole / (sum(medians.values()) or 1.0)
+            parts |= {phase: value * scale for phase, value in medians.items()}
+        else:
+            parts["in all"] = whole
+        bars.append((f"{job}, {fault}: {system}", parts))
+    return stacked_bars("Seconds from a fault to the next new step", bars, "s")
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,47 @@
+"""When processes are gone: the kernel says so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Collection, Iterator
+
+
+@contextlib.contextmanager
+def watched(pids: Collection[int]) -> Iterator[list[int]]:
+    """Hold pidfds of processes that run now; those that have ended already are left out.
+
+    Yields:
+        The pidfds.
+    """
+    descriptors = []
+    try:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                descriptors.append(os.pidfd_open(pid))
+        yield descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def last_gone_at(descriptors: Collection[int], *, timeout_seconds: float) -> float | None:
+    """Wait until all of these processes have ended.
+
+    Returns:
+        The moment on the monotonic clock; None if one lives on for longer than `timeout_seconds`.
+    """
+    poll, left = select.poll(), set(descriptors)
+    for descriptor in left:
+        poll.register(descriptor, select.POLLIN)
+    deadline = time.monotonic() + timeout_seconds
+    while left:
+        ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not ended:
+            return None
+        for descriptor, _ in ended:
+            poll.unregister(descriptor)
+            left.discard(descriptor)
+    return time.monotonic()
