@@ -353,36 +353,51 @@ class Agent:
         self._begin(self._load_member(self._member))
 
     async def _load_member(self, member: Member) -> None:
+        """Start the ranks, and load their shards meanwhile: they import, meet and build their model, and wait in `init` for what is verified.
+
+        Then watch them until the start, which takes the watch over.
+        """
         loop = asyncio.get_running_loop()
         begun = loop.time()
+        watching: asyncio.Task[None] | None = None
         try:
-            entry = await member.load()
+            entry = await member.open()
+            assert self._promise is not None
+            self._promise = promise = msgspec.structs.replace(self._promise, entry_point=str(entry))
+            self._ranks.events = member.lines
+            await self._start_ranks(promise, member)
+            watching = asyncio.create_task(self._watch_exits(promise, member), name="exits before the start")
+            await member.load()
+            self._load_seconds = loop.time() - begun
+            self._move(Event.LOADED)
+            log.info("generation %d loaded in %.3f s: base step %d", member.plan.generation, self._load_seconds, member.plan.base_step)
+            await watching
         except LoadFailed as error:
             log.warning("generation %d cannot be loaded: %s", member.plan.generation, error)
             self._faults = (*self._faults, NodeFault(code=error.code, message=str(error), is_permanent=error.is_permanent))
             self._move(Event.LOAD_FAILED)
-            return
-        self._load_seconds = loop.time() - begun
-        assert self._promise is not None
-        self._promise = msgspec.structs.replace(self._promise, entry_point=str(entry))
-        self._move(Event.LOADED)
-        log.info("generation %d loaded in %.3f s: base step %d", member.plan.generation, self._load_seconds, member.plan.base_step)
+        finally:
+            await end(watching)
 
     async def _start(self) -> None:
         promise, member = self._promise, self._member
         if promise is None or member is None or promise.phase is not MemberPhase.LOADED:
             return
-        self._ranks.events = member.lines
+        await end(self._working)
         self._move(Event.START)
         member.begin_rounds(is_restarted=False)
         await self._run_ranks(self._promise or promise, member)
 
     async def _run_ranks(self, promise: Promise, member: Member) -> None:
-        """Start the ranks that were not started yet, all or what an agent that died in the middle has left, and watch them."""
+        """Start the ranks that an agent that died in the middle has not started, and watch all of them."""
         if promise.phase is MemberPhase.RUNNING:
-            for rank in member.here.ranks:
-                await self._supervisor.start_rank(member.plan, member.here, rank, Path(promise.entry_point), agent_socket=self._ranks.path)
+            await self._start_ranks(promise, member)
         self._begin(self._watch(promise))
+
+    async def _start_ranks(self, promise: Promise, member: Member) -> None:
+        """Start those that were not started yet."""
+        for rank in member.here.ranks:
+            await self._supervisor.start_rank(member.plan, member.here, rank, Path(promise.entry_point), agent_socket=self._ranks.path)
 
     async def _watch(self, promise: Promise) -> None:
         """Report each rank's exit at once; when all have exited and what they leave is in S3, the node's part is done."""

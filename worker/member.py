@@ -1,6 +1,6 @@
 """This node's part in one generation: load what the plan names, start the ranks, take part in the rounds, and end all of it together.
 
-    Prepare ─▶ (agent: promise) ─▶ Member.load ─▶ Member.start ─▶ rounds, replicas, uploads ─▶ Member.close
+    Prepare ─▶ (agent: promise) ─▶ Member.open ─▶ Member.load ─▶ Member.begin_rounds ─▶ replicas, uploads ─▶ Member.close
 
 Invariant: everything that a generation begins on this node (sessions, senders, uploads, rank lines) is owned here and has ended when `close`
 returns; slots alone outlive it.
@@ -96,7 +96,7 @@ class _PeerDialler:
 
 
 class Member:
-    """One owner: the agent. `load` first, or `adopt` after the agent's own restart."""
+    """One owner: the agent. `open` and `load` first, or `adopt` after the agent's own restart."""
 
     def __init__(self, node: Node, plan: GenerationPlan, key: bytes, *, on_change: Callable[[], None]) -> None:
         self.plan = plan
@@ -167,8 +167,8 @@ class Member:
 
     # -- load -------------------------------------------------------------------------------------------------------------------------------
 
-    async def load(self) -> Path:
-        """Fetch and verify the base of every local rank and the source tree.
+    async def open(self) -> Path:
+        """Make room for the generation, and put its source tree on disk: from now on its ranks can be started, and wait in `init`.
 
         Returns:
             The entry point on disk.
@@ -176,14 +176,20 @@ class Member:
         Raises:
             LoadFailed: with a code and a sentence for the user.
         """
-        store = self._node.store
-        await store.empty_all_but({rank.rank: self._keep(rank.rank, NONE) for rank in self.plan.ranks})
+        await self._node.store.empty_all_but({rank.rank: self._keep(rank.rank, NONE) for rank in self.plan.ranks})
         self._node.listener.admit(self._credentials, self._serve)
-        for rank in self.here.ranks:
-            await self._load_rank(self.plan.ranks[rank])
         entry = await self._load_source()
         self._open_shards()
         return entry
+
+    async def load(self) -> None:
+        """Fetch and verify the base of every local rank.
+
+        Raises:
+            LoadFailed: with a code and a sentence for the user.
+        """
+        for rank in self.here.ranks:
+            await self._load_rank(self.plan.ranks[rank])
 
     def adopt(self) -> None:
         """Take the running generation over from an earlier agent on this node: slots, pages and all."""
@@ -307,6 +313,7 @@ class Member:
             is_restarted: the agent took a running generation over: a coordinator asks everybody before it proposes anything.
         """
         plan = self.plan
+        self.lines.welcome_all()
         if plan.coordinator == self._node.node_id:
             begin = Coordinator.recover if is_restarted else Coordinator.begin
             core = begin(world_size=plan.world_size, base=plan.base_step, every_steps=plan.checkpoint.every_steps, slot_count=self._slot_count)

@@ -88,6 +88,9 @@ class RankLines:
         self._traffic = traffic
         self._slot_count = slot_count
         self._lines: dict[Rank, RankLine] = {}
+        self._waiting: dict[Rank, RankLine] = {}
+        """Ranks that have come before every node had verified its shards; they hear nothing yet."""
+        self._is_loaded = False
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         """Layout hash and capacity that each rank asked for."""
         self._sealing: dict[Rank, Step] = {}
@@ -110,7 +113,7 @@ class RankLines:
     async def close(self) -> None:
         """End everything that was begun for a rank."""
         await end(*self._tasks)
-        for line in self._lines.values():
+        for line in (*self._lines.values(), *self._waiting.values()):
             line.close()
 
     # -- from the ranks -------------------------------------------------------------------------------------------------------------------
@@ -120,7 +123,21 @@ class RankLines:
         shard = self._shards.get(hello.rank)
         if shard is None or (hello.run, hello.generation) != (self.run, self.generation):
             return False
-        self._lines[hello.rank] = line
+        if self._is_loaded:
+            self._welcome(shard, line)
+        else:
+            self._waiting[hello.rank] = line
+        return True
+
+    def welcome_all(self) -> None:
+        """Let ranks restore: every node has verified what the plan names. Those that have come so far wait for this word in `init`."""
+        self._is_loaded = True
+        for rank, line in self._waiting.items():
+            self._welcome(self._shards[rank], line)
+        self._waiting.clear()
+
+    def _welcome(self, shard: OwnedShard, line: RankLine) -> None:
+        self._lines[shard.rank] = line
         base = shard.slot(self._plan.base_step) if self._plan.base_step else None
         line.send(
             Welcome(
@@ -130,12 +147,12 @@ class RankLines:
                 base_slot_path=str(base.file.path) if base is not None else None,
             )
         )
-        return True
 
     def lost(self, rank: Rank, line: RankLine) -> None:
         """A rank's line has ended (see `RankEvents`)."""
-        if self._lines.get(rank) is line:
-            del self._lines[rank]
+        for lines in (self._lines, self._waiting):
+            if lines.get(rank) is line:
+                del lines[rank]
 
     def message(self, rank: Rank, message: Message) -> None:
         """Take what a rank says (see `RankEvents`)."""

@@ -199,8 +199,9 @@ class UnderTorchrun:
         if fault is Fault.RANK:
             os.kill(next(pid for pid in self.pids() if _parent(pid) == second.pid), signal.SIGKILL)
             return
-        _end(second)
-        self._launchers[1] = self._launch()  # a free node, at once
+        for launcher in (second, self._launchers[0]):  # left alone the rendezvous counts the dead agent in, waits for it for 60 s and gives up
+            _end(launcher)
+        self.start()
 
     def phases(self) -> dict[str, float]:
         return {}

@@ -142,8 +142,9 @@ def _head(run: Run) -> str:
         "- A small GPT on two ranks, each on a node of its own; the same model and batches under every system. The interruption is from the fault to "
         "the moment at which every rank had finished a step that none had finished before it (torchft: the surviving replica alone, which goes on "
         "without the other). Ranks wrote down each step themselves.",
-        "- torchrun saves every 10 steps to memory that both ranks see, and is hurt right after a save. Where an instance goes, another torchrun agent "
-        "is started in the same moment: a free node that booted in no time. The rendezvous is on the node that stays. torchft runs with a heartbeat "
+        "- torchrun saves every 10 steps to memory that both ranks see, and is hurt right after a save. Where an instance goes, both torchrun "
+        "agents are started anew in the same moment, on a free node that booted in no time: left alone, torch's rendezvous counts the dead agent in, "
+        "waits for it for 60 s and gives up. torchft runs with a heartbeat "
         "timeout of 1 s, and a killed replica is started again at once.",
         "- Everstep keeps every step on both nodes; a spare has booted and can start ranks warm. `detection_seconds` is 3.",
         "- Every system is launched twice, in the order A B … Z Z … B A. Intervals are 95 % percentile bootstraps of the median.",

@@ -45,7 +45,8 @@ from everstep.training.errors import AgentUnreachable, StaleGeneration
 RECONNECT_SECONDS = 0.25
 """Between two attempts to reach an agent that has gone."""
 WELCOME_SECONDS = 30.0
-"""How long a session waits for its agent at the start: an agent may be restarting just then."""
+"""How long a session looks for its agent at the start: an agent may be restarting just then. Once there is a line, it waits for as long as its
+state is being fetched."""
 MAX_OUTBOX_BYTES = 1024 * 1024
 """More than this waiting means that the agent hangs; the line is cut and begun anew."""
 
@@ -150,19 +151,21 @@ class UnixAgentLink:
         return self._slots
 
     def welcome(self) -> Welcome:
-        """Return the agent's first answer, waiting for it. Called once, by `init`.
+        """Return the agent's first answer, waiting for it: it comes when every node has verified its shards. Called once, by `init`.
 
         Returns:
             Where to restore from.
 
         Raises:
-            AgentUnreachable: no answer within `WELCOME_SECONDS`.
+            AgentUnreachable: there has been no line to it for `WELCOME_SECONDS`.
             StaleGeneration: the agent runs another generation.
         """
         deadline = self._clock() + WELCOME_SECONDS
         while self._welcome is None:
-            if self._clock() >= deadline:
-                raise AgentUnreachable(f"the agent at {self._path} gave no answer within {WELCOME_SECONDS:.0f} s")
+            if self._socket is not None:
+                deadline = self._clock() + WELCOME_SECONDS
+            elif self._clock() >= deadline:
+                raise AgentUnreachable(f"the agent at {self._path} has not been there for {WELCOME_SECONDS:.0f} s")
             self.wait(RECONNECT_SECONDS)
         return self._welcome
 

@@ -1,5 +1,8 @@
 """The work under torchft: one replica group of one rank each, which goes on without the other and heals it when it is back.
 
+Gradients are averaged with `Manager.allreduce` in one piece: in torchft 0.2.0 its DistributedDataParallel ends the survivor with an assertion when
+the other side of a collective goes.
+
 under_torchft.py RANK           TORCHFT_LIGHTHOUSE names the lighthouse
 """
 
@@ -11,7 +14,8 @@ from datetime import timedelta
 
 import work
 from torch.distributed import TCPStore
-from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+from torch.nn.utils import parameters_to_vector
+from torchft import Manager, Optimizer, ProcessGroupGloo
 
 rank = int(sys.argv[1])
 logging.disable(logging.WARNING)
@@ -47,13 +51,17 @@ manager = Manager(
     use_async_quorum=False,
     hostname="127.0.0.1",
 )
-wrapped = DistributedDataParallel(manager, model)
 optimizer = Optimizer(manager, inner)
 trace = work.Trace(rank)
 while manager.current_step() < work.MANY_STEPS:
     optimizer.zero_grad()
-    wrapped(*work.batch(manager.current_step(), rank)).backward()
     before = manager.current_step()
+    model(*work.batch(before, rank)).backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = parameters_to_vector(gradients)
+    manager.allreduce(flat).wait()
+    for gradient, averaged in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(averaged.view_as(gradient))
     optimizer.step()
     if manager.current_step() > before:
         trace.finished(manager.current_step())

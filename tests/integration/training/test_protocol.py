@@ -450,7 +450,7 @@ def test_an_agent_of_another_generation_is_refused(tmp_path: Path, begin: Begin,
 def test_no_agent_at_the_socket_is_said(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_link, "WELCOME_SECONDS", 0.3)
     agent = FakeAgent(tmp_path, 1)
-    with pytest.raises(everstep.training.AgentUnreachable, match="gave no answer"):
+    with pytest.raises(everstep.training.AgentUnreachable, match="has not been there"):
         begin(agent)
     agent.lines[0].page.release()
 

@@ -131,6 +131,26 @@ async def test_restarted_while_loaded(fleet: Fleet, number: int) -> None:
     await fleet.train(fleet.plan.base_step + 2)
 
 
+async def test_ranks_are_started_while_their_shards_are_loaded_and_restore_when_all_nodes_have_verified_theirs(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(3)
+    await fleet.prepare()
+    await fleet.load()
+    members = [node.agent._member for node in fleet.nodes]
+    await until("ranks", lambda: all(member is not None and member.lines._waiting for member in members))
+    assert {rank.connection_count for rank in fleet.ranks} == {0}, "nobody restores yet"
+    await fleet.start()
+    check_restored(fleet)
+
+
+async def test_a_rank_that_ends_before_the_start_is_reported_at_once(fleet: Fleet) -> None:
+    await fleet.prepare()
+    await fleet.load()
+    await fleet.nodes[1].shim.end(Rank(1), ExitClass.ERROR)
+    await until("the exit", lambda: exit_of(fleet, 1) is ExitClass.ERROR)
+    assert fleet.members(MemberPhase.LOADED)
+
+
 async def test_restarted_while_both_slots_of_its_rank_were_being_written(fleet: Fleet) -> None:
     """It died in the middle of fetching its base: what half of it lies in is nobody's any more, and the next agent fetches again."""
     await fleet.launch()
@@ -138,12 +158,14 @@ async def test_restarted_while_both_slots_of_its_rank_were_being_written(fleet: 
     await fleet.prepare()
     await fleet.load()
     node = fleet.nodes[1]
-    await node.gone()
+    await node.stop()
+    await until("the line to end", lambda: not fleet.control.is_connected(node.id))
     for path in node.slots.rglob("rank-1.slot-*"):
         header = unpack_header(path.read_bytes())
         with path.open("r+b") as file:
             file.write(pack_header(replace(header, state=SlotState.WRITING)))
     node.start()
+    await fleet.connected()
     await until("the load", lambda: fleet.members(MemberPhase.LOADED))
     await fleet.start()
     check_restored(fleet)
