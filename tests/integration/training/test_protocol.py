@@ -31,7 +31,7 @@ from everstep.protocol.rank_messages import (
 from everstep.protocol.slot import HEADER_BYTES, payload_digest, unpack_header, unpack_index
 from everstep.training import TrainingSession, agent_link
 from everstep.training.capture import view_of
-from everstep.training.copier import Copies, CopyTicket, CpuCopier
+from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
 from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
 
 pytestmark = pytest.mark.integration
@@ -476,7 +476,7 @@ class LazyTicket(CopyTicket):
 class LazyCopier(CpuCopier):
     """The slowest copier there can be: it copies when it is waited for."""
 
-    def start(self, copies: Copies, done: Callable[[BaseException | None], None]) -> CopyTicket:
+    def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:  # noqa: ARG002 — told nothing until the end
         def work() -> None:
             self.copy(copies)
             done(None)
