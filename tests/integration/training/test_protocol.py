@@ -476,7 +476,7 @@ class LazyTicket(CopyTicket):
 class LazyCopier(CpuCopier):
     """The slowest copier there can be: it copies when it is waited for."""
 
-    def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:  # noqa: ARG002 — told nothing until the end
+    def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         def work() -> None:
             self.copy(copies)
             done(None)
