@@ -9,11 +9,12 @@ import pytest
 
 from everstep.protocol import slot as slots
 from everstep.protocol.ids import Step
-from everstep.protocol.peer_messages import CancelShard, ShardRefused, ShardSealed, ShardWanted
+from everstep.protocol.peer_messages import BeginShard, CancelShard, HolderInventory, ShardDigests, ShardRefused, ShardSealed, ShardWanted
 from everstep.protocol.rank_messages import Vote
 from everstep.protocol.slot import SlotState, payload_digest
 from tests.integration.worker.replication.pair import HOLDER, LAYOUT, RANK, Pair, content, payload
 from tests.integration.worker.replication.test_replicas import CHUNK, Recorded, by_hand, landed
+from worker.replication.tcp import TcpSession
 
 pytestmark = pytest.mark.integration
 DATA = payload(1, 4500)
@@ -135,8 +136,8 @@ class TestTheOwner:
         capture.go_on(5000)
         await pair.until(lambda: arrived(pair, 1) == 5)
         (dialler.sessions[0]._line if what == "sessions" else dialler.lines[0]).shutdown(socket.SHUT_RDWR)
-        await pair.until(lambda: len(dialler.lines) == 2)
         capture.go_on(7000)
+        await pair.until(lambda: len(dialler.lines) == 2)
         capture.write(pair.payload_bytes)
         await capture.seal()
         queues = []
@@ -261,11 +262,7 @@ class TestTheHolder:
             await hand.name(DATA, 0, 2)
             hand.chunks(DATA, await hand.wanted())
             await landed(pair, 2)
-            await hand.name(
-                DATA,
-                **{"first": 2, "count": 1, **{key: value for key, value in other.items() if key == "first"}},
-                **{key: value for key, value in other.items() if key != "first"},
-            )  # type: ignore[arg-type]
+            await hand.name(DATA, **{"first": 2, "count": 1, **other})  # type: ignore[arg-type]
             await hand.closed()
         await pair.until(lambda: pair.listener.refused_count == 1)
         async with by_hand(pair) as again:
@@ -332,19 +329,16 @@ async def test_an_answer_for_what_was_not_named_ends_the_session(pair: Pair) -> 
     asked = asyncio.Event()
     serve = pair.receiver.replica
 
-    async def greedy(session: object) -> None:
+    async def greedy(session: TcpSession) -> None:
         if asked.is_set():
-            await serve(session)  # type: ignore[arg-type]
+            await serve(session)
             return
-        receive = session.receive  # type: ignore[attr-defined]
-        from everstep.protocol.peer_messages import HolderInventory
-
-        await session.send(HolderInventory(owner_rank=RANK, sealed=()))  # type: ignore[attr-defined]
-        begin = await receive()
-        await receive()
-        await session.send(ShardWanted(transfer=begin.transfer, chunks=((0, 10),)))  # type: ignore[attr-defined]
+        await session.send(HolderInventory(owner_rank=RANK, sealed=()))
+        assert isinstance(begin := await session.receive(), BeginShard)
+        assert isinstance(await session.receive(), ShardDigests)
+        await session.send(ShardWanted(transfer=begin.transfer, chunks=((0, 10),)))
         asked.set()
-        await receive()
+        await session.receive()
 
     pair.receiver.replica = greedy  # type: ignore[method-assign]
     pair.send()

@@ -66,9 +66,8 @@ class ByHand:
 
     async def name(self, data: bytes, first: int, count: int, **other: object) -> None:
         """Say the digests of some chunks."""
-        fields: dict[str, object] = {"transfer": self.transfer, "first": first}
-        digests = payload_chunk_digests(data)[16 * first : 16 * (first + count)]
-        await self.session.send(ShardDigests(**{**fields, "chunk_digests": digests, **other}))  # type: ignore[arg-type]
+        digests = payload_chunk_digests(data)[16 * max(0, first) : 16 * (max(0, first) + count)]
+        await self.session.send(ShardDigests(**{"transfer": self.transfer, "first": first, "chunk_digests": digests, **other}))  # type: ignore[arg-type]
 
     async def finish(self, data: bytes) -> None:
         """Say that the shard is complete."""
