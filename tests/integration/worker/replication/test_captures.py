@@ -334,9 +334,10 @@ async def test_an_answer_for_what_was_not_named_ends_the_session(pair: Pair) -> 
             await serve(session)
             return
         await session.send(HolderInventory(owner_rank=RANK, sealed=()))
-        assert isinstance(begin := await session.receive(), BeginShard)
-        assert isinstance(await session.receive(), ShardDigests)
-        await session.send(ShardWanted(transfer=begin.transfer, chunks=((0, 10),)))
+        assert isinstance(await session.receive(), BeginShard)
+        named = await session.receive()
+        assert isinstance(named, ShardDigests)
+        await session.send(ShardWanted(transfer=named.transfer, chunks=((0, 10),)))
         asked.set()
         await session.receive()
 

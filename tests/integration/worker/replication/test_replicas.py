@@ -879,4 +879,4 @@ async def test_an_ended_generation_leaves_no_stream_open(pair: Pair) -> None:
         assert pair.held() == {}
         await hand.closed()
         assert hand.line.recv(1) == b""
-    assert not [thread for thread in threading.enumerate() if thread.name == "everstep-stream"]
+    await pair.until(lambda: not [thread for thread in threading.enumerate() if thread.name == "everstep-stream"])
