@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
-from everstep.protocol.ids import NodeId
+from everstep.protocol.ids import NodeId, Step
 from everstep.protocol.peer_messages import (
     CancelShard,
     HolderInventory,
@@ -30,6 +30,7 @@ from worker.replication.pacing import NodePacer, Unpaced
 from worker.replication.streams import OWN_STREAMS, ChunkQueue, Streams
 from worker.replication.transfers import announcement, send_shard
 from worker.replication.transport import Dialler, Session
+from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.store import Slot, SlotStore
 from worker.tasks import end, finish, first_of
 
@@ -147,8 +148,8 @@ class ReplicaSender:
                 continue
             await self._fit(session, streams)
             self._transfer += 1
-            outcome = await self._store.reading(slot, self._send(session, streams, answers, slot, self._transfer))
-            if outcome is None:
+            outcome = await self._store.reading(slot, self._send(session, streams, answers, step, slot, self._transfer))
+            if not outcome:
                 await session.send(CancelShard(transfer=self._transfer))
             elif isinstance(outcome, ShardSealed):
                 sealed.add(content)
@@ -160,9 +161,9 @@ class ReplicaSender:
                 await asyncio.sleep(REFUSED_SECONDS)
 
     async def _send(
-        self, session: Session, streams: Streams, answers: asyncio.Queue[Answer], slot: Slot, transfer: int
+        self, session: Session, streams: Streams, answers: asyncio.Queue[Answer], step: Step, slot: Slot, transfer: int
     ) -> ShardSealed | ShardRefused | bool:
-        """Send one slot, as far as it is there; False: it is no longer what it was, and the shard will say so itself."""
+        """Send one slot, as far as it is there; False: it is no longer what it was, or nobody awaits what is captured into it any more."""
         digests = await self._store.digests(slot)
         if digests is None:
             return False
@@ -177,10 +178,16 @@ class ReplicaSender:
         now = asyncio.get_running_loop().time
         queue = ChunkQueue(now)
         self._unpaced = queue if pacer is None else None  # a paced transfer says nothing of the network's rate
-        try:
+        outcome: ShardSealed | ShardRefused | bool = False
+
+        async def send() -> None:
+            nonlocal outcome
             outcome = await send_shard(
                 session, streams, answer, slot.file, digests, begin, queue, pacer=pacer, progress=self._progress, paused=self._paused
             )
+
+        try:
+            await first_of(send(), self._dropped(step, digests))
         finally:
             self._unpaced = None
         if isinstance(outcome, ShardSealed):
@@ -189,6 +196,11 @@ class ReplicaSender:
             if pacer is not None or not self._is_slow(queue):
                 self._shard.told_slow(self._peer, "")
         return outcome
+
+    async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
+        """Return when a step that is still being captured is no longer awaited: nobody knows whether its end will ever come."""
+        while self._shard.core.capturing == step or digests.is_complete or digests.is_sealed:
+            await self._shard.changed.wait(self._shard.changed.version)
 
     def _is_slow(self, queue: ChunkQueue) -> bool:
         """Say whether what has been sent is much less than what a link carries in that time; short waits say nothing."""

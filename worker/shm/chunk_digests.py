@@ -21,10 +21,11 @@ class ChunkDigests:
         self.chunk_count = chunk_count(header.payload_bytes)
         self.known = b""
         """As `shard_digest` takes them, of the first chunks."""
+        self.is_complete = False
+        """The writer has said that the whole payload is final, and a snapshot."""
         self.is_sealed = False
         self.changed = Signal()
         self._final_bytes = 0
-        self._is_complete = False
 
     @property
     def known_count(self) -> int:
@@ -34,7 +35,7 @@ class ChunkDigests:
     @property
     def due_count(self) -> int:
         """How many chunks can be digested."""
-        return self.chunk_count if self._is_complete else self._final_bytes // chunk_bytes(self.header.payload_bytes)
+        return self.chunk_count if self.is_complete else self._final_bytes // chunk_bytes(self.header.payload_bytes)
 
     @property
     def payload_digest(self) -> bytes:
@@ -44,7 +45,7 @@ class ChunkDigests:
     @property
     def is_whole(self) -> bool:
         """The payload is complete, and every digest of it known."""
-        return self._is_complete and self.known_count == self.chunk_count
+        return self.is_complete and self.known_count == self.chunk_count
 
     def grow(self, final_bytes: int) -> None:
         """The payload's first bytes are final; less than before is old news."""
@@ -53,7 +54,7 @@ class ChunkDigests:
 
     def complete(self) -> None:
         """The whole payload is final, and worth sealing."""
-        self._is_complete = True
+        self.is_complete = True
         self.changed.notify()
 
     def add(self, more: bytes) -> None:

@@ -127,6 +127,38 @@ class TestTheOwner:
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
         assert pair.held() == {2: payload(2, pair.payload_bytes)}
 
+    async def test_a_capture_whose_end_never_comes_holds_up_no_other_step(self, pair: Pair) -> None:
+        """The rank's last word on it was lost with its line, and another step is proposed since."""
+        pair.send()
+        pair.hear(-1, 1)
+        capture = await pair.begin_capture(1)
+        capture.go_on(4000)
+        await pair.until(lambda: arrived(pair, 1) == 4)
+        pair.hear(-1, 2)
+        await pair.capture(2)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+        assert pair.held() == {2: payload(2, pair.payload_bytes)}
+        capture.give_up()
+
+    async def test_a_step_that_is_dropped_and_proposed_again_in_mid_capture_is_not_sent_twice(self, pair: Pair) -> None:
+        sender = pair.send()
+        pair.hear(-1, 1)
+        capture = await pair.begin_capture(1)
+        capture.go_on(5000)
+        await pair.until(lambda: arrived(pair, 1) == 5)
+        pair.hear(-1, -1)
+        await pair.until(lambda: sender._unpaced is None)
+        pair.hear(-1, 1)
+        capture.go_on(6000)
+        await pair.until(lambda: arrived(pair, 1) == 1)
+        queue = sender._unpaced
+        assert queue is not None
+        capture.write(pair.payload_bytes)
+        await capture.seal()
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+        assert queue.taken_bytes == 5000
+        assert pair.held() == {1: payload(1, pair.payload_bytes)}
+
     @pytest.mark.parametrize("what", ["sessions", "lines"])
     async def test_a_line_that_breaks_in_mid_capture_is_taken_up_where_it_stood(self, pair: Pair, what: str) -> None:
         dialler = Recorded(pair)
@@ -148,13 +180,13 @@ class TestTheOwner:
         assert pair.held() == {1: payload(1, pair.payload_bytes)}
 
     async def test_a_holder_is_not_silent_while_the_capture_stands_still(self, pair: Pair) -> None:
-        pair.send(deadline_seconds=0.05)
+        pair.send(deadline_seconds=0.5)
         pair.hear(-1, 1)
         capture = await pair.begin_capture(1)
         capture.go_on(2000)
         await pair.until(lambda: arrived(pair, 1) == 2)
-        for _ in range(5):
-            await pair.shard.changed.wait(pair.shard.changed.version, 0.05)  # several deadlines
+        for _ in range(4):
+            await pair.shard.changed.wait(pair.shard.changed.version, 0.5)  # several deadlines
         assert pair.shard.core.view == {HOLDER}
         assert pair.shard.slow_holders == {}
         capture.write(pair.payload_bytes)
