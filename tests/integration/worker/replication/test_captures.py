@@ -9,7 +9,16 @@ import pytest
 
 from everstep.protocol import slot as slots
 from everstep.protocol.ids import Step
-from everstep.protocol.peer_messages import BeginShard, CancelShard, HolderInventory, ShardDigests, ShardRefused, ShardSealed, ShardWanted
+from everstep.protocol.peer_messages import (
+    CHUNK_HEADER,
+    BeginShard,
+    CancelShard,
+    HolderInventory,
+    ShardDigests,
+    ShardRefused,
+    ShardSealed,
+    ShardWanted,
+)
 from everstep.protocol.rank_messages import Vote
 from everstep.protocol.slot import SlotState, payload_digest
 from tests.integration.worker.replication.pair import HOLDER, LAYOUT, RANK, Pair, content, payload
@@ -244,6 +253,27 @@ class TestTheHolder:
             await third.begin(1, DATA)
             assert await third.wanted() == [2, 4]
             third.chunks(DATA, [2, 4])
+            assert isinstance(await third.session.receive(), ShardSealed)
+        assert pair.held() == {1: DATA}
+
+    async def test_a_chunk_that_was_half_overwritten_by_another_version_of_the_step_has_not_come(self, pair: Pair) -> None:
+        other = payload(9, 4500)
+        async with by_hand(pair) as first:
+            await first.begin(1, DATA)
+            await first.wanted()
+            first.chunks(DATA, [0, 1])
+            await landed(pair, 2)
+        async with by_hand(pair) as second:  # captured anew, with other bytes
+            await second.begin(1, other)
+            await second.wanted()
+            second.line.sendall(CHUNK_HEADER.pack(1, 1, CHUNK) + other[:500])
+            incoming = [owner.receiver.current for owner in pair.receiver._open.values() if owner.receiver is not None]
+            await pair.until(lambda: any(each is not None and 1 in each._claimed for each in incoming))
+        async with by_hand(pair) as third:
+            await third.begin(1, DATA)
+            wanted = await third.wanted()
+            assert 1 in wanted
+            third.chunks(DATA, wanted)
             assert isinstance(await third.session.receive(), ShardSealed)
         assert pair.held() == {1: DATA}
 

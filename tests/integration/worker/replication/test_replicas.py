@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from everstep.protocol import slot as slots
+from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.peer_messages import (
     CHUNK_HEADER,
@@ -819,6 +820,28 @@ async def test_a_fetched_shard_that_has_rotted_in_its_holders_memory_is_not_seal
     with held.file.payload(2000, 2001) as view:
         view[0] ^= 1
     with pytest.raises(ShardRejected, match="do not hash"):
+        await fetch(pair)
+    assert pair.owner_store.inventory() == ()
+
+
+@pytest.mark.parametrize("wrong", ["the end", "another transfer", "nothing of it"])
+async def test_a_holder_that_gives_something_else_is_not_believed(pair: Pair, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    await held_by_the_holder(pair)
+    other = payload(7, 4000)
+
+    async def lying(session: TcpSession) -> None:
+        assert isinstance(await session.receive(), FetchShard)
+        slot = pair.holder_store.sealed(RANK, content(1))
+        assert slot is not None
+        await session.send(announcement(slot.file.header, transfer=1, committed=Step(-1)))
+        if wrong == "nothing of it":
+            await session.send(PreparingShard())
+        await session.send(ShardDigests(transfer=2 if wrong == "another transfer" else 1, first=0, chunk_digests=payload_chunk_digests(other)))
+        await session.send(EndShard(transfer=1, digest=payload_digest(other)))
+        await session.receive()
+
+    monkeypatch.setattr(pair.receiver, "fetch", lying)
+    with pytest.raises(MalformedMessage):
         await fetch(pair)
     assert pair.owner_store.inventory() == ()
 
