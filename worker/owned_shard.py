@@ -76,6 +76,12 @@ class OwnedShard:
         """Return the own slot that holds `step` sealed, or None."""
         return self._store.sealed(self.rank, self.content(step))
 
+    def source(self, step: Step) -> Slot | None:
+        """Return the own slot that `step` can be sent from: it holds it sealed, or its rank captures into it and the agent follows; or None."""
+        content = self.content(step)
+        slots = self._store.shards.get(self.rank, [])
+        return self.slot(step) or next((slot for slot in slots if slot.digests is not None and slot.is_written_with(content)), None)
+
     def apply(self, core: Shard) -> None:
         """Take the core's new state: page first, then whoever waits, then the node's report."""
         if core == self.core:

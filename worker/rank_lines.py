@@ -19,6 +19,7 @@ from everstep.protocol.rank_messages import (
     Abandoned,
     Boundary,
     Captured,
+    Capturing,
     IdleSpans,
     Logged,
     RankFault,
@@ -37,8 +38,9 @@ from worker.core.slots import Content, being_written, slot_bytes_per_node
 from worker.errors import NoRoom
 from worker.owned_shard import OwnedShard
 from worker.rank_server import RankLine
+from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.slot_file import SlotFile
-from worker.shm.store import SlotStore
+from worker.shm.store import Slot, SlotStore
 from worker.tasks import end
 from worker.traffic import Traffic
 
@@ -162,11 +164,14 @@ class RankLines:
         match message:
             case SlotsRequest():
                 self._begin(self._reserve(shard, message))
+            case Capturing():
+                self._capturing(shard, message)
             case Captured():
                 self._traffic.captured(rank)
-                self._begin(self._seal(shard, message))
+                self._captured(shard, message)
             case Abandoned():
                 self._store.settle_copiers(rank)
+                self._store.give_up(rank, shard.content(message.step))
                 refusal = shard.refusal or (NO_LAYOUT if self._unprepared.get(rank) == message.step else "")
                 late = message.reason.startswith("late") and not refusal  # more notice would not have helped
                 shard.apply(shard.core.abandon(message.step, refusal or message.reason, late=late))
@@ -284,21 +289,40 @@ class RankLines:
         half = shard.page.rank()
         return half.boundary < step or (half.boundary == step and half.standing is not Standing.MOVING)
 
-    async def _seal(self, shard: OwnedShard, captured: Captured) -> None:
+    def _capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
+        """Digest what is final already, and let the holders have it."""
+        slot = self._slot_of(shard, capturing)
+        if slot is not None and 0 <= capturing.final_bytes <= capturing.payload_bytes:
+            self._follow(shard, slot, capturing).grow(capturing.final_bytes)
+            shard.apply(shard.core.capture(capturing.step))
+
+    def _captured(self, shard: OwnedShard, captured: Captured) -> None:
         """Seal what was captured, also when the step is not proposed just now: it may be proposed again, and its rank captures it once."""
-        slots = self._store.shards.get(shard.rank, [])
-        content = shard.content(captured.step)
-        is_granted = (captured.step, captured.slot) == (shard.core.proposed, shard.granted_slot)  # also where a restarted agent took it for void
-        is_written = captured.slot == being_written([slot.view for slot in slots], content)
-        if captured.slot < 0 or not (is_granted or is_written):
+        slot = self._slot_of(shard, captured)
+        if slot is None:
             self._store.settle_copiers(shard.rank)  # the slot was granted anew
             return
-        file = slots[captured.slot].file
-        bounds = captured.payload_bytes <= file.header.capacity_bytes and captured.index_offset + captured.index_bytes <= captured.payload_bytes
-        if not bounds:
-            shard.apply(shard.core.abandon(captured.step, f"a payload of {captured.payload_bytes} bytes in {file.header.capacity_bytes}"))
-            return
-        slots[captured.slot].is_busy = False
+        slot.is_busy = False
+        digests = self._follow(shard, slot, captured)
+        if not digests.is_sealed:  # else it was said twice
+            self._sealing[shard.rank] = captured.step
+            digests.complete()
+
+    def _slot_of(self, shard: OwnedShard, said: Capturing | Captured) -> Slot | None:
+        """Return the slot that the rank speaks of, if it is the one that it should write."""
+        slots = self._store.shards.get(shard.rank, [])
+        is_granted = (said.step, said.slot) == (shard.core.proposed, shard.granted_slot)  # also where a restarted agent took it for void
+        is_written = said.slot == being_written([slot.view for slot in slots], shard.content(said.step))
+        if said.slot < 0 or not (is_granted or is_written):
+            return None
+        capacity = slots[said.slot].file.header.capacity_bytes
+        if not (0 < said.payload_bytes <= capacity and 0 <= said.index_offset <= said.payload_bytes - said.index_bytes <= said.payload_bytes):
+            shard.apply(shard.core.abandon(said.step, f"a payload of {said.payload_bytes} bytes in {capacity}"))
+            return None
+        return slots[said.slot]
+
+    def _follow(self, shard: OwnedShard, slot: Slot, said: Capturing | Captured) -> ChunkDigests:
+        content = shard.content(said.step)
         header = SlotHeader(
             job=self._store.job,
             run=self.run,
@@ -306,18 +330,23 @@ class RankLines:
             origin_generation=content.origin,
             step=content.step,
             state=SlotState.WRITING,
-            capacity_bytes=file.header.capacity_bytes,
-            payload_bytes=captured.payload_bytes,
-            index_offset=captured.index_offset,
-            index_bytes=captured.index_bytes,
-            layout_hash=captured.layout_hash,
+            capacity_bytes=slot.file.header.capacity_bytes,
+            payload_bytes=said.payload_bytes,
+            index_offset=said.index_offset,
+            index_bytes=said.index_bytes,
+            layout_hash=said.layout_hash,
         )
-        self._sealing[shard.rank] = captured.step
+        digests, has_begun = self._store.follow(slot, header)
+        if has_begun:
+            self._begin(self._seal(shard, said.step, slot, digests))
+        return digests
+
+    async def _seal(self, shard: OwnedShard, step: Step, slot: Slot, digests: ChunkDigests) -> None:
         try:
-            if await self._store.seal(shard.rank, captured.slot, header) is not None:
-                shard.apply(shard.core.seal(captured.step))
+            if await self._store.seal_followed(slot, digests) is not None:
+                shard.apply(shard.core.seal(step))
         finally:
-            if self._sealing.get(shard.rank) == captured.step:
+            if self._sealing.get(shard.rank) == step:
                 del self._sealing[shard.rank]
 
     # -- from the coordinator ---------------------------------------------------------------------------------------------------------------

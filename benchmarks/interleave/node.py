@@ -30,7 +30,7 @@ from everstep.protocol.rank_messages import IdleSpan
 from everstep.protocol.slot import CHUNK_BYTES
 from worker.core.chunks import MU_RATIO, UNIFORM_SHARE, Link, ScheduledChunk, partition
 from worker.replication.pacing import Pacer, SpanPacer, UniformPacer
-from worker.replication.streams import Streams, send_chunks
+from worker.replication.streams import ChunkQueue, Streams, send_chunks
 from worker.traffic import ALPHA_SECONDS
 
 PORT = 7077
@@ -130,7 +130,10 @@ class Node:
         self.transfers += 1
         number = 2 * self.transfers + is_copied
         self.acknowledged[number] = asyncio.get_running_loop().create_future()
-        await send_chunks(self.streams[copy], data, number, [(0, 1)], payload_bytes=len(data.memory), pacer=pacer, progress=lambda _: None)
+        queue = ChunkQueue()
+        queue.add([(0, 1)])
+        queue.complete()
+        await send_chunks(self.streams[copy], data, number, queue, payload_bytes=len(data.memory), pacer=pacer, progress=lambda _: None)
         await self.acknowledged[number]
         del self.acknowledged[number]
 

@@ -9,8 +9,9 @@ member of another generation gets past the first message.
     Answer(mac over "dialler", …) ─────▶
                                   ◀─────      Accepted | Refused
 
-    replica session: ReserveShard ─▶ ; ◀─ ShardReserved ; BeginShard ─▶ ; ◀─ ShardWanted ; chunks on its streams ─▶ ; ◀─ ShardSealed | ShardRefused
-    fetch session:   FetchShard ─▶ ; ◀─ BeginShard | ShardRefused ; ShardWanted ─▶ ; ◀─ chunks on its streams ; ShardSealed ─▶
+    replica session: ReserveShard ─▶ ; ◀─ ShardReserved ; a shard ─▶
+    fetch session:   FetchShard ─▶ ; ◀─ a shard | ShardRefused
+    a shard:         BeginShard, ShardDigests …, EndShard ─▶ ; ◀─ ShardWanted … ; chunks on the streams ─▶ ; ◀─ ShardSealed | ShardRefused
     round session:   RoundReport ─▶ ; ◀─ Announcement
     stream:          a connection of its own, opened by the dialler of a replica or fetch session and named after it; chunks alone follow
 
@@ -106,7 +107,7 @@ class ShardReserved(Message, frozen=True):
 
 
 class BeginShard(Message, frozen=True):
-    """A shard is to be had; the other side says which chunks it wants."""
+    """A shard is to be had, or will be: its owner may still be capturing it."""
 
     transfer: int
     """Numbers the shards of a session: later ones are higher."""
@@ -118,20 +119,34 @@ class BeginShard(Message, frozen=True):
     index_offset: int
     index_bytes: int
     layout_hash: bytes
-    digest: bytes
-    """Of the payload."""
-    chunk_digests: bytes
-    """Of its chunks, as `everstep.protocol.slot` draws them."""
     committed: Step
     """C as the sender knows it: the slot that holds it is not the one to overwrite."""
 
 
+class ShardDigests(Message, frozen=True):
+    """The next chunks are there: each such message goes on where the one before it ended, and is answered by `ShardWanted`."""
+
+    transfer: int
+    first: int
+    """Index of the first of them."""
+    chunk_digests: bytes
+    """Of these chunks, as `everstep.protocol.slot` draws them."""
+
+
+class EndShard(Message, frozen=True):
+    """The shard is complete, and a snapshot: before this the receiver seals nothing."""
+
+    transfer: int
+    digest: bytes
+    """Of the payload."""
+
+
 class ShardWanted(Message, frozen=True):
-    """The receiver has a slot for the shard and lacks these chunks of it; the others it has already. Said again for chunks that came damaged."""
+    """The receiver has a slot for the shard and lacks these of the chunks that were named. Said again for chunks that came damaged."""
 
     transfer: int
     chunks: tuple[tuple[int, int], ...]
-    """(first, count), ascending, apart from each other."""
+    """(first, count), ascending, apart from each other; none: it has them all."""
 
 
 class CancelShard(Message, frozen=True):
@@ -172,8 +187,8 @@ class FetchShard(Message, frozen=True):
 
 
 PeerMessage = (
-    Open | Challenge | Answer | Accepted | Refused | ReserveShard | PreparingShard | ShardReserved | BeginShard | ShardWanted
-    | CancelShard | ShardSealed | ShardRefused
+    Open | Challenge | Answer | Accepted | Refused | ReserveShard | PreparingShard | ShardReserved | BeginShard | ShardDigests
+    | EndShard | ShardWanted | CancelShard | ShardSealed | ShardRefused
     | HolderInventory | FetchShard | RoundReport | Announcement
 )  # fmt: skip
 

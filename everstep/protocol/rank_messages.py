@@ -206,8 +206,25 @@ class SlotsRefused(Message, frozen=True):
     reason: str
 
 
+class Capturing(Message, frozen=True):
+    """The copier has come so far. What it has written may be digested and sent ahead; whether it is a snapshot is said by `Captured` or `Abandoned`.
+
+    Told every now and then of a large state only; any of them may be lost, for each says everything.
+    """
+
+    generation: Generation
+    step: Step
+    slot: int
+    layout_hash: bytes
+    payload_bytes: int
+    index_offset: int
+    index_bytes: int
+    final_bytes: int
+    """The payload's first bytes, up to here, are those of `step` and are not written any more."""
+
+
 class Captured(Message, frozen=True):
-    """The copier is done: the granted slot holds `step`, unsealed. The agent digests and seals it."""
+    """The copier is done, and nothing changed under it: the granted slot holds `step`, unsealed. The agent digests and seals it."""
 
     generation: Generation
     step: Step
@@ -285,5 +302,5 @@ class RankFault(Message, frozen=True):
     message: str
 
 
-RankToAgent = RankHello | SlotsRequest | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault
+RankToAgent = RankHello | SlotsRequest | Capturing | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault
 AgentToRank = Welcome | SlotsGranted | SlotsRefused | WordChanged

@@ -28,6 +28,7 @@ from everstep.protocol.rank_messages import (
     AgentToRank,
     Boundary,
     Captured,
+    Capturing,
     IdleSpans,
     Logged,
     RankFault,
@@ -80,8 +81,8 @@ class AgentLink(Protocol):
     def send(self, message: Sent) -> None:
         """Send what must arrive: now, or as soon as the agent takes it. Any thread."""
 
-    def hint(self, message: Boundary) -> None:
-        """Send what may be lost."""
+    def hint(self, message: Boundary | Capturing) -> None:
+        """Send what may be lost. Any thread."""
 
     def wait(self, seconds: float) -> None:
         """Return when the agent has said something, or after `seconds`."""
@@ -107,7 +108,7 @@ class NullLink:
 
     def send(self, message: Sent) -> None: ...
 
-    def hint(self, message: Boundary) -> None: ...
+    def hint(self, message: Boundary | Capturing) -> None: ...
 
     def wait(self, seconds: float) -> None: ...
 
@@ -197,7 +198,7 @@ class UnixAgentLink:
                 self._outbox += frame(message)
                 self._flush()
 
-    def hint(self, message: Boundary) -> None:
+    def hint(self, message: Boundary | Capturing) -> None:
         with self._lock:
             if self._socket is not None and not self._outbox:
                 self._outbox += frame(message)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,8 @@ from everstep.training.capture import SlotMemory
 
 TENSORS_AT_ONCE = 256
 """Reading the arguments of a call takes a microsecond a tensor, with the lock held."""
+PIECE_BYTES = 8 * 1024 * 1024
+"""Of one call, where somebody follows the copy: two chunks, that are still in the processor's cache when they are digested and sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Copies:
 
 
 Done = Callable[[BaseException | None], None]
+Progress = Callable[[int, int], None]
+"""Told how many targets are complete, from the first on, and how many bytes of the one behind them."""
 
 
 class CopyTicket:
@@ -57,8 +61,17 @@ class Copier(Protocol):
     def copy(self, copies: Copies) -> None:
         """Copy now; returns when the calling thread may change the sources. The bytes are there when the next ticket is joined."""
 
-    def start(self, copies: Copies, done: Done) -> CopyTicket:
-        """Begin to copy; the sources must not change until the ticket's `wait` has returned. `done` is called once, from any thread."""
+    def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
+        """Begin to copy, in order; the sources must not change until the ticket's `wait` has returned.
+
+        Args:
+            copies: to make.
+            done: called once, from any thread.
+            progress: called from any thread as the copy goes on, as often as the copier sees fit; every call comes before that of `done`.
+
+        Returns:
+            The ticket.
+        """
 
     def prepare(self, memory: SlotMemory) -> None:
         """Get a slot ready in the background: the copies after it will be faster."""
@@ -84,9 +97,9 @@ class CpuCopier:
     def copy(self, copies: Copies) -> None:
         copy_now(copies)
 
-    def start(self, copies: Copies, done: Done) -> CopyTicket:
+    def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         ticket = CopyTicket()
-        self._work.put(lambda: self._copy(copies, done, ticket))
+        self._work.put(lambda: self._copy(copies, done, progress, ticket))
         return ticket
 
     def prepare(self, memory: SlotMemory) -> None:
@@ -99,10 +112,15 @@ class CpuCopier:
         self._work.put(None)
         self._thread.join()
 
-    def _copy(self, copies: Copies, done: Done, ticket: CopyTicket) -> None:
+    def _copy(self, copies: Copies, done: Done, progress: Progress | None, ticket: CopyTicket) -> None:
         error: BaseException | None = None
         try:
-            self.copy(copies)
+            if progress is None:
+                self.copy(copies)
+            else:
+                for part, complete_count, piece_bytes in parts(copies):
+                    self.copy(part)
+                    progress(complete_count, piece_bytes)
         except RuntimeError as caught:  # torch's word for any failed copy
             error = caught
         try:
@@ -119,9 +137,45 @@ def copy_now(copies: Copies) -> None:
     """Copy host memory, many tensors to a call: within a call the interpreter's lock is free, between two of them others can take it.
 
     Args:
-        copies: between host tensors of equal shapes; large ones first, if others wait for the lock.
+        copies: between host tensors of equal shapes.
     """
     with torch.no_grad():
         for start in range(0, len(copies.sources), TENSORS_AT_ONCE):
             end = start + TENSORS_AT_ONCE
             torch._foreach_copy_(list(copies.targets[start:end]), list(copies.sources[start:end]))
+
+
+def parts(copies: Copies) -> Iterator[tuple[Copies, int, int]]:
+    """Yield copies in parts of about `PIECE_BYTES`, in order: many small tensors, or a piece of a large one.
+
+    Args:
+        copies: to divide; a source that does not lie in one piece is not divided.
+
+    Yields:
+        The part, and behind it: how many targets are complete, and the bytes of the next one.
+    """
+    begun = size = 0
+    for number, (source, target) in enumerate(zip(copies.sources, copies.targets, strict=True)):
+        size += target.nbytes
+        if size < PIECE_BYTES and number - begun < TENSORS_AT_ONCE:
+            continue
+        if begun < number:
+            yield Copies(copies.sources[begun:number], copies.targets[begun:number]), number, 0
+        begun, size = number, target.nbytes
+        if size >= PIECE_BYTES:
+            yield from _pieces(source, target, number)
+            begun, size = number + 1, 0
+    if begun < len(copies.sources):
+        yield Copies(copies.sources[begun:], copies.targets[begun:]), len(copies.sources), 0
+
+
+def _pieces(source: torch.Tensor, target: torch.Tensor, number: int) -> Iterator[tuple[Copies, int, int]]:
+    pairs = [(source, target)]
+    if source.is_contiguous():
+        count = PIECE_BYTES // target.element_size()
+        pairs = list(zip(torch.split(source.view(-1), count), torch.split(target.view(-1), count), strict=True))
+    copied = 0
+    for of, to in pairs:
+        copied += to.nbytes
+        is_complete = copied == target.nbytes
+        yield Copies([of], [to]), number + is_complete, 0 if is_complete else copied

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from everstep.training.capture import SlotMemory
-from everstep.training.copier import Copies, CopyTicket, Done, copy_now
+from everstep.training.copier import Copies, CopyTicket, Done, Progress, copy_now
 from everstep.training.state_tree import tensor_bytes
 
 PIECE_BYTES = 32 * 1024 * 1024
@@ -189,7 +189,7 @@ class CudaCopier:
         for target, source in self._of_device(copies):
             self._device.copy(target, source, stream)
 
-    def start(self, copies: Copies, done: Done) -> CopyTicket:
+    def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:  # noqa: ARG002 — the host waits for the end alone
         if self._last is not None:
             self._last.join()  # the host runs at most one boundary ahead, and the events are free again
         self._begin.record(self._device.current_stream())

@@ -23,6 +23,15 @@ class OwnerAcks(Shard):
         return replace(self, vote=Vote.ACKED) if ready else self
 
 
+class CountsCaptures(Shard):
+    """What is being captured counts as if it were sealed."""
+
+    __slots__ = ()
+
+    def capture(self, step: Step) -> Shard:
+        return self.seal(step) if super().capture(step) != self else self
+
+
 class OwnersOnly(Shard):
     """A new generation begins with only the owner in view."""
 
@@ -115,6 +124,8 @@ def choose_newest_per_rank(survey: recovery.Survey) -> recovery.Restore:
 BUGS: Mapping[str, Rules] = {
     "early-recycle": Rules(writable=recycle_oldest),
     "owner-ack": Rules(shard=OwnerAcks),
+    "counts-captures": Rules(shard=CountsCaptures),
+    "ends-early": Rules(ends_sealed=False),
     "majority": Rules(coordinator=CommitsMajority),
     "base-committed": Rules(starts_committed=True),
     "owners-only": Rules(shard=OwnersOnly),

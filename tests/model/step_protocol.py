@@ -42,6 +42,7 @@ NO_STREAM = Stream()
 WEIGHTS = {
     "boundary": 0.3,
     "obstacle": 0.1,
+    "spoilt": 0.1,
     "drop": 0.4,
     "break": 0.1,
     "restart": 0.1,
@@ -75,6 +76,8 @@ class Rules:
     """A new generation treats its base as committed."""
     tells_committed: bool = True
     """The first message of a stream says what is committed; else a holder goes by what its own coordinator line has brought."""
+    ends_sealed: bool = True
+    """A shard is said to be complete when its owner has sealed it; else when its rank has written it."""
     knows_floor: bool = True
     """Whoever plans knows the highest C that a live agent has heard; else only the base of the last generation."""
 
@@ -334,10 +337,33 @@ class Model:
                 raise Violation(f"rank {rank} copies step {step} into slot {slot}, which is sealed with {view.content}")
             copied = self._process(world, rank, process._replace(copying=None, outcome=Outcome(step, slot, False, False)))
             yield ("copied", rank, step), copied if self.is_fine else self._heard(copied, rank)
+            if self.is_fine:
+                yield from self._capture_moves(world, rank, step, slot)
         if process.outcome is not None and not process.outcome.is_heard and process.is_connected:
             yield ("deliver", rank, process.outcome.step), self._heard(world, rank)
         if not process.is_connected:
             yield ("hello", rank), self._hello(world, rank)
+
+    def _capture_moves(self, world: World, rank: int, step: int, slot: int) -> Iterator[tuple[Event, World]]:
+        """The agent hears how far a copier has come; the guard finds that the state changed under it."""
+        capturing = world.shards[rank].capture(Step(step))
+        if world.processes[rank].is_connected and self._is_its_slot(world, rank, step, slot) and capturing != world.shards[rank]:
+            yield ("capturing", rank, step), self._apply(world, rank, capturing)
+        if world.faults < self.shape.faults:
+            spoilt = world.processes[rank]._replace(copying=None, outcome=Outcome(step, NONE, False, False))
+            yield ("spoilt", rank, step), self._process(world._replace(faults=world.faults + 1), rank, spoilt)
+
+    def _is_its_slot(self, world: World, rank: int, step: int, slot: int) -> bool:
+        """Say whether the agent takes what its rank says of this slot, as `RankLines` does."""
+        is_granted = (step, slot) == (world.shards[rank].proposed, world.granted[rank])
+        return is_granted or slot == slots.being_written(world.slots[rank][0], self.content(world, step))
+
+    def _is_followed(self, world: World, rank: int, step: int) -> bool:
+        """Say whether an owner's agent still expects that a step is captured."""
+        process = world.processes[rank]
+        is_written = any(view.state is SlotState.WRITING and view.content == self.content(world, step) for view in world.slots[rank][0])
+        is_coming = process.outcome is not None and process.outcome.step == step and process.outcome.slot != NONE and not process.outcome.is_heard
+        return is_written and (is_coming or (process.copying is not None and process.copying[0] == step))
 
     def _boundary(self, world: World, rank: int, obstacle: str) -> World:
         """Pass the next boundary and do what the rank's own rules say there."""
@@ -367,8 +393,7 @@ class Model:
         if outcome.slot == NONE:
             return self._apply(self._settled(world, rank), rank, shard.abandon(Step(outcome.step), "", late=outcome.is_late))
         content = self.content(world, outcome.step)
-        is_granted = (outcome.step, outcome.slot) == (shard.proposed, world.granted[rank])
-        if not is_granted and outcome.slot != slots.being_written(world.slots[rank][0], content):
+        if not self._is_its_slot(world, rank, outcome.step, outcome.slot):
             return self._settled(world, rank)
         return self._apply(self._slot(world, rank, 0, outcome.slot, SlotView(SlotState.SEALED, content)), rank, shard.seal(Step(outcome.step)))
 
@@ -401,25 +426,31 @@ class Model:
                 yield ("connect", rank, seat), self._connected(world, rank, holder)
             case Phase.IDLE if owner_acts and holder_acts:
                 step = world.shards[rank].wanted(NodeId(f"{seat}"))
-                if step != NONE and self.has(world, rank, 0, self.content(world, step)):
+                is_sealed = self.has(world, rank, 0, self.content(world, step))
+                if step != NONE and (is_sealed or self._is_followed(world, rank, step)):
                     begun = self._stream(
                         world, rank, holder, Stream(Phase.BEGUN, step, world.shards[rank].committed if self.rules.tells_committed else NONE)
                     )
                     if self.is_fine:
                         yield ("begin", rank, seat, step), begun
                     elif (taken := self._taken(begun, rank, holder)) is not begun:
-                        yield ("send", rank, seat, step), self._sent(taken, rank, holder)
+                        yield ("send", rank, seat, step), self._sent(taken, rank, holder) if is_sealed else taken
             case Phase.BEGUN if holder_acts:
                 taken = self._taken(world, rank, holder)
                 refused = self._stream(world, rank, holder, Stream(Phase.IDLE))
                 yield ("take", rank, seat, stream.step), refused if taken is world else taken
-            case Phase.TAKEN if owner_acts and holder_acts:
+            case Phase.TAKEN if owner_acts and holder_acts and not self._is_waiting(world, rank, stream.step):
                 yield ("sent", rank, seat, stream.step), self._sent(world, rank, holder)
             case Phase.SENT if holder_acts:
                 stored = self._stored(world, rank, holder)
                 yield ("store", rank, seat, stream.step), stored if self.is_fine or not owner_acts else self._acknowledged(stored, rank, holder)
             case Phase.SEALED if owner_acts:
                 yield ("acknowledge", rank, seat, stream.step), self._acknowledged(world, rank, holder)
+
+    def _is_waiting(self, world: World, rank: int, step: int) -> bool:
+        """Say whether a stream has to wait for its owner to seal what is being captured."""
+        is_sealed = self.has(world, rank, 0, self.content(world, step))
+        return self.rules.ends_sealed and not is_sealed and self._is_followed(world, rank, step)
 
     @staticmethod
     def _stream(world: World, rank: int, holder: int, stream: Stream) -> World:
@@ -442,10 +473,11 @@ class Model:
         return self._stream(world, rank, holder, stream._replace(phase=Phase.TAKEN, slot=index))
 
     def _sent(self, world: World, rank: int, holder: int) -> World:
-        """All bytes have left; or the owner's slot was granted anew in the meantime and the shard is cancelled."""
+        """All has left; or the owner's slot was granted anew in the meantime, or its capture was given up, and the shard is cancelled."""
         stream = world.streams[rank][holder]
-        if self.has(world, rank, 0, self.content(world, stream.step)):
-            return self._stream(world, rank, holder, stream._replace(phase=Phase.SENT))
+        is_whole = self.has(world, rank, 0, self.content(world, stream.step))
+        if is_whole or (not self.rules.ends_sealed and self._is_followed(world, rank, stream.step)):
+            return self._stream(world, rank, holder, stream._replace(phase=Phase.SENT, is_whole=is_whole))
         return self._stream(self._slot(world, rank, holder, stream.slot, EMPTY), rank, holder, Stream(Phase.IDLE))
 
     def _stored(self, world: World, rank: int, holder: int) -> World:
@@ -454,6 +486,8 @@ class Model:
         view = world.slots[rank][holder][stream.slot]
         if view.state is not SlotState.WRITING or view.content != content:
             raise Violation(f"a stream of {content} to {self.holders[rank][holder]} ends in a slot that is {view}")
+        if not stream.is_whole:
+            raise Violation(f"{self.holders[rank][holder]} seals {content} of rank {rank}, of which its owner has only a part")
         sealed = self._slot(world, rank, holder, stream.slot, SlotView(SlotState.SEALED, content))
         return self._stream(sealed, rank, holder, stream._replace(phase=Phase.SEALED))
 

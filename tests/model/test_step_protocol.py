@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from everstep.protocol.ids import Step
 from tests.model.explore import Explored, Found, every_interleaving, walk
 from tests.model.planted import BUGS
 from tests.model.step_protocol import SLOWLY, WEIGHTS, Model, main, steady
-from tests.model.world import Shape, World
+from tests.model.world import NONE, Shape, World
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -54,9 +55,16 @@ def follow(shape: Shape, seeds: range, *, is_steady: bool, length: int = 250) ->
         steps = shape.steps + (later(start, 0) if start is not None else 0)
         world, walked = walk(Model(replace(shape, steps=steps), is_fine=True, start=start), random.Random(seed), length, weights=WEIGHTS)
         seen.update(walked)
-        if seed % 5 == 0:
+        if seed % 5 == 0 and not has_lost_its_base(shape, world):
             settle(shape, world, seed)
     return seen
+
+
+def has_lost_its_base(shape: Shape, world: World) -> bool:
+    """Say whether an owner has lost the base before it was committed: nothing is kept then until the next generation (docs/adr/0013)."""
+    model, base = Model(shape), Step(world.base)
+    is_at_stake = world.restore is None and world.base and world.coordinator.committed == NONE
+    return bool(is_at_stake) and not all(model.has(world, rank, 0, model.content(world, base)) for rank in range(shape.nodes))
 
 
 def settle(shape: Shape, world: World, seed: int) -> None:

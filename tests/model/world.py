@@ -52,8 +52,8 @@ class Process(NamedTuple):
 
 
 class Phase(IntEnum):
-    """Of a replica stream. OFF: no session. IDLE: connected. BEGUN: announced. TAKEN: into a granted slot. SENT: all bytes are with the holder.
-    SEALED: the acknowledgement is on its way."""
+    """Of a replica stream. OFF: no session. IDLE: connected. BEGUN: announced. TAKEN: into a granted slot. SENT: all bytes are with the holder,
+    and the word that they are a snapshot. SEALED: the acknowledgement is on its way."""
 
     OFF = 0
     IDLE = 1
@@ -71,6 +71,8 @@ class Stream(NamedTuple):
     told: int = NONE
     """C as the sender said with the first message."""
     slot: int = NONE
+    is_whole: bool = False
+    """What was sent is what the owner has sealed."""
 
 
 class Plan(NamedTuple):

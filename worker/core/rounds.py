@@ -39,6 +39,8 @@ class Shard:
     is_late: bool = False
     sealed: frozenset[Step] = frozenset()
     """Steps of this generation (and the base) that are sealed in the owner's own slots."""
+    capturing: Step = NONE
+    """The proposed step while its rank still captures it and holders may be sent what is there: a part of nothing yet, it is never voted on."""
     held: frozenset[tuple[NodeId, Step]] = frozenset()
     """Steps that peers have acknowledged and not revoked."""
 
@@ -64,15 +66,20 @@ class Shard:
         held = frozenset((peer, step) for peer, step in self.held if step >= committed)
         if proposed == self.proposed:
             return replace(self, committed=committed, held=held)
-        heard = replace(self, committed=committed, held=held, proposed=proposed, vote=Vote.NONE, reason="", is_late=False)
+        heard = replace(self, committed=committed, held=held, proposed=proposed, capturing=NONE, vote=Vote.NONE, reason="", is_late=False)
         if committed > self.committed:  # who was dropped and has the new C all the same has answered since
             for peer in self.peers:
                 heard = heard._confirmed(peer)
         return heard._settled()
 
+    def capture(self, step: Step) -> Shard:
+        """The rank writes `step` into the owner's own slot, and says how far it has come."""
+        is_awaited = step == self.proposed != self.base and self.vote is Vote.NONE and step not in self.sealed
+        return replace(self, capturing=step) if is_awaited else self
+
     def seal(self, step: Step) -> Shard:
         """The owner's own slot holds `step`, sealed."""
-        return replace(self, sealed=self.sealed | {step})._settled()
+        return replace(self, sealed=self.sealed | {step}, capturing=NONE if step == self.capturing else self.capturing)._settled()
 
     def forget(self, step: Step) -> Shard:
         """The owner's own slot no longer holds `step` (it was granted anew)."""
@@ -82,7 +89,7 @@ class Shard:
         """The rank does not capture `step`. The base is not captured and so never abandoned."""
         if step != self.proposed or self.vote is not Vote.NONE or step == self.base or step in self.sealed:
             return self
-        return replace(self, vote=Vote.ABANDON, reason=reason, is_late=late)
+        return replace(self, capturing=NONE, vote=Vote.ABANDON, reason=reason, is_late=late)
 
     def acknowledge(self, peer: NodeId, step: Step) -> Shard:
         """`peer` has verified and sealed `step`."""
@@ -105,10 +112,10 @@ class Shard:
         """Return the step that `peer` should be sent next, or `NONE`.
 
         A holder first gets what the generation stands on (C, or the base before the first commit), then what is being proposed. Only what the
-        owner has sealed can be sent.
+        owner has sealed can be sent, or captures just now.
         """
         for step in (self.foundation, self.proposed):
-            if step != NONE and step in self.sealed and (peer, step) not in self.held:
+            if step != NONE and (step in self.sealed or step == self.capturing) and (peer, step) not in self.held:
                 return step
         return NONE
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Rank
-from everstep.protocol.peer_messages import BeginShard, FetchShard, ShardRefused, ShardSealed
+from everstep.protocol.peer_messages import BeginShard, EndShard, FetchShard, ShardDigests, ShardRefused, ShardSealed
 from everstep.protocol.plan import ShardSource
 from worker.core.slots import Content
 from worker.core.transfers import fetch_streams
@@ -64,14 +64,24 @@ async def fetch_shard(
             begin = await session.receive()
         if isinstance(begin, ShardRefused):
             raise ShardRejected(begin.reason)
-        named = (rank, source.origin_generation, source.step, source.digest)
-        if not isinstance(begin, BeginShard) or (begin.owner_rank, begin.origin_generation, begin.step, begin.digest) != named:
+        named = (rank, source.origin_generation, source.step)
+        if not isinstance(begin, BeginShard) or (begin.owner_rank, begin.origin_generation, begin.step) != named:
             raise MalformedMessage("another shard than the one asked for")
         for number in range(fetch_streams(begin.payload_bytes, OWN_STREAMS)):
             streams.add(await dialler.stream(session, number))
 
+        async def told() -> ShardDigests | EndShard:
+            message = await session.receive()
+            if not isinstance(message, ShardDigests | EndShard) or message.transfer != begin.transfer:
+                raise MalformedMessage(f"{type(message).__name__} where a shard should go on")
+            if isinstance(message, EndShard) and message.digest != source.digest:
+                raise MalformedMessage("another shard than the one asked for")
+            return message
+
         async def receive() -> None:
-            digest = await receive_shard(session, streams, receiver, begin, store, keep=keep, slot_count=slot_count, silence_seconds=silence_seconds)
+            digest = await receive_shard(
+                session, streams, receiver, begin, told, store, keep=keep, slot_count=slot_count, silence_seconds=silence_seconds
+            )
             await session.send(ShardSealed(transfer=begin.transfer, digest=digest))
 
         await first_of(receive(), *(streams.run(line, receiver.receive) for line in streams.lines))

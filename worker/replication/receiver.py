@@ -16,10 +16,12 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.peer_messages import (
     BeginShard,
     CancelShard,
+    EndShard,
     FetchShard,
     HolderInventory,
     PreparingShard,
     ReserveShard,
+    ShardDigests,
     ShardRefused,
     ShardReserved,
     ShardSealed,
@@ -28,7 +30,7 @@ from everstep.protocol.peer_messages import (
 from everstep.protocol.slot import DIGEST_BYTES
 from worker.core.slots import Content
 from worker.errors import NoRoom, PeerError
-from worker.replication.streams import Receiver, Streams
+from worker.replication.streams import ChunkQueue, Receiver, Streams
 from worker.replication.tcp import TcpSession
 from worker.replication.transfers import ShardRejected, announcement, receive_shard, send_shard
 from worker.replication.transport import Session
@@ -162,15 +164,19 @@ class ReplicaReceiver:
         )
         taking: asyncio.Task[None] | None = None
         reserving: asyncio.Task[None] | None = None
+        told: asyncio.Queue[ShardDigests | EndShard] = asyncio.Queue()
         number = 0
         try:
             while True:
                 message = await session.receive()
                 match message:
                     case BeginShard() if message.owner_rank == rank and message.transfer > number:
-                        number = message.transfer
+                        number, told = message.transfer, asyncio.Queue()
                         await end(taking)
-                        taking = asyncio.create_task(self._in_turn(owner, reserving, partial(self._take_one, session, owner, message)))
+                        taking = asyncio.create_task(self._in_turn(owner, reserving, partial(self._take_one, session, owner, message, told.get)))
+                    case ShardDigests() | EndShard() if message.transfer <= number:
+                        if message.transfer == number:
+                            told.put_nowait(message)
                     case CancelShard():
                         if message.transfer == number:
                             await end(taking)
@@ -207,7 +213,7 @@ class ReplicaReceiver:
             await end(making)
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 
-    async def _take_one(self, session: Session, owner: _Open, begin: BeginShard) -> None:
+    async def _take_one(self, session: Session, owner: _Open, begin: BeginShard, told: Callable[[], Awaitable[ShardDigests | EndShard]]) -> None:
         assert owner.receiver is not None
         try:
             digest = await receive_shard(
@@ -215,6 +221,7 @@ class ReplicaReceiver:
                 owner.streams,
                 owner.receiver,
                 begin,
+                told,
                 self._store,
                 keep=self._keep(begin.owner_rank, begin.committed),
                 slot_count=self._slot_count,
@@ -253,8 +260,9 @@ class ReplicaReceiver:
                 try:
                     digests = await self._store.digests(slot)
                     if digests is not None:
-                        begin = announcement(slot.file.header, digests, transfer=number, committed=Step(-1))
-                        await send_shard(session, owner.streams, partial(_answer, session), slot.file, begin, progress=lambda _: None)
+                        begin = announcement(slot.file.header, transfer=number, committed=Step(-1))
+                        answer = partial(_answer, session)
+                        await send_shard(session, owner.streams, answer, slot.file, digests, begin, ChunkQueue(), progress=lambda _: None)
                 finally:
                     slot.pins -= 1
             if digests is None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
-from everstep.protocol.ids import NodeId
+from everstep.protocol.ids import NodeId, Step
 from everstep.protocol.peer_messages import (
     CancelShard,
     HolderInventory,
@@ -27,9 +27,10 @@ from worker.core.transfers import StreamCount
 from worker.errors import PeerError
 from worker.owned_shard import OwnedShard
 from worker.replication.pacing import NodePacer, Unpaced
-from worker.replication.streams import OWN_STREAMS, Streams
+from worker.replication.streams import OWN_STREAMS, ChunkQueue, Streams
 from worker.replication.transfers import announcement, send_shard
 from worker.replication.transport import Dialler, Session
+from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.store import Slot, SlotStore
 from worker.tasks import end, finish, first_of
 
@@ -78,13 +79,9 @@ class ReplicaSender:
         self._paused_count = 0
         """Streams that wait for the pacer: the holder is not silent, it is not being asked."""
         self._transfer = 0
-        self._begun_at: float | None = None
+        self._unpaced: ChunkQueue | None = None
         """Of the transfer under way; None between two, and while a pacer decides how fast it goes."""
-        self._taken_bytes = 0
-        """What the kernel has taken of it."""
         self._best_rate = FLOW_BYTES_PER_SECOND
-        self._sent_bytes = 0
-        """Of the transfer under way, while it is not paced."""
 
     async def run(self) -> None:
         """Keep the holder supplied until cancelled; a broken line is dialled again, without end and without hurry."""
@@ -114,7 +111,7 @@ class ReplicaSender:
         if not isinstance(first, HolderInventory) or first.owner_rank != self._shard.rank:
             raise MalformedMessage("a holder that does not begin with its inventory")
         self._shard.inventory(self._peer, first.sealed)
-        self._progress(0)
+        self._progress()
         answers: asyncio.Queue[Answer] = asyncio.Queue()
         await first_of(self._listen(session, answers), self._feed(session, streams, answers))
 
@@ -127,7 +124,7 @@ class ReplicaSender:
                 case ShardReserved():
                     self._shard.ready(self._peer, message.capacity_bytes, message.layout_hash)
                 case PreparingShard():
-                    self._progress(0)
+                    self._progress()
                 case _:
                     raise MalformedMessage(f"{type(message).__name__} from a holder")
 
@@ -145,14 +142,14 @@ class ReplicaSender:
             sealed &= {shard.content(shard.core.foundation), shard.content(shard.core.proposed)}
             step = shard.core.wanted(self._peer)
             content = shard.content(step)
-            slot = shard.slot(step) if step != NONE and content not in sealed else None
+            slot = shard.source(step) if step != NONE and content not in sealed else None
             if slot is None:
                 await shard.changed.wait(seen)
                 continue
             await self._fit(session, streams)
             self._transfer += 1
-            outcome = await self._store.reading(slot, self._send(session, streams, answers, slot, self._transfer))
-            if outcome is None:
+            outcome = await self._store.reading(slot, self._send(session, streams, answers, step, slot, self._transfer))
+            if not outcome:
                 await session.send(CancelShard(transfer=self._transfer))
             elif isinstance(outcome, ShardSealed):
                 sealed.add(content)
@@ -164,9 +161,9 @@ class ReplicaSender:
                 await asyncio.sleep(REFUSED_SECONDS)
 
     async def _send(
-        self, session: Session, streams: Streams, answers: asyncio.Queue[Answer], slot: Slot, transfer: int
+        self, session: Session, streams: Streams, answers: asyncio.Queue[Answer], step: Step, slot: Slot, transfer: int
     ) -> ShardSealed | ShardRefused | bool:
-        """Send one slot; False: it is no longer what it was, and the shard will say so itself."""
+        """Send one slot, as far as it is there; False: it is no longer what it was, or nobody awaits what is captured into it any more."""
         digests = await self._store.digests(slot)
         if digests is None:
             return False
@@ -176,27 +173,39 @@ class ReplicaSender:
                 continue
             return found
 
-        begin = announcement(slot.file.header, digests, transfer=transfer, committed=self._shard.core.committed)
+        begin = announcement(digests.header, transfer=transfer, committed=self._shard.core.committed)
         pacer = None if isinstance(self._pacer.current, Unpaced) else self._pacer
-        sent = self._sent if pacer is None else None  # a paced transfer says nothing of the network's rate
-        begun, self._sent_bytes, self._taken_bytes = asyncio.get_running_loop().time(), 0, 0
-        self._begun_at = begun if pacer is None else None
-        try:
+        now = asyncio.get_running_loop().time
+        queue = ChunkQueue(now)
+        self._unpaced = queue if pacer is None else None  # a paced transfer says nothing of the network's rate
+        outcome: ShardSealed | ShardRefused | bool = False
+
+        async def send() -> None:
+            nonlocal outcome
             outcome = await send_shard(
-                session, streams, answer, slot.file, begin, pacer=pacer, progress=self._progress, paused=self._paused, sent=sent
+                session, streams, answer, slot.file, digests, begin, queue, pacer=pacer, progress=self._progress, paused=self._paused
             )
+
+        try:
+            await first_of(send(), self._dropped(step, digests))
         finally:
-            self._begun_at = None
-        seconds = asyncio.get_running_loop().time() - begun
+            self._unpaced = None
         if isinstance(outcome, ShardSealed):
-            self._pacer.measured(self._sent_bytes, seconds)
-            if pacer is not None or not self._is_slow(seconds):  # how fast a paced transfer goes says nothing of the link
+            if pacer is None:
+                self._measured(queue, now())
+            if pacer is not None or not self._is_slow(queue):
                 self._shard.told_slow(self._peer, "")
         return outcome
 
-    def _is_slow(self, seconds: float) -> bool:
-        """Say whether what has been sent in so many seconds is much less than what a link carries; short waits say nothing."""
-        return seconds > self._deadline and self._taken_bytes / seconds < SLOW_RATIO * self._best_rate
+    async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
+        """Return when a step that is still being captured is no longer awaited: nobody knows whether its end will ever come."""
+        while self._shard.core.capturing == step or digests.is_complete or digests.is_sealed:
+            await self._shard.changed.wait(self._shard.changed.version)
+
+    def _is_slow(self, queue: ChunkQueue) -> bool:
+        """Say whether what has been sent is much less than what a link carries in that time; short waits say nothing."""
+        seconds = queue.busy_seconds
+        return seconds > self._deadline and queue.taken_bytes / seconds < SLOW_RATIO * self._best_rate
 
     async def _fit(self, session: Session, streams: Streams) -> None:
         """Have as many streams as carry the most."""
@@ -204,15 +213,16 @@ class ReplicaSender:
             streams.add(await self._dialler.stream(session, len(streams.lines)))
         streams.shrink(self.stream_count.count)
 
-    def _sent(self, size: int, seconds: float) -> None:
-        self._sent_bytes += size
+    def _measured(self, queue: ChunkQueue, sealed_at: float) -> None:
+        """Learn from a transfer how fast the link is."""
+        size, seconds = queue.taken_bytes, queue.busy_seconds
+        self._pacer.measured(size, seconds + sealed_at - queue.taken_at)
         if size >= TELLING_BYTES and seconds > 0:
             self._best_rate = max(self._best_rate, size / seconds)
             self.stream_count = self.stream_count.measured(size / seconds)
 
-    def _progress(self, taken_bytes: int) -> None:
+    def _progress(self, _taken_bytes: int = 0) -> None:
         self._owed_since = None
-        self._taken_bytes += taken_bytes
 
     def _failed(self, reason: str) -> None:
         """An attempt came to nothing: what it seemed to achieve is no progress."""
@@ -234,8 +244,9 @@ class ReplicaSender:
                 self._owed_since = now()
             if not is_owed:
                 self._failing_since = None
-            if self._begun_at is not None and self._is_slow(seconds := now() - self._begun_at):
-                rate = self._taken_bytes / seconds / 1e6
+            if self._unpaced is not None and self._is_slow(self._unpaced):
+                seconds = self._unpaced.busy_seconds
+                rate = self._unpaced.taken_bytes / seconds / 1e6
                 self._shard.told_slow(self._peer, f"its link carries {rate:.3g} MB/s; a step has been on its way for {seconds:.0f} s")
             since = min((each for each in (self._owed_since, self._failing_since) if each is not None), default=now())
             if now() - since > self._deadline and self._peer in self._shard.core.view:

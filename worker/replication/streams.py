@@ -15,14 +15,15 @@ import concurrent.futures
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.peer_messages import CHUNK_HEADER
-from everstep.protocol.slot import MAX_CHUNK_BYTES, chunk_bytes, chunk_range, digest
-from worker.core.transfers import chunk_digest
+from everstep.protocol.slot import MAX_CHUNK_BYTES, chunk_bytes, chunk_count, chunk_range, digest
+from worker.core.transfers import Ranges, chunk_digest, ranges
 from worker.errors import PeerLost
 from worker.replication.pacing import Pacer
 from worker.tasks import end, work_as_ranks_do
@@ -135,32 +136,83 @@ def _cut(line: socket.socket) -> None:
 
 
 class ChunkQueue:
-    """The chunks of one transfer that are still to be sent, shared by the threads of all streams: who is free takes the next."""
+    """The chunks of one transfer that are wanted, shared by the threads of all streams: who is free takes the next. Any thread.
 
-    def __init__(self, chunks: Iterable[tuple[int, int]]) -> None:
-        self._left = deque(index for first, count in chunks for index in range(first, first + count))
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.cancelled = threading.Event()
+        self.taken_bytes = 0
+        """What the kernel has taken."""
+        self.taken_at = 0.0
+        """When it took the last."""
+        self._clock = clock
+        self._left: deque[int] = deque()
+        self._open_count = 0
+        """Chunks that are wanted and that the kernel has not taken."""
+        self._open_since = 0.0
+        self._busy_seconds = 0.0
+        self._is_complete = False
+        self._changed = threading.Condition()
+
+    @property
+    def busy_seconds(self) -> float:
+        """For how long there has been something to send: the time between, in which nothing was there yet, says nothing of the link."""
+        with self._changed:
+            return self._busy_seconds + (self._clock() - self._open_since if self._open_count else 0.0)
+
+    def add(self, chunks: Sequence[tuple[int, int]]) -> None:
+        """Have (first, count) ranges sent."""
+        with self._changed:
+            if not self._open_count:
+                self._open_since = self._clock()
+            for first, count in chunks:
+                self._left.extend(range(first, first + count))
+                self._open_count += count
+            self._changed.notify_all()
+
+    def complete(self) -> None:
+        """No more will be wanted."""
+        with self._changed:
+            self._is_complete = True
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """Nobody wants them any more."""
+        self.cancelled.set()
+        self.complete()
 
     def next(self) -> int | None:
-        """Return a chunk to send, or None: all are taken, or nobody wants them any more."""
-        try:
-            return None if self.cancelled.is_set() else self._left.popleft()
-        except IndexError:
-            return None
+        """Return a chunk to send, waiting for one; None: there will be no more."""
+        with self._changed:
+            while not self._left and not self._is_complete:
+                self._changed.wait()
+            return self._left.popleft() if self._left and not self.cancelled.is_set() else None
+
+    def taken(self, size: int) -> None:
+        """The kernel has taken a chunk of so many bytes."""
+        with self._changed:
+            self.taken_bytes += size
+            self.taken_at = self._clock()
+            self._open_count -= 1
+            if not self._open_count:
+                self._busy_seconds += self.taken_at - self._open_since
 
 
 async def send_chunks(
     streams: Streams,
     source: Payload,
     transfer: int,
-    chunks: Sequence[tuple[int, int]],
+    queue: ChunkQueue,
     *,
     payload_bytes: int,
     pacer: Pacer | None,
     progress: Callable[[int], None],
     paused: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Send chunks of a payload over all streams; returns when the kernel has taken them.
+    """Send chunks of a payload over all streams; returns when the queue is complete and the kernel has taken them.
 
     Cancelled, it returns when no thread reads `source` any more: chunks under way end soon, or their lines are cut.
 
@@ -168,7 +220,7 @@ async def send_chunks(
         streams: at least one.
         source: whose payload it is; stays mapped.
         transfer: of the `BeginShard`.
-        chunks: (first, count) ranges, as the receiver wants them.
+        queue: what the receiver wants; grows meanwhile.
         payload_bytes: of the whole payload.
         pacer: asked before each piece; None: every chunk goes at once and whole.
         progress: told on the loop the bytes of each chunk that the kernel has taken.
@@ -177,7 +229,6 @@ async def send_chunks(
     Raises:
         PeerLost: a stream broke.
     """
-    queue = ChunkQueue(chunks)
     loop = asyncio.get_running_loop()
     piece_bytes = chunk_bytes(payload_bytes) if pacer is None else pacer.chunk_bytes
     waiting: set[concurrent.futures.Future[None]] = set()
@@ -210,17 +261,18 @@ async def send_chunks(
                 with source.payload(begin, min(stop, begin + piece_bytes)) as piece:
                     admit(piece.nbytes)
                     _send_all(line, header if begin == start else b"", piece)
+            queue.taken(stop - start)
             loop.call_soon_threadsafe(progress, stop - start)
 
-    busy = max(1, sum(count for _, count in chunks))  # a thread for each stream that will have something to send
-    sending = [asyncio.ensure_future(streams.run(line, work)) for line in streams.lines[:busy]]
+    # A thread for each stream that will have something to send.
+    sending = [asyncio.ensure_future(streams.run(line, work)) for line in streams.lines[: chunk_count(payload_bytes)]]
     try:
         await asyncio.wait(sending, return_when=asyncio.FIRST_EXCEPTION)
         for ended in sending:
             if ended.done():
                 ended.result()
     finally:
-        queue.cancelled.set()
+        queue.cancel()
         await asyncio.wait(sending, timeout=CANCELLED_SECONDS)
         for asked in list(waiting):
             asked.cancel()
@@ -244,30 +296,42 @@ def _send_all(line: socket.socket, header: bytes, data: memoryview) -> None:
 class IncomingShard:
     """The receiving side of one transfer: what is missing of it, and who writes it. Its threads claim chunks; its owner awaits and closes it."""
 
-    def __init__(self, target: Payload, *, transfer: int, payload_bytes: int, chunk_digests: bytes, missing: Iterable[int]) -> None:
+    def __init__(self, target: Payload, *, transfer: int, payload_bytes: int) -> None:
         """Begin.
 
         Args:
             target: the slot, granted for this content.
             transfer: of the `BeginShard`.
             payload_bytes: of the payload.
-            chunk_digests: what each chunk must hash to.
-            missing: the chunks that are wanted.
         """
         self.transfer = transfer
         self.payload_bytes = payload_bytes
-        self.missing = set(missing)
-        """Not verified yet."""
+        self.chunk_digests = b""
+        """What the chunks that were named must hash to, from the first on."""
+        self.missing: set[int] = set()
+        """Wanted, and not verified yet."""
         self.damaged: set[int] = set()
-        """Came, and did not hash to what they should; cleared by who asks for them again."""
+        """Came, and did not hash to what they should."""
         self.landed_count = 0
         self._target = target
-        self._digests = chunk_digests
         self._lock = threading.Lock()
         self._claimed: set[int] = set()
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
+
+    def name(self, chunk_digests: bytes, missing: Iterable[int]) -> None:
+        """Take the next chunks' digests, and which of these chunks are wanted. On the loop."""
+        with self._lock:
+            self.chunk_digests += chunk_digests
+            self.missing.update(missing)
+
+    def again(self) -> Ranges:
+        """Return what came damaged, to be asked for again. On the loop."""
+        with self._lock:
+            damaged = ranges(self.damaged)
+            self.damaged.clear()
+        return damaged
 
     def claim(self, index: int, size: int) -> memoryview | None:
         """Return where a chunk belongs, for one thread alone, or None when it is not wanted. Any thread.
@@ -299,7 +363,7 @@ class IncomingShard:
             data: what `claim` returned; released here.
             is_whole: all of it has come.
         """
-        is_good = is_whole and digest(data) == chunk_digest(self._digests, index)
+        is_good = is_whole and digest(data) == chunk_digest(self.chunk_digests, index)
         data.release()
         with self._lock:
             self._claimed.discard(index)
@@ -308,7 +372,7 @@ class IncomingShard:
                 self.landed_count += 1
             elif is_whole:
                 self.damaged.add(index)
-            is_news = not self.missing - self.damaged or self._is_closed
+            is_news = len(self.missing) == len(self.damaged) or self._is_closed
         if is_news:
             self._loop.call_soon_threadsafe(self._event.set)
 
@@ -321,7 +385,7 @@ class IncomingShard:
         Raises:
             PeerLost: nothing has come for so long.
         """
-        while self.missing - self.damaged:
+        while len(self.missing) > len(self.damaged):  # damaged ones are missing, too
             before = self.landed_count
             try:
                 async with asyncio.timeout(silence_seconds):

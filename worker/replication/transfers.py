@@ -1,12 +1,17 @@
-"""One shard from a slot of one node into a slot of another: announced, asked for chunk by chunk, verified, sealed.
+"""One shard from a slot of one node into a slot of another: announced, named and asked for range by range, verified, sealed.
 
     sender                                   receiver
-    BeginShard(digests of all chunks)  ───▶  which of them lie here already: from a broken transfer, or unchanged in another slot
+    BeginShard                         ───▶  makes a slot ready, or takes up the one that a broken transfer has left
+    ShardDigests(the chunks there are) ───▶  which of them lie here already: from a broken transfer, or unchanged in another slot
                                        ◀───  ShardWanted(the others)
     chunks, over all streams           ───▶  each verified as it comes; damaged ones are wanted again
+    … until its own slot is sealed …
+    EndShard(digest of the whole)      ───▶
                                        ◀───  ShardSealed | ShardRefused
 
-Invariant: a slot is sealed only when every chunk of the payload was seen to hash to what the owner announced.
+A slot that is sealed already is named whole and ended at once; one that its rank still writes is named as its chunks become final.
+
+Invariant: a slot is sealed only when its owner's is, and every chunk of the payload was seen to hash to what the owner named.
 """
 
 from __future__ import annotations
@@ -19,17 +24,18 @@ from collections.abc import Awaitable, Callable, Collection
 
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Step
-from everstep.protocol.peer_messages import BeginShard, ShardRefused, ShardSealed, ShardWanted
-from everstep.protocol.slot import DIGEST_BYTES, SlotHeader, SlotState, chunk_bytes, chunk_count, chunk_range, digest, shard_digest
+from everstep.protocol.peer_messages import BeginShard, EndShard, ShardDigests, ShardRefused, ShardSealed, ShardWanted
+from everstep.protocol.slot import DIGEST_BYTES, SlotHeader, SlotState, chunk_count, chunk_range, digest, shard_digest
 from worker.core.slots import Content
 from worker.core.transfers import are_within, chunk_digest, found_elsewhere, ranges
-from worker.errors import NoRoom, PeerError
+from worker.errors import NoRoom, PeerError, PeerLost
 from worker.replication.pacing import Pacer
-from worker.replication.streams import IncomingShard, Receiver, Streams, send_chunks
+from worker.replication.streams import ChunkQueue, IncomingShard, Receiver, Streams, send_chunks
 from worker.replication.transport import Session
+from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import Slot, SlotStore, in_thread
-from worker.tasks import finish
+from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 MAX_REPEATS = 3
@@ -42,12 +48,11 @@ class ShardRejected(PeerError):
     """The shard was not sealed here: no slot is free, it was cancelled, or it does not hash to its digest."""
 
 
-def announcement(slot: SlotHeader, chunk_digests: bytes, *, transfer: int, committed: Step) -> BeginShard:
-    """Return how a sealed slot is announced.
+def announcement(slot: SlotHeader, *, transfer: int, committed: Step) -> BeginShard:
+    """Return how a slot is announced.
 
     Args:
-        slot: its header.
-        chunk_digests: of its payload.
+        slot: its header, or what that will be.
         transfer: higher than any before on the session.
         committed: C as this node knows it.
 
@@ -64,8 +69,6 @@ def announcement(slot: SlotHeader, chunk_digests: bytes, *, transfer: int, commi
         index_offset=slot.index_offset,
         index_bytes=slot.index_bytes,
         layout_hash=slot.layout_hash,
-        digest=slot.payload_digest,
-        chunk_digests=chunk_digests,
         committed=committed,
     )
 
@@ -75,49 +78,80 @@ async def send_shard(
     streams: Streams,
     answers: Callable[[], Awaitable[ShardWanted | ShardSealed | ShardRefused]],
     file: SlotFile,
+    digests: ChunkDigests,
     begin: BeginShard,
+    queue: ChunkQueue,
     *,
     pacer: Pacer | None = None,
     progress: Callable[[int], None],
     paused: Callable[[int], None] = lambda _: None,
-    sent: Callable[[int, float], None] | None = None,
 ) -> ShardSealed | ShardRefused:
-    """Send a sealed slot. The caller holds it: it is a registered reader of the slot, or has pinned it.
+    """Send a slot that is sealed, or that will be. The caller holds it: it is a registered reader of the slot, or has pinned it.
 
     Args:
         session: whose other side runs `receive_shard`.
         streams: of the session.
         answers: returns the receiver's next answer to this transfer.
         file: the slot's.
+        digests: of its chunks; they grow, unless it is sealed.
         begin: its announcement.
+        queue: a new one; says afterwards what was sent, and how fast.
         pacer: see `send_chunks`.
         progress: told whenever the receiver has answered (0) or the kernel has taken something for it (bytes).
-        paused: see `send_chunks`.
-        sent: told bytes and seconds of each burst of chunks.
+        paused: told +1 whenever the receiver is kept waiting, by the pacer or because nothing new is final yet, and -1 when it no longer is.
 
     Returns:
-        The receiver's last word. A caller whose work was cancelled (the slot was granted anew) says so with `CancelShard`.
+        The receiver's last word. A caller whose work was cancelled (the slot was granted anew, or its capture given up) says so with `CancelShard`.
 
     Raises:
         PeerLost: the line is gone.
         MalformedMessage: the receiver asks for what there is not.
     """
-    loop = asyncio.get_running_loop()
-    await session.send(begin)
-    while True:
-        answer = await answers()
-        progress(0)
-        if not isinstance(answer, ShardWanted):
-            return answer
-        if not are_within(answer.chunks, chunk_count(begin.payload_bytes)):
-            raise MalformedMessage(f"chunks {answer.chunks} wanted of {chunk_count(begin.payload_bytes)}")
+    outcome: list[ShardSealed | ShardRefused] = []
+    is_wanted = asyncio.Event()
+    named_count = 0
+
+    async def name() -> None:
+        nonlocal named_count
+        while named_count < digests.chunk_count:
+            seen = digests.changed.version
+            if digests.known_count > named_count:
+                first, named_count = named_count, digests.known_count
+                await session.send(ShardDigests(transfer=begin.transfer, first=first, chunk_digests=digests.known[DIGEST_BYTES * first :]))
+            else:
+                await _wait(digests, seen, paused)
+        while not digests.is_sealed:
+            await _wait(digests, digests.changed.version, paused)
+        await session.send(EndShard(transfer=begin.transfer, digest=digests.payload_digest))
+        await asyncio.Event().wait()  # until the receiver has the last word
+
+    async def hear() -> None:
+        while isinstance(answer := await answers(), ShardWanted):
+            progress(0)
+            if not are_within(answer.chunks, named_count):
+                raise MalformedMessage(f"chunks {answer.chunks} wanted of {named_count}")
+            if answer.chunks:
+                queue.add(answer.chunks)
+                is_wanted.set()
+        outcome.append(answer)
+
+    async def supply() -> None:
+        await is_wanted.wait()
         await streams.attached.wait()
-        begun = loop.time()
-        await send_chunks(
-            streams, file, begin.transfer, answer.chunks, payload_bytes=begin.payload_bytes, pacer=pacer, progress=progress, paused=paused
-        )
-        if sent is not None:
-            sent(sum(count for _, count in answer.chunks) * chunk_bytes(begin.payload_bytes), loop.time() - begun)
+        await send_chunks(streams, file, begin.transfer, queue, payload_bytes=begin.payload_bytes, pacer=pacer, progress=progress, paused=paused)
+
+    await session.send(begin)
+    await first_of(hear(), name(), supply())
+    return outcome[0]
+
+
+async def _wait(digests: ChunkDigests, seen: int, paused: Callable[[int], None]) -> None:
+    """Wait for the shard's owner: meanwhile nothing is asked of the receiver."""
+    paused(1)
+    try:
+        await digests.changed.wait(seen)
+    finally:
+        paused(-1)
 
 
 async def receive_shard(
@@ -125,6 +159,7 @@ async def receive_shard(
     streams: Streams,
     receiver: Receiver,
     begin: BeginShard,
+    told: Callable[[], Awaitable[ShardDigests | EndShard]],
     store: SlotStore,
     *,
     keep: Collection[Content],
@@ -138,6 +173,7 @@ async def receive_shard(
         streams: of the session; their threads run `receiver.receive`.
         receiver: of the streams.
         begin: the announced shard.
+        told: returns what the sender says next of this transfer.
         store: this node's slots.
         keep: contents of this shard that must survive.
         slot_count: slots that this shard may have here.
@@ -149,63 +185,88 @@ async def receive_shard(
     Raises:
         ShardRejected: it is not sealed; the session can go on.
         PeerLost: the line broke in the middle; what came is kept for the next session, and is no snapshot.
-        MalformedMessage: the announcement contradicts itself; the line must be closed.
+        MalformedMessage: what the sender says contradicts itself; the line must be closed.
     """
     _check(begin)
-    rank, content = begin.owner_rank, Content(begin.origin_generation, begin.step)
-    index = store.resumable(rank, content, begin.chunk_digests)
-    if index is None:
-        try:
-            index = await store.grant(
-                rank, content, keep=keep, capacity_bytes=begin.capacity_bytes, layout_hash=begin.layout_hash, slot_count=slot_count
-            )
-        except NoRoom as error:
-            raise ShardRejected(str(error)) from error
+    try:
+        index = await store.grant(
+            begin.owner_rank,
+            Content(begin.origin_generation, begin.step),
+            keep=keep,
+            capacity_bytes=begin.capacity_bytes,
+            layout_hash=begin.layout_hash,
+            slot_count=slot_count,
+        )
+    except NoRoom as error:
+        raise ShardRejected(str(error)) from error
     if index is None:
         raise ShardRejected("no slot is free")
-    slot = store.shards[rank][index]
-    slot.chunk_digests = begin.chunk_digests
-    missing = set(range(chunk_count(begin.payload_bytes))) - slot.arrived
-    missing -= await _copy_unchanged(store, slot, begin, missing)
-    incoming = IncomingShard(
-        slot.file, transfer=begin.transfer, payload_bytes=begin.payload_bytes, chunk_digests=begin.chunk_digests, missing=missing
-    )
-    receiver.current = incoming
+    slot = store.shards[begin.owner_rank][index]
+    incoming = receiver.current = IncomingShard(slot.file, transfer=begin.transfer, payload_bytes=begin.payload_bytes)
     try:
-        await _ask(session, incoming, silence_seconds)
+        await _take(session, incoming, begin, told, store, slot, silence_seconds)
+        await _mend(session, incoming, silence_seconds)
     except ShardRejected:
         slot.file.empty()
         raise
     finally:
         receiver.current = None
         await finish(_close(incoming, streams, slot))
-    sealed = store.seal_verified(rank, index, _header(store, begin), begin.chunk_digests, expected=begin.digest)
-    assert sealed is not None, "the announcement was checked"
-    return sealed
+    return store.seal_verified(slot, _header(store, begin), incoming.chunk_digests)
 
 
 def _check(begin: BeginShard) -> None:
     sizes = 0 < begin.payload_bytes <= begin.capacity_bytes and begin.index_offset >= 0 and begin.index_bytes >= 0
     if not sizes or begin.index_offset + begin.index_bytes > begin.payload_bytes:
         raise MalformedMessage(f"a shard of {begin.payload_bytes} bytes in {begin.capacity_bytes}")
-    if len(begin.chunk_digests) != DIGEST_BYTES * chunk_count(begin.payload_bytes):
-        raise MalformedMessage(f"{len(begin.chunk_digests)} bytes of digests for {begin.payload_bytes} bytes")
-    if shard_digest(begin.chunk_digests, begin.payload_bytes) != begin.digest:
-        raise MalformedMessage("the digest of a shard is not that of its chunks")
 
 
-async def _ask(session: Session, incoming: IncomingShard, silence_seconds: float | None) -> None:
-    """Ask for what is missing until it is there."""
-    for _ in range(1 + MAX_REPEATS):
+async def _take(
+    session: Session,
+    incoming: IncomingShard,
+    begin: BeginShard,
+    told: Callable[[], Awaitable[ShardDigests | EndShard]],
+    store: SlotStore,
+    slot: Slot,
+    silence_seconds: float | None,
+) -> None:
+    """Ask for what is missing of each range that is named, until the shard is complete."""
+    count = chunk_count(begin.payload_bytes)
+    while True:
+        try:
+            async with asyncio.timeout(silence_seconds):
+                message = await told()
+        except TimeoutError as error:
+            raise PeerLost(f"nothing has been said for {silence_seconds:g} s") from error
+        known = len(incoming.chunk_digests) // DIGEST_BYTES
+        if isinstance(message, EndShard):
+            if known != count or shard_digest(incoming.chunk_digests, begin.payload_bytes) != message.digest:
+                raise MalformedMessage(f"the digest of a shard is not that of its {count} chunks, of which {known} were named")
+            return
+        named, rest = divmod(len(message.chunk_digests), DIGEST_BYTES)
+        if message.first != known or rest or not 0 < named <= count - known:
+            raise MalformedMessage(f"{len(message.chunk_digests)} bytes of digests from chunk {message.first} on, after {known} of {count}")
+        digests = incoming.chunk_digests + message.chunk_digests
+        missing = set()
+        for index in range(known, known + named):
+            if slot.arrived.get(index) != chunk_digest(digests, index):
+                slot.arrived.pop(index, None)  # it will be overwritten
+                missing.add(index)
+        missing -= await _copy_unchanged(store, slot, begin, digests, missing)
+        incoming.name(message.chunk_digests, missing)
+        await session.send(ShardWanted(transfer=incoming.transfer, chunks=ranges(missing)))
+
+
+async def _mend(session: Session, incoming: IncomingShard, silence_seconds: float | None) -> None:
+    """Wait for what was asked for, and ask again for what comes damaged."""
+    for repeat in range(1 + MAX_REPEATS):
+        await incoming.settled(silence_seconds)
         if not incoming.missing:
             return
-        await session.send(ShardWanted(transfer=incoming.transfer, chunks=ranges(incoming.missing)))
-        await incoming.settled(silence_seconds)
-        if incoming.damaged:
-            log.warning("%d chunks of transfer %d came damaged", len(incoming.damaged), incoming.transfer)
-        incoming.damaged.clear()
-    if incoming.missing:
-        raise ShardRejected("chunks of the payload do not hash to their digests")
+        log.warning("%d chunks of transfer %d came damaged", len(incoming.damaged), incoming.transfer)
+        if repeat < MAX_REPEATS:
+            await session.send(ShardWanted(transfer=incoming.transfer, chunks=incoming.again()))
+    raise ShardRejected("chunks of the payload do not hash to their digests")
 
 
 async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
@@ -216,15 +277,19 @@ async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
     except TimeoutError:
         await streams.close()
         await incoming.close()
-    slot.arrived = frozenset(range(chunk_count(incoming.payload_bytes))) - incoming.missing
+    for index in range(len(incoming.chunk_digests) // DIGEST_BYTES):
+        if index not in incoming.missing:
+            slot.arrived[index] = chunk_digest(incoming.chunk_digests, index)
 
 
-async def _copy_unchanged(store: SlotStore, slot: Slot, begin: BeginShard, missing: Collection[int]) -> set[int]:
+async def _copy_unchanged(store: SlotStore, slot: Slot, begin: BeginShard, chunk_digests: bytes, missing: Collection[int]) -> set[int]:
     """Take from the shard's other slots what did not change; verified like what comes over the wire."""
     others = [
-        other for other in store.shards[begin.owner_rank] if other is not slot and other.file.header.state is SlotState.SEALED and other.chunk_digests
+        (other, other.digests.known)
+        for other in store.shards[begin.owner_rank]
+        if other is not slot and other.file.header.state is SlotState.SEALED and other.digests is not None
     ]
-    found = list(found_elsewhere(begin.chunk_digests, missing, [other.chunk_digests for other in others]))
+    found = list(found_elsewhere(chunk_digests, missing, [known for _, known in others]))
     if not found:
         return set()
 
@@ -234,20 +299,20 @@ async def _copy_unchanged(store: SlotStore, slot: Slot, begin: BeginShard, missi
             if cancelled.is_set():
                 break
             start, stop = chunk_range(index, begin.payload_bytes)
-            with others[number].file.payload(start, stop) as source, slot.file.payload(start, stop) as target:
+            with others[number][0].file.payload(start, stop) as source, slot.file.payload(start, stop) as target:
                 if source.nbytes == target.nbytes:
                     _copy(target, source)
-                    if digest(target) == chunk_digest(begin.chunk_digests, index):
+                    if digest(target) == chunk_digest(chunk_digests, index):
                         copied.add(index)
         return copied
 
     for _, number in found:
-        others[number].pins += 1
+        others[number][0].pins += 1
     try:
         return await in_thread(work)
     finally:
         for _, number in found:
-            others[number].pins -= 1
+            others[number][0].pins -= 1
 
 
 def _copy(target: memoryview, source: memoryview) -> None:

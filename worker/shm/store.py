@@ -17,21 +17,25 @@ import shutil
 import threading
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.plan import SlotRecord
-from everstep.protocol.slot import SlotHeader, SlotState, chunk_count, chunk_range, digest, shard_digest
+from everstep.protocol.slot import SlotHeader, SlotState, chunk_bytes, chunk_range, digest
 from worker.core.slots import Content, SlotView, being_written, find_sealed, writable
 from worker.errors import NoRoom
+from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.slot_file import SlotFile
 from worker.tasks import end, work_as_ranks_do
 
 log = logging.getLogger(__name__)
 INLINE_DIGEST_BYTES = 1024 * 1024
 """Digested on the loop: 0.03 ms at 30 GiB/s, less than a thread takes to begin."""
+BATCH_BYTES = 32 * 1024 * 1024
+"""Digested at once at most: then others hear of it."""
 _SLOT_NAME = re.compile(r"rank-(\d+)\.slot-(\d+)")
 T = TypeVar("T")
 
@@ -44,10 +48,14 @@ class Slot:
     readers: set[asyncio.Task[object]] = field(default_factory=set)
     pins: int = 0
     is_busy: bool = False
-    chunk_digests: bytes = b""
-    """Of what it holds sealed, where they are known: computed when it was sealed here, and not kept on tmpfs."""
-    arrived: frozenset[int] = frozenset()
-    """Of a WRITING slot whose stream broke: the chunks that had come, verified against `chunk_digests`."""
+    digests: ChunkDigests | None = None
+    """Of what its rank writes into it, or of what it holds sealed, where they are known: they are not kept on tmpfs."""
+    arrived: dict[int, bytes] = field(default_factory=dict)
+    """Of a WRITING slot that a stream fills: the chunks that have come, and the digests that they were verified against."""
+
+    def is_written_with(self, content: Content) -> bool:
+        """Say whether it is being filled with `content`."""
+        return self.file.header.state is SlotState.WRITING and self.file.content == content
 
     @property
     def view(self) -> SlotView:
@@ -225,8 +233,10 @@ class SlotStore:
         if index is None:
             return None
         slot = slots[index]
+        if not slot.is_written_with(content) or slot.file.header.capacity_bytes < capacity_bytes:
+            slot.arrived = {}
+        self._void(slot)  # nobody begins to read it while those who do are waited for
         await self._join(slot)
-        slot.chunk_digests, slot.arrived = b"", frozenset()
         if slot.file.header.capacity_bytes < capacity_bytes:
             await self._enlarge(slot, rank, index, header)
         else:
@@ -294,6 +304,41 @@ class SlotStore:
         finally:
             self._creating_bytes -= header.capacity_bytes
 
+    def follow(self, slot: Slot, header: SlotHeader) -> tuple[ChunkDigests, bool]:
+        """Begin to follow what is written into a slot, or go on.
+
+        Args:
+            slot: granted for this content.
+            header: sizes and index position as the writer reports them.
+
+        Returns:
+            What is known of it, and whether that has only begun: the caller then runs `seal_followed`.
+        """
+        header = replace(header, state=SlotState.WRITING, capacity_bytes=slot.file.header.capacity_bytes)
+        if slot.digests is not None and slot.digests.header == header:
+            return slot.digests, False
+        slot.file.header = header
+        slot.digests = ChunkDigests(header)
+        return slot.digests, True
+
+    async def seal_followed(self, slot: Slot, digests: ChunkDigests, *, expected: bytes | None = None) -> bytes | None:
+        """Digest what is written as it becomes final, and declare it complete once it is said to be.
+
+        Args:
+            slot: whose digests these are.
+            digests: as `follow` has returned them; its caller says how they grow.
+            expected: the owner's digest, for a restored shard; anything else is not sealed.
+
+        Returns:
+            The digest, or None when it is not the expected one (the slot is empty then), or the slot was granted anew or given up meanwhile.
+        """
+        if slot.digests is not digests or await self.reading(slot, self._digest(slot, digests)) is None:
+            return None
+        if expected is not None and digests.payload_digest != expected:
+            self._void(slot)
+            return None
+        return self._declare(slot, digests)
+
     async def seal(self, rank: Rank, index: int, header: SlotHeader, *, expected: bytes | None = None) -> bytes | None:
         """Digest what was written and declare it complete.
 
@@ -301,64 +346,70 @@ class SlotStore:
             rank: the shard's owner.
             index: the slot, WRITING with the step of `header`.
             header: sizes and index position as the writer reported them.
-            expected: the owner's digest, for a replica or a restored shard; anything else is not sealed.
+            expected: as in `seal_followed`.
 
         Returns:
-            The digest, or None when it is not the expected one (the slot is empty then) or the slot was granted anew meanwhile.
+            As `seal_followed`.
         """
         slot = self.shards[rank][index]
-        slot.file.header = replace(header, state=SlotState.WRITING, capacity_bytes=slot.file.header.capacity_bytes)
-        digests = await self.reading(slot, self._digest(slot, header.payload_bytes))
-        return None if digests is None else self.seal_verified(rank, index, slot.file.header, digests, expected=expected)
+        digests, _ = self.follow(slot, header)
+        digests.complete()
+        return await self.seal_followed(slot, digests, expected=expected)
 
-    def seal_verified(self, rank: Rank, index: int, header: SlotHeader, chunk_digests: bytes, *, expected: bytes | None = None) -> bytes | None:
-        """Declare a slot complete whose every chunk was seen to hash to these digests.
+    def seal_verified(self, slot: Slot, header: SlotHeader, chunk_digests: bytes) -> bytes:
+        """Declare a slot complete whose every chunk was seen to hash to these digests; return the payload's.
 
         Args:
-            rank: the shard's owner.
-            index: the slot, WRITING.
-            header: sizes and index position as the writer reported them.
+            slot: WRITING.
+            header: sizes and index position as the owner reported them.
             chunk_digests: of the payload, in order.
-            expected: as in `seal`.
 
         Returns:
-            The payload's digest, or None when it is not the expected one: the slot is empty then.
+            uint8[DIGEST_BYTES].
         """
-        slot = self.shards[rank][index]
-        found = shard_digest(chunk_digests, header.payload_bytes)
-        if expected is not None and found != expected:
-            slot.file.empty()
-            return None
-        capacity = slot.file.header.capacity_bytes
-        slot.chunk_digests, slot.arrived = chunk_digests, frozenset()
-        slot.file.write_header(replace(header, state=SlotState.SEALED, capacity_bytes=capacity, payload_digest=found))
+        digests = ChunkDigests(header)
+        digests.add(chunk_digests)
+        return self._declare(slot, digests)
+
+    @staticmethod
+    def _declare(slot: Slot, digests: ChunkDigests) -> bytes:
+        capacity, found = slot.file.header.capacity_bytes, digests.payload_digest
+        slot.file.write_header(replace(digests.header, state=SlotState.SEALED, capacity_bytes=capacity, payload_digest=found))
+        slot.digests, slot.arrived = digests, {}
+        digests.seal()
         return found
+
+    @staticmethod
+    def _void(slot: Slot) -> None:
+        slot.digests = None
+        slot.file.empty()
+
+    def give_up(self, rank: Rank, content: Content) -> None:
+        """The rank has given up what it was capturing: nobody goes on reading it."""
+        for slot in self.shards.get(rank, []):
+            if slot.is_written_with(content):
+                slot.digests = None
+                for task in slot.readers:
+                    task.cancel()
 
     async def verify(self, slot: Slot) -> bool:
         """Digest a sealed slot again; one that no longer hashes to its own digest becomes empty."""
-        header = slot.file.header
-        digests = await self.reading(slot, self._digest(slot, header.payload_bytes))
-        if digests is None:
+        found = ChunkDigests(slot.file.header)
+        found.complete()
+        if await self.reading(slot, self._digest(slot, found)) is None:
             return False
-        if shard_digest(digests, header.payload_bytes) != header.payload_digest:
-            slot.file.empty()
+        if found.payload_digest != slot.file.header.payload_digest:
+            self._void(slot)
             return False
-        slot.chunk_digests = digests
+        found.seal()
+        slot.digests = found
         return True
 
-    async def digests(self, slot: Slot) -> bytes | None:
-        """Return the chunk digests of a sealed slot, computed where they are not known; None when it is not what it was, or granted anew."""
-        if not slot.chunk_digests and not await self.verify(slot):
+    async def digests(self, slot: Slot) -> ChunkDigests | None:
+        """Return the chunk digests of a slot, computed where they are not known; None when it is not what it was, or granted anew."""
+        if slot.digests is None and not await self.verify(slot):
             return None
-        return slot.chunk_digests
-
-    def resumable(self, rank: Rank, content: Content, chunk_digests: bytes) -> int | None:
-        """Return the slot in which a part of exactly this content lies, left by a stream that broke; None without one."""
-        for index, slot in enumerate(self.shards.get(rank, [])):
-            is_it = slot.file.header.state is SlotState.WRITING and slot.file.content == content and slot.chunk_digests == chunk_digests
-            if is_it and slot.arrived and not slot.is_busy:
-                return index
-        return None
+        return slot.digests
 
     async def reading(self, slot: Slot, work: Coroutine[object, object, T]) -> T | None:
         """Run `work` on the slot's content as a task that `grant` can cancel.
@@ -379,17 +430,19 @@ class SlotStore:
             slot.readers.discard(task)
         return None if task.cancelled() else task.result()
 
-    async def _digest(self, slot: Slot, size: int) -> bytes:
-        def work(cancelled: threading.Event) -> bytes:
-            digests = bytearray()
-            for chunk in range(chunk_count(size)):
-                if cancelled.is_set():
-                    break
-                with slot.file.payload(*chunk_range(chunk, size)) as piece:
-                    digests += digest(piece)
-            return bytes(digests)
-
-        return work(threading.Event()) if size <= INLINE_DIGEST_BYTES else await in_thread(work)
+    @staticmethod
+    async def _digest(slot: Slot, digests: ChunkDigests) -> ChunkDigests:
+        """Digest chunks as they become final, until the payload is whole."""
+        size = digests.header.payload_bytes
+        at_once = max(1, BATCH_BYTES // chunk_bytes(size))
+        while not digests.is_whole:
+            first, due = digests.known_count, digests.due_count
+            if first == due:
+                await digests.changed.wait(digests.changed.version)
+                continue
+            work = partial(_digest_chunks, slot.file, size, range(first, min(due, first + at_once)))
+            digests.add(work(threading.Event()) if size <= INLINE_DIGEST_BYTES else await in_thread(work))
+        return digests
 
     @staticmethod
     async def _join(slot: Slot) -> None:
@@ -407,6 +460,16 @@ class SlotStore:
                 if slot.view.content not in keep.get(rank, set()):
                     await self._join(slot)
                     slot.file.empty()
+
+
+def _digest_chunks(file: SlotFile, size: int, chunks: range, cancelled: threading.Event) -> bytes:
+    found = bytearray()
+    for chunk in chunks:
+        if cancelled.is_set():
+            break
+        with file.payload(*chunk_range(chunk, size)) as piece:
+            found += digest(piece)
+    return bytes(found)
 
 
 async def in_thread(work: Callable[[threading.Event], T]) -> T:

@@ -19,6 +19,7 @@ from everstep.protocol.rank_messages import (
     Abandoned,
     Boundary,
     Captured,
+    Capturing,
     Phase,
     RankHalf,
     RankHello,
@@ -29,9 +30,9 @@ from everstep.protocol.rank_messages import (
     read_rank_half,
 )
 from everstep.protocol.slot import HEADER_BYTES, payload_digest, unpack_header, unpack_index
-from everstep.training import TrainingSession, agent_link
+from everstep.training import TrainingSession, agent_link, copier, snapshots
 from everstep.training.capture import view_of
-from everstep.training.copier import Copies, CopyTicket, CpuCopier
+from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
 from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
 
 pytestmark = pytest.mark.integration
@@ -476,7 +477,7 @@ class LazyTicket(CopyTicket):
 class LazyCopier(CpuCopier):
     """The slowest copier there can be: it copies when it is waited for."""
 
-    def start(self, copies: Copies, done: Callable[[BaseException | None], None]) -> CopyTicket:
+    def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         def work() -> None:
             self.copy(copies)
             done(None)
@@ -599,3 +600,63 @@ def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path:
         session.fence()
         assert len(agent.of_kind(SlotsRequest)) == 1, "the plan is the same"
         assert all(torch.equal(weights_of(agent.sealed[0, commit]), seen[commit]) for commit in agent.commits[-2:])
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the agent told of every few numbers that are copied, however small the state."""
+    monkeypatch.setattr(snapshots, "STREAMED_BYTES", 1)
+    monkeypatch.setattr(copier, "PIECE_BYTES", 256)
+
+
+@pytest.mark.usefixtures("streamed")
+def test_what_is_said_to_be_final_is_what_is_captured(tmp_path: Path, begin: Begin) -> None:
+    """With tensors that change in forward, and are copied at the boundary, in the middle of the payload."""
+    seen: dict[int, list[tuple[int, bytes]]] = {}
+
+    def note(agent: FakeAgent, rank: int, message: object) -> None:
+        if isinstance(message, Capturing):
+            data = agent.lines[rank].slot_paths[message.slot].read_bytes()[HEADER_BYTES:]
+            seen.setdefault(message.step, []).append((message.final_bytes, data[: message.final_bytes]))
+        elif isinstance(message, Captured):
+            data = agent.lines[rank].slot_paths[message.slot].read_bytes()[HEADER_BYTES:]
+            for end, part in seen.get(message.step, []):
+                assert part == data[:end]
+                assert end <= message.payload_bytes
+
+    with FakeAgent(tmp_path, 1, commit_target=8, on_message=note) as agent:
+        session, step = begin(agent, width=100)
+        session._guard.unstable.add("model/0.bias")
+        train(session, step, agent.reached.is_set)
+        assert agent.committed in seen
+        told = [message for _, message in agent.of_kind(Capturing)]
+    ends = {number: [end for end, _ in said] for number, said in seen.items()}
+    assert all(each == sorted(each) for each in ends.values())
+    whole = {message.step: message.payload_bytes for message in told}  # type: ignore[attr-defined]
+    assert [ends[number] for number in agent.commits[:3]] == [[whole[number]] for number in agent.commits[:3]], "audited: all is there at once"
+    assert all(len(ends[number]) > 4 and ends[number][-1] < whole[number] for number in agent.commits[4:])
+
+
+@pytest.mark.usefixtures("streamed")
+def test_what_an_audit_refuses_was_said_to_be_written_and_is_given_up(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=5) as agent:
+        session, step = begin(agent)
+        weight = next(session._state.adapters[0].modules()[0].parameters())
+
+        def meddle() -> None:
+            with torch.no_grad():
+                weight.data.add_(1)
+            step()
+
+        with pytest.warns(RuntimeWarning, match=r"model/0\.weight changed outside an optimizer step"):
+            train(session, meddle, agent.reached.is_set)
+        spoilt = next(message for _, message in agent.of_kind(Abandoned) if "changed outside" in message.reason)  # type: ignore[attr-defined]
+        about = [type(message) for _, message in agent.messages if getattr(message, "step", None) == spoilt.step]  # type: ignore[attr-defined]
+        assert about == [Capturing, Abandoned]
+
+
+def test_of_a_small_state_nothing_is_said_until_it_is_captured(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=5) as agent:
+        session, step = begin(agent)
+        train(session, step, agent.reached.is_set)
+        assert agent.of_kind(Capturing) == []

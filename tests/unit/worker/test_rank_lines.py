@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from everstep.protocol.rank_messages import (
     RANK_WORD_BYTES,
     Abandoned,
     Captured,
+    Capturing,
     RankHalf,
     RankHello,
     SlotsGranted,
@@ -285,3 +286,102 @@ async def test_what_names_no_slot_has_no_effect_before_one_is_granted(place: Pla
     await done(place)
     await place.lines.close()
     assert place.shard.core.sealed == frozenset()
+
+
+def capturing(step: int, slot: int, final_bytes: int = 0, **other: int) -> Capturing:
+    fields = {"payload_bytes": 4096, "index_offset": 4000, "index_bytes": 96, **other}
+    return Capturing(generation=PLAN.generation, step=Step(step), slot=slot, layout_hash=LAYOUT, final_bytes=final_bytes, **fields)
+
+
+async def test_what_is_being_captured_can_be_sent_and_is_sealed_when_it_is_captured(place: Place) -> None:
+    await begin(place)
+    slot = await granted(place, 3)
+    assert place.shard.source(Step(3)) is None
+    place.lines.message(RANK, capturing(3, slot, 100))
+    assert place.shard.core.capturing == 3
+    assert place.shard.source(Step(3)) is place.store.shards[RANK][slot]
+    assert place.shard.slot(Step(3)) is None
+    place.lines.message(RANK, captured(3, slot))
+    place.lines.message(RANK, captured(3, slot))
+    await done(place)
+    assert (place.shard.core.sealed, place.shard.core.capturing, place.shard.core.vote) == ({3}, NONE, Vote.ACKED)
+    place.lines.message(RANK, captured(3, slot))  # repeated, by a rank that has lost its line, say
+    assert not place.lines._tasks
+    assert not place.lines._sealing
+    await place.lines.close()
+
+
+async def test_a_capture_that_is_given_up_is_sent_no_further_and_never_sealed(place: Place) -> None:
+    await begin(place)
+    slot = await granted(place, 3)
+    place.lines.message(RANK, capturing(3, slot, 4096))
+    place.lines.message(RANK, Abandoned(generation=PLAN.generation, step=Step(3), reason="w changed outside an optimizer step"))
+    assert (place.shard.core.vote, place.shard.core.capturing) == (Vote.ABANDON, NONE)
+    assert place.shard.source(Step(3)) is None
+    await done(place)
+    assert place.shard.core.sealed == frozenset()
+    await place.lines.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda slot: capturing(2, slot, 4096),
+        lambda slot: capturing(3, 1 - slot, 4096),
+        lambda slot: capturing(3, NONE, 4096),
+        lambda slot: capturing(3, 7, 4096),
+        lambda slot: capturing(3, slot, 4097),
+        lambda slot: capturing(3, slot, -1),
+    ],
+    ids=["another step", "another slot", "no slot", "a slot that is none", "more than the payload", "less than nothing"],
+)
+async def test_word_of_a_capture_that_nobody_asked_for_has_no_effect(place: Place, said: Callable[[int], Capturing]) -> None:
+    await begin(place)
+    slot = await granted(place, 3)
+    place.lines.message(RANK, said(slot))
+    assert place.shard.core.capturing == NONE
+    assert all(each.digests is None for each in place.store.shards[RANK])
+    await place.lines.close()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"payload_bytes": 1 << 20}, {"payload_bytes": 0}, {"index_offset": -1}, {"index_bytes": 97}, {"index_bytes": -1}],
+    ids=str,
+)
+async def test_a_payload_that_cannot_be_is_given_up(place: Place, sizes: dict[str, int]) -> None:
+    await begin(place)
+    slot = await granted(place, 3)
+    place.lines.message(RANK, capturing(3, slot, **sizes))
+    assert (place.shard.core.vote, place.shard.core.capturing) == (Vote.ABANDON, NONE)
+    await place.lines.close()
+
+
+async def test_a_step_that_is_proposed_again_in_mid_capture_is_followed_anew(place: Place) -> None:
+    await begin(place)
+    slot = await granted(place, 3)
+    place.lines.message(RANK, capturing(3, slot, 4096))
+    before = place.store.shards[RANK][slot].digests
+    place.propose(NONE)
+    assert await granted(place, 3) == slot
+    place.lines.message(RANK, capturing(3, slot, 4096))
+    after = place.store.shards[RANK][slot].digests
+    assert after is not None
+    assert after is not before
+    place.lines.message(RANK, captured(3, slot))
+    await done(place)
+    assert place.shard.core.vote is Vote.ACKED
+    await place.lines.close()
+
+
+async def test_a_capture_that_goes_on_after_its_step_was_dropped_is_nothing_when_its_slot_is_granted_for_the_next(place: Place) -> None:
+    await begin(place)
+    slot = await granted(place, 3)
+    place.lines.message(RANK, capturing(3, slot, 2000))
+    place.propose(4)
+    other = await granted(place, 4)
+    place.lines.message(RANK, capturing(3, slot, 3000))
+    assert place.shard.core.capturing == NONE
+    place.lines.message(RANK, capturing(4, other, 3000))
+    assert place.shard.core.capturing == 4
+    await place.lines.close()

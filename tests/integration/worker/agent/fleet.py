@@ -55,6 +55,7 @@ from everstep.protocol.rank_messages import (
     AgentToRank,
     Boundary,
     Captured,
+    Capturing,
     Phase,
     RankHalf,
     RankHello,
@@ -170,6 +171,10 @@ class ScriptedRank:
     restored: bytes | None = None
     captures: bool = True
     """Whether it says what it has captured: a rank that does not is in the middle of a capture."""
+    stops_at: int | None = None
+    """How far its copier comes before it stands still; None: to the end, in one go."""
+    half_captured: Capturing | None = None
+    """What it last said of a capture that stands still."""
     slots: SlotsGranted | None = None
     refusals: list[str] = field(default_factory=list)
     connection_count: int = 0
@@ -239,23 +244,41 @@ class ScriptedRank:
             if half.vote_step != half.proposed:
                 self._settle(Abandoned(generation=self.plan.generation, step=half.proposed, reason="late"))
         elif half.slot != NONE and self.slots is not None and self.captures:
-            self._settle(self._capture(half))
+            if self.stops_at is None:
+                self._settle(Captured(**self._capture(half.proposed, half.slot)))  # type: ignore[arg-type]
+            else:
+                self.settled = half.proposed
+                self.half_captured = Capturing(**self._capture(half.proposed, half.slot, self.stops_at), final_bytes=self.stops_at)  # type: ignore[arg-type]
+                self._send(self.half_captured)
 
-    def _capture(self, half: AgentHalf) -> Captured:
+    def go_on(self) -> None:
+        """Have the copier that stands still come to its end."""
+        assert self.half_captured is not None
+        self._settle(Captured(**self._capture(self.half_captured.step, self.half_captured.slot)))  # type: ignore[arg-type]
+        self.half_captured = None
+
+    def give_up(self) -> None:
+        """Find that the state changed before its copy was done."""
+        assert self.half_captured is not None
+        self._settle(Abandoned(generation=self.plan.generation, step=self.half_captured.step, reason="w changed outside an optimizer step"))
+        self.half_captured = None
+
+    def _capture(self, step: int, slot: int, end: int | None = None) -> dict[str, object]:
+        """Write a slot, or the beginning of it; return what is said of it."""
         assert self.slots is not None
-        data, index_offset = payload(self.rank, self.boundary)
-        with open(self.slots.paths[half.slot], "r+b") as file:
+        data, index_offset = payload(self.rank, step)
+        with open(self.slots.paths[slot], "r+b") as file:
             file.seek(HEADER_BYTES)
-            file.write(data)
-        return Captured(
-            generation=self.plan.generation,
-            step=half.proposed,
-            slot=half.slot,
-            layout_hash=LAYOUT,
-            payload_bytes=len(data),
-            index_offset=index_offset,
-            index_bytes=len(data) - index_offset,
-        )
+            file.write(data[:end])
+        return {
+            "generation": self.plan.generation,
+            "step": Step(step),
+            "slot": slot,
+            "layout_hash": LAYOUT,
+            "payload_bytes": len(data),
+            "index_offset": index_offset,
+            "index_bytes": len(data) - index_offset,
+        }
 
     def _settle(self, message: Captured | Abandoned) -> None:
         self.settled = message.step

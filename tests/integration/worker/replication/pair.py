@@ -19,7 +19,7 @@ from worker.replication.sender import ReplicaSender
 from worker.replication.tcp import PeerListener, TcpSession, dial
 from worker.replication.transport import Credentials, Dialler, Session
 from worker.shm.rank_page import RankPage
-from worker.shm.store import SlotStore
+from worker.shm.store import Slot, SlotStore
 from worker.tasks import end
 
 JOB, RUN, GENERATION = JobName("gpt"), RunId("ab" * 16), Generation(3)
@@ -40,6 +40,51 @@ def content(step: int) -> Content:
 
 def payload(step: int, size: int) -> bytes:
     return (step.to_bytes(4, "big") * (size // 4 + 1))[:size]
+
+
+class Capture:
+    """A step that is being captured on the owner's node, as far as a test lets it."""
+
+    def __init__(self, pair: Pair, step: int, slot: Slot) -> None:
+        self.slot = slot
+        self._pair = pair
+        self._step = Step(step)
+        header = SlotHeader(
+            job=JOB,
+            run=RUN,
+            owner_rank=RANK,
+            origin_generation=GENERATION,
+            step=self._step,
+            state=SlotState.WRITING,
+            capacity_bytes=pair.payload_bytes,
+            payload_bytes=pair.payload_bytes,
+            layout_hash=LAYOUT,
+        )
+        self.digests, _ = pair.owner_store.follow(slot, header)
+        self.sealing = asyncio.create_task(pair.owner_store.seal_followed(slot, self.digests))
+
+    def write(self, end: int, data: bytes | None = None) -> None:
+        """Have the copier come so far."""
+        data = payload(self._step, self._pair.payload_bytes) if data is None else data
+        with self.slot.file.payload(0, end) as view:
+            view[:] = data[:end]
+
+    def go_on(self, end: int) -> None:
+        """Have the copier come so far, and its rank say so."""
+        self.write(end)
+        self.digests.grow(end)
+        self._pair.shard.apply(self._pair.shard.core.capture(self._step))
+
+    async def seal(self) -> None:
+        """The rank has captured it."""
+        self.digests.complete()
+        assert await self.sealing is not None
+        self._pair.shard.apply(self._pair.shard.core.seal(self._step))
+
+    def give_up(self) -> None:
+        """The rank has found that the state changed meanwhile."""
+        self._pair.owner_store.give_up(RANK, content(self._step))
+        self._pair.shard.apply(self._pair.shard.core.abandon(self._step, "changed"))
 
 
 class Pair:
@@ -135,28 +180,19 @@ class Pair:
 
     async def capture(self, step: int) -> None:
         """Grant, write and seal a step in the owner's own slot, as the rank and its agent do."""
+        capture = await self.begin_capture(step)
+        capture.write(self.payload_bytes)
+        await capture.seal()
+
+    async def begin_capture(self, step: int) -> Capture:
+        """Grant a slot of the owner's own for a step."""
         committed = self.shard.core.committed
         keep = {content(committed)} if committed != NONE else set()
         index = await self.owner_store.grant(RANK, content(step), keep=keep, capacity_bytes=self.payload_bytes, layout_hash=LAYOUT, slot_count=2)
         assert index is not None
         for lost in [each for each in self.shard.core.sealed if self.shard.slot(each) is None]:
             self.shard.apply(self.shard.core.forget(lost))
-        slot = self.owner_store.shards[RANK][index]
-        with slot.file.payload(0, self.payload_bytes) as view:
-            view[:] = payload(step, self.payload_bytes)
-        header = SlotHeader(
-            job=JOB,
-            run=RUN,
-            owner_rank=RANK,
-            origin_generation=GENERATION,
-            step=Step(step),
-            state=SlotState.WRITING,
-            capacity_bytes=self.payload_bytes,
-            payload_bytes=self.payload_bytes,
-            layout_hash=LAYOUT,
-        )
-        assert await self.owner_store.seal(RANK, index, header) is not None
-        self.shard.apply(self.shard.core.seal(Step(step)))
+        return Capture(self, step, self.owner_store.shards[RANK][index])
 
     def hear(self, committed: int, proposed: int) -> None:
         """The owner hears of a round."""

@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 
 from everstep.protocol import slot as slots
+from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.peer_messages import (
     CHUNK_HEADER,
     BeginShard,
     CancelShard,
+    EndShard,
     FetchShard,
     HolderInventory,
     PreparingShard,
     ReserveShard,
+    ShardDigests,
     ShardRefused,
     ShardReserved,
     ShardSealed,
@@ -57,7 +60,22 @@ class ByHand:
         self.transfer = 0
 
     async def begin(self, step: int, data: bytes, *, committed: int = -1, **other: object) -> None:
-        """Announce a shard."""
+        """Announce a shard that is whole."""
+        await self.open(step, data, committed=committed, **other)
+        await self.name(data, 0, -(-len(data) // CHUNK))
+        await self.finish(data)
+
+    async def name(self, data: bytes, first: int, count: int, **other: object) -> None:
+        """Say the digests of some chunks."""
+        digests = payload_chunk_digests(data)[16 * max(0, first) : 16 * (max(0, first) + count)]
+        await self.session.send(ShardDigests(**{"transfer": self.transfer, "first": first, "chunk_digests": digests, **other}))  # type: ignore[arg-type]
+
+    async def finish(self, data: bytes) -> None:
+        """Say that the shard is complete."""
+        await self.session.send(EndShard(transfer=self.transfer, digest=payload_digest(data)))
+
+    async def open(self, step: int, data: bytes, *, committed: int = -1, **other: object) -> None:
+        """Announce a shard, and nothing of its chunks."""
         self.transfer += 1
         fields: dict[str, object] = {
             "transfer": self.transfer,
@@ -69,8 +87,6 @@ class ByHand:
             "index_offset": 0,
             "index_bytes": 0,
             "layout_hash": LAYOUT,
-            "digest": payload_digest(data),
-            "chunk_digests": payload_chunk_digests(data),
             "committed": Step(committed),
         }
         await self.session.send(BeginShard(**{**fields, **other}))  # type: ignore[arg-type]
@@ -92,7 +108,7 @@ class ByHand:
         """Send a shard as an owner does."""
         await self.begin(step, data, committed=committed)
         answer = await self.session.receive()
-        if isinstance(answer, ShardWanted):
+        while isinstance(answer, ShardWanted):
             self.chunks(data, [index for first, count in answer.chunks for index in range(first, first + count)])
             answer = await self.session.receive()
         assert isinstance(answer, ShardSealed | ShardRefused)
@@ -110,6 +126,15 @@ class ByHand:
         """End both lines."""
         self.session.close()
         self.line.close()
+
+
+async def ask_for_all(session: TcpSession) -> int:
+    """Ask for every chunk of a small sealed shard, whose beginning has been read; return how many they are."""
+    named = await session.receive()
+    assert isinstance(named, ShardDigests)
+    count = len(named.chunk_digests) // 16
+    await session.send(ShardWanted(transfer=named.transfer, chunks=((0, count),)))
+    return count
 
 
 async def landed(pair: Pair, count: int) -> None:
@@ -262,7 +287,8 @@ async def test_what_did_not_change_is_not_sent_again(pair: Pair) -> None:
         assert await hand.wanted() == [2, 3]
         hand.chunks(frozen + payload(2, 2000), [2, 3])
         assert isinstance(await hand.session.receive(), ShardSealed)
-        await hand.begin(3, frozen + payload(2, 2000), committed=2)  # all of it is here already
+        await hand.begin(3, frozen + payload(2, 2000), committed=2)
+        assert await hand.wanted() == []  # all of it is here already
         assert isinstance(await hand.session.receive(), ShardSealed)
     assert pair.held() == {2: frozen + payload(2, 2000), 3: frozen + payload(2, 2000)}
 
@@ -338,8 +364,6 @@ async def test_a_sender_repeats_what_its_holder_refused(pair: Pair) -> None:
         {"payload_bytes": -1},
         {"index_offset": -8, "index_bytes": 8},
         {"index_offset": 3999, "index_bytes": 2},
-        {"chunk_digests": bytes(16)},
-        {"digest": bytes(16)},
         {"owner_rank": Rank(5)},
         {"transfer": 0},
     ],
@@ -402,9 +426,8 @@ async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pa
             await receive(session)
             return
         await session.send(HolderInventory(owner_rank=RANK, sealed=()))
-        begin = await session.receive()
-        assert isinstance(begin, BeginShard)
-        await session.send(ShardWanted(transfer=begin.transfer, chunks=((0, len(begin.chunk_digests) // 16),)))
+        assert isinstance(await session.receive(), BeginShard)
+        await ask_for_all(session)
         begun.set()
         await gate.wait()
         session.close()
@@ -498,9 +521,8 @@ async def test_a_peer_that_stops_reading_is_dropped_and_c_advances_without_it(ma
     async def never_reads(session: TcpSession) -> None:
         if session.opened.kind == "replica":
             await session.send(HolderInventory(owner_rank=RANK, sealed=()))
-            begin = await session.receive()
-            assert isinstance(begin, BeginShard)
-            await session.send(ShardWanted(transfer=begin.transfer, chunks=((0, len(begin.chunk_digests) // 16),)))
+            assert isinstance(await session.receive(), BeginShard)
+            await ask_for_all(session)
         await deaf.wait()
 
     pair.listen()
@@ -706,8 +728,10 @@ async def test_a_holder_whose_wire_damages_everything_is_dropped_however_much_is
         if session.opened.kind == "replica":
             await session.send(HolderInventory(owner_rank=RANK, sealed=()))
             while isinstance(begin := await session.receive(), BeginShard):
-                for _ in range(4):
-                    await session.send(ShardWanted(transfer=begin.transfer, chunks=((0, len(begin.chunk_digests) // 16),)))
+                named = await ask_for_all(session)
+                for _ in range(3):
+                    await session.send(ShardWanted(transfer=begin.transfer, chunks=((0, named),)))
+                assert isinstance(await session.receive(), EndShard)
                 await session.send(ShardRefused(transfer=begin.transfer, reason="chunks of the payload do not hash to their digests"))
         else:
             with session.detach() as line:
@@ -800,6 +824,28 @@ async def test_a_fetched_shard_that_has_rotted_in_its_holders_memory_is_not_seal
     assert pair.owner_store.inventory() == ()
 
 
+@pytest.mark.parametrize("wrong", ["the end", "another transfer", "nothing of it"])
+async def test_a_holder_that_gives_something_else_is_not_believed(pair: Pair, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    await held_by_the_holder(pair)
+    other = payload(7, 4000)
+
+    async def lying(session: TcpSession) -> None:
+        assert isinstance(await session.receive(), FetchShard)
+        slot = pair.holder_store.sealed(RANK, content(1))
+        assert slot is not None
+        await session.send(announcement(slot.file.header, transfer=1, committed=Step(-1)))
+        if wrong == "nothing of it":
+            await session.send(PreparingShard())
+        await session.send(ShardDigests(transfer=2 if wrong == "another transfer" else 1, first=0, chunk_digests=payload_chunk_digests(other)))
+        await session.send(EndShard(transfer=1, digest=payload_digest(other)))
+        await session.receive()
+
+    monkeypatch.setattr(pair.receiver, "fetch", lying)
+    with pytest.raises(MalformedMessage):
+        await fetch(pair)
+    assert pair.owner_store.inventory() == ()
+
+
 async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     await held_by_the_holder(pair)
     data = payload(1, 4000)
@@ -810,7 +856,9 @@ async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(pair: 
         assert isinstance(wanted, FetchShard)
         slot = pair.holder_store.sealed(RANK, content(1))
         assert slot is not None
-        await session.send(announcement(slot.file.header, slot.chunk_digests, transfer=1, committed=Step(-1)))
+        await session.send(announcement(slot.file.header, transfer=1, committed=Step(-1)))
+        await session.send(ShardDigests(transfer=1, first=0, chunk_digests=payload_chunk_digests(data)))
+        await session.send(EndShard(transfer=1, digest=payload_digest(data)))
         await gate.wait()
 
     async def half(session: TcpSession) -> None:
@@ -854,4 +902,4 @@ async def test_an_ended_generation_leaves_no_stream_open(pair: Pair) -> None:
         assert pair.held() == {}
         await hand.closed()
         assert hand.line.recv(1) == b""
-    assert not [thread for thread in threading.enumerate() if thread.name == "everstep-stream"]
+    await pair.until(lambda: not [thread for thread in threading.enumerate() if thread.name == "everstep-stream"])

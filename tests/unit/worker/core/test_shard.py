@@ -195,3 +195,35 @@ def test_an_agent_says_no_for_a_rank_that_has_passed(
     boundary: int, echo_step: int, echo: int, stop: int, state: StopState, answer: tuple[int, int]
 ) -> None:
     assert echo_of(RankHalf(1, boundary, echo_step=echo_step, echo=echo), step(stop), state) == answer
+
+
+class TestCapturing:
+    """What a rank is still capturing can be sent, and counts for nothing."""
+
+    def test_a_holder_that_has_the_foundation_may_be_sent_what_is_being_captured(self) -> None:
+        shard = replace(committed(), held=frozenset({(A, step(7))})).capture(step(8))
+        assert shard.wanted(A) == 8
+        assert shard.wanted(B) == 7
+
+    def test_it_is_not_voted_on_whoever_acknowledges_it_before_it_is_sealed(self) -> None:
+        shard = committed().capture(step(8)).drop(A).drop(B)
+        assert shard.vote is Vote.NONE
+        shard = committed().capture(step(8)).acknowledge(A, step(8)).acknowledge(B, step(8))
+        assert shard.vote is Vote.NONE
+        assert shard.seal(step(8)).vote is Vote.ACKED
+
+    def test_it_is_over_when_it_is_sealed_or_given_up_or_no_longer_proposed(self) -> None:
+        shard = committed().capture(step(8))
+        assert shard.seal(step(8)).capturing == NONE
+        assert shard.abandon(step(8), "changed").wanted(A) == NONE
+        dropped = shard.hear(step(7), NONE)
+        assert dropped.hear(step(7), step(8)).wanted(A) == NONE
+
+    def test_only_the_proposed_step_is_captured_and_the_base_never(self) -> None:
+        shard = committed()
+        assert shard.capture(step(9)) == shard
+        assert shard.abandon(step(8), "late").capture(step(8)).capturing == NONE
+        based = Shard.begin(step(5), (A,)).hear(NONE, step(5)).forget(step(5))
+        assert based.capture(step(5)) == based
+        sealed = shard.seal(step(8))
+        assert sealed.capture(step(8)) == sealed

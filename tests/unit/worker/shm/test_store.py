@@ -11,11 +11,23 @@ from pathlib import Path
 
 import pytest
 
+from everstep.protocol import slot as slot_module
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
-from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, digest, pack_header, payload_digest, unpack_header
+from everstep.protocol.slot import (
+    DIGEST_BYTES,
+    HEADER_BYTES,
+    SlotHeader,
+    SlotState,
+    digest,
+    pack_header,
+    payload_chunk_digests,
+    payload_digest,
+    unpack_header,
+)
 from worker.core.slots import Content, slot_bytes_per_node
 from worker.errors import NoRoom
 from worker.shm import store as store_module
+from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.store import Slot, SlotStore, in_thread
 
 JOB, RUN, OTHER = JobName("gpt"), RunId("ab" * 16), RunId("cd" * 16)
@@ -174,6 +186,140 @@ async def test_a_pinned_slot_is_not_granted(tmpfs: Path) -> None:
     first.pins -= 1
     assert await grant(store, 3, keep={content(2)}) is not None
     store.close()
+
+
+class TestFollowing:
+    """A slot is digested while its rank still writes it."""
+
+    SIZE = 4500
+
+    @pytest.fixture(autouse=True)
+    def small_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(slot_module, "CHUNK_BYTES", 1000)
+
+    async def begun(self, store: SlotStore, step: int) -> tuple[Slot, ChunkDigests, asyncio.Task[bytes | None]]:
+        """Grant a slot, and follow what is written into it."""
+        index = await grant(store, step, slot_count=1)
+        assert index is not None
+        slot = store.shards[RANK][index]
+        digests, has_begun = store.follow(slot, header(store, step, self.SIZE))
+        assert has_begun
+        return slot, digests, asyncio.create_task(store.seal_followed(slot, digests))
+
+    @staticmethod
+    def write(slot: Slot, data: bytes, start: int = 0) -> None:
+        with slot.file.payload(start, start + len(data)) as view:
+            view[:] = data
+
+    @staticmethod
+    async def known(digests: ChunkDigests, count: int) -> None:
+        """Wait until so many chunks are digested."""
+        async with asyncio.timeout(20):
+            while digests.known_count < count:
+                await digests.changed.wait(digests.changed.version)
+
+    @pytest.mark.parametrize("inline_bytes", [0, 1 << 20], ids=["in a thread", "on the loop"])
+    async def test_chunks_are_digested_as_they_become_final_and_sealed_when_all_is_said(
+        self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch, inline_bytes: int
+    ) -> None:
+        monkeypatch.setattr(store_module, "INLINE_DIGEST_BYTES", inline_bytes)
+        store, data = opened(tmpfs), payload(1, self.SIZE)
+        slot, digests, sealing = await self.begun(store, 1)
+        self.write(slot, data[:2500])
+        digests.grow(2500)
+        digests.grow(1200)  # late news
+        await self.known(digests, 2)
+        assert digests.known == payload_chunk_digests(data)[: 2 * DIGEST_BYTES]
+        self.write(slot, data[2500:], 2500)
+        digests.grow(self.SIZE)
+        await self.known(digests, 4)
+        assert (digests.known_count, digests.is_sealed) == (4, False)  # the last one is short: its end is known when all is
+        assert store.inventory() == ()
+        digests.complete()
+        assert await sealing == payload_digest(data)
+        assert digests.is_sealed
+        assert digests.known == payload_chunk_digests(data)
+        assert on_disk(slot).payload_digest == payload_digest(data)
+        store.close()
+
+    async def test_nothing_is_digested_that_may_still_be_written(self, tmpfs: Path) -> None:
+        store, data = opened(tmpfs), payload(1, self.SIZE)
+        slot, digests, sealing = await self.begun(store, 1)
+        digests.grow(999)
+        await asyncio.sleep(0)
+        assert digests.known_count == 0
+        self.write(slot, data)
+        digests.complete()
+        assert await sealing == payload_digest(data)
+        store.close()
+
+    async def test_who_goes_on_following_does_not_begin_again(self, tmpfs: Path) -> None:
+        store = opened(tmpfs)
+        slot, digests, sealing = await self.begun(store, 1)
+        assert store.follow(slot, header(store, 1, self.SIZE)) == (digests, False)
+        digests.complete()
+        await sealing
+        assert store.follow(slot, header(store, 1, self.SIZE)) == (digests, False)
+        store.close()
+
+    async def test_a_grant_ends_it_and_nothing_of_it_is_left(self, tmpfs: Path) -> None:
+        store = opened(tmpfs)
+        slot, digests, sealing = await self.begun(store, 1)
+        self.write(slot, payload(1, self.SIZE))
+        digests.grow(self.SIZE)
+        await self.known(digests, 4)
+        again, fresh, sealing_again = await self.begun(store, 1)  # the same step, too, is written anew
+        assert again is slot
+        assert await sealing is None
+        assert fresh is not digests
+        assert fresh.known_count == 0
+        digests.complete()  # said of the first time
+        self.write(slot, payload(7, self.SIZE))
+        fresh.complete()
+        assert await sealing_again == payload_digest(payload(7, self.SIZE))
+        store.close()
+
+    async def test_a_grant_just_before_the_digests_begin_ends_it_too(self, tmpfs: Path) -> None:
+        store = opened(tmpfs)
+        slot, digests, sealing = await self.begun(store, 1)
+        digests.complete()
+        assert await grant(store, 2, slot_count=1) == 0  # nothing has been read yet: nobody is joined
+        assert await sealing is None
+        assert (on_disk(slot).state, on_disk(slot).step) == (SlotState.WRITING, 2)
+        store.close()
+
+    async def test_what_is_given_up_is_not_read_any_more_and_never_sealed(self, tmpfs: Path) -> None:
+        store = opened(tmpfs)
+        slot, digests, sealing = await self.begun(store, 1)
+        digests.grow(2000)
+        await self.known(digests, 2)
+        store.give_up(RANK, content(2))
+        assert slot.digests is digests
+        store.give_up(RANK, content(1))
+        assert slot.digests is None
+        assert await sealing is None
+        assert store.inventory() == ()
+        store.close()
+
+    async def test_nobody_begins_to_read_a_slot_while_its_readers_are_waited_for(self, tmpfs: Path) -> None:
+        store = opened(tmpfs)
+        slot = await fill(store, 1)
+        found: list[object] = []
+
+        async def read() -> bool:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                found.append(store.sealed(RANK, content(1)))
+            return True
+
+        reading = asyncio.create_task(store.reading(slot, read()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert await grant(store, 2, slot_count=1) == 0
+        await reading
+        assert found == [None]
+        store.close()
 
 
 class TestRoom:

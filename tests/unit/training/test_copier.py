@@ -1,0 +1,107 @@
+"""The host's copier, and what it says of how far it has come."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from everstep.training import copier as copier_module
+from everstep.training.copier import Copies, CpuCopier, parts
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copier_module, "PIECE_BYTES", 64)
+    monkeypatch.setattr(copier_module, "TENSORS_AT_ONCE", 3)
+
+
+def copies_of(*sources: torch.Tensor) -> Copies:
+    return Copies(sources, [torch.full(source.shape, -1).to(source.dtype) for source in sources])
+
+
+SMALL, LARGE = torch.arange(4.0), torch.arange(40.0)
+TRANSPOSED = torch.arange(40.0).view(4, 10).t()
+
+
+@pytest.mark.parametrize(
+    ("sources", "told"),
+    [
+        ([SMALL] * 3, [(3, 0)]),
+        ([SMALL] * 7, [(3, 0), (6, 0), (7, 0)]),
+        ([torch.arange(10.0)] * 3, [(1, 0), (2, 0), (3, 0)]),
+        ([LARGE], [(0, 64), (0, 128), (1, 0)]),
+        ([torch.arange(32.0)], [(0, 64), (1, 0)]),
+        ([SMALL, LARGE, SMALL], [(1, 0), (1, 64), (1, 128), (2, 0), (3, 0)]),
+        ([TRANSPOSED, SMALL], [(1, 0), (2, 0)]),
+        ([torch.zeros(0), SMALL], [(2, 0)]),
+        ([torch.arange(40, dtype=torch.uint8), torch.arange(20, dtype=torch.int64)], [(1, 0), (1, 64), (1, 128), (2, 0)]),
+        ([], []),
+    ],
+    ids=[
+        "small ones together",
+        "not too many",
+        "not too large",
+        "a large one in pieces",
+        "whole pieces",
+        "between",
+        "not in one piece",
+        "empty",
+        "types",
+        "none",
+    ],
+)
+def test_what_is_said_to_be_there_is_there(sources: list[torch.Tensor], told: list[tuple[int, int]]) -> None:
+    copies = copies_of(*sources)
+    copier, said, errors = CpuCopier(), [], []
+
+    def progress(complete_count: int, piece_bytes: int) -> None:
+        said.append((complete_count, piece_bytes))
+        assert all(torch.equal(to, of) for to, of in list(zip(copies.targets, copies.sources, strict=True))[:complete_count])
+        if piece_bytes:
+            count = piece_bytes // copies.sources[complete_count].element_size()
+            assert torch.equal(copies.targets[complete_count].view(-1)[:count], copies.sources[complete_count].reshape(-1)[:count])
+
+    def done(error: BaseException | None) -> None:
+        said.append((-1, 0))
+        errors.append(error)
+
+    copier.start(copies, done, progress).join()
+    copier.close()
+    assert errors == [None]
+    assert said == [*told, (-1, 0)]
+    assert all(torch.equal(to, of) for to, of in zip(copies.targets, copies.sources, strict=True))
+
+
+def test_parts_are_everything_once_and_in_order() -> None:
+    torch.manual_seed(1)
+    sources = [torch.randn(int(size)) for size in torch.randint(0, 60, (50,))]
+    copies = copies_of(*sources)
+    ends = []
+    for part, complete_count, piece_bytes in parts(copies):
+        for to, of in zip(part.targets, part.sources, strict=True):
+            assert bool((to == -1).all()), "copied twice"
+            to.copy_(of)
+        ends.append((complete_count, piece_bytes))
+    assert ends == sorted(ends)
+    assert all(torch.equal(to, of) for to, of in zip(copies.targets, copies.sources, strict=True))
+
+
+def test_nobody_asks_and_nothing_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Copies] = []
+    copier = CpuCopier()
+    monkeypatch.setattr(copier, "copy", calls.append)
+    copies = copies_of(LARGE, SMALL)
+    copier.start(copies, lambda _error: None).join()
+    copier.close()
+    assert calls == [copies]
+
+
+def test_a_copy_that_fails_in_the_middle_says_so_and_stops() -> None:
+    copies = Copies([SMALL, torch.zeros(3)], [torch.zeros(4), torch.zeros(2)])
+    copier, said, errors = CpuCopier(), [], []
+    ticket = copier.start(copies, errors.append, lambda *far: said.append(far))
+    ticket.join()
+    copier.close()
+    assert [type(error) for error in errors] == [RuntimeError]
+    assert ticket.error is errors[0]
+    assert said == []

@@ -1,0 +1,75 @@
+"""The queue of a transfer's wanted chunks, shared by the threads of its streams."""
+
+from __future__ import annotations
+
+import threading
+
+from worker.replication.streams import ChunkQueue
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_chunks_are_taken_once_and_who_waits_for_more_gets_them() -> None:
+    queue, found = ChunkQueue(), []
+    lock = threading.Lock()
+
+    def work() -> None:
+        while (index := queue.next()) is not None:
+            with lock:
+                found.append(index)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    queue.add([(0, 2), (5, 1)])
+    queue.add([(7, 3)])
+    queue.add([])
+    queue.complete()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [0, 1, 5, 7, 8, 9]
+
+
+def test_nobody_gets_what_is_not_wanted_any_more() -> None:
+    queue = ChunkQueue()
+    waiting = threading.Thread(target=queue.next)
+    waiting.start()
+    queue.cancel()
+    waiting.join()
+    queue.add([(0, 1)])
+    assert queue.next() is None
+    assert queue.cancelled.is_set()
+
+
+def test_what_was_sent_before_the_end_is_still_sent_in_order() -> None:
+    queue = ChunkQueue()
+    queue.add([(3, 2)])
+    queue.complete()
+    assert [queue.next(), queue.next(), queue.next()] == [3, 4, None]
+
+
+def test_time_in_which_there_was_nothing_to_send_is_not_counted() -> None:
+    clock = Clock()
+    queue = ChunkQueue(clock)
+    clock.now += 5
+    queue.add([(0, 2)])
+    clock.now += 1
+    queue.taken(10)
+    assert queue.busy_seconds == 1
+    clock.now += 2
+    queue.taken(10)
+    clock.now += 50  # the capture stands still
+    queue.add([])
+    assert queue.busy_seconds == 3
+    queue.add([(2, 1)])
+    clock.now += 4
+    assert queue.busy_seconds == 7
+    queue.taken(5)
+    clock.now += 9
+    assert (queue.busy_seconds, queue.taken_bytes, queue.taken_at) == (7, 25, 162)
