@@ -22,6 +22,7 @@ MAX_RANKS_PER_NODE = 64
 MAX_RUNTIME_SECONDS = 2_419_200
 """28 days, as in SageMaker."""
 MAX_PRIORITY = 1_000
+MAX_PRICE_USD_PER_HOUR = 10_000
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """1-63 letters, digits and single hyphens (SageMaker's rule for TrainingJobName)."""
@@ -199,6 +200,23 @@ class SecondaryStatusTransition(Shape):
     status_message: str
 
 
+class Reliability(Shape):
+    """How much of the time was training, and how often and how long it was interrupted."""
+
+    ettr_ratio: float | None
+    """Seconds of training ÷ all seconds but those without nodes (queue, provision, paused); null before the first start."""
+    ettr_with_queue_ratio: float | None
+    """Seconds of training ÷ all seconds since the job was created."""
+    mttf_seconds: float | None
+    """Mean time to failure: seconds of training and stall ÷ incidents; null before the first."""
+    mttr_seconds: float | None
+    """Mean time to recovery, from the failure until training is where it was before; of incidents that are closed."""
+    lost_steps: int
+    """Steps done again."""
+    incident_cost_usd: float | None
+    """What nodes cost while they made no new step; null where the fleet has no price."""
+
+
 class TrainingJob(Shape):
     """Everything about a job."""
 
@@ -245,9 +263,14 @@ class TrainingJob(Shape):
     coordinator_node_id: str | None
     incident_count: int
     accounting_seconds: dict[str, float]
-    """Every second of the job by bucket."""
-    ettr_ratio: float | None
-    """Seconds of training ÷ seconds since the first start; queueing is not counted."""
+    """Every second from CreationTime to AccountedUntil by bucket, to the microsecond: they add up exactly."""
+    accounted_until: datetime | None
+    """The end, once the job has ended."""
+    reliability: Reliability
+    node_seconds: float
+    """How long nodes have worked for the job, all together."""
+    cost_usd: float | None
+    """What they have cost so far at the fleet's price; null where it has none."""
 
 
 # Protection, checkpoints, logs, outputs, metrics -----------------------------------------------------------------------------------------
@@ -381,6 +404,14 @@ class ListMetricsResponse(Shape):
 # Incidents and events --------------------------------------------------------------------------------------------------------------------
 
 
+class RankSource(Shape):
+    """Where the shards of some ranks came from."""
+
+    source: Literal["local", "peer", "s3"]
+    first_rank: int
+    last_rank: int
+
+
 class Incident(Shape):
     """A failure and its recovery."""
 
@@ -413,6 +444,9 @@ class Incident(Shape):
     restore_seconds: float | None
     rework_seconds: float | None
     cost_usd: float | None
+    """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Null where the fleet has no price."""
+    rank_sources: list[RankSource]
+    """By rank; empty before that is known, or when nothing was restored."""
 
 
 class ListIncidentsResponse(Shape):
@@ -456,6 +490,8 @@ class CreateFleetRequest(Shape):
     spare_count: int = Field(default=1, ge=0, le=MAX_NODE_COUNT)
     min_node_count: int = Field(default=0, ge=0, le=MAX_NODE_COUNT)
     """Nodes kept even when no job runs, spares not included."""
+    price_usd_per_hour: float | None = Field(default=None, gt=0, le=MAX_PRICE_USD_PER_HOUR)
+    """What one instance costs you; jobs and incidents are valued at it."""
     project: Name | None = None
     tags: Tags = Field(default_factory=dict)
 
@@ -465,6 +501,8 @@ class UpdateFleetRequest(Shape):
 
     spare_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
     min_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
+    price_usd_per_hour: float | None = Field(default=None, gt=0, le=MAX_PRICE_USD_PER_HOUR)
+    """Jobs and incidents that have not ended are valued anew; what has ended keeps its figure."""
 
 
 class Fleet(Shape):
@@ -486,6 +524,17 @@ class Fleet(Shape):
     instance_type: str
     availability_zone: str
     price_usd_per_hour: float | None
+    accounting_seconds: dict[str, float]
+    """Of all its jobs, by bucket."""
+    reliability: Reliability
+    """Of all its jobs together."""
+    incident_count: int
+    lost_node_count: int
+    """Nodes that its jobs have lost."""
+    node_seconds: float
+    """How long its nodes have worked for jobs, all together."""
+    cost_usd: float | None
+    """What that has cost; idle nodes and spares are not in it."""
     drift: list[str]
     """How the group differs from what Everstep needs; freezes destructive actions."""
     tags: dict[str, str]

@@ -5,8 +5,9 @@ Invariant: a status is derived here from the stored state, through `core.states`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from control_plane.api import schemas
 from control_plane.core import accounting, domain_loss, placement, states
@@ -14,8 +15,8 @@ from control_plane.core.states import JobState
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.events import EventRecord
 from control_plane.db.fleets import FleetRecord
-from control_plane.db.incidents import IncidentRecord
-from control_plane.db.jobs import JobRecord
+from control_plane.db.incidents import IncidentRecord, IncidentTotals
+from control_plane.db.jobs import JobRecord, JobTotals
 from control_plane.db.nodes import NodeRecord
 from control_plane.db.protection import ShardRecord
 from control_plane.errors import TooManyCases
@@ -24,6 +25,15 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan
 
 ODDS_UP_TO_LOST_NODES = 3
+MICRO = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What the jobs of a fleet and their incidents come to, ended ones included."""
+
+    jobs: JobTotals
+    incidents: IncidentTotals
 
 
 def status_of(job: JobRecord) -> str:
@@ -57,14 +67,13 @@ def job_summary(job: JobRecord) -> schemas.TrainingJobSummary:
     )
 
 
-def job(job: JobRecord, *, plan: GenerationPlan | None, incident_count: int, now: datetime) -> schemas.TrainingJob:
+def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotals) -> schemas.TrainingJob:
     """Return everything about a job.
 
     Args:
         job: as stored.
         plan: of its newest generation, if it has one.
-        incident_count: how many incidents it has had.
-        now: for the ratio of a job that goes on.
+        incidents: what its incidents come to.
 
     Returns:
         All fields of the contract.
@@ -106,9 +115,12 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incident_count: int, now
         max_boundary=job.max_boundary,
         node_ids=[] if plan is None else [node.node_id for node in plan.nodes],
         coordinator_node_id=None if plan is None else plan.coordinator,
-        incident_count=incident_count,
-        accounting_seconds=dict(job.accounting),
-        ettr_ratio=_ettr(job, now),
+        incident_count=incidents.count,
+        accounting_seconds={name: spent / MICRO for name, spent in job.accounting.items()},
+        accounted_until=job.accounted_until,
+        reliability=_reliability(job.accounting, incidents, is_started=job.started_at is not None),
+        node_seconds=job.node_microseconds / MICRO,
+        cost_usd=job.cost_usd,
     )
 
 
@@ -212,7 +224,16 @@ def incident(record: IncidentRecord) -> schemas.Incident:
         restore_seconds=record.restore_seconds,
         rework_seconds=record.rework_seconds,
         cost_usd=record.cost_usd,
+        rank_sources=_rank_sources(record),
     )
+
+
+def _rank_sources(record: IncidentRecord) -> list[schemas.RankSource]:
+    firsts = accumulate((count for _, count in record.rank_sources), initial=0)
+    return [
+        schemas.RankSource(source=source, first_rank=first, last_rank=first + count - 1)  # type: ignore[arg-type]  # one of the literal's
+        for first, (source, count) in zip(firsts, record.rank_sources, strict=False)
+    ]
 
 
 def event(record: EventRecord) -> schemas.Event:
@@ -229,13 +250,14 @@ def event(record: EventRecord) -> schemas.Event:
     )
 
 
-def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[AgentView]) -> schemas.Fleet:
+def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[AgentView], history: History) -> schemas.Fleet:
     """Return one fleet.
 
     Args:
         record: as stored.
         nodes: of the fleet, without ended ones.
         agents: that are connected now, of any fleet.
+        history: what its jobs and their incidents come to.
 
     Returns:
         All fields of the contract.
@@ -256,6 +278,12 @@ def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[Age
         instance_type=record.instance_type,
         availability_zone=record.availability_zone,
         price_usd_per_hour=record.price_usd_per_hour,
+        accounting_seconds={name: spent / MICRO for name, spent in history.jobs.spent.items()},
+        reliability=_reliability(history.jobs.spent, history.incidents, is_started=history.jobs.node_microseconds > 0),
+        incident_count=history.incidents.count,
+        lost_node_count=history.incidents.lost_node_count,
+        node_seconds=history.jobs.node_microseconds / MICRO,
+        cost_usd=history.jobs.cost_usd,
         drift=list(record.drift),
         tags=dict(record.tags),
         creation_time=record.created_at,
@@ -314,9 +342,15 @@ def _transitions(job: JobRecord) -> list[schemas.SecondaryStatusTransition]:
     return shown
 
 
-def _ettr(job: JobRecord, now: datetime) -> float | None:
-    until = job.accounted_until or job.ended_at or now
-    return accounting.ettr_ratio(job.accounting, until.timestamp(), None if job.started_at is None else job.started_at.timestamp())
+def _reliability(spent: Mapping[str, int], incidents: IncidentTotals, *, is_started: bool) -> schemas.Reliability:
+    return schemas.Reliability(
+        ettr_ratio=accounting.ettr_ratio(spent) if is_started else None,
+        ettr_with_queue_ratio=accounting.ettr_ratio(spent, is_queue_counted=True) if is_started else None,
+        mttf_seconds=accounting.mean_seconds_to_failure(spent, incidents.count),
+        mttr_seconds=incidents.mean_recovery_seconds,
+        lost_steps=incidents.lost_steps,
+        incident_cost_usd=incidents.cost_usd,
+    )
 
 
 def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[str, str]:

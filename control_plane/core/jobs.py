@@ -77,7 +77,7 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
     """
     if observed.record.state in ENDED_JOBS:
         return Decision(record=observed.record)
-    charged = accounting.charge(observed.record, now, gap_seconds=4 * policy.timeouts.lease_seconds)
+    charged = accounting.charge(observed.record, now, gap_seconds=4 * policy.timeouts.lease_seconds, node_count=len(observed.assigned))
     view = _look(now, spec, observed, policy, charged)
     match view.record.state:
         case JobState.QUEUED | JobState.ALLOCATING:
@@ -88,7 +88,10 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
             decision = _launch(view)
         case _:
             decision = _watch(view)
-    return _settled(observed.record, decision, now)
+    told = tuple(
+        replace(incident, idle_node_microseconds=accounting.idle_node_microseconds(incident, decision.record)) for incident in decision.incidents
+    )
+    return replace(_settled(observed.record, decision, now), incidents=told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,11 +369,12 @@ def _load(view: _View) -> Decision:
     if waiting:
         loads = tuple(SendLoad(node_id=node_id, plan=plan) for node_id in waiting if _is_in(view, node_id, MemberPhase.PROMISED))
         return _stay(view, f"loads step {plan.base_step}; {', '.join(waiting)} to come", loads, requeue=LAUNCH_SECONDS)
-    started_at = view.record.started_at if view.record.started_at is not None else view.now
+    started_at = view.record.started_at if view.record.started_at is not None else accounting.accounted_until(view.record)
     incident = view.record.incident
     if incident is not None:
-        used = [source for report in view.reports.values() for source in report.restored_from]
-        incident = replace(incident, restore_source=reduce(recovery.farther, used, incident.restore_source))
+        used = [source for node in plan.nodes for source in view.reports[node.node_id].restored_from]
+        farthest = reduce(recovery.farther, used, incident.restore_source)
+        incident = replace(incident, restore_source=farthest, rank_sources=incidents.runs_of(used))
     return _moved(
         replace_record(view, started_at=started_at, incident=incident), JobEvent.LOADED, "every node has verified its shards: ranks are started"
     )
@@ -519,9 +523,12 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
     closed, incident = _incident_of(view, found, reached)
     record = replace(record, exclusions=_exclusions(view, record, tuple(gone)))
     is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.LOAD_FAILED) for fault in found)
-    detected = incident.opened_at - incident.failed_at if incident.opened_at == view.now else 0.0
+    if incident.opened_at == view.now:
+        record = accounting.recharge_detection(record, incident)
+        unnoticed = accounting.microseconds(incident.opened_at) - accounting.microseconds(incident.failed_at)
+        incident = replace(incident, node_microseconds_before=record.node_microseconds - unnoticed * record.node_count)
     record = replace(
-        accounting.recharge_detection(record, detected),
+        record,
         issued_generation=issued,
         asked=(),
         incident=incident,
@@ -611,7 +618,7 @@ def _ended(view: _View, event: JobEvent, reason: str) -> Decision:
     incident = view.record.incident
     if incident is not None and incident.state is not IncidentState.CLOSED:
         incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
-    return _moved(replace_record(view, ended_at=view.now, incident=incident), event, reason)
+    return _moved(replace_record(view, ended_at=accounting.accounted_until(view.record), incident=incident), event, reason)
 
 
 def _changed_incident(view: _View, record: JobRecord) -> tuple[IncidentRecord, ...]:
@@ -626,7 +633,8 @@ def _settled(before: JobRecord, decision: Decision, now: float) -> Decision:
         record = replace(record, incident=None)
     figures = {
         "accounted_until": before.accounted_until,
-        "seconds": before.seconds,
+        "microseconds": before.microseconds,
+        "node_microseconds": before.node_microseconds,
         "boundary": before.boundary,
         "max_boundary": before.max_boundary,
         "committed": before.committed,

@@ -128,6 +128,12 @@ class IncidentRecord:
     replaced_at: float | None = None
     restored_at: float | None = None
     closed_at: float | None = None
+    rank_sources: tuple[tuple[str, int], ...] = ()
+    """Where each rank's shard came from, by rank, run-length encoded: `(("local", 2), ("peer", 1))`. Empty before that is known."""
+    node_microseconds_before: int = 0
+    """The job's `node_microseconds` when it failed."""
+    idle_node_microseconds: int = 0
+    """Of the job's nodes during the incident; set in what a decision stores of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,8 +214,12 @@ class JobRecord:
     refused: tuple[RefusedSource, ...] = ()
     stop_reason: str = ""
     """Why the job is stopped, when it is not a user who asked."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    microseconds: Mapping[str, int] = field(default_factory=dict)
     """By bucket of `accounting.Bucket`, up to `accounted_until`."""
+    node_microseconds: int = 0
+    """Up to there: how long its nodes have worked for it, all together."""
+    node_count: int = 0
+    """Nodes that work for it since then."""
     accounted_until: float | None = None
     incident: IncidentRecord | None = None
     """The open one."""

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 import msgspec
-from sqlalchemy import and_, or_, select, update
+from sqlalchemy import and_, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -97,9 +97,13 @@ class JobRecord:
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
     """The breaker's memory, in the core's words; JSON values only."""
-    accounting: Mapping[str, float]
-    """Seconds by bucket, up to `accounted_until`."""
+    accounting: Mapping[str, int]
+    """Microseconds by bucket, up to `accounted_until`."""
     accounted_until: datetime | None
+    node_microseconds: int
+    """Up to there: how long its nodes have worked for it, all together."""
+    cost_usd: float | None
+    """That at the fleet's price; None where it has none."""
     memo: Mapping[str, Any]
     """What only the loop reads; JSON values only."""
 
@@ -119,8 +123,10 @@ class JobUpdate(TypedDict, total=False):
     max_boundary: int
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
-    accounting: Mapping[str, float]
+    accounting: Mapping[str, int]
     accounted_until: datetime | None
+    node_microseconds: int
+    cost_usd: float | None
     memo: Mapping[str, Any]
 
 
@@ -270,6 +276,36 @@ def page(session: Session, which: JobFilter, *, after: tuple[datetime, str] | No
         created_at, run_id = after
         query = query.where(or_(Job.created_at < created_at, and_(Job.created_at == created_at, Job.run_id < run_id)))
     return tuple(_record(row) for row in session.scalars(query))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTotals:
+    """What the jobs of a fleet come to, ended ones included."""
+
+    spent: Mapping[str, int]
+    """Microseconds by bucket."""
+    node_microseconds: int
+    cost_usd: float | None
+    """None where none has a price."""
+
+
+def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTotals:
+    """Add up the time and the cost of all jobs of a fleet.
+
+    Args:
+        session: any.
+        fleet_name: of the fleet.
+        buckets: of the accounting.
+
+    Returns:
+        Zeros where there has been no job.
+    """
+    names = tuple(buckets)
+    spent = [func.coalesce(func.sum(Job.accounting[name].as_integer()), 0) for name in names]
+    query = select(*spent, func.coalesce(func.sum(Job.node_microseconds), 0), func.sum(Job.cost_usd)).where(Job.fleet_name == fleet_name)
+    *sums, node_microseconds, cost_usd = session.execute(query).one()
+    by_bucket = {name: int(total) for name, total in zip(names, sums, strict=True) if total}
+    return JobTotals(spent=by_bucket, node_microseconds=int(node_microseconds), cost_usd=cost_usd)
 
 
 def request_stop(session: Session, name: str, now: datetime) -> JobRecord:

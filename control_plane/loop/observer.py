@@ -44,7 +44,8 @@ class StoredJob:
     fleet_jobs: tuple[jobs.JobRecord, ...]
     nodes: tuple[nodes.NodeRecord, ...]
     """Of its fleet, ended ones included: they are evidence."""
-    max_node_count: int
+    fleet: fleets.FleetRecord | None
+    """None once it was forgotten; that takes jobs that have ended."""
 
 
 class Hearing:
@@ -120,7 +121,7 @@ class Observer:
                 checkpoints=tuple(checkpoint for checkpoint in complete if checkpoint is not None),
                 fleet_jobs=jobs.unfinished(session, job.fleet_name),
                 nodes=nodes.of_fleet(session, job.fleet_name, with_ended=True),
-                max_node_count=_max_node_count(fleets.every(session), job.fleet_name),
+                fleet=next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None),
             )
         if plan is not None:
             self._plans[run] = plan  # immutable once stored: worth keeping
@@ -141,7 +142,7 @@ class Observer:
         team = dict.fromkeys([*assigned, *planned])
         in_use = [row for row in rows.values() if row.state in (NodeState.SPARE, NodeState.ASSIGNED)]
         fleet_nodes = [self._node(fleet, row, views.get(NodeId(row.id))) for row in in_use]
-        runs = admitted((records.fleet_job(job) for job in stored.fleet_jobs), stored.max_node_count)
+        runs = admitted((records.fleet_job(job) for job in stored.fleet_jobs), stored.fleet.max_node_count if stored.fleet is not None else 0)
         failures = self._cloud.launch_failures(fleet)
         return records.job_spec(stored.job), JobObserved(
             record=records.job_record(stored.job),
@@ -212,7 +213,3 @@ class Observer:
             is_warm=report is not None and report.is_warm,
             member=report.member if report is not None else None,
         )
-
-
-def _max_node_count(known: Iterable[fleets.FleetRecord], name: str) -> int:
-    return next((fleet.max_node_count for fleet in known if fleet.name == name), 0)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from control_plane.core import accounting
 from control_plane.core import incidents as core_incidents
 from control_plane.core.observed import (
     CheckpointRecord,
@@ -48,6 +49,7 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
     stop_reason: str = ""
+    node_count: int = 0
     incident: IncidentRecord | None = None
 
 
@@ -119,14 +121,16 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         silences=memo.silences,
         refused=memo.refused,
         stop_reason=memo.stop_reason,
-        seconds=dict(job.accounting),
+        microseconds=dict(job.accounting),
+        node_microseconds=job.node_microseconds,
+        node_count=memo.node_count,
         accounted_until=_seconds(job.accounted_until),
         incident=memo.incident,
     )
 
 
-def job_update(record: JobRecord) -> jobs.JobUpdate:
-    """Return the columns of a job that the core has decided about; its state is written by the transition."""
+def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobUpdate:
+    """Return the columns of a job that the core has decided about, its cost at the fleet's price; its state is written by the transition."""
     memo = Memo(
         state_since=record.state_since,
         progress_at=record.progress_at,
@@ -135,6 +139,7 @@ def job_update(record: JobRecord) -> jobs.JobUpdate:
         silences=record.silences,
         refused=record.refused,
         stop_reason=record.stop_reason,
+        node_count=record.node_count,
         incident=record.incident,
     )
     return jobs.JobUpdate(
@@ -150,7 +155,9 @@ def job_update(record: JobRecord) -> jobs.JobUpdate:
         max_boundary=record.max_boundary,
         committed_at=_moment(record.committed_at),
         failures=tuple(msgspec.to_builtins(failure) for failure in record.failures),
-        accounting=dict(record.seconds),
+        accounting=dict(record.microseconds),
+        node_microseconds=record.node_microseconds,
+        cost_usd=accounting.cost_usd(record.node_microseconds, price_usd_per_hour),
         accounted_until=_moment(record.accounted_until),
         memo=msgspec.to_builtins(memo),
     )
@@ -194,8 +201,8 @@ def new_incident(incident: IncidentRecord, job: jobs.JobRecord, now: float) -> i
     )
 
 
-def incident_update(incident: IncidentRecord, now: float) -> incidents.IncidentUpdate:
-    """Return the columns of an incident that can change; a phase that has not ended has no length yet."""
+def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: float | None) -> incidents.IncidentUpdate:
+    """Return the columns of an incident that can change, its cost at the fleet's price; a phase that has not ended has no length yet."""
     seconds = core_incidents.phase_seconds(incident, now)
     is_closed = incident.closed_at is not None
     return incidents.IncidentUpdate(
@@ -218,6 +225,8 @@ def incident_update(incident: IncidentRecord, now: float) -> incidents.IncidentU
         replace_seconds=seconds["replace_seconds"] if incident.replaced_at is not None or is_closed else None,
         restore_seconds=seconds["restore_seconds"] if incident.restored_at is not None or is_closed else None,
         rework_seconds=seconds["rework_seconds"] if is_closed else None,
+        cost_usd=accounting.cost_usd(incident.idle_node_microseconds, price_usd_per_hour),
+        rank_sources=tuple((source, count) for source, count in incident.rank_sources),
     )
 
 

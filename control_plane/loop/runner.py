@@ -225,7 +225,8 @@ class Runner:
         """Store what a pass decided, all of it or nothing."""
         moment = records.at(now)
         before, after = stored.job, decision.record
-        changes = records.job_update(after)
+        price = stored.fleet.price_usd_per_hour if stored.fleet is not None else None
+        changes = records.job_update(after, price)
         with self._context.database.write() as session:
             if decision.plan is not None:
                 jobs.add_generation(session, lease, decision.plan, moment)
@@ -237,7 +238,7 @@ class Runner:
                 jobs.mark_generation_started(session, lease, after.generation, moment)
             for incident in decision.incidents:
                 incidents.open_incident(session, lease, incident.id, records.new_incident(incident, before, now))
-                incidents.change(session, lease, incident.id, **records.incident_update(incident, now))
+                incidents.change(session, lease, incident.id, **records.incident_update(incident, now, price))
             if shards:
                 protection.record(session, lease, shards, moment)
             for draft in decision.events:

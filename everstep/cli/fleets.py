@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
 from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, moment, pairs, say, show_facts, show_json, show_rows, without_none
 
 app = typer.Typer(help="Auto Scaling groups that Everstep keeps.", no_args_is_help=True)
@@ -19,6 +20,7 @@ def create(
     auto_scaling_group: Annotated[str, typer.Option(help="The group: tagged everstep:fleet, one Availability Zone, one launch template.")],
     spare_count: Annotated[int, typer.Option(min=0, help="Nodes that wait to take over.")] = 1,
     min_node_count: Annotated[int, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")] = 0,
+    price_usd_per_hour: Annotated[float | None, typer.Option(help="What one instance costs you; jobs and incidents are valued at it.")] = None,
     project: Annotated[str | None, typer.Option(help="Project that the fleet belongs to.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
     output: Output = OutputFormat.TABLE,
@@ -31,7 +33,7 @@ def create(
             SpareCount=spare_count,
             MinNodeCount=min_node_count,
             Tags=pairs("--tag", tag or []),
-            **without_none(Project=project),
+            **without_none(Project=project, PriceUsdPerHour=price_usd_per_hour),
         )
     _show(fleet, output)
 
@@ -70,11 +72,13 @@ def update(
     name: Name,
     spare_count: Annotated[int | None, typer.Option(min=0, help="Nodes that wait to take over.")] = None,
     min_node_count: Annotated[int | None, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")] = None,
+    price_usd_per_hour: Annotated[float | None, typer.Option(help="What one instance costs you; jobs and incidents are valued at it.")] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Change how many nodes and spares a fleet keeps."""
+    """Change how many nodes and spares a fleet keeps, and what they cost."""
+    wishes = without_none(SpareCount=spare_count, MinNodeCount=min_node_count, PriceUsdPerHour=price_usd_per_hour)
     with connect() as service:
-        fleet = service.update_fleet(FleetName=name, **without_none(SpareCount=spare_count, MinNodeCount=min_node_count))
+        fleet = service.update_fleet(FleetName=name, **wishes)
     _show(fleet, output)
 
 
@@ -122,6 +126,10 @@ def _show(fleet: Json, output: OutputFormat) -> None:
             ("instance type", fleet["InstanceType"] or None),
             ("zone", fleet["AvailabilityZone"] or None),
             ("price", None if price is None else f"${price} per node and hour"),
+            ("time of jobs", job_time(fleet)),
+            ("ETTR", ettr_words(fleet)),
+            ("incidents", incident_words(fleet)),
+            ("cost", None if fleet["CostUsd"] is None else f"{dollars(fleet['CostUsd'])} for {hours(fleet['NodeSeconds'])} node-hours of jobs"),
             ("drift", "\n".join(fleet["Drift"]) or None),
             ("project", fleet["Project"]),
             ("created", moment(fleet["CreationTime"])),

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
 from everstep.cli.output import (
     Columns,
     Json,
@@ -20,7 +21,6 @@ from everstep.cli.output import (
     pairs,
     parse_time,
     say,
-    seconds,
     show_facts,
     show_json,
     show_rows,
@@ -233,8 +233,6 @@ def _print_log(service: EverstepClient, name: str, entry: Json) -> None:
 
 def _facts(job: Json) -> list[tuple[str, object]]:
     stopping = job["StoppingCondition"]
-    accounting = ", ".join(f"{bucket} {seconds(spent)} s" for bucket, spent in job["AccountingSeconds"].items() if spent)
-    ettr = job["EttrRatio"]
     return [
         ("name", job["TrainingJobName"]),
         ("status", f"{job['TrainingJobStatus']} ({job['SecondaryStatus']})"),
@@ -247,7 +245,7 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("step", f"{step(job['Boundary'])}, committed {step(job['CommittedStep'])}, highest {step(job['MaxBoundary'])}"),
         ("nodes", ", ".join(job["NodeIds"]) or None),
         ("coordinator", job["CoordinatorNodeId"]),
-        ("incidents", job["IncidentCount"]),
+        ("incidents", incident_words(job)),
         ("entry point", job["EntryPoint"]),
         ("hyperparameters", ", ".join(f"{name}={value}" for name, value in job["HyperParameters"].items()) or None),
         ("checkpoints", f"every {job['CheckpointConfig']['EverySteps']} steps" if job["CheckpointConfig"]["EverySteps"] else "only when it stops"),
@@ -256,8 +254,9 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("created", moment(job["CreationTime"])),
         ("started", moment(job["TrainingStartTime"])),
         ("ended", moment(job["TrainingEndTime"])),
-        ("time spent", accounting or None),
-        ("ETTR", None if ettr is None else f"{ettr:.3f} (training ÷ time since the first start, queueing excluded)"),
+        ("time spent", job_time(job)),
+        ("ETTR", ettr_words(job)),
+        ("cost so far", None if job["CostUsd"] is None else f"{dollars(job['CostUsd'])} for {hours(job['NodeSeconds'])} node-hours"),
         ("story", "\n".join(_story(job)) or None),
     ]
 

@@ -101,8 +101,8 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         plan = jobs.generation(session, job.run_id, job.generation).plan if job.generation else None
-        incident_count = incidents.count_of_run(session, job.run_id)
-    return views.job(job, plan=plan, incident_count=incident_count, now=services.now())
+        incident_totals = incidents.totals(session, run_id=job.run_id)
+    return views.job(job, plan=plan, incidents=incident_totals)
 
 
 @router.post("/{TrainingJobName}/stop", operation_id="StopTrainingJob")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from control_plane.core import evidence, fleets, jobs
+from control_plane.core import accounting, evidence, fleets, jobs
 from control_plane.core.actions import (
     Decision,
     PutManifest,
@@ -254,6 +254,7 @@ class Simulation:
         decision = jobs.decide(self.seconds, job.spec, observed, POLICY)
         assert jobs.decide(self.seconds, job.spec, observed, POLICY) == decision
         before, job.record = job.record, decision.record
+        self.check_ledger(before, job.record)
         assert job.record.issued_generation >= before.issued_generation
         if decision.plan is not None:
             self.check_plan(job, observed, decision.plan)
@@ -280,6 +281,14 @@ class Simulation:
                 case _:
                     raise AssertionError(action)
         return decision
+
+    def check_ledger(self, before: JobRecord, after: JobRecord) -> None:
+        wall = accounting.microseconds(accounting.accounted_until(after)) - accounting.microseconds(after.created_at)
+        assert sum(after.microseconds.values()) == wall
+        assert all(spent >= 0 for spent in after.microseconds.values())
+        assert accounting.accounted_until(after) >= accounting.accounted_until(before)
+        assert after.node_microseconds >= before.node_microseconds
+        assert after.ended_at in (None, accounting.accounted_until(after))
 
     def send(self, node_id: NodeId, message: ControlToAgent) -> None:
         if self.losses > 0:
