@@ -108,7 +108,9 @@ class StoppingCondition(Shape):
     """Limits of a job."""
 
     max_runtime_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
+    """From its first start; time without nodes after it was paused is not counted."""
     max_pending_time_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
+    """From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile."""
     max_cost_usd: float | None = Field(default=None, gt=0)
     """Not available yet."""
 
@@ -148,6 +150,8 @@ class CreateTrainingJobRequest(Shape):
     retry_strategy: RetryStrategy = Field(default_factory=RetryStrategy)
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     """Higher first; of equal ones the oldest."""
+    preemptible: bool = False
+    """A job of higher priority that needs its nodes may pause it: all ranks stop at one agreed step, kept in S3, and it resumes by itself."""
     project: Name | None = None
     """The token's project, unless the token may name another."""
     tags: Tags = Field(default_factory=dict)
@@ -243,6 +247,11 @@ class TrainingJob(Shape):
     stopping_condition: StoppingCondition
     retry_strategy: RetryStrategy
     priority: int
+    preemptible: bool
+    queue_position: int | None
+    """Its place in the fleet's queue, from 1; null while it does not wait there."""
+    queued_behind: list[str]
+    """Names of the jobs that are ahead of it there."""
     tags: dict[str, str]
     creation_time: datetime
     training_start_time: datetime | None
@@ -259,7 +268,7 @@ class TrainingJob(Shape):
     max_boundary: int
     """The highest that any generation reached."""
     node_ids: list[str]
-    """By GROUP_RANK."""
+    """By GROUP_RANK; empty while it has none."""
     coordinator_node_id: str | None
     incident_count: int
     accounting_seconds: dict[str, float]

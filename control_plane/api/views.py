@@ -11,6 +11,7 @@ from itertools import accumulate
 
 from control_plane.api import schemas
 from control_plane.core import accounting, domain_loss, placement, states
+from control_plane.core.queue import Schedule
 from control_plane.core.states import JobState
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.events import EventRecord
@@ -21,7 +22,7 @@ from control_plane.db.nodes import NodeRecord
 from control_plane.db.protection import ShardRecord
 from control_plane.errors import TooManyCases
 from control_plane.loop.agents import AgentView
-from everstep.protocol.ids import NodeId
+from everstep.protocol.ids import NodeId, RunId
 from everstep.protocol.plan import GenerationPlan
 
 ODDS_UP_TO_LOST_NODES = 3
@@ -67,13 +68,14 @@ def job_summary(job: JobRecord) -> schemas.TrainingJobSummary:
     )
 
 
-def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotals) -> schemas.TrainingJob:
+def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotals, turns: Schedule) -> schemas.TrainingJob:
     """Return everything about a job.
 
     Args:
         job: as stored.
         plan: of its newest generation, if it has one.
         incidents: what its incidents come to.
+        turns: of its fleet.
 
     Returns:
         All fields of the contract.
@@ -103,6 +105,9 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotal
         ),
         retry_strategy=schemas.RetryStrategy(max_attempts=spec.max_attempts),
         priority=job.priority,
+        preemptible=spec.preemptible,
+        queue_position=turns.place_of(RunId(job.run_id)),
+        queued_behind=[other.job for other in turns.ahead_of(RunId(job.run_id))],
         tags=dict(job.tags),
         creation_time=job.created_at,
         training_start_time=job.started_at,
@@ -113,8 +118,8 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotal
         committed_step=job.committed_step,
         boundary=job.boundary,
         max_boundary=job.max_boundary,
-        node_ids=[] if plan is None else [node.node_id for node in plan.nodes],
-        coordinator_node_id=None if plan is None else plan.coordinator,
+        node_ids=[] if plan is None or _is_paused(job) else [node.node_id for node in plan.nodes],
+        coordinator_node_id=None if plan is None or _is_paused(job) else plan.coordinator,
         incident_count=incidents.count,
         accounting_seconds={name: spent / MICRO for name, spent in job.accounting.items()},
         accounted_until=job.accounted_until,
@@ -135,7 +140,7 @@ def protection(job: JobRecord, shards: Sequence[ShardRecord], checkpoint: Checkp
     Returns:
         All fields of the contract.
     """
-    is_over = job.state in states.ENDED_JOBS  # its agents have let go of all slots
+    is_over = job.state in states.ENDED_JOBS or _is_paused(job)  # its agents have let go of all slots
     current = [shard for shard in shards if shard.generation == job.generation and not is_over]
     state, reason = _protection_state(job, current)
     return schemas.DescribeProtectionResponse(
@@ -357,6 +362,8 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[st
     """Return the state and, where it is not `Protected`, the reason in a sentence."""
     if job.state in states.ENDED_JOBS:
         return "Unprotected", "The job has ended; its memory was released."
+    if _is_paused(job):
+        return "Unprotected", f"It has no nodes; its state is in S3. {job.reason}"
     if job.committed_step < 0 or not shards:
         return "Unprotected", f"No step has been committed yet: {job.reason}"
     missing = job.spec.world_size - len(shards)
@@ -370,6 +377,10 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[st
         return "Degraded", f"{len(thin)} shards have fewer than {job.spec.copies} copies in view; rank {first.rank} has {in_view}{detail}."
     refused = next((shard for shard in shards if shard.reason), None)
     return ("Degraded", f"Rank {refused.rank}: {refused.reason}") if refused else ("Protected", "")
+
+
+def _is_paused(job: JobRecord) -> bool:
+    return job.started_at is not None and job.state in (JobState.QUEUED, JobState.ALLOCATING)
 
 
 def _last_checkpoint(record: CheckpointRecord) -> schemas.LastCheckpoint:

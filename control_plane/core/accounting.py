@@ -48,6 +48,7 @@ _BY_STATE = {
     JobState.LOADING: Bucket.START,
     JobState.STARTING: Bucket.START,
     JobState.RUNNING: Bucket.TRAIN,
+    JobState.PAUSING: Bucket.STOPPING,
     JobState.STOPPING: Bucket.STOPPING,
 }
 _BY_INCIDENT = {

@@ -94,6 +94,7 @@ class NodeObserved:
 class Cause(StrEnum):
     """Why an incident was opened, from the mildest to the gravest: a graver one found later replaces a milder."""
 
+    PAUSE_FAILED = "pause_failed"
     LOAD_FAILED = "load_failed"
     RANK_EXIT = "rank_exit"
     AGENT_LOST = "agent_lost"
@@ -220,6 +221,12 @@ class JobRecord:
     """Up to there: how long its nodes have worked for it, all together."""
     node_count: int = 0
     """Nodes that work for it since then."""
+    gang_attempts: int = 0
+    """How often its gang did not come together since it last did."""
+    not_before: float | None = None
+    """Until then it stands aside in the queue."""
+    no_pause_before: float | None = None
+    """Until then it is not asked to pause again: the last time did not work out."""
     accounted_until: float | None = None
     incident: IncidentRecord | None = None
     """The open one."""
@@ -260,6 +267,12 @@ class JobObserved:
     nodes: Mapping[NodeId, NodeObserved]
     """At least the assigned ones and those of the plan."""
     is_admitted: bool = False
+    gives_way_to: str = ""
+    """The job of higher priority that is to get this one's nodes, in words; empty when there is none."""
+    queue_words: str = "waits in the queue"
+    """Its place in the queue and who is ahead, for as long as it waits."""
+    newest_node_at: float | None = None
+    """When the fleet's newest node appeared."""
     is_fleet_blind: bool = False
     """Most of the fleet is silent while AWS says that it runs: silence proves nothing."""
     waiting_words: str = ""
@@ -324,6 +337,10 @@ class FleetJob:
     priority: int
     created_at: float
     exclusions: tuple[Exclusion, ...] = ()
+    may_pause: bool = False
+    """It is preemptible and trains, nothing is wrong with it, and saving has been seen to work."""
+    not_before: float | None = None
+    no_pause_before: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,8 @@ class JobSpec:
     max_pending_seconds: int | None = None
     max_attempts: int = 3
     """The breaker: this many times the same failure at the same step, and the job has failed."""
+    preemptible: bool = False
+    """A job of higher priority may pause it."""
 
     @property
     def world_size(self) -> int:

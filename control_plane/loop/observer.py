@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from control_plane.core.evidence import is_fleet_blind
-from control_plane.core.fleets import admitted
 from control_plane.core.observed import (
     CheckpointRecord,
     FleetObserved,
@@ -22,6 +21,7 @@ from control_plane.core.observed import (
     NodeObserved,
     NodeRecord,
 )
+from control_plane.core.queue import Schedule, in_words, schedule
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import checkpoints, fleets, jobs, nodes
@@ -131,8 +131,8 @@ class Observer:
         """Drop what is kept of a job that has ended."""
         self._plans.pop(run, None)
 
-    def observe_job(self, stored: StoredJob) -> tuple[JobSpec, JobObserved]:
-        """Return what a pass over a job decides about. Runs on the server's event loop; waits for nothing."""
+    def observe_job(self, stored: StoredJob, now: float) -> tuple[JobSpec, JobObserved]:
+        """Return what a pass over a job decides about at `now`, Unix seconds. Runs on the server's event loop; waits for nothing."""
         fleet = FleetName(stored.job.fleet_name)
         run = RunId(stored.job.run_id)
         rows = {NodeId(row.id): row for row in stored.nodes}
@@ -142,7 +142,8 @@ class Observer:
         team = dict.fromkeys([*assigned, *planned])
         in_use = [row for row in rows.values() if row.state in (NodeState.SPARE, NodeState.ASSIGNED)]
         fleet_nodes = [self._node(fleet, row, views.get(NodeId(row.id))) for row in in_use]
-        runs = admitted((records.fleet_job(job) for job in stored.fleet_jobs), stored.fleet.max_node_count if stored.fleet is not None else 0)
+        turns = schedule_of(stored.fleet, stored.fleet_jobs, stored.nodes, now)
+        first = turns.giving_way.get(run)
         failures = self._cloud.launch_failures(fleet)
         return records.job_spec(stored.job), JobObserved(
             record=records.job_record(stored.job),
@@ -151,7 +152,10 @@ class Observer:
             checkpoints=stored.checkpoints,
             assigned=assigned,
             nodes={node_id: self._node_by_id(fleet, node_id, rows.get(node_id), views.get(node_id)) for node_id in team},
-            is_admitted=run in runs,
+            is_admitted=run in turns.admitted,
+            gives_way_to=f"{first.job} (priority {first.priority})" if first is not None else "",
+            queue_words=in_words(turns, run),
+            newest_node_at=max((row.created_at.timestamp() for row in stored.nodes), default=None),
             is_fleet_blind=is_fleet_blind(fleet_nodes, self._timeouts),
             waiting_words=failures[0] if failures else "",
         )
@@ -213,3 +217,20 @@ class Observer:
             is_warm=report is not None and report.is_warm,
             member=report.member if report is not None else None,
         )
+
+
+def schedule_of(fleet: fleets.FleetRecord | None, live: Iterable[jobs.JobRecord], rows: Iterable[nodes.NodeRecord], now: float) -> Schedule:
+    """Return whose turn it is in a fleet.
+
+    Args:
+        fleet: as stored; None has no capacity.
+        live: its jobs that have not ended.
+        rows: its nodes.
+        now: Unix seconds.
+
+    Returns:
+        What the pure core makes of them; a held node is nobody's capacity.
+    """
+    held = sum(row.state == NodeState.HELD for row in rows)
+    capacity = fleet.max_node_count - held if fleet is not None else 0
+    return schedule((records.fleet_job(job) for job in live), capacity, now)

@@ -50,6 +50,9 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[RefusedSource, ...] = ()
     stop_reason: str = ""
     node_count: int = 0
+    gang_attempts: int = 0
+    not_before: float | None = None
+    no_pause_before: float | None = None
     incident: IncidentRecord | None = None
 
 
@@ -124,6 +127,9 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         microseconds=dict(job.accounting),
         node_microseconds=job.node_microseconds,
         node_count=memo.node_count,
+        gang_attempts=memo.gang_attempts,
+        not_before=memo.not_before,
+        no_pause_before=memo.no_pause_before,
         accounted_until=_seconds(job.accounted_until),
         incident=memo.incident,
     )
@@ -140,6 +146,9 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
         refused=record.refused,
         stop_reason=record.stop_reason,
         node_count=record.node_count,
+        gang_attempts=record.gang_attempts,
+        not_before=record.not_before,
+        no_pause_before=record.no_pause_before,
         incident=record.incident,
     )
     return jobs.JobUpdate(
@@ -252,7 +261,15 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         priority=job.priority,
         created_at=record.created_at,
         exclusions=record.exclusions,
+        may_pause=_may_pause(job.spec, record),
+        not_before=record.not_before,
+        no_pause_before=record.no_pause_before,
     )
+
+
+def _may_pause(spec: jobs.JobSpec, record: JobRecord) -> bool:
+    """Say whether a pause would cost nearly nothing: the job trains undisturbed, and has committed a step of its own since it was launched."""
+    return spec.preemptible and record.state is JobState.RUNNING and record.incident is None and record.committed > record.base_step
 
 
 def node_record(node: nodes.NodeRecord) -> NodeRecord:

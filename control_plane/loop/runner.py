@@ -148,8 +148,8 @@ class Runner:
             if lease is None:
                 return None
             stored = await asyncio.to_thread(self.observer.read_job, run)
-            spec, observed = self.observer.observe_job(stored)
             now = self._context.now().timestamp()
+            spec, observed = self.observer.observe_job(stored, now)
             decision = core_jobs.decide(now, spec, observed, self._policy)
             for action in decision.actions:
                 if isinstance(action, PutManifest):
@@ -308,7 +308,7 @@ class Runner:
     def _shards(self, stored: StoredJob, now: float) -> tuple[protection.ShardRecord, ...]:
         """Return the shards to write: when who holds what has changed, and for the steps at most once a second."""
         run = RunId(stored.job.run_id)
-        if stored.plan is None or stored.job.state not in (JobState.RUNNING, JobState.STOPPING):
+        if stored.plan is None or stored.job.state not in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
             return ()
         views = self._context.registry.views()
         reports = [view.report.member for view in views.values() if view.report is not None and view.report.member is not None]

@@ -65,6 +65,9 @@ def submit(
     environment: Annotated[list[str] | None, typer.Option(help="NAME=value, environment variable of the ranks; may be repeated.")] = None,
     fleet: Annotated[str | None, typer.Option(help="Fleet to run on; may be left out where there is one.")] = None,
     priority: Annotated[int, typer.Option(help="Higher first; of equal ones the oldest.")] = 0,
+    preemptible: Annotated[
+        bool, typer.Option("--preemptible", help="A job of higher priority may pause this one; it is checkpointed first and resumes by itself.")
+    ] = False,
     project: Annotated[str | None, typer.Option(help="Project that the job belongs to.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
     max_attempts: Annotated[int | None, typer.Option(help="The same failure at the same step this many times, and the job has failed.")] = None,
@@ -88,6 +91,7 @@ def submit(
             HyperParameters=pairs("--hyperparameter", hyperparameter or []),
             Environment=pairs("--environment", environment or []),
             Priority=priority,
+            Preemptible=preemptible,
             Tags=pairs("--tag", tag or []),
             OutputDataConfig=without_none(S3OutputPath=output_s3_path),
             StoppingCondition=without_none(MaxRuntimeInSeconds=max_runtime_seconds, MaxPendingTimeInSeconds=max_pending_seconds),
@@ -237,6 +241,7 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("name", job["TrainingJobName"]),
         ("status", f"{job['TrainingJobStatus']} ({job['SecondaryStatus']})"),
         ("reason", job["Reason"]),
+        ("queue", None if job["QueuePosition"] is None else _queue(job)),
         ("run", job["RunId"]),
         ("fleet", job["FleetName"]),
         ("project", job["Project"]),
@@ -259,6 +264,11 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("cost so far", None if job["CostUsd"] is None else f"{dollars(job['CostUsd'])} for {hours(job['NodeSeconds'])} node-hours"),
         ("story", "\n".join(_story(job)) or None),
     ]
+
+
+def _queue(job: Json) -> str:
+    behind = ", ".join(job["QueuedBehind"])
+    return f"place {job['QueuePosition']}{f', behind {behind}' if behind else ''}"
 
 
 def _story(job: Json) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from control_plane.core import accounting, evidence, fleets, jobs
+from control_plane.core import accounting, evidence, fleets, jobs, queue
 from control_plane.core.actions import (
     Decision,
     PutManifest,
@@ -203,7 +203,9 @@ class Simulation:
         for action in decision.actions:
             match action:
                 case SetDesired(desired_count=desired):
-                    assert self.desired < desired <= MAX_SIZE
+                    members = {*self.agents, *self.booting, *self.ended} - self.removed
+                    assert len(members) <= desired <= MAX_SIZE, "an instance that nobody named would be ended"
+                    assert desired != self.desired
                     self.desired = desired
                 case TerminateMember(node_id=node_id, decrement=decrement):
                     owner = self.table[node_id]
@@ -245,7 +247,7 @@ class Simulation:
             checkpoints=tuple(job.checkpoints),
             assigned=tuple(row.node_id for row in rows if row.state is NodeState.ASSIGNED and row.run == job.spec.run),
             nodes=nodes,
-            is_admitted=job.spec.run in fleets.admitted(self.fleet_jobs(), MAX_SIZE),
+            is_admitted=job.spec.run in queue.schedule(self.fleet_jobs(), MAX_SIZE, self.seconds).admitted,
             is_fleet_blind=evidence.is_fleet_blind(in_use, POLICY.timeouts),
         )
 

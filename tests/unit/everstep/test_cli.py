@@ -53,6 +53,8 @@ JOB = {
         "LostSteps": 3,
         "IncidentCostUsd": 1.5,
     },
+    "QueuePosition": None,
+    "QueuedBehind": [],
     "NodeSeconds": 7200.0,
     "CostUsd": 20.0,
     "Priority": 0,

@@ -16,6 +16,7 @@ from control_plane.core.observed import (
     NodeRecord,
     Policy,
 )
+from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import MemberPhase, MemberReport
@@ -153,8 +154,8 @@ def test_the_queue_is_admitted_in_order_as_far_as_the_group_can_grow() -> None:
         job("second", JobState.QUEUED, 4, created=2),
         job("third", JobState.QUEUED, 1, created=3),
     ]
-    assert fleets.admitted(queue, 10) == {"held", "first"}
-    assert fleets.admitted(queue, 13) == {"held", "first", "second", "third"}
+    assert schedule(queue, 8, NOW).admitted == {"held", "first"}
+    assert schedule(queue, 13, NOW).admitted == {"held", "first", "second", "third"}
 
 
 def test_nodes_of_an_ended_job_are_spares_again_and_forget_it() -> None:
@@ -187,6 +188,16 @@ def test_surplus_is_ended_newest_first_with_its_capacity() -> None:
     assert states(decision) == {"i4": ("draining", None), "i5": ("draining", None)}
 
 
+def test_nobody_waits_for_instances_that_nobody_needs() -> None:
+    """A gang of six gave up: three nodes are there, three never came. Capacity is lowered to what is there before surplus goes by name."""
+    decision = decide(seen([row(f"i{n}") for n in range(1, 5)], [], desired=6))
+    lowered, *ended = decision.actions
+    assert lowered == SetDesired(group="group", desired_count=4)
+    assert [(action.node_id, action.decrement) for action in ended if isinstance(action, TerminateMember)] == [("i4", True)]
+    assert not [action for action in decide(seen([row("i1")], [], desired=6)).actions if isinstance(action, TerminateMember)]
+    assert decide(seen([row(f"i{n}") for n in range(1, 5)], [], desired=6, drift=("AZRebalance is on.",))).actions == ()
+
+
 def test_surplus_that_is_on_its_way_is_not_counted_twice() -> None:
     rows = [row("i1"), row("i2"), row("i3"), row("i4"), row("i5", NodeState.DRAINING, reason="surplus: the fleet needs 3 nodes")]
     decision = decide(seen(rows, [], desired=5))
@@ -195,7 +206,7 @@ def test_surplus_that_is_on_its_way_is_not_counted_twice() -> None:
 
 def test_working_nodes_are_never_surplus() -> None:
     rows = [row(f"i{n}", NodeState.ASSIGNED, "a") for n in range(1, 6)]
-    assert not decide(seen(rows, [job("a", JobState.RUNNING, 5)], desired=9)).actions
+    assert decide(seen(rows, [job("a", JobState.RUNNING, 5)], desired=9)).actions == (SetDesired(group="group", desired_count=6),)
 
 
 def test_drift_and_blindness_freeze_what_ends_nodes() -> None:

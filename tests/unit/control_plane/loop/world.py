@@ -292,7 +292,7 @@ class World:
         """Say whether a node's memory can be reached by its peers."""
         return node_id in self.agents and node_id not in self.cut
 
-    def submit(self, name: str = "gpt", *, nodes: int = 4, copies: int = 2, ranks_per_node: int = 1, **changes: object) -> RunId:
+    def submit(self, name: str = "gpt", *, nodes: int = 4, copies: int = 2, ranks_per_node: int = 1, priority: int = 0, **changes: object) -> RunId:
         run = RunId(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest())
         spec = jobs.JobSpec(
             source_sha256="0" * 64,
@@ -310,7 +310,15 @@ class World:
         )
         with self.database.write() as session:
             new = jobs.NewJob(
-                run_id=run, name=name, fleet_name=FLEET, project="", priority=0, tags={}, spec=spec, state=JobState.QUEUED.value, reason="is new"
+                run_id=run,
+                name=name,
+                fleet_name=FLEET,
+                project="",
+                priority=priority,
+                tags={},
+                spec=spec,
+                state=JobState.QUEUED.value,
+                reason="is new",
             )
             jobs.create(session, new, self.now)
         return run
