@@ -40,6 +40,7 @@ def upgrade() -> None:
         sa.Column("delete_requested_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("min_node_count", sa.BigInteger(), nullable=False),
         sa.Column("spare_count", sa.BigInteger(), nullable=False),
+        sa.Column("spare_probability", sa.Float(), nullable=True),
         sa.Column("max_node_count", sa.BigInteger(), nullable=False),
         sa.Column("instance_type", sa.String(length=255), nullable=False),
         sa.Column("availability_zone", sa.String(length=255), nullable=False),
@@ -128,6 +129,7 @@ def upgrade() -> None:
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("connected_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("boot_seconds", sa.Float(), nullable=True),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_node")),
     )

@@ -490,6 +490,13 @@ class ListEventsResponse(Shape):
 # Fleets and nodes ------------------------------------------------------------------------------------------------------------------------
 
 
+class SparePolicy(Shape):
+    """How many spares are kept, from what the fleet has seen of failures and replacements."""
+
+    probability: float = Field(ge=0.5, le=0.999999)
+    """How probable it has to be that a spare is free when a failure comes."""
+
+
 class CreateFleetRequest(Shape):
     """An Auto Scaling group to be kept as a fleet."""
 
@@ -497,6 +504,8 @@ class CreateFleetRequest(Shape):
     auto_scaling_group_name: Annotated[str, StringConstraints(min_length=1, max_length=255)]
     """It must carry the tag `everstep:fleet`, one Availability Zone and one launch template."""
     spare_count: int = Field(default=1, ge=0, le=MAX_NODE_COUNT)
+    spare_policy: SparePolicy | None = None
+    """Counts spares instead of SpareCount."""
     min_node_count: int = Field(default=0, ge=0, le=MAX_NODE_COUNT)
     """Nodes kept even when no job runs, spares not included."""
     price_usd_per_hour: float | None = Field(default=None, gt=0, le=MAX_PRICE_USD_PER_HOUR)
@@ -509,6 +518,8 @@ class UpdateFleetRequest(Shape):
     """Figures to change; what is left out stays."""
 
     spare_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
+    """Ends a SparePolicy, unless one is given as well."""
+    spare_policy: SparePolicy | None = None
     min_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
     price_usd_per_hour: float | None = Field(default=None, gt=0, le=MAX_PRICE_USD_PER_HOUR)
     """Jobs and incidents that have not ended are valued anew; what has ended keeps its figure."""
@@ -524,6 +535,8 @@ class Fleet(Shape):
     """active, frozen, deleting."""
     reason: str
     spare_count: int
+    spare_policy: SparePolicy | None
+    """Counts spares instead of SpareCount."""
     min_node_count: int
     max_node_count: int
     """The group's MaxSize."""

@@ -275,6 +275,7 @@ def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[Age
         fleet_status="deleting" if record.delete_requested_at is not None else record.state,
         reason=record.reason,
         spare_count=record.spare_count,
+        spare_policy=None if record.spare_probability is None else schemas.SparePolicy(probability=record.spare_probability),
         min_node_count=record.min_node_count,
         max_node_count=record.max_node_count,
         desired_node_count=record.desired_node_count,

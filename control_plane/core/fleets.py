@@ -11,6 +11,7 @@ the group is not as the contract says or most of the fleet is silent, except wha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -86,7 +87,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         actions=tuple(actions),
         desired_count=desired,
         is_frozen=is_frozen,
-        reason=_reason(observed, desired, is_blind=is_blind),
+        reason=_reason(spec, observed, desired, is_blind=is_blind),
         events=tuple(table.events),
         forgotten=tuple(row.node_id for row in table.changed() if row.state is NodeState.GONE),
         is_empty=spec.is_deleting and not observed.group.members and all(row.state is NodeState.GONE for row in table.rows.values()),
@@ -152,18 +153,26 @@ class _Table:
         """Give idle nodes to jobs: to recovering ones as many as they lack, to waiting ones whole gangs only.
 
         Warm nodes first: ranks on one that has just booted import for seconds. None is waited for, a cold node is there sooner than a warm one.
+        Of equally warm ones, a recovering job gets those whose failure domain it has the fewest nodes in: copies of a shard lie apart then.
         """
         idle = [row for row in self.in_state(NodeState.SPARE) if self._is_idle(row.node_id, policy)]
-        idle.sort(key=lambda row: not self.node(row.node_id).is_warm)
         for job in in_order(job for job in self.jobs.values() if job.state in HOLDING_JOBS):
             lacks = job.node_count - sum(row.run == job.run for row in self.in_state(NodeState.ASSIGNED))
             if lacks <= 0:
                 continue
             if job.state is JobState.ALLOCATING and lacks > len(idle):
                 break
-            given, idle = idle[:lacks], idle[lacks:]
-            for row in given:
+            team = Counter(self.node(row.node_id).domain for row in self.in_state(NodeState.ASSIGNED) if row.run == job.run)
+            for _ in range(min(lacks, len(idle))):
+                row = min(idle, key=lambda row: self._rank(row, team))
+                idle.remove(row)
+                team[self.node(row.node_id).domain] += job.state is not JobState.ALLOCATING
                 self.move(row, NodeEvent.ASSIGNED, f"works for {job.job}", run=job.run)
+
+    def _rank(self, row: NodeRecord, team: Mapping[str | None, int]) -> tuple[bool, int]:
+        """Return how early a spare is given to a job with nodes in these failure domains; an unknown domain is one of its own."""
+        node = self.node(row.node_id)
+        return not node.is_warm, team.get(node.domain, 0) if node.domain is not None else 0
 
     def _is_idle(self, node_id: NodeId, policy: Policy) -> bool:
         node = self.node(node_id)
@@ -183,7 +192,7 @@ def _desired(spec: FleetSpec, seen: FleetObserved, rows: Iterable[NodeRecord], n
     held = sum(row.state is NodeState.HELD for row in rows)
     runs = schedule(seen.jobs, seen.group.max_size - held, now).admitted
     wanted = sum(job.node_count for job in seen.jobs if job.run in runs)
-    target = max(spec.min_node_count, wanted) + spare_count(spec) + held
+    target = max(spec.min_node_count, wanted) + spare_count(spec, seen.history, wanted) + held
     return max(seen.group.min_size, min(seen.group.max_size, target))
 
 
@@ -271,7 +280,7 @@ def _surplus(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) 
     return [TerminateMember(group=spec.group, node_id=row.node_id, decrement=True, reason=row.reason) for row in pending]
 
 
-def _reason(seen: FleetObserved, desired: int, *, is_blind: bool) -> str:
+def _reason(spec: FleetSpec, seen: FleetObserved, desired: int, *, is_blind: bool) -> str:
     parts: list[str] = []
     if seen.group.drift:
         parts.append(f"frozen: {' '.join(seen.group.drift)}")
@@ -280,4 +289,5 @@ def _reason(seen: FleetObserved, desired: int, *, is_blind: bool) -> str:
     there = sum(not member.is_leaving for member in seen.group.members)
     if there < desired and seen.group.launch_failures:
         parts.append(f"waits for {desired - there} instances: {seen.group.launch_failures[0]}")
-    return "; ".join(parts) or f"keeps {desired} nodes"
+    policy = "" if spec.spare_probability is None else f", so many that a spare is free with a probability of {spec.spare_probability:g}"
+    return "; ".join(parts) or f"keeps {desired} nodes{policy}"

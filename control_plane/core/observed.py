@@ -287,8 +287,23 @@ class FleetSpec:
     group: str
     min_node_count: int
     spare_count: int
+    spare_probability: float | None = None
+    """Instead of a count: how probable it has to be that a spare is free when a failure comes."""
     is_deleting: bool = False
     """A user asked for its end: all nodes are ended, then the fleet is forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetHistory:
+    """What a fleet has seen of failures and replacements."""
+
+    node_seconds: float = 0.0
+    """How long its nodes have worked for jobs, all together."""
+    lost_node_count: int = 0
+    """Nodes that its jobs have lost in that time."""
+    replacement_count: int = 0
+    replacement_seconds: float = 0.0
+    """How long so many instances took, all together, from when the group listed them until their agents dialled in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,3 +367,4 @@ class FleetObserved:
     nodes: Mapping[NodeId, NodeObserved]
     jobs: tuple[FleetJob, ...]
     """All that have not ended."""
+    history: FleetHistory = FleetHistory()

@@ -32,6 +32,7 @@ class FleetRecord:
     delete_requested_at: datetime | None
     min_node_count: int
     spare_count: int
+    spare_probability: float | None
     max_node_count: int
     instance_type: str
     availability_zone: str
@@ -58,6 +59,7 @@ class NewFleet:
     availability_zone: str
     tags: Mapping[str, str]
     price_usd_per_hour: float | None = None
+    spare_probability: float | None = None
 
 
 class FleetUpdate(TypedDict, total=False):
@@ -128,6 +130,7 @@ class FleetWishes(TypedDict, total=False):
 
     min_node_count: int
     spare_count: int
+    spare_probability: float | None
     price_usd_per_hour: float
 
 

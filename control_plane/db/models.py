@@ -132,6 +132,8 @@ class Fleet(Base):
     delete_requested_at: Mapped[datetime | None]
     min_node_count: Mapped[int]
     spare_count: Mapped[int]
+    spare_probability: Mapped[float | None]
+    """Set: spares are counted by it instead."""
     max_node_count: Mapped[int]
     """The group's MaxSize, as last seen."""
     instance_type: Mapped[str] = mapped_column(default="")
@@ -166,6 +168,7 @@ class Node(Base):
     reason: Mapped[str] = mapped_column(Text, default="")
     created_at: Mapped[datetime]
     connected_at: Mapped[datetime | None]
+    boot_seconds: Mapped[float | None]
     ended_at: Mapped[datetime | None]
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from control_plane.core.evidence import is_fleet_blind
 from control_plane.core.observed import (
     CheckpointRecord,
+    FleetHistory,
     FleetObserved,
     FleetSpec,
     GenerationRecord,
@@ -24,13 +25,16 @@ from control_plane.core.observed import (
 from control_plane.core.queue import Schedule, in_words, schedule
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import grace_seconds
-from control_plane.db import checkpoints, fleets, jobs, nodes
+from control_plane.db import checkpoints, fleets, incidents, jobs, nodes
 from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry, AgentView
 from control_plane.loop.cloud_watch import CloudView, CloudWatch
 from everstep.protocol.ids import FleetName, NodeId, RunId
 from everstep.protocol.plan import GenerationPlan, Timeouts
+
+HISTORY_SECONDS = 60.0
+"""How old a fleet's history may be: it is summed over all jobs that it ever had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +90,26 @@ class Observer:
         cloud: AWS's last answer.
         hearing: how silence is counted.
         timeouts: the ladder.
+        monotonic: seconds of a clock that never jumps.
     """
 
-    def __init__(self, database: Database, registry: AgentRegistry, cloud: CloudWatch, hearing: Hearing, timeouts: Timeouts) -> None:
+    def __init__(
+        self,
+        database: Database,
+        registry: AgentRegistry,
+        cloud: CloudWatch,
+        hearing: Hearing,
+        timeouts: Timeouts,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._database = database
         self._registry = registry
         self._cloud = cloud
         self._hearing = hearing
         self._timeouts = timeouts
+        self._monotonic = monotonic
         self._plans: dict[RunId, GenerationPlan] = {}
+        self._histories: dict[FleetName, tuple[float, FleetHistory]] = {}
 
     def read_job(self, run: RunId) -> StoredJob:
         """Read a job. Blocks: called in a thread.
@@ -160,6 +175,21 @@ class Observer:
             waiting_words=failures[0] if failures else "",
         )
 
+    def read_history(self, name: FleetName) -> FleetHistory:
+        """Read what a fleet has seen of failures and replacements, at most once a minute. Blocks: called in a thread."""
+        kept = self._histories.get(name)
+        if kept is None or self._monotonic() - kept[0] > HISTORY_SECONDS:
+            with self._database.read() as session:
+                count, seconds = nodes.boots(session, name)
+                history = FleetHistory(
+                    node_seconds=jobs.totals(session, name, ()).node_microseconds / 1_000_000,
+                    lost_node_count=incidents.totals(session, fleet_name=name).lost_node_count,
+                    replacement_count=count,
+                    replacement_seconds=seconds,
+                )
+            kept = self._histories[name] = (self._monotonic(), history)
+        return kept[1]
+
     def read_fleet(self, name: FleetName) -> tuple[fleets.FleetRecord, tuple[nodes.NodeRecord, ...], tuple[jobs.JobRecord, ...]]:
         """Read a fleet, its nodes and its live jobs. Blocks: called in a thread.
 
@@ -176,7 +206,12 @@ class Observer:
             return fleets.get(session, name), nodes.of_fleet(session, name), jobs.unfinished(session, name)
 
     def observe_fleet(
-        self, fleet: fleets.FleetRecord, rows: Iterable[nodes.NodeRecord], live: Iterable[jobs.JobRecord], view: CloudView
+        self,
+        fleet: fleets.FleetRecord,
+        rows: Iterable[nodes.NodeRecord],
+        live: Iterable[jobs.JobRecord],
+        view: CloudView,
+        history: FleetHistory,
     ) -> tuple[FleetSpec, FleetObserved]:
         """Return what a pass over a fleet decides about. Runs on the server's event loop; waits for nothing."""
         name = FleetName(fleet.name)
@@ -189,6 +224,7 @@ class Observer:
             records=table,
             nodes={node_id: self._node_by_id(name, node_id, by_id.get(node_id), views.get(node_id)) for node_id in ids},
             jobs=tuple(records.fleet_job(job) for job in live),
+            history=history,
         )
 
     def _node_by_id(self, fleet: FleetName, node_id: NodeId, row: nodes.NodeRecord | None, view: AgentView | None) -> NodeObserved:

@@ -246,6 +246,7 @@ def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
         group=fleet.auto_scaling_group_name,
         min_node_count=fleet.min_node_count,
         spare_count=fleet.spare_count,
+        spare_probability=fleet.spare_probability,
         is_deleting=fleet.delete_requested_at is not None,
     )
 

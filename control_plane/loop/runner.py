@@ -76,7 +76,7 @@ class Runner:
         self._context = context
         self.cloud = CloudWatch(context.database, context.operator, context.registry.hint, context.monotonic)
         self.hearing = Hearing(context.timeouts, context.monotonic)
-        self.observer = Observer(context.database, context.registry, self.cloud, self.hearing, context.timeouts)
+        self.observer = Observer(context.database, context.registry, self.cloud, self.hearing, context.timeouts, context.monotonic)
         self.executor = Executor(context.database, context.registry, context.operator, context.objects, context.secret, context.now)
         self._job_leases = _Leases(context, "job")
         self._fleet_leases = _Leases(context, "fleet")
@@ -185,7 +185,8 @@ class Runner:
         if lease is None:
             return None
         fleet, rows, live = await asyncio.to_thread(self.observer.read_fleet, name)
-        spec, observed = self.observer.observe_fleet(fleet, rows, live, view)
+        history = await asyncio.to_thread(self.observer.read_history, name)
+        spec, observed = self.observer.observe_fleet(fleet, rows, live, view, history)
         now = self._context.now().timestamp()
         decision = core_fleets.decide(now, spec, observed, self._policy)
         await asyncio.to_thread(self._apply_fleet, lease, fleet, decision, view, now)
