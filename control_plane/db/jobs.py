@@ -428,11 +428,11 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
         The generation with its plan.
 
     Raises:
-        NotFound: it has no plan.
+        NotFound: it has no plan, or none any more (`retention`).
     """
     row = session.get(Generation, (run_id, number))
-    if row is None:
-        raise NotFound("generation", f"{run_id}/{number}")
+    if row is None or not row.plan:
+        raise NotFound("plan of the generation", f"{run_id}/{number}")
     return GenerationRecord(
         number=row.number,
         parent=row.parent,
@@ -444,12 +444,18 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
 
 
 def lineage(session: Session, run_id: str) -> tuple[LineageEntry, ...]:
-    """Return all generations of a run that have a plan, oldest first."""
+    """Return all generations of a run that were planned, oldest first."""
     query = select(Generation.number, Generation.parent, Generation.base_step, Generation.started_at).where(Generation.run_id == run_id)
     return tuple(
         LineageEntry(number=number, parent=parent, base_step=base_step, started_at=started_at)
         for number, parent, base_step, started_at in session.execute(query.order_by(Generation.number))
     )
+
+
+def launched(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
+    """Return the generations of a run whose ranks may have run, oldest first, as far as their plans are kept."""
+    query = select(Generation.number).where(Generation.run_id == run_id, Generation.started_at.is_not(None), Generation.plan != b"")
+    return tuple(generation(session, run_id, number) for number in session.scalars(query.order_by(Generation.number)))
 
 
 def _record(row: Job) -> JobRecord:

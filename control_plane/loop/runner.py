@@ -1,5 +1,6 @@
 """The loops: claim, observe, decide, act, apply, one job or one fleet per pass (design §7, Job loop).
 
+    retention    lets go of what is older than its limit, once a minute
     job loop     woken by agents and requests, else about once a second       lease of each job
     fleet loop   woken likewise, and by AWS's answers                         lease of each fleet
     cloud watch  asks AWS in the background; the loops read its last answer
@@ -14,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -28,6 +30,7 @@ from control_plane.core.timeouts import grace_seconds
 from control_plane.db import events, fleets, incidents, jobs, nodes, protection
 from control_plane.db.errors import NotFound, StaleLease
 from control_plane.db.leases import Lease, LeaseKind, Leaser
+from control_plane.db.retention import DEFAULT, Retention, prune
 from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry
@@ -42,6 +45,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
 """A loop looks at everything at least this often."""
+PRUNE_SECONDS = 60.0
 PAUSE_SECONDS = 0.05
 """And no more often than this, whatever wakes it."""
 AGAIN_LIMIT = 8
@@ -63,6 +67,7 @@ class LoopContext:
     """Of leases: fresh at every start of the server."""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     monotonic: Callable[[], float] = time.monotonic
+    retention: Retention = DEFAULT
 
 
 class Runner:
@@ -94,6 +99,7 @@ class Runner:
             group.create_task(self.cloud.run(stop))
             group.create_task(self._sweep(stop, self.sweep_jobs))
             group.create_task(self._sweep(stop, self.sweep_fleets))
+            group.create_task(self._prune(stop))
             await stop.wait()
             self.cloud.look_now()
             self._context.registry.hint()
@@ -213,6 +219,25 @@ class Runner:
                 log.exception("a sweep failed; it is made again")
             await asyncio.sleep(PAUSE_SECONDS)
             seen = await self._context.registry.wait_for_change(seen, SWEEP_SECONDS)
+
+    async def _prune(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            is_more = False
+            try:
+                is_more = await asyncio.to_thread(self.prune)
+            except Exception:
+                log.exception("what is old could not be let go; it is tried again")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_SECONDS if is_more else PRUNE_SECONDS):
+                    await stop.wait()
+
+    def prune(self) -> bool:
+        """Let go of what is older than its limit, and say whether there may be more. Blocks: called in a thread."""
+        with self._context.database.write() as session:
+            counts = prune(session, self._context.retention, self._context.now())
+        if any(counts.values()):
+            log.info("let go: %s", ", ".join(f"{count} {kind}" for kind, count in counts.items() if count))
+        return max(counts.values()) >= self._context.retention.batch_rows
 
     def _live_jobs(self) -> tuple[jobs.JobRecord, ...]:
         with self._context.database.read() as session:
