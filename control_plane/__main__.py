@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import uvicorn
@@ -23,6 +23,7 @@ from control_plane.cloud.errors import CloudError
 from control_plane.core.timeouts import explained, ladder, rungs
 from control_plane.db import schema
 from control_plane.db.errors import SchemaMismatch
+from control_plane.db.retention import Retention
 from control_plane.db.session import Database
 from control_plane.errors import InvalidTimeouts
 from control_plane.secrets import admin_token_path, write_private
@@ -108,6 +109,10 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     )
     parser.add_argument("--print-timeouts", action="store_true", help="say what all timeouts are and why, and end")
     parser.add_argument("--max-source-bytes", type=int, default=256 * 1024 * 1024, help="limit for source archives (default %(default)s)")
+    limits = ", ".join(f"{limit.name}={limit.default}" for limit in fields(Retention))
+    parser.add_argument(
+        "--keep", action="append", default=[], metavar="WHAT=LIMIT", help=f"how long what only grows is kept, in days; may be repeated ({limits})"
+    )
     parser.add_argument("--ready-file", type=Path, help="written, as JSON with url, pid and admin_token_path, as soon as the server answers")
     given = parser.parse_args(arguments)
     settings = Settings(
@@ -122,8 +127,21 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         is_other_host_allowed=given.allow_non_loopback,
         detection_seconds=given.detection_seconds,
         max_source_bytes=given.max_source_bytes,
+        retention=_retention(given.keep),
     )
     return settings, Start(is_migrating=given.migrate, ready_file=given.ready_file, is_asked_for_timeouts=given.print_timeouts)
+
+
+def _retention(given: Sequence[str]) -> Retention:
+    """Return the limits, with those that were given on the command line."""
+    known = {limit.name for limit in fields(Retention)}
+    changes: dict[str, int] = {}
+    for limit in given:
+        what, _, figure = limit.partition("=")
+        if what not in known or not figure.isascii() or not figure.isdigit():
+            raise InvalidSettings(f"--keep {limit}: WHAT=LIMIT is meant, WHAT one of {', '.join(sorted(known))}, LIMIT a whole number")
+        changes[what] = int(figure)
+    return replace(Retention(), **changes)
 
 
 def _announce(settings: Settings) -> None:

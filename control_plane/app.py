@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Protocol
 
 from fastapi import FastAPI
@@ -114,7 +115,7 @@ def create_app(
 
         app.state.services = replace(services, wake=wake)
         stop = asyncio.Event()
-        tasks = [asyncio.create_task(loop.run(stop)) for loop in (loops or _loops)(app.state.services, secret)]
+        tasks = [asyncio.create_task(loop.run(stop)) for loop in (loops or partial(_loops, settings))(app.state.services, secret)]
         for task in tasks:
             task.add_done_callback(_tell_of_a_crash)
         try:
@@ -143,7 +144,7 @@ def create_app(
     return app
 
 
-def _loops(services: Services, secret: bytes) -> Sequence[Loop]:
+def _loops(settings: Settings, services: Services, secret: bytes) -> Sequence[Loop]:
     context = LoopContext(
         database=services.database,
         operator=services.operator,
@@ -153,6 +154,7 @@ def _loops(services: Services, secret: bytes) -> Sequence[Loop]:
         secret=secret,
         owner=uuid.uuid4().hex,
         now=services.now,
+        retention=settings.retention,
     )
     return (Runner(context),)
 

@@ -5,10 +5,11 @@ Invariant: settings that exist are consistent; what is wrong with them is said i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from control_plane.cloud.connection import LOCAL_REGION, CloudMode
+from control_plane.db.retention import DEFAULT, Retention
 from everstep.protocol.loopback import is_loopback, is_this_machine, url_host
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN
 
@@ -36,6 +37,8 @@ class Settings:
     """All timeouts derive from it."""
     max_source_bytes: int = 256 * 1024 * 1024
     max_body_bytes: int = 1024 * 1024
+    retention: Retention = DEFAULT
+    """How long what only grows is kept."""
 
     def __post_init__(self) -> None:
         if not self.bucket:
@@ -49,6 +52,9 @@ class Settings:
                 f"--host {self.host} can be reached from other machines, and bearer tokens would cross the network unencrypted. Put a TLS proxy "
                 "in front of 127.0.0.1, or say --allow-non-loopback if the network is yours"
             )
+        for limit in fields(self.retention):
+            if getattr(self.retention, limit.name) < 1:
+                raise InvalidSettings(f"--keep {limit.name}={getattr(self.retention, limit.name)}: the least is 1")
         if not 0 <= self.port <= 65_535:
             raise InvalidSettings(f"--port {self.port} is not a port")
 

@@ -78,6 +78,7 @@ def admit(
         max_runtime_seconds=request.stopping_condition.max_runtime_in_seconds,
         max_pending_seconds=request.stopping_condition.max_pending_time_in_seconds,
         max_attempts=request.retry_strategy.max_attempts,
+        preemptible=request.preemptible,
     )
 
 

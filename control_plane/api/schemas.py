@@ -22,6 +22,7 @@ MAX_RANKS_PER_NODE = 64
 MAX_RUNTIME_SECONDS = 2_419_200
 """28 days, as in SageMaker."""
 MAX_PRIORITY = 1_000
+MAX_PRICE_USD_PER_HOUR = 10_000
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """1-63 letters, digits and single hyphens (SageMaker's rule for TrainingJobName)."""
@@ -107,7 +108,9 @@ class StoppingCondition(Shape):
     """Limits of a job."""
 
     max_runtime_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
+    """From its first start; time without nodes after it was paused is not counted."""
     max_pending_time_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
+    """From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile."""
     max_cost_usd: float | None = Field(default=None, gt=0)
     """Not available yet."""
 
@@ -147,6 +150,8 @@ class CreateTrainingJobRequest(Shape):
     retry_strategy: RetryStrategy = Field(default_factory=RetryStrategy)
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     """Higher first; of equal ones the oldest."""
+    preemptible: bool = False
+    """A job of higher priority that needs its nodes may pause it: all ranks stop at one agreed step, kept in S3, and it resumes by itself."""
     project: Name | None = None
     """The token's project, unless the token may name another."""
     tags: Tags = Field(default_factory=dict)
@@ -199,6 +204,23 @@ class SecondaryStatusTransition(Shape):
     status_message: str
 
 
+class Reliability(Shape):
+    """How much of the time was training, and how often and how long it was interrupted."""
+
+    ettr_ratio: float | None
+    """Seconds of training ÷ all seconds but those without nodes (queue, provision, paused); null before the first start."""
+    ettr_with_queue_ratio: float | None
+    """Seconds of training ÷ all seconds since the job was created."""
+    mttf_seconds: float | None
+    """Mean time to failure: seconds of training and stall ÷ incidents; null before the first."""
+    mttr_seconds: float | None
+    """Mean time to recovery, from the failure until training is where it was before; of incidents that are closed."""
+    lost_steps: int
+    """Steps done again."""
+    incident_cost_usd: float | None
+    """What nodes cost while they made no new step; null where the fleet has no price."""
+
+
 class TrainingJob(Shape):
     """Everything about a job."""
 
@@ -225,6 +247,11 @@ class TrainingJob(Shape):
     stopping_condition: StoppingCondition
     retry_strategy: RetryStrategy
     priority: int
+    preemptible: bool
+    queue_position: int | None
+    """Its place in the fleet's queue, from 1; null while it does not wait there."""
+    queued_behind: list[str]
+    """Names of the jobs that are ahead of it there."""
     tags: dict[str, str]
     creation_time: datetime
     training_start_time: datetime | None
@@ -241,13 +268,18 @@ class TrainingJob(Shape):
     max_boundary: int
     """The highest that any generation reached."""
     node_ids: list[str]
-    """By GROUP_RANK."""
+    """By GROUP_RANK; empty while it has none."""
     coordinator_node_id: str | None
     incident_count: int
     accounting_seconds: dict[str, float]
-    """Every second of the job by bucket."""
-    ettr_ratio: float | None
-    """Seconds of training ÷ seconds since the first start; queueing is not counted."""
+    """Every second from CreationTime to AccountedUntil by bucket, to the microsecond: they add up exactly."""
+    accounted_until: datetime | None
+    """The end, once the job has ended."""
+    reliability: Reliability
+    node_seconds: float
+    """How long nodes have worked for the job, all together."""
+    cost_usd: float | None
+    """What they have cost so far at the fleet's price; null where it has none."""
 
 
 # Protection, checkpoints, logs, outputs, metrics -----------------------------------------------------------------------------------------
@@ -381,6 +413,14 @@ class ListMetricsResponse(Shape):
 # Incidents and events --------------------------------------------------------------------------------------------------------------------
 
 
+class RankSource(Shape):
+    """Where the shards of some ranks came from."""
+
+    source: Literal["local", "peer", "s3"]
+    first_rank: int
+    last_rank: int
+
+
 class Incident(Shape):
     """A failure and its recovery."""
 
@@ -413,6 +453,9 @@ class Incident(Shape):
     restore_seconds: float | None
     rework_seconds: float | None
     cost_usd: float | None
+    """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Null where the fleet has no price."""
+    rank_sources: list[RankSource]
+    """By rank; empty before that is known, or when nothing was restored."""
 
 
 class ListIncidentsResponse(Shape):
@@ -447,6 +490,13 @@ class ListEventsResponse(Shape):
 # Fleets and nodes ------------------------------------------------------------------------------------------------------------------------
 
 
+class SparePolicy(Shape):
+    """How many spares are kept, from what the fleet has seen of failures and replacements."""
+
+    probability: float = Field(ge=0.5, le=0.999999)
+    """How probable it has to be that a spare is free when a failure comes."""
+
+
 class CreateFleetRequest(Shape):
     """An Auto Scaling group to be kept as a fleet."""
 
@@ -454,8 +504,12 @@ class CreateFleetRequest(Shape):
     auto_scaling_group_name: Annotated[str, StringConstraints(min_length=1, max_length=255)]
     """It must carry the tag `everstep:fleet`, one Availability Zone and one launch template."""
     spare_count: int = Field(default=1, ge=0, le=MAX_NODE_COUNT)
+    spare_policy: SparePolicy | None = None
+    """Counts spares instead of SpareCount."""
     min_node_count: int = Field(default=0, ge=0, le=MAX_NODE_COUNT)
     """Nodes kept even when no job runs, spares not included."""
+    price_usd_per_hour: float | None = Field(default=None, gt=0, le=MAX_PRICE_USD_PER_HOUR)
+    """What one instance costs you; jobs and incidents are valued at it."""
     project: Name | None = None
     tags: Tags = Field(default_factory=dict)
 
@@ -464,7 +518,11 @@ class UpdateFleetRequest(Shape):
     """Figures to change; what is left out stays."""
 
     spare_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
+    """Ends a SparePolicy, unless one is given as well."""
+    spare_policy: SparePolicy | None = None
     min_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
+    price_usd_per_hour: float | None = Field(default=None, gt=0, le=MAX_PRICE_USD_PER_HOUR)
+    """Jobs and incidents that have not ended are valued anew; what has ended keeps its figure."""
 
 
 class Fleet(Shape):
@@ -477,6 +535,8 @@ class Fleet(Shape):
     """active, frozen, deleting."""
     reason: str
     spare_count: int
+    spare_policy: SparePolicy | None
+    """Counts spares instead of SpareCount."""
     min_node_count: int
     max_node_count: int
     """The group's MaxSize."""
@@ -486,6 +546,17 @@ class Fleet(Shape):
     instance_type: str
     availability_zone: str
     price_usd_per_hour: float | None
+    accounting_seconds: dict[str, float]
+    """Of all its jobs, by bucket."""
+    reliability: Reliability
+    """Of all its jobs together."""
+    incident_count: int
+    lost_node_count: int
+    """Nodes that its jobs have lost."""
+    node_seconds: float
+    """How long its nodes have worked for jobs, all together."""
+    cost_usd: float | None
+    """What that has cost; idle nodes and spares are not in it."""
     drift: list[str]
     """How the group differs from what Everstep needs; freezes destructive actions."""
     tags: dict[str, str]

@@ -5,25 +5,36 @@ Invariant: a status is derived here from the stored state, through `core.states`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from control_plane.api import schemas
 from control_plane.core import accounting, domain_loss, placement, states
+from control_plane.core.queue import Schedule
 from control_plane.core.states import JobState
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.events import EventRecord
 from control_plane.db.fleets import FleetRecord
-from control_plane.db.incidents import IncidentRecord
-from control_plane.db.jobs import JobRecord
+from control_plane.db.incidents import IncidentRecord, IncidentTotals
+from control_plane.db.jobs import JobRecord, JobTotals
 from control_plane.db.nodes import NodeRecord
 from control_plane.db.protection import ShardRecord
 from control_plane.errors import TooManyCases
 from control_plane.loop.agents import AgentView
-from everstep.protocol.ids import NodeId
+from everstep.protocol.ids import NodeId, RunId
 from everstep.protocol.plan import GenerationPlan
 
 ODDS_UP_TO_LOST_NODES = 3
+MICRO = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What the jobs of a fleet and their incidents come to, ended ones included."""
+
+    jobs: JobTotals
+    incidents: IncidentTotals
 
 
 def status_of(job: JobRecord) -> str:
@@ -57,14 +68,14 @@ def job_summary(job: JobRecord) -> schemas.TrainingJobSummary:
     )
 
 
-def job(job: JobRecord, *, plan: GenerationPlan | None, incident_count: int, now: datetime) -> schemas.TrainingJob:
+def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotals, turns: Schedule) -> schemas.TrainingJob:
     """Return everything about a job.
 
     Args:
         job: as stored.
         plan: of its newest generation, if it has one.
-        incident_count: how many incidents it has had.
-        now: for the ratio of a job that goes on.
+        incidents: what its incidents come to.
+        turns: of its fleet.
 
     Returns:
         All fields of the contract.
@@ -94,6 +105,9 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incident_count: int, now
         ),
         retry_strategy=schemas.RetryStrategy(max_attempts=spec.max_attempts),
         priority=job.priority,
+        preemptible=spec.preemptible,
+        queue_position=turns.place_of(RunId(job.run_id)),
+        queued_behind=[other.job for other in turns.ahead_of(RunId(job.run_id))],
         tags=dict(job.tags),
         creation_time=job.created_at,
         training_start_time=job.started_at,
@@ -104,11 +118,14 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incident_count: int, now
         committed_step=job.committed_step,
         boundary=job.boundary,
         max_boundary=job.max_boundary,
-        node_ids=[] if plan is None else [node.node_id for node in plan.nodes],
-        coordinator_node_id=None if plan is None else plan.coordinator,
-        incident_count=incident_count,
-        accounting_seconds=dict(job.accounting),
-        ettr_ratio=_ettr(job, now),
+        node_ids=[] if plan is None or _is_paused(job) else [node.node_id for node in plan.nodes],
+        coordinator_node_id=None if plan is None or _is_paused(job) else plan.coordinator,
+        incident_count=incidents.count,
+        accounting_seconds={name: spent / MICRO for name, spent in job.accounting.items()},
+        accounted_until=job.accounted_until,
+        reliability=_reliability(job.accounting, incidents, is_started=job.started_at is not None),
+        node_seconds=job.node_microseconds / MICRO,
+        cost_usd=job.cost_usd,
     )
 
 
@@ -123,7 +140,7 @@ def protection(job: JobRecord, shards: Sequence[ShardRecord], checkpoint: Checkp
     Returns:
         All fields of the contract.
     """
-    is_over = job.state in states.ENDED_JOBS  # its agents have let go of all slots
+    is_over = job.state in states.ENDED_JOBS or _is_paused(job)  # its agents have let go of all slots
     current = [shard for shard in shards if shard.generation == job.generation and not is_over]
     state, reason = _protection_state(job, current)
     return schemas.DescribeProtectionResponse(
@@ -212,7 +229,16 @@ def incident(record: IncidentRecord) -> schemas.Incident:
         restore_seconds=record.restore_seconds,
         rework_seconds=record.rework_seconds,
         cost_usd=record.cost_usd,
+        rank_sources=_rank_sources(record),
     )
+
+
+def _rank_sources(record: IncidentRecord) -> list[schemas.RankSource]:
+    firsts = accumulate((count for _, count in record.rank_sources), initial=0)
+    return [
+        schemas.RankSource(source=source, first_rank=first, last_rank=first + count - 1)  # type: ignore[arg-type]  # one of the literal's
+        for first, (source, count) in zip(firsts, record.rank_sources, strict=False)
+    ]
 
 
 def event(record: EventRecord) -> schemas.Event:
@@ -229,13 +255,14 @@ def event(record: EventRecord) -> schemas.Event:
     )
 
 
-def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[AgentView]) -> schemas.Fleet:
+def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[AgentView], history: History) -> schemas.Fleet:
     """Return one fleet.
 
     Args:
         record: as stored.
         nodes: of the fleet, without ended ones.
         agents: that are connected now, of any fleet.
+        history: what its jobs and their incidents come to.
 
     Returns:
         All fields of the contract.
@@ -248,6 +275,7 @@ def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[Age
         fleet_status="deleting" if record.delete_requested_at is not None else record.state,
         reason=record.reason,
         spare_count=record.spare_count,
+        spare_policy=None if record.spare_probability is None else schemas.SparePolicy(probability=record.spare_probability),
         min_node_count=record.min_node_count,
         max_node_count=record.max_node_count,
         desired_node_count=record.desired_node_count,
@@ -256,6 +284,12 @@ def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[Age
         instance_type=record.instance_type,
         availability_zone=record.availability_zone,
         price_usd_per_hour=record.price_usd_per_hour,
+        accounting_seconds={name: spent / MICRO for name, spent in history.jobs.spent.items()},
+        reliability=_reliability(history.jobs.spent, history.incidents, is_started=history.jobs.node_microseconds > 0),
+        incident_count=history.incidents.count,
+        lost_node_count=history.incidents.lost_node_count,
+        node_seconds=history.jobs.node_microseconds / MICRO,
+        cost_usd=history.jobs.cost_usd,
         drift=list(record.drift),
         tags=dict(record.tags),
         creation_time=record.created_at,
@@ -314,15 +348,23 @@ def _transitions(job: JobRecord) -> list[schemas.SecondaryStatusTransition]:
     return shown
 
 
-def _ettr(job: JobRecord, now: datetime) -> float | None:
-    until = job.accounted_until or job.ended_at or now
-    return accounting.ettr_ratio(job.accounting, until.timestamp(), None if job.started_at is None else job.started_at.timestamp())
+def _reliability(spent: Mapping[str, int], incidents: IncidentTotals, *, is_started: bool) -> schemas.Reliability:
+    return schemas.Reliability(
+        ettr_ratio=accounting.ettr_ratio(spent) if is_started else None,
+        ettr_with_queue_ratio=accounting.ettr_ratio(spent, is_queue_counted=True) if is_started else None,
+        mttf_seconds=accounting.mean_seconds_to_failure(spent, incidents.count),
+        mttr_seconds=incidents.mean_recovery_seconds,
+        lost_steps=incidents.lost_steps,
+        incident_cost_usd=incidents.cost_usd,
+    )
 
 
 def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[str, str]:
     """Return the state and, where it is not `Protected`, the reason in a sentence."""
     if job.state in states.ENDED_JOBS:
         return "Unprotected", "The job has ended; its memory was released."
+    if _is_paused(job):
+        return "Unprotected", f"It has no nodes; its state is in S3. {job.reason}"
     if job.committed_step < 0 or not shards:
         return "Unprotected", f"No step has been committed yet: {job.reason}"
     missing = job.spec.world_size - len(shards)
@@ -336,6 +378,10 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[st
         return "Degraded", f"{len(thin)} shards have fewer than {job.spec.copies} copies in view; rank {first.rank} has {in_view}{detail}."
     refused = next((shard for shard in shards if shard.reason), None)
     return ("Degraded", f"Rank {refused.rank}: {refused.reason}") if refused else ("Protected", "")
+
+
+def _is_paused(job: JobRecord) -> bool:
+    return job.started_at is not None and job.state in (JobState.QUEUED, JobState.ALLOCATING)
 
 
 def _last_checkpoint(record: CheckpointRecord) -> schemas.LastCheckpoint:

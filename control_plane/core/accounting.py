@@ -1,6 +1,12 @@
 """Where a job's time goes (design §7, Accounting): every second belongs to exactly one bucket.
 
-Invariant: after `charge(now)` the buckets add up to `now` minus the job's creation, whatever was charged before and however late.
+    created_at ── queue ── provision ── start ── train ── detect ── replace ── restore ── rework ── train ── … ── accounted until
+
+Time is counted in whole microseconds, because floats do not add up. The ledger never goes back: while a clock stands behind `accounted_until`
+nothing is charged, and a job that ends meanwhile ends where its ledger does.
+
+Invariant: the buckets add up, to the microsecond, to the time between the job's creation and `accounted_until`, and that is its end once it has
+ended; whoever charged, however late, and whatever the clock did.
 """
 
 from __future__ import annotations
@@ -9,16 +15,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 
-from control_plane.core.observed import JobRecord
+from control_plane.core.observed import IncidentRecord, JobRecord
 from control_plane.core.states import ENDED_JOBS, IncidentState, JobState
 
 
 class Bucket(StrEnum):
     """What a second was spent on.
 
-    QUEUE: waiting for its turn. PROVISION: waiting for its first nodes. START: the first launch. TRAIN: steps that count. STALL: running, but no
-    boundary for a long time. DETECT, REPLACE, RESTORE, REWORK: the phases of incidents. STOPPING: an agreed stop. UNACCOUNTED: no control plane
-    looked.
+    QUEUE: waiting for its turn. PROVISION: waiting for its first nodes. START: a launch that no failure made necessary. TRAIN: steps that count.
+    STALL: running, but no boundary for a long time. DETECT, REPLACE, RESTORE, REWORK: the phases of incidents. STOPPING: an agreed stop. PAUSED:
+    without nodes since it gave them to a job of higher priority. UNACCOUNTED: no control plane looked.
     """
 
     QUEUE = "queue"
@@ -31,6 +37,7 @@ class Bucket(StrEnum):
     RESTORE = "restore"
     REWORK = "rework"
     STOPPING = "stopping"
+    PAUSED = "paused"
     UNACCOUNTED = "unaccounted"
 
 
@@ -41,6 +48,7 @@ _BY_STATE = {
     JobState.LOADING: Bucket.START,
     JobState.STARTING: Bucket.START,
     JobState.RUNNING: Bucket.TRAIN,
+    JobState.PAUSING: Bucket.STOPPING,
     JobState.STOPPING: Bucket.STOPPING,
 }
 _BY_INCIDENT = {
@@ -50,6 +58,22 @@ _BY_INCIDENT = {
 }
 _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING})
 """States that last without a control plane; in any other one, nobody knows what a gap was spent on."""
+_WAITING = (Bucket.QUEUE, Bucket.PROVISION, Bucket.PAUSED)
+"""Without nodes: the paper's queue time."""
+_UP = (Bucket.TRAIN, Bucket.STALL)
+"""Training, as far as anybody knew: time in which a failure can begin."""
+_MICRO = 1_000_000
+_MICROSECONDS_PER_HOUR = 3600 * _MICRO
+
+
+def microseconds(seconds: float) -> int:
+    """Return seconds in whole microseconds; of Unix times, the very microsecond that a `datetime` of them has."""
+    return round(seconds * _MICRO)
+
+
+def accounted_until(record: JobRecord) -> float:
+    """Return the moment up to which the job's time is in its buckets: where its ledger stands."""
+    return record.created_at if record.accounted_until is None else record.accounted_until
 
 
 def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
@@ -66,58 +90,106 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
         return _BY_INCIDENT.get(record.incident.state, Bucket.TRAIN)
     if is_stalled and record.state is JobState.RUNNING:
         return Bucket.STALL
+    if record.started_at is not None and record.state in (JobState.QUEUED, JobState.ALLOCATING):
+        return Bucket.PAUSED
     return _BY_STATE[record.state]
 
 
-def charge(record: JobRecord, now: float, *, gap_seconds: float, is_stalled: bool = False) -> JobRecord:
-    """Return the record with the time since the last charge added to the bucket that it is in.
+def charge(record: JobRecord, now: float, *, gap_seconds: float, node_count: int = 0, is_stalled: bool = False) -> JobRecord:
+    """Return the record with the time since the last charge added to the bucket that it is in, and to what its nodes have worked.
 
-    Called with the record as it was, before a pass changes its state.
+    Called with the record as it was, before a pass changes its state. A record whose number of nodes changes has to be stored.
 
     Args:
         record: as stored.
         now: Unix seconds; a clock that went back charges nothing.
         gap_seconds: passes are never further apart than this while a control plane works on the job.
+        node_count: nodes that work for the job from now on: what it pays for.
         is_stalled: see `bucket`.
 
     Returns:
         The record, accounted until `now`; unchanged once the job has ended.
     """
-    since = record.created_at if record.accounted_until is None else record.accounted_until
-    passed = now - since
-    if record.state in ENDED_JOBS or passed <= 0:
+    until = microseconds(now)
+    passed = until - microseconds(accounted_until(record))
+    if record.state in ENDED_JOBS:
         return record
+    if passed <= 0:
+        return replace(record, node_count=node_count)
     into = bucket(record, is_stalled=is_stalled)
-    if passed > gap_seconds and record.state not in _SURVIVES_A_GAP:
+    if passed > microseconds(gap_seconds) and record.state not in _SURVIVES_A_GAP:
         into = Bucket.UNACCOUNTED
-    return replace(record, seconds=_added(record.seconds, into, passed), accounted_until=now)
+    return replace(
+        record,
+        microseconds=_added(record.microseconds, into, passed),
+        node_microseconds=record.node_microseconds + passed * record.node_count,
+        node_count=node_count,
+        accounted_until=until / _MICRO,
+    )
 
 
-def recharge_detection(record: JobRecord, detect_seconds: float) -> JobRecord:
-    """Return the record with the time between a failure and its detection moved out of training, where it was charged when nobody knew."""
-    moved = min(detect_seconds, record.seconds.get(Bucket.TRAIN, 0.0))
-    if moved <= 0:
-        return record
-    return replace(record, seconds=_added(_added(record.seconds, Bucket.TRAIN, -moved), Bucket.DETECT, moved))
+def recharge_detection(record: JobRecord, incident: IncidentRecord, *, is_stalled: bool = False) -> JobRecord:
+    """Return the record with the time between a failure and its detection moved to where it belongs.
 
-
-def ettr_ratio(seconds: Mapping[str, float], now: float, started_at: float | None) -> float | None:
-    """Return effective training time ÷ wall time since the first start, queueing excluded.
+    While nobody knew of the failure, it was charged to what seemed to go on: training, a launch, or the rework of the incident before.
 
     Args:
-        seconds: by bucket, charged up to `now`.
-        now: Unix seconds; the end of the job once it has ended.
-        started_at: first time that its ranks were started.
+        record: charged up to the detection; its state and its incident are those before.
+        incident: opened just now.
+        is_stalled: as it was charged, see `bucket`.
 
     Returns:
-        0 to 1, or None before the first start.
-
-    Source: Kokolis et al., HPCA'25 (arXiv 2410.21680).
+        The record with the same sum; no more is moved than was charged.
     """
-    if started_at is None or now <= started_at:
-        return None
-    return min(1.0, seconds.get(Bucket.TRAIN, 0.0) / (now - started_at))
+    was = bucket(record, is_stalled=is_stalled)
+    moved = min(microseconds(incident.opened_at) - microseconds(incident.failed_at), record.microseconds.get(was, 0))
+    if moved <= 0:
+        return record
+    return replace(record, microseconds=_added(_added(record.microseconds, was, -moved), Bucket.DETECT, moved))
 
 
-def _added(seconds: Mapping[str, float], into: Bucket, amount: float) -> dict[str, float]:
-    return {**seconds, into.value: seconds.get(into, 0.0) + amount}
+def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
+    """Return for how long nodes made no new step because of an incident, all of the job's nodes together.
+
+    Args:
+        incident: open, or closed in this pass.
+        record: charged in this pass.
+
+    Returns:
+        Node-microseconds from the failure to the incident's end, or so far. A node that is lost counts until it is taken from the job, its
+        replacement from when it is given to it.
+    """
+    end = accounted_until(record) if incident.closed_at is None else incident.closed_at
+    beyond = max(0, microseconds(accounted_until(record)) - microseconds(end))
+    return max(0, record.node_microseconds - incident.node_microseconds_before - beyond * record.node_count)
+
+
+def cost_usd(node_microseconds: int, price_usd_per_hour: float | None) -> float | None:
+    """Return what nodes cost for a time, or None where the fleet's price is not known."""
+    return None if price_usd_per_hour is None else node_microseconds * price_usd_per_hour / _MICROSECONDS_PER_HOUR
+
+
+def ettr_ratio(spent: Mapping[str, int], *, is_queue_counted: bool = False) -> float | None:
+    """Return effective training time ÷ wall time.
+
+    Args:
+        spent: microseconds by bucket, of one job or of several together.
+        is_queue_counted: count the time without nodes (queue, provision, paused), as the source does; else wall time begins when the first
+            gang of nodes is there and stands still while the job is paused.
+
+    Returns:
+        0 to 1, or None while there is nothing to divide by.
+
+    Source: Kokolis et al., HPCA'25 (arXiv 2410.21680): R ÷ (R + U + Q), productive, unproductive and queue time.
+    """
+    wall = sum(spent.values()) - (0 if is_queue_counted else sum(spent.get(name, 0) for name in _WAITING))
+    return spent.get(Bucket.TRAIN, 0) / wall if wall > 0 else None
+
+
+def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> float | None:
+    """Return MTTF: the time in which a failure could begin (train, stall) ÷ failures; None before the first."""
+    return sum(spent.get(name, 0) for name in _UP) / _MICRO / failure_count if failure_count else None
+
+
+def _added(spent: Mapping[str, int], into: Bucket, amount: int) -> dict[str, int]:
+    return {**spent, into.value: spent.get(into, 0) + amount}

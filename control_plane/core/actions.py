@@ -83,7 +83,7 @@ class PutManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDesired:
-    """Raise a group's desired capacity."""
+    """Raise a group's desired capacity, or lower it to what is there."""
 
     group: str
     desired_count: int

@@ -2,7 +2,7 @@
 
     desired capacity = max(floor, nodes of all admitted jobs) + spares + held nodes, within the group's own limits
     up      SetDesired
-    down    end named idle nodes, one by one, capacity with them
+    down    what has not come yet: SetDesired to what is there; then end named idle nodes, one by one, capacity with them
     ended   a member that AWS reports ended is removed by name: that is what brings its replacement
 
 Invariant: a node works for one job at most, a gang starts whole or not at all, recovering jobs come before queued ones, and nothing is ended while
@@ -11,6 +11,7 @@ the group is not as the contract says or most of the fleet is silent, except wha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -36,8 +37,9 @@ from control_plane.core.observed import (
     NodeRecord,
     Policy,
 )
+from control_plane.core.queue import in_order, schedule
 from control_plane.core.spares import spare_count
-from control_plane.core.states import HOLDING_JOBS, LAUNCHED_JOBS, NODE_TRANSITIONS, JobState, NodeEvent, NodeState, advance
+from control_plane.core.states import HOLDING_JOBS, NODE_TRANSITIONS, JobState, NodeEvent, NodeState, advance
 from everstep.protocol.agent_messages import MemberPhase
 from everstep.protocol.ids import NodeId, RunId
 
@@ -67,7 +69,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     table.assign(policy)
     is_blind = is_fleet_blind([table.node(row.node_id) for row in table.in_state(NodeState.SPARE, NodeState.ASSIGNED)], policy.timeouts)
     is_frozen = bool(observed.group.drift) or is_blind
-    desired = 0 if spec.is_deleting else _desired(spec, observed, table.rows.values())
+    desired = 0 if spec.is_deleting else _desired(spec, observed, table.rows.values(), now)
     actions = [
         *_ended_members(spec, observed, table, desired),
         *_held_back(spec, observed.group, table),
@@ -75,6 +77,8 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     ]
     if observed.group.desired_count < desired:
         actions.append(SetDesired(group=spec.group, desired_count=desired))
+    elif _without_hope(observed.group, desired) < observed.group.desired_count and not is_frozen:
+        actions.append(SetDesired(group=spec.group, desired_count=_without_hope(observed.group, desired)))
     if not is_frozen:
         actions += _drained(spec, observed.group, table)
         actions += _surplus(spec, observed, table, desired)
@@ -83,39 +87,11 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         actions=tuple(actions),
         desired_count=desired,
         is_frozen=is_frozen,
-        reason=_reason(observed, desired, is_blind=is_blind),
+        reason=_reason(spec, observed, desired, is_blind=is_blind),
         events=tuple(table.events),
         forgotten=tuple(row.node_id for row in table.changed() if row.state is NodeState.GONE),
         is_empty=spec.is_deleting and not observed.group.members and all(row.state is NodeState.GONE for row in table.rows.values()),
     )
-
-
-def admitted(jobs: Iterable[FleetJob], max_size: int) -> frozenset[RunId]:
-    """Return the runs that may hold nodes: those that do, then the queue in order as far as the group can grow.
-
-    The queue is strictly in order (priority, then age): a job that does not fit holds back those behind it, or large jobs would starve.
-
-    Args:
-        jobs: of one fleet, those that have not ended.
-        max_size: of its group.
-
-    Returns:
-        The runs that capacity is asked for.
-    """
-    jobs = tuple(jobs)
-    runs = {job.run for job in jobs if job.state in HOLDING_JOBS}
-    room = max_size - sum(job.node_count for job in jobs if job.run in runs)
-    for job in in_order(job for job in jobs if job.state is JobState.QUEUED):
-        if job.node_count > room:
-            break
-        room -= job.node_count
-        runs.add(job.run)
-    return frozenset(runs)
-
-
-def in_order(jobs: Iterable[FleetJob]) -> list[FleetJob]:
-    """Return jobs as they are served: recovering ones, then by priority, then by age."""
-    return sorted(jobs, key=lambda job: (job.state not in LAUNCHED_JOBS, -job.priority, job.created_at, job.run))
 
 
 class _Table:
@@ -157,11 +133,14 @@ class _Table:
                 self.move(row, NodeEvent.CONNECTED, "its agent is connected")
 
     def follow_jobs(self, policy: Policy) -> None:
-        """Take nodes back from jobs that ended or excluded them; take held ones back once they answer again."""
+        """Take nodes back from jobs that ended, were paused or excluded them; take held ones back once they answer again."""
         for row in self.in_state(NodeState.ASSIGNED):
             job = self.jobs.get(row.run) if row.run is not None else None
             if job is None:
                 self.move(row, NodeEvent.RELEASED, "its job has ended")
+                continue
+            if job.state is JobState.QUEUED:
+                self.move(row, NodeEvent.RELEASED, f"{job.job} is back in the queue")
                 continue
             exclusion = next((exclusion for exclusion in job.exclusions if exclusion.node_id == row.node_id), None)
             if exclusion is not None:
@@ -174,18 +153,26 @@ class _Table:
         """Give idle nodes to jobs: to recovering ones as many as they lack, to waiting ones whole gangs only.
 
         Warm nodes first: ranks on one that has just booted import for seconds. None is waited for, a cold node is there sooner than a warm one.
+        Of equally warm ones, a recovering job gets those whose failure domain it has the fewest nodes in: copies of a shard lie apart then.
         """
         idle = [row for row in self.in_state(NodeState.SPARE) if self._is_idle(row.node_id, policy)]
-        idle.sort(key=lambda row: not self.node(row.node_id).is_warm)
         for job in in_order(job for job in self.jobs.values() if job.state in HOLDING_JOBS):
             lacks = job.node_count - sum(row.run == job.run for row in self.in_state(NodeState.ASSIGNED))
             if lacks <= 0:
                 continue
             if job.state is JobState.ALLOCATING and lacks > len(idle):
                 break
-            given, idle = idle[:lacks], idle[lacks:]
-            for row in given:
+            team = Counter(self.node(row.node_id).domain for row in self.in_state(NodeState.ASSIGNED) if row.run == job.run)
+            for _ in range(min(lacks, len(idle))):
+                row = min(idle, key=lambda row: self._rank(row, team))
+                idle.remove(row)
+                team[self.node(row.node_id).domain] += job.state is not JobState.ALLOCATING
                 self.move(row, NodeEvent.ASSIGNED, f"works for {job.job}", run=job.run)
+
+    def _rank(self, row: NodeRecord, team: Mapping[str | None, int]) -> tuple[bool, int]:
+        """Return how early a spare is given to a job with nodes in these failure domains; an unknown domain is one of its own."""
+        node = self.node(row.node_id)
+        return not node.is_warm, team.get(node.domain, 0) if node.domain is not None else 0
 
     def _is_idle(self, node_id: NodeId, policy: Policy) -> bool:
         node = self.node(node_id)
@@ -201,12 +188,22 @@ def _excluded(job: FleetJob, exclusion: Exclusion) -> str:
     return f"{kind} by {job.job}: {exclusion.evidence}"
 
 
-def _desired(spec: FleetSpec, seen: FleetObserved, rows: Iterable[NodeRecord]) -> int:
-    runs = admitted(seen.jobs, seen.group.max_size)
-    wanted = sum(job.node_count for job in seen.jobs if job.run in runs)
+def _desired(spec: FleetSpec, seen: FleetObserved, rows: Iterable[NodeRecord], now: float) -> int:
     held = sum(row.state is NodeState.HELD for row in rows)
-    target = max(spec.min_node_count, wanted) + spare_count(spec) + held
+    runs = schedule(seen.jobs, seen.group.max_size - held, now).admitted
+    wanted = sum(job.node_count for job in seen.jobs if job.run in runs)
+    target = max(spec.min_node_count, wanted) + spare_count(spec, seen.history, wanted) + held
     return max(seen.group.min_size, min(seen.group.max_size, target))
+
+
+def _without_hope(group: GroupObserved, desired: int) -> int:
+    """Return the capacity that is left when no more instances are waited for than are needed.
+
+    Ending a surplus node while the group still waits for others would bring one of those, to be ended in turn. Every instance is protected from
+    scale-in: a capacity that is lowered to what is there ends none, also if one comes in that very moment.
+    """
+    there = sum(not member.is_leaving for member in group.members)
+    return max(group.min_size, min(group.desired_count, max(desired, there)))
 
 
 def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:
@@ -273,7 +270,7 @@ def _surplus(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) 
     """End idle nodes beyond what the fleet needs, the newest first, by name."""
     members = {member.node_id for member in seen.group.members if not member.is_leaving}
     pending = [row for row in table.in_state(NodeState.DRAINING) if row.reason.startswith(_SURPLUS) and row.node_id in members]
-    extra = seen.group.desired_count - desired - len(pending)
+    extra = _without_hope(seen.group, desired) - desired - len(pending)
     idle = [row for row in table.in_state(NodeState.SPARE) if row.node_id in members]
     if spec.is_deleting:
         idle = [*idle, *(row for row in table.in_state(NodeState.JOINING, NodeState.HELD) if row.node_id in members)]
@@ -283,7 +280,7 @@ def _surplus(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) 
     return [TerminateMember(group=spec.group, node_id=row.node_id, decrement=True, reason=row.reason) for row in pending]
 
 
-def _reason(seen: FleetObserved, desired: int, *, is_blind: bool) -> str:
+def _reason(spec: FleetSpec, seen: FleetObserved, desired: int, *, is_blind: bool) -> str:
     parts: list[str] = []
     if seen.group.drift:
         parts.append(f"frozen: {' '.join(seen.group.drift)}")
@@ -292,4 +289,5 @@ def _reason(seen: FleetObserved, desired: int, *, is_blind: bool) -> str:
     there = sum(not member.is_leaving for member in seen.group.members)
     if there < desired and seen.group.launch_failures:
         parts.append(f"waits for {desired - there} instances: {seen.group.launch_failures[0]}")
-    return "; ".join(parts) or f"keeps {desired} nodes"
+    policy = "" if spec.spare_probability is None else f", so many that a spare is free with a probability of {spec.spare_probability:g}"
+    return "; ".join(parts) or f"keeps {desired} nodes{policy}"

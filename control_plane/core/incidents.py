@@ -7,8 +7,9 @@ Invariant: the four phases are the intervals between five moments in order, so t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from control_plane.core.observed import Cause, IncidentRecord
 from control_plane.core.states import INCIDENT_TRANSITIONS, IncidentEvent, IncidentState, advance
@@ -110,6 +111,11 @@ def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> Inciden
 def lost_steps(incident: IncidentRecord) -> int | None:
     """Return how many steps are made twice: the highest boundary before the failure minus the base; None before the base is known."""
     return None if incident.from_step is None else max(0, incident.reached_step - incident.from_step)
+
+
+def runs_of(sources: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Return where each rank's shard came from, by rank, run-length encoded: ten thousand ranks are a line, not a page."""
+    return tuple((source, sum(1 for _ in same)) for source, same in groupby(sources))
 
 
 def phase_seconds(incident: IncidentRecord, now: float) -> Mapping[str, float]:

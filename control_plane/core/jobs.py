@@ -1,8 +1,9 @@
 """What to do about a job, given what is seen of it: the `decide` of the job loop.
 
     QUEUED ─▶ ALLOCATING ─▶ PREPARING ─▶ LOADING ─▶ STARTING ─▶ RUNNING ─▶ COMPLETED
-                               ▲  a fault in any of the last four: │  STOPPING ─▶ STOPPED
-                               └── a new generation, one incident ─┘  anything that no new generation can help ─▶ FAILED
+       ▲                       ▲  a fault in any of the last four: │  STOPPING ─▶ STOPPED
+       │                       └── a new generation, one incident ─┘  anything that no new generation can help ─▶ FAILED
+       └───────────── PAUSING: its nodes go to a job of higher priority ┘
 
 Invariant: pure, and level-triggered: the same input gives the same decision, a world that is as it should be gives no action, and every action
 follows from what is stored. A generation is numbered in one pass and prepared in the next; a plan is stored in one pass and sent in the next.
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import reduce
 
-from control_plane.core import accounting, checkpoints, faults, incidents, launch, recovery
+from control_plane.core import accounting, checkpoints, faults, incidents, launch, queue, recovery
 from control_plane.core.actions import Decision, EventDraft, JobAction, SendHalt, SendLoad, SendPrepare, SendStart, SendStop
 from control_plane.core.evidence import (
     Standing,
@@ -41,6 +43,7 @@ from control_plane.core.observed import (
 from control_plane.core.states import (
     ENDED_JOBS,
     JOB_TRANSITIONS,
+    LAUNCHED_JOBS,
     IncidentEvent,
     IncidentState,
     JobEvent,
@@ -56,6 +59,8 @@ PROGRESS_SECONDS = 1.0
 WATCH_SECONDS = 1.0
 LAUNCH_SECONDS = 0.5
 """How soon a pass comes again if nobody wakes it: a running job, and one on its way there."""
+PAUSE_PATIENCE_TIMES = 5
+"""A pause waits for its checkpoint this many times `blind_wait`: its nodes stand still meanwhile, and a large state takes minutes to upload."""
 
 
 def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> Decision:
@@ -77,7 +82,7 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
     """
     if observed.record.state in ENDED_JOBS:
         return Decision(record=observed.record)
-    charged = accounting.charge(observed.record, now, gap_seconds=4 * policy.timeouts.lease_seconds)
+    charged = accounting.charge(observed.record, now, gap_seconds=4 * policy.timeouts.lease_seconds, node_count=len(observed.assigned))
     view = _look(now, spec, observed, policy, charged)
     match view.record.state:
         case JobState.QUEUED | JobState.ALLOCATING:
@@ -88,7 +93,10 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
             decision = _launch(view)
         case _:
             decision = _watch(view)
-    return _settled(observed.record, decision, now)
+    told = tuple(
+        replace(incident, idle_node_microseconds=accounting.idle_node_microseconds(incident, decision.record)) for incident in decision.incidents
+    )
+    return replace(_settled(observed.record, decision, now), incidents=told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +129,8 @@ class _View:
 
 
 def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: JobRecord) -> _View:
-    team = tuple(
-        dict.fromkeys([*(node.node_id for node in seen.plan.nodes if seen.plan is not None), *seen.assigned] if seen.plan else seen.assigned)
-    )
+    planned = [node.node_id for node in seen.plan.nodes] if seen.plan is not None and record.state in LAUNCHED_JOBS else []
+    team = tuple(dict.fromkeys([*planned, *seen.assigned]))
     nodes = {node_id: seen.nodes.get(node_id, NodeObserved(node_id=node_id)) for node_id in team}
     reports = current_reports(nodes, spec.run, record.generation)
     progress = {node_id: progress_without(reports, node_id) for node_id in team}
@@ -154,10 +161,11 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
 
 
 def _limit(record: JobRecord, spec: JobSpec, now: float) -> str:
-    """Return which stopping condition the job has reached, or nothing."""
-    if spec.max_runtime_seconds is not None and record.started_at is not None and now - record.started_at > spec.max_runtime_seconds:
+    """Return which stopping condition the job has reached, or nothing. Time without nodes is no runtime, and once it has run it is not pending."""
+    paused = record.microseconds.get(accounting.Bucket.PAUSED, 0) / 1_000_000
+    if spec.max_runtime_seconds is not None and record.started_at is not None and now - record.started_at - paused > spec.max_runtime_seconds:
         return f"MaxRuntimeInSeconds ({spec.max_runtime_seconds:g}) is over"
-    is_pending = record.state in (JobState.QUEUED, JobState.ALLOCATING)
+    is_pending = record.state in (JobState.QUEUED, JobState.ALLOCATING) and record.started_at is None
     if spec.max_pending_seconds is not None and is_pending and now - record.created_at > spec.max_pending_seconds:
         return f"MaxPendingTimeInSeconds ({spec.max_pending_seconds:g}) is over"
     return ""
@@ -169,16 +177,41 @@ def _limit(record: JobRecord, spec: JobSpec, now: float) -> str:
 def _wait_for_nodes(view: _View) -> Decision:
     record, spec = view.record, view.spec
     if view.wants_stop:
-        return _ended(view, JobEvent.HALTED, f"stopped before it started: {view.wants_stop}")
+        words = "stopped before it started" if record.started_at is None else "stopped while it was paused"
+        return _ended(view, JobEvent.HALTED, f"{words}: {view.wants_stop}")
     if record.state is JobState.QUEUED:
         if not view.seen.is_admitted:
-            return _stay(view, "waits in the queue for room in its fleet")
-        return _moved(view, JobEvent.ADMITTED, _waits_for(view, spec.node_count - len(view.seen.assigned)))
+            return _stay(view, _queue_words(view))
+        if view.seen.assigned:  # a gang is given whole, by the fleet: what is left of the last one goes back first
+            return _stay(view, "its turn has come; its former nodes go back to the fleet first")
+        return _moved(view, JobEvent.ADMITTED, _waits_for(view, spec.node_count))
+    if view.seen.gives_way_to:
+        return _moved(view, JobEvent.SENT_BACK, f"gives way to {view.seen.gives_way_to} before it started")
     missing = spec.node_count - len(view.seen.assigned)
     if missing > 0:
+        waits_since = max(record.state_since, view.seen.newest_node_at or 0.0)
+        if view.now - waits_since > queue.GANG_PATIENCE_SECONDS:
+            return _sent_aside(view, missing)
         return _stay(view, _waits_for(view, missing))
     issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, spec.run)) + 1)
-    return _moved(replace_record(view, issued_generation=issued, asked=()), JobEvent.GANG_ASSIGNED, "asks its nodes for their promise")
+    ready = replace_record(view, issued_generation=issued, asked=(), gang_attempts=0)
+    return _moved(ready, JobEvent.GANG_ASSIGNED, "asks its nodes for their promise")
+
+
+def _sent_aside(view: _View, missing: int) -> Decision:
+    """Give a gang's nodes back that does not come together: others can use them, or they are surplus."""
+    attempts = view.record.gang_attempts + 1
+    not_before = view.now + queue.stand_aside_seconds(attempts)
+    aside = replace_record(view, gang_attempts=attempts, not_before=not_before)
+    words = f"{_waits_for(view, missing)}; none came for {queue.GANG_PATIENCE_SECONDS:g} s: gives its nodes back"
+    return _moved(aside, JobEvent.SENT_BACK, words)
+
+
+def _queue_words(view: _View) -> str:
+    not_before = view.record.not_before
+    if not_before is not None and view.now < not_before:
+        return f"stands aside until {datetime.fromtimestamp(not_before, UTC):%H:%M:%S} UTC: its nodes did not come"
+    return view.seen.queue_words
 
 
 # -- promise and plan -------------------------------------------------------------------------------------------------
@@ -366,11 +399,12 @@ def _load(view: _View) -> Decision:
     if waiting:
         loads = tuple(SendLoad(node_id=node_id, plan=plan) for node_id in waiting if _is_in(view, node_id, MemberPhase.PROMISED))
         return _stay(view, f"loads step {plan.base_step}; {', '.join(waiting)} to come", loads, requeue=LAUNCH_SECONDS)
-    started_at = view.record.started_at if view.record.started_at is not None else view.now
+    started_at = view.record.started_at if view.record.started_at is not None else accounting.accounted_until(view.record)
     incident = view.record.incident
     if incident is not None:
-        used = [source for report in view.reports.values() for source in report.restored_from]
-        incident = replace(incident, restore_source=reduce(recovery.farther, used, incident.restore_source))
+        used = [source for node in plan.nodes for source in view.reports[node.node_id].restored_from]
+        farthest = reduce(recovery.farther, used, incident.restore_source)
+        incident = replace(incident, restore_source=farthest, rank_sources=incidents.runs_of(used))
     return _moved(
         replace_record(view, started_at=started_at, incident=incident), JobEvent.LOADED, "every node has verified its shards: ranks are started"
     )
@@ -406,6 +440,10 @@ def _watch(view: _View) -> Decision:
         return replace_actions(_new_generation(view, found, faults.failure_of_ranks(view.reports, plan.generation, record.max_boundary)), puts)
     if view.wants_stop:
         return replace_actions(_moved(view, JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"), puts)
+    if record.state is JobState.PAUSING:
+        return replace_actions(_pause(view), puts)
+    if view.seen.gives_way_to:
+        return replace_actions(_moved(view, JobEvent.PAUSE_ASKED, f"pauses for {view.seen.gives_way_to}"), puts)
     unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is Standing.UNCLEAR]
     reason = f"trains; {'; '.join(_without_figures(view, unclear))}" if unclear else f"trains from step {plan.base_step}"
     return _stay(view, reason, puts, requeue=WATCH_SECONDS)
@@ -460,9 +498,11 @@ def _finish(view: _View, *, is_durable: bool) -> Decision:
     """Every rank ended well. After an agreed stop, give the last snapshot the time to become a checkpoint."""
     record = view.record
     status = next((report.round for report in view.reports.values() if report.round is not None), None)
-    was_stopped = record.state is JobState.STOPPING and not (status is not None and status.finished and not status.stopped)
+    was_stopped = record.state is not JobState.RUNNING and not (status is not None and status.finished and not status.stopped)
     if not was_stopped:
         return _ended(view, JobEvent.FINISHED, f"every rank ended with success after step {record.boundary}")
+    if record.state is JobState.PAUSING:
+        return _paused(view, is_durable=is_durable)
     if _awaits_checkpoint(view, is_durable=is_durable):
         return _stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
     return _ended(view, JobEvent.HALTED, f"stopped at step {record.boundary}: {view.wants_stop}; {_durable(view)}")
@@ -507,6 +547,40 @@ def _stop(view: _View, found: tuple[Fault, ...], *, is_durable: bool) -> Decisio
     return _ended(view, JobEvent.HALTED, f"stopped ({view.wants_stop}), but not at one step: {why}; {_durable(view)}")
 
 
+def _pause(view: _View) -> Decision:
+    """Ask for the agreed stop, again and again. Whatever goes wrong with it is a fault like any other: training goes on, and the pause waits."""
+    record, plan = view.record, view.plan
+    patience = view.policy.timeouts.blind_wait_seconds
+    if view.now - max(record.state_since, record.progress_at) > patience:
+        words = f"the ranks did not agree on a stop, and made no step, for {patience:g} s"
+        return _resumed(view, Fault(cause=Cause.PAUSE_FAILED, evidence=words, at=view.now))
+    ask = (
+        (SendStop(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation),)
+        if _is_in(view, plan.coordinator, MemberPhase.RUNNING)
+        else ()
+    )
+    return _stay(view, record.reason, ask, requeue=LAUNCH_SECONDS)
+
+
+def _paused(view: _View, *, is_durable: bool) -> Decision:
+    """All ranks stand at one step. Its nodes are let go once that step is a checkpoint: memory goes with them."""
+    record = view.record
+    durable = checkpoints.newest_step(view.seen.checkpoints)
+    if is_durable and durable >= record.committed:
+        free = replace_record(view, asked=(), exclusions=(), silences=(), no_pause_before=None)
+        return _moved(free, JobEvent.PAUSED, f"paused after step {record.boundary}, resumes by itself from the checkpoint of step {durable}")
+    patience = PAUSE_PATIENCE_TIMES * view.policy.timeouts.blind_wait_seconds
+    if view.now - record.state_since > patience:
+        words = f"step {record.committed} did not become a checkpoint within {patience:g} s: it is not paused"
+        return _resumed(view, Fault(cause=Cause.PAUSE_FAILED, evidence=words, at=view.now))
+    return _stay(view, f"stopped at step {record.boundary} to pause; waits for its checkpoint", requeue=LAUNCH_SECONDS)
+
+
+def _resumed(view: _View, why: Fault) -> Decision:
+    """Go on training from memory where a pause did not work out, and leave the job alone for a while."""
+    return _new_generation(replace_record(view, no_pause_before=view.now + queue.PAUSE_AGAIN_SECONDS), (why,), None)
+
+
 # -- a new generation -------------------------------------------------------------------------------------------------
 
 
@@ -519,9 +593,12 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
     closed, incident = _incident_of(view, found, reached)
     record = replace(record, exclusions=_exclusions(view, record, tuple(gone)))
     is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.LOAD_FAILED) for fault in found)
-    detected = incident.opened_at - incident.failed_at if incident.opened_at == view.now else 0.0
+    if incident.opened_at == view.now:
+        record = accounting.recharge_detection(record, incident)
+        unnoticed = accounting.microseconds(incident.opened_at) - accounting.microseconds(incident.failed_at)
+        incident = replace(incident, node_microseconds_before=record.node_microseconds - unnoticed * record.node_count)
     record = replace(
-        accounting.recharge_detection(record, detected),
+        record,
         issued_generation=issued,
         asked=(),
         incident=incident,
@@ -611,7 +688,7 @@ def _ended(view: _View, event: JobEvent, reason: str) -> Decision:
     incident = view.record.incident
     if incident is not None and incident.state is not IncidentState.CLOSED:
         incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
-    return _moved(replace_record(view, ended_at=view.now, incident=incident), event, reason)
+    return _moved(replace_record(view, ended_at=accounting.accounted_until(view.record), incident=incident), event, reason)
 
 
 def _changed_incident(view: _View, record: JobRecord) -> tuple[IncidentRecord, ...]:
@@ -626,7 +703,8 @@ def _settled(before: JobRecord, decision: Decision, now: float) -> Decision:
         record = replace(record, incident=None)
     figures = {
         "accounted_until": before.accounted_until,
-        "seconds": before.seconds,
+        "microseconds": before.microseconds,
+        "node_microseconds": before.node_microseconds,
         "boundary": before.boundary,
         "max_boundary": before.max_boundary,
         "committed": before.committed,

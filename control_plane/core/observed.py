@@ -94,6 +94,7 @@ class NodeObserved:
 class Cause(StrEnum):
     """Why an incident was opened, from the mildest to the gravest: a graver one found later replaces a milder."""
 
+    PAUSE_FAILED = "pause_failed"
     LOAD_FAILED = "load_failed"
     RANK_EXIT = "rank_exit"
     AGENT_LOST = "agent_lost"
@@ -128,6 +129,12 @@ class IncidentRecord:
     replaced_at: float | None = None
     restored_at: float | None = None
     closed_at: float | None = None
+    rank_sources: tuple[tuple[str, int], ...] = ()
+    """Where each rank's shard came from, by rank, run-length encoded: `(("local", 2), ("peer", 1))`. Empty before that is known."""
+    node_microseconds_before: int = 0
+    """The job's `node_microseconds` when it failed."""
+    idle_node_microseconds: int = 0
+    """Of the job's nodes during the incident; set in what a decision stores of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,8 +215,18 @@ class JobRecord:
     refused: tuple[RefusedSource, ...] = ()
     stop_reason: str = ""
     """Why the job is stopped, when it is not a user who asked."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    microseconds: Mapping[str, int] = field(default_factory=dict)
     """By bucket of `accounting.Bucket`, up to `accounted_until`."""
+    node_microseconds: int = 0
+    """Up to there: how long its nodes have worked for it, all together."""
+    node_count: int = 0
+    """Nodes that work for it since then."""
+    gang_attempts: int = 0
+    """How often its gang did not come together since it last did."""
+    not_before: float | None = None
+    """Until then it stands aside in the queue."""
+    no_pause_before: float | None = None
+    """Until then it is not asked to pause again: the last time did not work out."""
     accounted_until: float | None = None
     incident: IncidentRecord | None = None
     """The open one."""
@@ -250,6 +267,12 @@ class JobObserved:
     nodes: Mapping[NodeId, NodeObserved]
     """At least the assigned ones and those of the plan."""
     is_admitted: bool = False
+    gives_way_to: str = ""
+    """The job of higher priority that is to get this one's nodes, in words; empty when there is none."""
+    queue_words: str = "waits in the queue"
+    """Its place in the queue and who is ahead, for as long as it waits."""
+    newest_node_at: float | None = None
+    """When the fleet's newest node appeared."""
     is_fleet_blind: bool = False
     """Most of the fleet is silent while AWS says that it runs: silence proves nothing."""
     waiting_words: str = ""
@@ -264,8 +287,23 @@ class FleetSpec:
     group: str
     min_node_count: int
     spare_count: int
+    spare_probability: float | None = None
+    """Instead of a count: how probable it has to be that a spare is free when a failure comes."""
     is_deleting: bool = False
     """A user asked for its end: all nodes are ended, then the fleet is forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetHistory:
+    """What a fleet has seen of failures and replacements."""
+
+    node_seconds: float = 0.0
+    """How long its nodes have worked for jobs, all together."""
+    lost_node_count: int = 0
+    """Nodes that its jobs have lost in that time."""
+    replacement_count: int = 0
+    replacement_seconds: float = 0.0
+    """How long so many instances took, all together, from when the group listed them until their agents dialled in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +352,10 @@ class FleetJob:
     priority: int
     created_at: float
     exclusions: tuple[Exclusion, ...] = ()
+    may_pause: bool = False
+    """It is preemptible and trains, nothing is wrong with it, and saving has been seen to work."""
+    not_before: float | None = None
+    no_pause_before: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,3 +367,4 @@ class FleetObserved:
     nodes: Mapping[NodeId, NodeObserved]
     jobs: tuple[FleetJob, ...]
     """All that have not ended."""
+    history: FleetHistory = FleetHistory()

@@ -16,10 +16,12 @@ class JobState(StrEnum):
     """Where a job stands.
 
     QUEUED: waits for its turn in the fleet; left when admitted, stopped or pending for too long. ALLOCATING: admitted, its gang of nodes is not
-    complete; left when the gang is assigned. PREPARING: a generation is numbered and promised by the nodes (survivors and newcomers); left when
-    all have promised and a plan stands. LOADING: the plan is stored and shards are fetched; left when every node has verified. STARTING: ranks are
-    being started; left when all run. RUNNING: training. STOPPING: an agreed stop was asked for; left when all ranks have exited. COMPLETED, FAILED,
-    STOPPED: ended; nobody leaves. A fault in any state from PREPARING to RUNNING goes back to PREPARING with an open incident.
+    complete; left when the gang is assigned, or back to QUEUED for a job of higher priority or when its nodes do not come. PREPARING: a generation
+    is numbered and promised by the nodes (survivors and newcomers); left when all have promised and a plan stands. LOADING: the plan is stored and
+    shards are fetched; left when every node has verified. STARTING: ranks are being started; left when all run. RUNNING: training. PAUSING: an
+    agreed stop was asked for so that a job of higher priority gets the nodes; left for QUEUED when the step is a checkpoint. STOPPING: an agreed
+    stop was asked for; left when all ranks have exited. COMPLETED, FAILED, STOPPED: ended; nobody leaves. A fault in any state from PREPARING to
+    PAUSING goes back to PREPARING with an open incident.
     """
 
     QUEUED = "queued"
@@ -28,6 +30,7 @@ class JobState(StrEnum):
     LOADING = "loading"
     STARTING = "starting"
     RUNNING = "running"
+    PAUSING = "pausing"
     STOPPING = "stopping"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -37,17 +40,21 @@ class JobState(StrEnum):
 class JobEvent(StrEnum):
     """What moves a job.
 
-    ADMITTED: the fleet has room for it. GANG_ASSIGNED: all its nodes are there. PLANNED: all promised and the plan is made. LOADED: every node has
-    verified its shards. STARTED: ranks run on every node. FAULTED: this generation is over, another begins. STOP_ASKED: by a user or a limit.
+    ADMITTED: the fleet has room for it. SENT_BACK: another goes first, or its nodes do not come. GANG_ASSIGNED: all its nodes are there. PLANNED: all
+    promised and the plan is made. LOADED: every node has verified its shards. STARTED: ranks run on every node. FAULTED: this generation is over,
+    another begins. PAUSE_ASKED: for a job of higher priority. PAUSED: its state is in S3, its nodes are free. STOP_ASKED: by a user or a limit.
     FINISHED: every rank exited with success. HALTED: every rank has exited after a stop, or none had started. GAVE_UP: no new generation can help.
     """
 
     ADMITTED = "admitted"
+    SENT_BACK = "sent_back"
     GANG_ASSIGNED = "gang_assigned"
     PLANNED = "planned"
     LOADED = "loaded"
     STARTED = "started"
     FAULTED = "faulted"
+    PAUSE_ASKED = "pause_asked"
+    PAUSED = "paused"
     STOP_ASKED = "stop_asked"
     FINISHED = "finished"
     HALTED = "halted"
@@ -125,6 +132,7 @@ JOB_TRANSITIONS: Mapping[tuple[JobState, JobEvent], JobState] = {
     (JobState.QUEUED, JobEvent.HALTED): JobState.STOPPED,
     (JobState.QUEUED, JobEvent.GAVE_UP): JobState.FAILED,
     (JobState.ALLOCATING, JobEvent.GANG_ASSIGNED): JobState.PREPARING,
+    (JobState.ALLOCATING, JobEvent.SENT_BACK): JobState.QUEUED,
     (JobState.ALLOCATING, JobEvent.HALTED): JobState.STOPPED,
     (JobState.ALLOCATING, JobEvent.GAVE_UP): JobState.FAILED,
     (JobState.PREPARING, JobEvent.PLANNED): JobState.LOADING,
@@ -139,10 +147,16 @@ JOB_TRANSITIONS: Mapping[tuple[JobState, JobEvent], JobState] = {
     (JobState.STARTING, JobEvent.STOP_ASKED): JobState.STOPPING,
     (JobState.STARTING, JobEvent.FAULTED): JobState.PREPARING,
     (JobState.STARTING, JobEvent.GAVE_UP): JobState.FAILED,
+    (JobState.RUNNING, JobEvent.PAUSE_ASKED): JobState.PAUSING,
     (JobState.RUNNING, JobEvent.STOP_ASKED): JobState.STOPPING,
     (JobState.RUNNING, JobEvent.FAULTED): JobState.PREPARING,
     (JobState.RUNNING, JobEvent.FINISHED): JobState.COMPLETED,
     (JobState.RUNNING, JobEvent.GAVE_UP): JobState.FAILED,
+    (JobState.PAUSING, JobEvent.PAUSED): JobState.QUEUED,
+    (JobState.PAUSING, JobEvent.STOP_ASKED): JobState.STOPPING,
+    (JobState.PAUSING, JobEvent.FAULTED): JobState.PREPARING,
+    (JobState.PAUSING, JobEvent.FINISHED): JobState.COMPLETED,
+    (JobState.PAUSING, JobEvent.GAVE_UP): JobState.FAILED,
     (JobState.STOPPING, JobEvent.HALTED): JobState.STOPPED,
     (JobState.STOPPING, JobEvent.FINISHED): JobState.COMPLETED,
     (JobState.STOPPING, JobEvent.GAVE_UP): JobState.FAILED,
@@ -182,7 +196,7 @@ S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=StrEnum)
 
 ENDED_JOBS = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.STOPPED})
-LAUNCHED_JOBS = frozenset({JobState.PREPARING, JobState.LOADING, JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
+LAUNCHED_JOBS = frozenset({JobState.PREPARING, JobState.LOADING, JobState.STARTING, JobState.RUNNING, JobState.PAUSING, JobState.STOPPING})
 """States in which a job has a generation, and so nodes that know of it."""
 HOLDING_JOBS = LAUNCHED_JOBS | {JobState.ALLOCATING}
 """States in which a job's nodes count towards the fleet's size."""
@@ -228,6 +242,7 @@ class SecondaryStatus(StrEnum):
     DOWNLOADING = "Downloading"
     TRAINING = "Training"
     RESTARTING = "Restarting"
+    INTERRUPTED = "Interrupted"
     STOPPING = "Stopping"
     COMPLETED = "Completed"
     FAILED = "Failed"
@@ -247,6 +262,7 @@ _SECONDARY = {
     JobState.LOADING: SecondaryStatus.DOWNLOADING,
     JobState.STARTING: SecondaryStatus.STARTING,
     JobState.RUNNING: SecondaryStatus.TRAINING,
+    JobState.PAUSING: SecondaryStatus.INTERRUPTED,
     JobState.STOPPING: SecondaryStatus.STOPPING,
     JobState.COMPLETED: SecondaryStatus.COMPLETED,
     JobState.FAILED: SecondaryStatus.FAILED,
@@ -273,11 +289,11 @@ def secondary_status(state: JobState, *, has_incident: bool = False, is_stop_req
 
     Args:
         state: the stored state.
-        has_incident: an incident is open: the job is on its way back to training.
+        has_incident: the job has trained before, and is on its way back to training.
         is_stop_requested: somebody asked it to stop and it has not yet.
 
     Returns:
-        The status; a request to stop shows at once, and a launch within an incident as a restart.
+        The status; a request to stop shows at once, a launch on the way back as a restart, and a wait for nodes as an interruption.
     """
     if state in ENDED_JOBS:
         return _SECONDARY[state]
@@ -285,4 +301,6 @@ def secondary_status(state: JobState, *, has_incident: bool = False, is_stop_req
         return SecondaryStatus.STOPPING
     if has_incident and state in (JobState.PREPARING, JobState.LOADING, JobState.STARTING):
         return SecondaryStatus.RESTARTING
+    if has_incident and state in (JobState.QUEUED, JobState.ALLOCATING):
+        return SecondaryStatus.INTERRUPTED
     return _SECONDARY[state]

@@ -32,6 +32,7 @@ class FleetRecord:
     delete_requested_at: datetime | None
     min_node_count: int
     spare_count: int
+    spare_probability: float | None
     max_node_count: int
     instance_type: str
     availability_zone: str
@@ -58,6 +59,7 @@ class NewFleet:
     availability_zone: str
     tags: Mapping[str, str]
     price_usd_per_hour: float | None = None
+    spare_probability: float | None = None
 
 
 class FleetUpdate(TypedDict, total=False):
@@ -67,7 +69,6 @@ class FleetUpdate(TypedDict, total=False):
     max_node_count: int
     instance_type: str
     availability_zone: str
-    price_usd_per_hour: float | None
     desired_node_count: int
     drift: tuple[str, ...]
     reason: str
@@ -124,14 +125,22 @@ def every(session: Session) -> tuple[FleetRecord, ...]:
     return tuple(record_of(row, FleetRecord) for row in session.scalars(select(Fleet).order_by(Fleet.name)))
 
 
-def set_wanted(session: Session, name: str, *, min_node_count: int | None, spare_count: int | None) -> FleetRecord:
-    """Change what the user wants of a fleet; None leaves a figure as it is.
+class FleetWishes(TypedDict, total=False):
+    """What a user may change; what is left out stays."""
+
+    min_node_count: int
+    spare_count: int
+    spare_probability: float | None
+    price_usd_per_hour: float
+
+
+def set_wanted(session: Session, name: str, **changes: Unpack[FleetWishes]) -> FleetRecord:
+    """Change what the user wants of a fleet.
 
     Args:
         session: a writing one.
         name: of the fleet.
-        min_node_count: nodes to keep when no job runs, or None.
-        spare_count: nodes that wait, or None.
+        **changes: what changes.
 
     Returns:
         The fleet as it is now.
@@ -139,8 +148,6 @@ def set_wanted(session: Session, name: str, *, min_node_count: int | None, spare
     Raises:
         NotFound: there is no such fleet.
     """
-    wanted = {"min_node_count": min_node_count, "spare_count": spare_count}
-    changes = {column: value for column, value in wanted.items() if value is not None}
     if changes and not changed_rows(session.execute(update(Fleet).where(Fleet.name == name).values(**changes))):
         raise NotFound("fleet", name)
     return get(session, name)

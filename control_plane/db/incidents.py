@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
+from operator import add
 from typing import Any, TypedDict, Unpack
 
-from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy import and_, case, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
-from control_plane.db.models import Incident
+from control_plane.db.models import Incident, Job
 from control_plane.db.session import changed_rows, record_of, values_of
 
 
@@ -52,6 +54,8 @@ class IncidentRecord:
     restore_seconds: float | None
     rework_seconds: float | None
     cost_usd: float | None
+    rank_sources: tuple[tuple[str, int], ...]
+    """Where each rank's shard came from, by rank, run-length encoded."""
     detail: Mapping[str, Any]
 
 
@@ -78,6 +82,7 @@ class IncidentUpdate(TypedDict, total=False):
     restore_seconds: float | None
     rework_seconds: float | None
     cost_usd: float | None
+    rank_sources: tuple[tuple[str, int], ...]
     detail: Mapping[str, Any]
 
 
@@ -166,9 +171,59 @@ def get(session: Session, incident_id: str) -> IncidentRecord:
     return record_of(row, IncidentRecord)
 
 
-def count_of_run(session: Session, run_id: str) -> int:
-    """Return how many incidents a run has had."""
-    return session.scalar(select(func.count()).select_from(Incident).where(Incident.run_id == run_id)) or 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentTotals:
+    """What a job's or a fleet's incidents come to."""
+
+    count: int
+    closed_count: int
+    recovery_seconds: float
+    """Of the closed ones, from the failure to the end of the rework."""
+    lost_node_count: int
+    lost_steps: int
+    cost_usd: float | None
+    """None where none has a price."""
+
+    @property
+    def mean_recovery_seconds(self) -> float | None:
+        """MTTR: from the failure until training is where it was before; None before the first has ended."""
+        return self.recovery_seconds / self.closed_count if self.closed_count else None
+
+
+def totals(session: Session, *, run_id: str | None = None, fleet_name: str | None = None) -> IncidentTotals:
+    """Return what the incidents of one run, of the jobs of one fleet, or of all come to.
+
+    Args:
+        session: any.
+        run_id: only of this run, or None.
+        fleet_name: only of jobs of this fleet, or None.
+
+    Returns:
+        Zeros where there has been none.
+    """
+    phases = (Incident.detect_seconds, Incident.replace_seconds, Incident.restore_seconds, Incident.rework_seconds)
+    is_closed = Incident.closed_at.is_not(None)
+    query = select(
+        func.count(),
+        func.count(Incident.closed_at),
+        func.coalesce(func.sum(case((is_closed, reduce(add, phases)), else_=0.0)), 0.0),
+        func.coalesce(func.sum(func.json_array_length(Incident.instance_ids)), 0),
+        func.coalesce(func.sum(Incident.lost_steps), 0),
+        func.sum(Incident.cost_usd),
+    ).select_from(Incident)
+    if run_id is not None:
+        query = query.where(Incident.run_id == run_id)
+    if fleet_name is not None:
+        query = query.join(Job, Job.run_id == Incident.run_id).where(Job.fleet_name == fleet_name)
+    count, closed_count, recovery_seconds, lost_node_count, lost_steps, cost_usd = session.execute(query).one()
+    return IncidentTotals(
+        count=count,
+        closed_count=closed_count,
+        recovery_seconds=recovery_seconds,
+        lost_node_count=lost_node_count,
+        lost_steps=int(lost_steps),
+        cost_usd=cost_usd,
+    )
 
 
 def page(

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 import msgspec
-from sqlalchemy import and_, or_, select, update
+from sqlalchemy import and_, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -53,6 +53,8 @@ class JobSpec:
     max_pending_seconds: int | None = None
     max_attempts: int = 3
     """The breaker: this many times the same failure at the same step, and the job has failed."""
+    preemptible: bool = False
+    """A job of higher priority may pause it."""
 
     @property
     def world_size(self) -> int:
@@ -97,9 +99,13 @@ class JobRecord:
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
     """The breaker's memory, in the core's words; JSON values only."""
-    accounting: Mapping[str, float]
-    """Seconds by bucket, up to `accounted_until`."""
+    accounting: Mapping[str, int]
+    """Microseconds by bucket, up to `accounted_until`."""
     accounted_until: datetime | None
+    node_microseconds: int
+    """Up to there: how long its nodes have worked for it, all together."""
+    cost_usd: float | None
+    """That at the fleet's price; None where it has none."""
     memo: Mapping[str, Any]
     """What only the loop reads; JSON values only."""
 
@@ -119,8 +125,10 @@ class JobUpdate(TypedDict, total=False):
     max_boundary: int
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
-    accounting: Mapping[str, float]
+    accounting: Mapping[str, int]
     accounted_until: datetime | None
+    node_microseconds: int
+    cost_usd: float | None
     memo: Mapping[str, Any]
 
 
@@ -272,6 +280,36 @@ def page(session: Session, which: JobFilter, *, after: tuple[datetime, str] | No
     return tuple(_record(row) for row in session.scalars(query))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTotals:
+    """What the jobs of a fleet come to, ended ones included."""
+
+    spent: Mapping[str, int]
+    """Microseconds by bucket."""
+    node_microseconds: int
+    cost_usd: float | None
+    """None where none has a price."""
+
+
+def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTotals:
+    """Add up the time and the cost of all jobs of a fleet.
+
+    Args:
+        session: any.
+        fleet_name: of the fleet.
+        buckets: of the accounting.
+
+    Returns:
+        Zeros where there has been no job.
+    """
+    names = tuple(buckets)
+    spent = [func.coalesce(func.sum(Job.accounting[name].as_integer()), 0) for name in names]
+    query = select(*spent, func.coalesce(func.sum(Job.node_microseconds), 0), func.sum(Job.cost_usd)).where(Job.fleet_name == fleet_name)
+    *sums, node_microseconds, cost_usd = session.execute(query).one()
+    by_bucket = {name: int(total) for name, total in zip(names, sums, strict=True) if total}
+    return JobTotals(spent=by_bucket, node_microseconds=int(node_microseconds), cost_usd=cost_usd)
+
+
 def request_stop(session: Session, name: str, now: datetime) -> JobRecord:
     """Note that the user wants the job to stop. Asking again changes nothing.
 
@@ -390,11 +428,11 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
         The generation with its plan.
 
     Raises:
-        NotFound: it has no plan.
+        NotFound: it has no plan, or none any more (`retention`).
     """
     row = session.get(Generation, (run_id, number))
-    if row is None:
-        raise NotFound("generation", f"{run_id}/{number}")
+    if row is None or not row.plan:
+        raise NotFound("plan of the generation", f"{run_id}/{number}")
     return GenerationRecord(
         number=row.number,
         parent=row.parent,
@@ -406,12 +444,18 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
 
 
 def lineage(session: Session, run_id: str) -> tuple[LineageEntry, ...]:
-    """Return all generations of a run that have a plan, oldest first."""
+    """Return all generations of a run that were planned, oldest first."""
     query = select(Generation.number, Generation.parent, Generation.base_step, Generation.started_at).where(Generation.run_id == run_id)
     return tuple(
         LineageEntry(number=number, parent=parent, base_step=base_step, started_at=started_at)
         for number, parent, base_step, started_at in session.execute(query.order_by(Generation.number))
     )
+
+
+def launched(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
+    """Return the generations of a run whose ranks may have run, oldest first, as far as their plans are kept."""
+    query = select(Generation.number).where(Generation.run_id == run_id, Generation.started_at.is_not(None), Generation.plan != b"")
+    return tuple(generation(session, run_id, number) for number in session.scalars(query.order_by(Generation.number)))
 
 
 def _record(row: Job) -> JobRecord:

@@ -75,6 +75,21 @@ class StringTuple(TypeDecorator[tuple[str, ...]]):
         return None if value is None else tuple(value)
 
 
+class RunLengths(TypeDecorator[tuple[tuple[str, int], ...]]):
+    """Words with how often each follows itself, immutable as soon as they are read."""
+
+    impl = JSON
+    cache_ok = True
+
+    def process_bind_param(self, value: tuple[tuple[str, int], ...] | None, dialect: Dialect) -> list[list[str | int]] | None:  # noqa: ARG002
+        """Give JSON lists."""
+        return None if value is None else [list(run) for run in value]
+
+    def process_result_value(self, value: list[tuple[str, int]] | None, dialect: Dialect) -> tuple[tuple[str, int], ...] | None:  # noqa: ARG002
+        """Give tuples."""
+        return None if value is None else tuple((word, count) for word, count in value)
+
+
 _BigId = BigInteger().with_variant(Integer, "sqlite")
 """SQLite numbers rows by itself only where the column is an INTEGER."""
 
@@ -97,8 +112,9 @@ class Base(DeclarativeBase):
         float: Float,
         bytes: LargeBinary,
         tuple[str, ...]: StringTuple,
+        tuple[tuple[str, int], ...]: RunLengths,
         dict[str, str]: JSON,
-        dict[str, float]: JSON,
+        dict[str, int]: JSON,
         dict[str, Any]: JSON,
         list[dict[str, Any]]: JSON,
     }
@@ -116,6 +132,8 @@ class Fleet(Base):
     delete_requested_at: Mapped[datetime | None]
     min_node_count: Mapped[int]
     spare_count: Mapped[int]
+    spare_probability: Mapped[float | None]
+    """Set: spares are counted by it instead."""
     max_node_count: Mapped[int]
     """The group's MaxSize, as last seen."""
     instance_type: Mapped[str] = mapped_column(default="")
@@ -150,6 +168,7 @@ class Node(Base):
     reason: Mapped[str] = mapped_column(Text, default="")
     created_at: Mapped[datetime]
     connected_at: Mapped[datetime | None]
+    boot_seconds: Mapped[float | None]
     ended_at: Mapped[datetime | None]
 
 
@@ -187,9 +206,11 @@ class Job(Base):
     committed_at: Mapped[datetime | None]
     failures: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
     """The breaker's memory, in the core's words."""
-    accounting: Mapped[dict[str, float]] = mapped_column(default=dict)
-    """Seconds by bucket up to `accounted_until`."""
+    accounting: Mapped[dict[str, int]] = mapped_column(default=dict)
+    """Microseconds by bucket up to `accounted_until`."""
     accounted_until: Mapped[datetime | None]
+    node_microseconds: Mapped[int] = mapped_column(default=0)
+    cost_usd: Mapped[float | None]
     memo: Mapped[dict[str, Any]] = mapped_column(default=dict)
     """What the loop must remember between two passes and nobody else reads."""
     lease_owner: Mapped[str | None]
@@ -295,6 +316,8 @@ class Incident(Base):
     restore_seconds: Mapped[float | None]
     rework_seconds: Mapped[float | None]
     cost_usd: Mapped[float | None]
+    rank_sources: Mapped[tuple[tuple[str, int], ...]] = mapped_column(default=())
+    """Where each rank's shard came from, by rank: `[["local", 2], ["peer", 1]]`."""
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
 

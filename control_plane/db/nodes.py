@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypedDict, Unpack
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
@@ -37,6 +37,8 @@ class NodeRecord:
     reason: str
     created_at: datetime
     connected_at: datetime | None
+    boot_seconds: float | None
+    """From when the group listed it until its agent dialled in for the first time; None before that, or where nobody saw it come."""
     ended_at: datetime | None
 
 
@@ -98,12 +100,20 @@ def of_run(session: Session, run_id: str) -> tuple[NodeRecord, ...]:
     return tuple(record_of(row, NodeRecord) for row in session.scalars(select(Node).where(Node.run_id == run_id).order_by(Node.created_at, Node.id)))
 
 
+def boots(session: Session, fleet_name: str) -> tuple[int, float]:
+    """Return of how many instances of a fleet it is known how long they took to come, and how long that was, all together."""
+    count, total = session.execute(select(func.count(Node.boot_seconds), func.sum(Node.boot_seconds)).where(Node.fleet_name == fleet_name)).one()
+    return count, total or 0.0
+
+
 def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: datetime) -> NodeRecord:
     """Write what an agent said when it connected; a node that nobody knew appears in `initial_state`."""
     row = session.get(Node, facts.node_id)
     if row is None:
         row = Node(id=facts.node_id, fleet_name=facts.fleet_name, state=initial_state, created_at=now)
         session.add(row)
+    elif row.connected_at is None:
+        row.boot_seconds = (now - row.created_at).total_seconds()
     row.address = facts.address
     row.peer_port = facts.peer_port
     row.memory_bytes = facts.memory_bytes

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from control_plane.core.evidence import is_fleet_blind
-from control_plane.core.fleets import admitted
 from control_plane.core.observed import (
     CheckpointRecord,
+    FleetHistory,
     FleetObserved,
     FleetSpec,
     GenerationRecord,
@@ -22,15 +22,19 @@ from control_plane.core.observed import (
     NodeObserved,
     NodeRecord,
 )
+from control_plane.core.queue import Schedule, in_words, schedule
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import grace_seconds
-from control_plane.db import checkpoints, fleets, jobs, nodes
+from control_plane.db import checkpoints, fleets, incidents, jobs, nodes
 from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry, AgentView
 from control_plane.loop.cloud_watch import CloudView, CloudWatch
 from everstep.protocol.ids import FleetName, NodeId, RunId
 from everstep.protocol.plan import GenerationPlan, Timeouts
+
+HISTORY_SECONDS = 60.0
+"""How old a fleet's history may be: it is summed over all jobs that it ever had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,8 @@ class StoredJob:
     fleet_jobs: tuple[jobs.JobRecord, ...]
     nodes: tuple[nodes.NodeRecord, ...]
     """Of its fleet, ended ones included: they are evidence."""
-    max_node_count: int
+    fleet: fleets.FleetRecord | None
+    """None once it was forgotten; that takes jobs that have ended."""
 
 
 class Hearing:
@@ -85,15 +90,26 @@ class Observer:
         cloud: AWS's last answer.
         hearing: how silence is counted.
         timeouts: the ladder.
+        monotonic: seconds of a clock that never jumps.
     """
 
-    def __init__(self, database: Database, registry: AgentRegistry, cloud: CloudWatch, hearing: Hearing, timeouts: Timeouts) -> None:
+    def __init__(
+        self,
+        database: Database,
+        registry: AgentRegistry,
+        cloud: CloudWatch,
+        hearing: Hearing,
+        timeouts: Timeouts,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._database = database
         self._registry = registry
         self._cloud = cloud
         self._hearing = hearing
         self._timeouts = timeouts
+        self._monotonic = monotonic
         self._plans: dict[RunId, GenerationPlan] = {}
+        self._histories: dict[FleetName, tuple[float, FleetHistory]] = {}
 
     def read_job(self, run: RunId) -> StoredJob:
         """Read a job. Blocks: called in a thread.
@@ -120,7 +136,7 @@ class Observer:
                 checkpoints=tuple(checkpoint for checkpoint in complete if checkpoint is not None),
                 fleet_jobs=jobs.unfinished(session, job.fleet_name),
                 nodes=nodes.of_fleet(session, job.fleet_name, with_ended=True),
-                max_node_count=_max_node_count(fleets.every(session), job.fleet_name),
+                fleet=next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None),
             )
         if plan is not None:
             self._plans[run] = plan  # immutable once stored: worth keeping
@@ -130,8 +146,8 @@ class Observer:
         """Drop what is kept of a job that has ended."""
         self._plans.pop(run, None)
 
-    def observe_job(self, stored: StoredJob) -> tuple[JobSpec, JobObserved]:
-        """Return what a pass over a job decides about. Runs on the server's event loop; waits for nothing."""
+    def observe_job(self, stored: StoredJob, now: float) -> tuple[JobSpec, JobObserved]:
+        """Return what a pass over a job decides about at `now`, Unix seconds. Runs on the server's event loop; waits for nothing."""
         fleet = FleetName(stored.job.fleet_name)
         run = RunId(stored.job.run_id)
         rows = {NodeId(row.id): row for row in stored.nodes}
@@ -141,7 +157,8 @@ class Observer:
         team = dict.fromkeys([*assigned, *planned])
         in_use = [row for row in rows.values() if row.state in (NodeState.SPARE, NodeState.ASSIGNED)]
         fleet_nodes = [self._node(fleet, row, views.get(NodeId(row.id))) for row in in_use]
-        runs = admitted((records.fleet_job(job) for job in stored.fleet_jobs), stored.max_node_count)
+        turns = schedule_of(stored.fleet, stored.fleet_jobs, stored.nodes, now)
+        first = turns.giving_way.get(run)
         failures = self._cloud.launch_failures(fleet)
         return records.job_spec(stored.job), JobObserved(
             record=records.job_record(stored.job),
@@ -150,10 +167,28 @@ class Observer:
             checkpoints=stored.checkpoints,
             assigned=assigned,
             nodes={node_id: self._node_by_id(fleet, node_id, rows.get(node_id), views.get(node_id)) for node_id in team},
-            is_admitted=run in runs,
+            is_admitted=run in turns.admitted,
+            gives_way_to=f"{first.job} (priority {first.priority})" if first is not None else "",
+            queue_words=in_words(turns, run),
+            newest_node_at=max((row.created_at.timestamp() for row in stored.nodes), default=None),
             is_fleet_blind=is_fleet_blind(fleet_nodes, self._timeouts),
             waiting_words=failures[0] if failures else "",
         )
+
+    def read_history(self, name: FleetName) -> FleetHistory:
+        """Read what a fleet has seen of failures and replacements, at most once a minute. Blocks: called in a thread."""
+        kept = self._histories.get(name)
+        if kept is None or self._monotonic() - kept[0] > HISTORY_SECONDS:
+            with self._database.read() as session:
+                count, seconds = nodes.boots(session, name)
+                history = FleetHistory(
+                    node_seconds=jobs.totals(session, name, ()).node_microseconds / 1_000_000,
+                    lost_node_count=incidents.totals(session, fleet_name=name).lost_node_count,
+                    replacement_count=count,
+                    replacement_seconds=seconds,
+                )
+            kept = self._histories[name] = (self._monotonic(), history)
+        return kept[1]
 
     def read_fleet(self, name: FleetName) -> tuple[fleets.FleetRecord, tuple[nodes.NodeRecord, ...], tuple[jobs.JobRecord, ...]]:
         """Read a fleet, its nodes and its live jobs. Blocks: called in a thread.
@@ -171,7 +206,12 @@ class Observer:
             return fleets.get(session, name), nodes.of_fleet(session, name), jobs.unfinished(session, name)
 
     def observe_fleet(
-        self, fleet: fleets.FleetRecord, rows: Iterable[nodes.NodeRecord], live: Iterable[jobs.JobRecord], view: CloudView
+        self,
+        fleet: fleets.FleetRecord,
+        rows: Iterable[nodes.NodeRecord],
+        live: Iterable[jobs.JobRecord],
+        view: CloudView,
+        history: FleetHistory,
     ) -> tuple[FleetSpec, FleetObserved]:
         """Return what a pass over a fleet decides about. Runs on the server's event loop; waits for nothing."""
         name = FleetName(fleet.name)
@@ -184,6 +224,7 @@ class Observer:
             records=table,
             nodes={node_id: self._node_by_id(name, node_id, by_id.get(node_id), views.get(node_id)) for node_id in ids},
             jobs=tuple(records.fleet_job(job) for job in live),
+            history=history,
         )
 
     def _node_by_id(self, fleet: FleetName, node_id: NodeId, row: nodes.NodeRecord | None, view: AgentView | None) -> NodeObserved:
@@ -214,5 +255,18 @@ class Observer:
         )
 
 
-def _max_node_count(known: Iterable[fleets.FleetRecord], name: str) -> int:
-    return next((fleet.max_node_count for fleet in known if fleet.name == name), 0)
+def schedule_of(fleet: fleets.FleetRecord | None, live: Iterable[jobs.JobRecord], rows: Iterable[nodes.NodeRecord], now: float) -> Schedule:
+    """Return whose turn it is in a fleet.
+
+    Args:
+        fleet: as stored; None has no capacity.
+        live: its jobs that have not ended.
+        rows: its nodes.
+        now: Unix seconds.
+
+    Returns:
+        What the pure core makes of them; a held node is nobody's capacity.
+    """
+    held = sum(row.state == NodeState.HELD for row in rows)
+    capacity = fleet.max_node_count - held if fleet is not None else 0
+    return schedule((records.fleet_job(job) for job in live), capacity, now)

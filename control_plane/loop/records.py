@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from control_plane.core import accounting
 from control_plane.core import incidents as core_incidents
 from control_plane.core.observed import (
     CheckpointRecord,
@@ -48,6 +49,10 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
     stop_reason: str = ""
+    node_count: int = 0
+    gang_attempts: int = 0
+    not_before: float | None = None
+    no_pause_before: float | None = None
     incident: IncidentRecord | None = None
 
 
@@ -119,14 +124,19 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         silences=memo.silences,
         refused=memo.refused,
         stop_reason=memo.stop_reason,
-        seconds=dict(job.accounting),
+        microseconds=dict(job.accounting),
+        node_microseconds=job.node_microseconds,
+        node_count=memo.node_count,
+        gang_attempts=memo.gang_attempts,
+        not_before=memo.not_before,
+        no_pause_before=memo.no_pause_before,
         accounted_until=_seconds(job.accounted_until),
         incident=memo.incident,
     )
 
 
-def job_update(record: JobRecord) -> jobs.JobUpdate:
-    """Return the columns of a job that the core has decided about; its state is written by the transition."""
+def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobUpdate:
+    """Return the columns of a job that the core has decided about, its cost at the fleet's price; its state is written by the transition."""
     memo = Memo(
         state_since=record.state_since,
         progress_at=record.progress_at,
@@ -135,6 +145,10 @@ def job_update(record: JobRecord) -> jobs.JobUpdate:
         silences=record.silences,
         refused=record.refused,
         stop_reason=record.stop_reason,
+        node_count=record.node_count,
+        gang_attempts=record.gang_attempts,
+        not_before=record.not_before,
+        no_pause_before=record.no_pause_before,
         incident=record.incident,
     )
     return jobs.JobUpdate(
@@ -150,7 +164,9 @@ def job_update(record: JobRecord) -> jobs.JobUpdate:
         max_boundary=record.max_boundary,
         committed_at=_moment(record.committed_at),
         failures=tuple(msgspec.to_builtins(failure) for failure in record.failures),
-        accounting=dict(record.seconds),
+        accounting=dict(record.microseconds),
+        node_microseconds=record.node_microseconds,
+        cost_usd=accounting.cost_usd(record.node_microseconds, price_usd_per_hour),
         accounted_until=_moment(record.accounted_until),
         memo=msgspec.to_builtins(memo),
     )
@@ -194,8 +210,8 @@ def new_incident(incident: IncidentRecord, job: jobs.JobRecord, now: float) -> i
     )
 
 
-def incident_update(incident: IncidentRecord, now: float) -> incidents.IncidentUpdate:
-    """Return the columns of an incident that can change; a phase that has not ended has no length yet."""
+def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: float | None) -> incidents.IncidentUpdate:
+    """Return the columns of an incident that can change, its cost at the fleet's price; a phase that has not ended has no length yet."""
     seconds = core_incidents.phase_seconds(incident, now)
     is_closed = incident.closed_at is not None
     return incidents.IncidentUpdate(
@@ -218,6 +234,8 @@ def incident_update(incident: IncidentRecord, now: float) -> incidents.IncidentU
         replace_seconds=seconds["replace_seconds"] if incident.replaced_at is not None or is_closed else None,
         restore_seconds=seconds["restore_seconds"] if incident.restored_at is not None or is_closed else None,
         rework_seconds=seconds["rework_seconds"] if is_closed else None,
+        cost_usd=accounting.cost_usd(incident.idle_node_microseconds, price_usd_per_hour),
+        rank_sources=tuple((source, count) for source, count in incident.rank_sources),
     )
 
 
@@ -228,6 +246,7 @@ def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
         group=fleet.auto_scaling_group_name,
         min_node_count=fleet.min_node_count,
         spare_count=fleet.spare_count,
+        spare_probability=fleet.spare_probability,
         is_deleting=fleet.delete_requested_at is not None,
     )
 
@@ -243,7 +262,15 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         priority=job.priority,
         created_at=record.created_at,
         exclusions=record.exclusions,
+        may_pause=_may_pause(job.spec, record),
+        not_before=record.not_before,
+        no_pause_before=record.no_pause_before,
     )
+
+
+def _may_pause(spec: jobs.JobSpec, record: JobRecord) -> bool:
+    """Say whether a pause would cost nearly nothing: the job trains undisturbed, and has committed a step of its own since it was launched."""
+    return spec.preemptible and record.state is JobState.RUNNING and record.incident is None and record.committed > record.base_step
 
 
 def node_record(node: nodes.NodeRecord) -> NodeRecord:

@@ -1,5 +1,6 @@
 """The loops: claim, observe, decide, act, apply, one job or one fleet per pass (design §7, Job loop).
 
+    retention    lets go of what is older than its limit, once a minute
     job loop     woken by agents and requests, else about once a second       lease of each job
     fleet loop   woken likewise, and by AWS's answers                         lease of each fleet
     cloud watch  asks AWS in the background; the loops read its last answer
@@ -14,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -28,6 +30,7 @@ from control_plane.core.timeouts import grace_seconds
 from control_plane.db import events, fleets, incidents, jobs, nodes, protection
 from control_plane.db.errors import NotFound, StaleLease
 from control_plane.db.leases import Lease, LeaseKind, Leaser
+from control_plane.db.retention import DEFAULT, Retention, prune
 from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry
@@ -42,6 +45,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
 """A loop looks at everything at least this often."""
+PRUNE_SECONDS = 60.0
 PAUSE_SECONDS = 0.005
 """After a look it rests for as long as the look took, at least this long, whatever wakes it: half of its time is the most that a loop takes."""
 AGAIN_LIMIT = 8
@@ -63,6 +67,7 @@ class LoopContext:
     """Of leases: fresh at every start of the server."""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     monotonic: Callable[[], float] = time.monotonic
+    retention: Retention = DEFAULT
 
 
 class Runner:
@@ -76,7 +81,7 @@ class Runner:
         self._context = context
         self.cloud = CloudWatch(context.database, context.operator, context.registry.hint, context.monotonic)
         self.hearing = Hearing(context.timeouts, context.monotonic)
-        self.observer = Observer(context.database, context.registry, self.cloud, self.hearing, context.timeouts)
+        self.observer = Observer(context.database, context.registry, self.cloud, self.hearing, context.timeouts, context.monotonic)
         self.executor = Executor(context.database, context.registry, context.operator, context.objects, context.secret, context.now)
         self._job_leases = _Leases(context, "job")
         self._fleet_leases = _Leases(context, "fleet")
@@ -94,6 +99,7 @@ class Runner:
             group.create_task(self.cloud.run(stop))
             group.create_task(self._sweep(stop, self.sweep_jobs))
             group.create_task(self._sweep(stop, self.sweep_fleets))
+            group.create_task(self._prune(stop))
             await stop.wait()
             self.cloud.look_now()
             self._context.registry.hint()
@@ -148,8 +154,8 @@ class Runner:
             if lease is None:
                 return None
             stored = await asyncio.to_thread(self.observer.read_job, run)
-            spec, observed = self.observer.observe_job(stored)
             now = self._context.now().timestamp()
+            spec, observed = self.observer.observe_job(stored, now)
             decision = core_jobs.decide(now, spec, observed, self._policy)
             for action in decision.actions:
                 if isinstance(action, PutManifest):
@@ -185,7 +191,8 @@ class Runner:
         if lease is None:
             return None
         fleet, rows, live = await asyncio.to_thread(self.observer.read_fleet, name)
-        spec, observed = self.observer.observe_fleet(fleet, rows, live, view)
+        history = await asyncio.to_thread(self.observer.read_history, name)
+        spec, observed = self.observer.observe_fleet(fleet, rows, live, view, history)
         now = self._context.now().timestamp()
         decision = core_fleets.decide(now, spec, observed, self._policy)
         await asyncio.to_thread(self._apply_fleet, lease, fleet, decision, view, now)
@@ -214,6 +221,25 @@ class Runner:
             await asyncio.sleep(max(PAUSE_SECONDS, time.monotonic() - begun))
             seen = await self._context.registry.wait_for_change(seen, SWEEP_SECONDS)
 
+    async def _prune(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            is_more = False
+            try:
+                is_more = await asyncio.to_thread(self.prune)
+            except Exception:
+                log.exception("what is old could not be let go; it is tried again")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_SECONDS if is_more else PRUNE_SECONDS):
+                    await stop.wait()
+
+    def prune(self) -> bool:
+        """Let go of what is older than its limit, and say whether there may be more. Blocks: called in a thread."""
+        with self._context.database.write() as session:
+            counts = prune(session, self._context.retention, self._context.now())
+        if any(counts.values()):
+            log.info("let go: %s", ", ".join(f"{count} {kind}" for kind, count in counts.items() if count))
+        return max(counts.values()) >= self._context.retention.batch_rows
+
     def _live_jobs(self) -> tuple[jobs.JobRecord, ...]:
         with self._context.database.read() as session:
             return jobs.unfinished(session)
@@ -226,7 +252,8 @@ class Runner:
         """Store what a pass decided, all of it or nothing."""
         moment = records.at(now)
         before, after = stored.job, decision.record
-        changes = records.job_update(after)
+        price = stored.fleet.price_usd_per_hour if stored.fleet is not None else None
+        changes = records.job_update(after, price)
         with self._context.database.write() as session:
             if decision.plan is not None:
                 jobs.add_generation(session, lease, decision.plan, moment)
@@ -238,7 +265,7 @@ class Runner:
                 jobs.mark_generation_started(session, lease, after.generation, moment)
             for incident in decision.incidents:
                 incidents.open_incident(session, lease, incident.id, records.new_incident(incident, before, now))
-                incidents.change(session, lease, incident.id, **records.incident_update(incident, now))
+                incidents.change(session, lease, incident.id, **records.incident_update(incident, now, price))
             if shards:
                 protection.record(session, lease, shards, moment)
             for draft in decision.events:
@@ -308,7 +335,7 @@ class Runner:
     def _shards(self, stored: StoredJob, now: float) -> tuple[protection.ShardRecord, ...]:
         """Return the shards to write: when who holds what has changed, and for the steps at most once a second."""
         run = RunId(stored.job.run_id)
-        if stored.plan is None or stored.job.state not in (JobState.RUNNING, JobState.STOPPING):
+        if stored.plan is None or stored.job.state not in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
             return ()
         views = self._context.registry.views()
         reports = [view.report.member for view in views.values() if view.report is not None and view.report.member is not None]

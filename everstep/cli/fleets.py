@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
 from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, moment, pairs, say, show_facts, show_json, show_rows, without_none
 
 app = typer.Typer(help="Auto Scaling groups that Everstep keeps.", no_args_is_help=True)
@@ -19,6 +20,8 @@ def create(
     auto_scaling_group: Annotated[str, typer.Option(help="The group: tagged everstep:fleet, one Availability Zone, one launch template.")],
     spare_count: Annotated[int, typer.Option(min=0, help="Nodes that wait to take over.")] = 1,
     min_node_count: Annotated[int, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")] = 0,
+    spare_probability: Annotated[float | None, typer.Option(help="Instead of a count: how probably a spare is free when a failure comes.")] = None,
+    price_usd_per_hour: Annotated[float | None, typer.Option(help="What one instance costs you; jobs and incidents are valued at it.")] = None,
     project: Annotated[str | None, typer.Option(help="Project that the fleet belongs to.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
     output: Output = OutputFormat.TABLE,
@@ -31,7 +34,7 @@ def create(
             SpareCount=spare_count,
             MinNodeCount=min_node_count,
             Tags=pairs("--tag", tag or []),
-            **without_none(Project=project),
+            **without_none(Project=project, PriceUsdPerHour=price_usd_per_hour, SparePolicy=_policy(spare_probability)),
         )
     _show(fleet, output)
 
@@ -70,11 +73,15 @@ def update(
     name: Name,
     spare_count: Annotated[int | None, typer.Option(min=0, help="Nodes that wait to take over.")] = None,
     min_node_count: Annotated[int | None, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")] = None,
+    spare_probability: Annotated[float | None, typer.Option(help="Instead of a count: how probably a spare is free when a failure comes.")] = None,
+    price_usd_per_hour: Annotated[float | None, typer.Option(help="What one instance costs you; jobs and incidents are valued at it.")] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Change how many nodes and spares a fleet keeps."""
+    """Change how many nodes and spares a fleet keeps, and what they cost."""
+    figures = without_none(SpareCount=spare_count, MinNodeCount=min_node_count, PriceUsdPerHour=price_usd_per_hour)
+    wishes = {**figures, **without_none(SparePolicy=_policy(spare_probability))}
     with connect() as service:
-        fleet = service.update_fleet(FleetName=name, **without_none(SpareCount=spare_count, MinNodeCount=min_node_count))
+        fleet = service.update_fleet(FleetName=name, **wishes)
     _show(fleet, output)
 
 
@@ -105,6 +112,15 @@ def join_token(
     say("It is shown this once. User data: everstep agent --control-plane-url URL --join-token TOKEN")
 
 
+def _policy(probability: float | None) -> Json | None:
+    return None if probability is None else {"Probability": probability}
+
+
+def _spares(fleet: Json) -> str:
+    policy = fleet["SparePolicy"]
+    return f"{fleet['SpareCount']} spares" if policy is None else f"as many spares as make it {policy['Probability']:.4%} probable that one is free"
+
+
 def _show(fleet: Json, output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
         show_json(fleet)
@@ -118,10 +134,14 @@ def _show(fleet: Json, output: OutputFormat) -> None:
             ("reason", fleet["Reason"] or None),
             ("group", fleet["AutoScalingGroupName"]),
             ("nodes", ", ".join(f"{fleet[field]} {word}" for word, field in counts)),
-            ("kept", f"{fleet['MinNodeCount']} at least and {fleet['SpareCount']} spares"),
+            ("kept", f"{fleet['MinNodeCount']} at least and {_spares(fleet)}"),
             ("instance type", fleet["InstanceType"] or None),
             ("zone", fleet["AvailabilityZone"] or None),
             ("price", None if price is None else f"${price} per node and hour"),
+            ("time of jobs", job_time(fleet)),
+            ("ETTR", ettr_words(fleet)),
+            ("incidents", incident_words(fleet)),
+            ("cost", None if fleet["CostUsd"] is None else f"{dollars(fleet['CostUsd'])} for {hours(fleet['NodeSeconds'])} node-hours of jobs"),
             ("drift", "\n".join(fleet["Drift"]) or None),
             ("project", fleet["Project"]),
             ("created", moment(fleet["CreationTime"])),

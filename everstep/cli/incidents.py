@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from everstep.cli.accounting import dollars
 from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, listed, moment, seconds, show_facts, show_json, show_rows, step, when
 
 app = typer.Typer(help="Failures and their recoveries.", no_args_is_help=True)
@@ -54,6 +55,15 @@ def describe(
     show_facts(_facts(incident))
 
 
+def _sources(incident: Json) -> str:
+    """Say where each rank's shard came from."""
+    told = []
+    for run in incident["RankSources"]:
+        first, last = run["FirstRank"], run["LastRank"]
+        told.append(f"{run['Source']} ({f'rank {first}' if first == last else f'ranks {first}-{last}'})")
+    return ", ".join(told)
+
+
 def _facts(incident: Json) -> list[tuple[str, object]]:
     phases = ", ".join(f"{phase.lower()} {seconds(incident[f'{phase}Seconds'])} s" for phase in ("Detect", "Replace", "Restore", "Rework"))
     after = incident["GenerationAfter"]
@@ -67,12 +77,13 @@ def _facts(incident: Json) -> list[tuple[str, object]]:
         ("reason", incident["Reason"]),
         ("instances", ", ".join(incident["InstanceIds"]) or None),
         ("replaced by", ", ".join(incident["ReplacementInstanceIds"]) or None),
-        ("restored from", incident["RestoreSource"]),
+        ("restored from", _sources(incident) or incident["RestoreSource"]),
         ("base step", step(incident["FromStep"])),
         ("reached before", step(incident["ReachedStep"])),
         ("lost steps", incident["LostSteps"]),
         ("generations", f"{incident['GenerationBefore']} → {'-' if after is None else after}"),
         ("phases", phases),
+        ("cost", None if incident["CostUsd"] is None else f"{dollars(incident['CostUsd'])}: its nodes made no new step meanwhile"),
         ("failed", moment(incident["FailedAt"])),
         ("opened", moment(incident["OpenedAt"])),
         ("closed", moment(incident["ClosedAt"])),

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
 from everstep.cli.output import (
     Columns,
     Json,
@@ -20,7 +21,6 @@ from everstep.cli.output import (
     pairs,
     parse_time,
     say,
-    seconds,
     show_facts,
     show_json,
     show_rows,
@@ -65,6 +65,9 @@ def submit(
     environment: Annotated[list[str] | None, typer.Option(help="NAME=value, environment variable of the ranks; may be repeated.")] = None,
     fleet: Annotated[str | None, typer.Option(help="Fleet to run on; may be left out where there is one.")] = None,
     priority: Annotated[int, typer.Option(help="Higher first; of equal ones the oldest.")] = 0,
+    preemptible: Annotated[
+        bool, typer.Option("--preemptible", help="A job of higher priority may pause this one; it is checkpointed first and resumes by itself.")
+    ] = False,
     project: Annotated[str | None, typer.Option(help="Project that the job belongs to.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
     max_attempts: Annotated[int | None, typer.Option(help="The same failure at the same step this many times, and the job has failed.")] = None,
@@ -88,6 +91,7 @@ def submit(
             HyperParameters=pairs("--hyperparameter", hyperparameter or []),
             Environment=pairs("--environment", environment or []),
             Priority=priority,
+            Preemptible=preemptible,
             Tags=pairs("--tag", tag or []),
             OutputDataConfig=without_none(S3OutputPath=output_s3_path),
             StoppingCondition=without_none(MaxRuntimeInSeconds=max_runtime_seconds, MaxPendingTimeInSeconds=max_pending_seconds),
@@ -233,12 +237,11 @@ def _print_log(service: EverstepClient, name: str, entry: Json) -> None:
 
 def _facts(job: Json) -> list[tuple[str, object]]:
     stopping = job["StoppingCondition"]
-    accounting = ", ".join(f"{bucket} {seconds(spent)} s" for bucket, spent in job["AccountingSeconds"].items() if spent)
-    ettr = job["EttrRatio"]
     return [
         ("name", job["TrainingJobName"]),
         ("status", f"{job['TrainingJobStatus']} ({job['SecondaryStatus']})"),
         ("reason", job["Reason"]),
+        ("queue", None if job["QueuePosition"] is None else _queue(job)),
         ("run", job["RunId"]),
         ("fleet", job["FleetName"]),
         ("project", job["Project"]),
@@ -247,7 +250,7 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("step", f"{step(job['Boundary'])}, committed {step(job['CommittedStep'])}, highest {step(job['MaxBoundary'])}"),
         ("nodes", ", ".join(job["NodeIds"]) or None),
         ("coordinator", job["CoordinatorNodeId"]),
-        ("incidents", job["IncidentCount"]),
+        ("incidents", incident_words(job)),
         ("entry point", job["EntryPoint"]),
         ("hyperparameters", ", ".join(f"{name}={value}" for name, value in job["HyperParameters"].items()) or None),
         ("checkpoints", f"every {job['CheckpointConfig']['EverySteps']} steps" if job["CheckpointConfig"]["EverySteps"] else "only when it stops"),
@@ -256,10 +259,16 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("created", moment(job["CreationTime"])),
         ("started", moment(job["TrainingStartTime"])),
         ("ended", moment(job["TrainingEndTime"])),
-        ("time spent", accounting or None),
-        ("ETTR", None if ettr is None else f"{ettr:.3f} (training ÷ time since the first start, queueing excluded)"),
+        ("time spent", job_time(job)),
+        ("ETTR", ettr_words(job)),
+        ("cost so far", None if job["CostUsd"] is None else f"{dollars(job['CostUsd'])} for {hours(job['NodeSeconds'])} node-hours"),
         ("story", "\n".join(_story(job)) or None),
     ]
+
+
+def _queue(job: Json) -> str:
+    behind = ", ".join(job["QueuedBehind"])
+    return f"place {job['QueuePosition']}{f', behind {behind}' if behind else ''}"
 
 
 def _story(job: Json) -> list[str]:

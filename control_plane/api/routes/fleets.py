@@ -13,11 +13,12 @@ from control_plane.cloud import contract
 from control_plane.cloud.errors import ContractViolation, GroupNotOurs
 from control_plane.cloud.errors import NotFound as CloudNotFound
 from control_plane.cloud.operator import FLEET_TAG, GroupState
+from control_plane.core.accounting import Bucket
 from control_plane.core.states import FleetStatus
-from control_plane.db import events, fleets, nodes
+from control_plane.db import events, fleets, incidents, jobs, nodes
 from control_plane.db.errors import AlreadyExists, NotFound
 from control_plane.db.events import NewEvent
-from control_plane.db.fleets import FleetRecord, NewFleet
+from control_plane.db.fleets import FleetRecord, FleetWishes, NewFleet
 
 router = APIRouter(prefix="/v1/fleets", tags=["Fleets"])
 
@@ -48,6 +49,8 @@ def create_fleet(request: schemas.CreateFleetRequest, caller: Admin, services: S
                 instance_type=group.instance_type,
                 availability_zone=next(iter(group.availability_zones), ""),
                 tags=request.tags,
+                price_usd_per_hour=request.price_usd_per_hour,
+                spare_probability=request.spare_policy.probability if request.spare_policy is not None else None,
             ),
             now,
         )
@@ -80,7 +83,7 @@ def update_fleet(fleet_name: FleetNamePath, request: schemas.UpdateFleetRequest,
     """Change how many nodes and spares are kept."""
     with services.database.write() as session:
         before = fleets.get(session, fleet_name)
-        fleet = fleets.set_wanted(session, fleet_name, min_node_count=request.min_node_count, spare_count=request.spare_count)
+        fleet = fleets.set_wanted(session, fleet_name, **_wishes(request))
         if fleet != before:
             message = f"The fleet {fleet.name} now keeps {fleet.min_node_count} nodes at least and {fleet.spare_count} spares."
             events.append(session, NewEvent(at=services.now(), type="FleetUpdated", message=message, project=fleet.project, fleet_name=fleet.name))
@@ -100,6 +103,21 @@ def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDe
             events.append(session, NewEvent(at=now, type="FleetDeleteRequested", message=message, project=fleet.project, fleet_name=fleet.name))
     services.wake()
     return _shown(services, fleet)
+
+
+def _wishes(request: schemas.UpdateFleetRequest) -> FleetWishes:
+    """Return the columns that a request changes; a count of spares ends the policy that counted them."""
+    wishes: FleetWishes = {}
+    if request.min_node_count is not None:
+        wishes["min_node_count"] = request.min_node_count
+    if request.price_usd_per_hour is not None:
+        wishes["price_usd_per_hour"] = request.price_usd_per_hour
+    if request.spare_count is not None:
+        wishes["spare_count"] = request.spare_count
+        wishes["spare_probability"] = None
+    if request.spare_policy is not None:
+        wishes["spare_probability"] = request.spare_policy.probability
+    return wishes
 
 
 def _prepared_group(services: Services, request: schemas.CreateFleetRequest) -> GroupState:
@@ -123,7 +141,8 @@ def _prepared_group(services: Services, request: schemas.CreateFleetRequest) -> 
 def _shown(services: Services, fleet: FleetRecord) -> schemas.Fleet:
     with services.database.read() as session:
         members = nodes.of_fleet(session, fleet.name)
-    return views.fleet(fleet, members, tuple(services.registry.views().values()))
+        history = views.History(jobs=jobs.totals(session, fleet.name, tuple(Bucket)), incidents=incidents.totals(session, fleet_name=fleet.name))
+    return views.fleet(fleet, members, tuple(services.registry.views().values()), history)
 
 
 def _wrong(field: str, message: str) -> InvalidRequest:

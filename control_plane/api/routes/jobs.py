@@ -16,11 +16,12 @@ from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud.errors import CloudError
 from control_plane.core.states import JobState, TrainingJobStatus, training_job_status
-from control_plane.db import checkpoints, events, fleets, incidents, jobs, protection, sources
+from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes, protection, sources
 from control_plane.db.errors import AlreadyExists, NotFound
 from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import JobFilter, JobRecord, NewJob
+from control_plane.loop.observer import schedule_of
 from everstep.protocol.ids import RunId
 
 router = APIRouter(prefix="/v1/training-jobs", tags=["TrainingJobs"])
@@ -101,8 +102,10 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         plan = jobs.generation(session, job.run_id, job.generation).plan if job.generation else None
-        incident_count = incidents.count_of_run(session, job.run_id)
-    return views.job(job, plan=plan, incident_count=incident_count, now=services.now())
+        incident_totals = incidents.totals(session, run_id=job.run_id)
+        fleet = next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None)
+        turns = schedule_of(fleet, jobs.unfinished(session, job.fleet_name), nodes.of_fleet(session, job.fleet_name), services.now().timestamp())
+    return views.job(job, plan=plan, incidents=incident_totals, turns=turns)
 
 
 @router.post("/{TrainingJobName}/stop", operation_id="StopTrainingJob")

@@ -6,7 +6,7 @@ Invariant: only keys below the job's own prefixes are ever read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Annotated
 
@@ -36,8 +36,7 @@ def list_logs(training_job_name: TrainingJobNamePath, caller: Reader, services: 
     """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
-        lineage = jobs.lineage(session, job.run_id)
-        launched = [jobs.generation(session, job.run_id, entry.number) for entry in lineage if entry.started_at is not None]
+        launched = jobs.launched(session, job.run_id)
         alive = {node.id for node in nodes.of_fleet(session, job.fleet_name)}
     prefix = _reference(job.spec.log_uri)
     entries = [entry for info in services.objects.list(prefix) if (entry := _log_entry(prefix, info)) is not None]
@@ -96,7 +95,7 @@ def _log_entry(prefix: ObjectReference, info: ObjectInfo) -> schemas.LogEntry | 
     )
 
 
-def _missing(job: JobRecord, launched: list[GenerationRecord], present: set[tuple[int, int]], alive: set[str]) -> Iterator[schemas.LogEntry]:
+def _missing(job: JobRecord, launched: Sequence[GenerationRecord], present: set[tuple[int, int]], alive: set[str]) -> Iterator[schemas.LogEntry]:
     """Yield an entry for every rank that was started and of which nothing was uploaded."""
     for generation in launched:
         for node in generation.plan.nodes:

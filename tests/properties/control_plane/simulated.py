@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from control_plane.core import evidence, fleets, jobs
+from control_plane.core import accounting, evidence, fleets, jobs, queue
 from control_plane.core.actions import (
     Decision,
     PutManifest,
@@ -203,7 +203,9 @@ class Simulation:
         for action in decision.actions:
             match action:
                 case SetDesired(desired_count=desired):
-                    assert self.desired < desired <= MAX_SIZE
+                    members = {*self.agents, *self.booting, *self.ended} - self.removed
+                    assert len(members) <= desired <= MAX_SIZE, "an instance that nobody named would be ended"
+                    assert desired != self.desired
                     self.desired = desired
                 case TerminateMember(node_id=node_id, decrement=decrement):
                     owner = self.table[node_id]
@@ -245,7 +247,7 @@ class Simulation:
             checkpoints=tuple(job.checkpoints),
             assigned=tuple(row.node_id for row in rows if row.state is NodeState.ASSIGNED and row.run == job.spec.run),
             nodes=nodes,
-            is_admitted=job.spec.run in fleets.admitted(self.fleet_jobs(), MAX_SIZE),
+            is_admitted=job.spec.run in queue.schedule(self.fleet_jobs(), MAX_SIZE, self.seconds).admitted,
             is_fleet_blind=evidence.is_fleet_blind(in_use, POLICY.timeouts),
         )
 
@@ -254,6 +256,7 @@ class Simulation:
         decision = jobs.decide(self.seconds, job.spec, observed, POLICY)
         assert jobs.decide(self.seconds, job.spec, observed, POLICY) == decision
         before, job.record = job.record, decision.record
+        self.check_ledger(before, job.record)
         assert job.record.issued_generation >= before.issued_generation
         if decision.plan is not None:
             self.check_plan(job, observed, decision.plan)
@@ -280,6 +283,14 @@ class Simulation:
                 case _:
                     raise AssertionError(action)
         return decision
+
+    def check_ledger(self, before: JobRecord, after: JobRecord) -> None:
+        wall = accounting.microseconds(accounting.accounted_until(after)) - accounting.microseconds(after.created_at)
+        assert sum(after.microseconds.values()) == wall
+        assert all(spent >= 0 for spent in after.microseconds.values())
+        assert accounting.accounted_until(after) >= accounting.accounted_until(before)
+        assert after.node_microseconds >= before.node_microseconds
+        assert after.ended_at in (None, accounting.accounted_until(after))
 
     def send(self, node_id: NodeId, message: ControlToAgent) -> None:
         if self.losses > 0:

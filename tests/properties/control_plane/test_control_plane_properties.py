@@ -24,6 +24,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("load fails"), st.integers(0, 11), st.booleans()),
     st.tuples(st.just("lose messages"), st.integers(1, 6), st.just(0)),
     st.tuples(st.just("wait"), st.sampled_from([1, 2, 7, 40, 130]), st.just(0)),
+    st.tuples(st.just("clock"), st.integers(-30, 600), st.just(0)),
 )
 
 
@@ -42,6 +43,8 @@ def test_whatever_happens(story: list[tuple[str, int, int]]) -> None:
                 simulation.upload(job)
             case "lose messages":
                 simulation.losses = which
+            case "clock":
+                simulation.seconds += which
             case "wait":
                 for _ in range(which):
                     simulation.step()

@@ -45,7 +45,18 @@ JOB = {
     "CoordinatorNodeId": "i-1",
     "IncidentCount": 1,
     "AccountingSeconds": {"train": 100.0, "queue": 0.0},
-    "EttrRatio": 0.75,
+    "Reliability": {
+        "EttrRatio": 0.75,
+        "EttrWithQueueRatio": 0.5,
+        "MttfSeconds": 50.0,
+        "MttrSeconds": 4.0,
+        "LostSteps": 3,
+        "IncidentCostUsd": 1.5,
+    },
+    "QueuePosition": None,
+    "QueuedBehind": [],
+    "NodeSeconds": 7200.0,
+    "CostUsd": 20.0,
     "Priority": 0,
 }
 INCIDENT = {
@@ -71,6 +82,8 @@ INCIDENT = {
     "ReplaceSeconds": 0.5,
     "RestoreSeconds": 2.0,
     "ReworkSeconds": 0.5,
+    "CostUsd": 0.0125,
+    "RankSources": [{"Source": "local", "FirstRank": 0, "LastRank": 2}, {"Source": "peer", "FirstRank": 3, "LastRank": 3}],
 }
 PROTECTION = {
     "TrainingJobName": "gpt",
@@ -216,7 +229,11 @@ def test_errors_are_one_line_with_a_hint_and_an_exit_code(run, error, code):
             ["Degraded: rank 0 has 1.", "1 lost: 50.0000%", "i-1, i-2 (out of view)", "2.0 KiB"],
         ),
         (("incidents", "list"), {"list_incidents": {"Incidents": [INCIDENT]}}, ["inc-1", "peer", "120"]),
-        (("incidents", "describe", "inc-1"), {"describe_incident": INCIDENT}, ["a spare takes over", "2 → 3", "detect 1.0 s, replace 0.5 s"]),
+        (
+            ("incidents", "describe", "inc-1"),
+            {"describe_incident": INCIDENT},
+            ["a spare takes over", "2 → 3", "detect 1.0 s, replace 0.5 s", "local (ranks 0-2), peer (rank 3)", "$0.0125"],
+        ),
     ],
 )
 def test_what_a_person_asks_for_is_shown_and_a_program_gets_json(run, arguments, answers, words):

@@ -48,6 +48,12 @@ def test_names_and_groups_are_taken_once(client, fleet, service):
 def test_figures_change_one_by_one(client, fleet):
     assert client.update_fleet(FleetName="main", SpareCount=2)["MinNodeCount"] == 4
     assert client.update_fleet(FleetName="main", MinNodeCount=0)["SpareCount"] == 2
+    assert client.update_fleet(FleetName="main", PriceUsdPerHour=98.32)["SpareCount"] == 2
+    fleet = client.describe_fleet(FleetName="main")
+    assert (fleet["PriceUsdPerHour"], fleet["CostUsd"], fleet["NodeSeconds"], fleet["IncidentCount"]) == (98.32, None, 0, 0)
+    assert client.update_fleet(FleetName="main", SparePolicy={"Probability": 0.99})["SparePolicy"] == {"Probability": 0.99}
+    assert client.update_fleet(FleetName="main", MinNodeCount=1)["SparePolicy"] == {"Probability": 0.99}
+    assert client.update_fleet(FleetName="main", SpareCount=1)["SparePolicy"] is None
     with pytest.raises(NotFound):
         client.update_fleet(FleetName="other", SpareCount=1)
 

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from control_plane.__main__ import main
 from control_plane.cloud.connection import CloudMode
 from control_plane.core.timeouts import ladder
+from control_plane.db.retention import Retention
 from control_plane.errors import InvalidTimeouts
 from control_plane.settings import InvalidSettings, Settings
 
@@ -27,6 +29,7 @@ def settings(**changes) -> Settings:
         ({"aws_endpoint_url": None}, "local mode needs --aws-endpoint-url on this machine"),
         ({"bucket": ""}, "a bucket is needed"),
         ({"port": 65536}, "--port 65536 is not a port"),
+        ({"retention": Retention(events=0)}, "--keep events=0: the least is 1"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_opened(changes, words):
@@ -51,3 +54,9 @@ def test_the_database_is_in_the_state_directory_unless_said():
 def test_a_detection_time_that_is_none_is_refused():
     with pytest.raises(InvalidTimeouts, match="detection_seconds is 0"):
         ladder(0)
+
+
+@pytest.mark.parametrize(("given", "code"), [("events=30", 0), ("events=0", 2), ("events=", 2), ("events=-1", 2), ("everything=1", 2)])
+def test_how_long_things_are_kept_is_said_on_the_command_line(tmp_path, given, code):
+    local = ["--mode", "local", "--aws-endpoint-url", "http://127.0.0.1:1", "--bucket", "b", "--state-dir", str(tmp_path)]
+    assert main([*local, "--keep", given, "--print-timeouts"]) == code

@@ -18,6 +18,10 @@ def record(state: JobState = JobState.RUNNING, **changes: object) -> JobRecord:
     return JobRecord(state=state, reason="", created_at=100.0, state_since=100.0, **changes)  # type: ignore[arg-type]
 
 
+def in_seconds(job: JobRecord) -> dict[str, float]:
+    return {name: spent / 1_000_000 for name, spent in job.microseconds.items()}
+
+
 def opened(at: float = 200.0, failed: float = 195.0) -> IncidentRecord:
     fault = Fault(cause=Cause.RANK_EXIT, evidence="rank 1 ended", at=failed)
     return incidents.opened(RUN, Generation(1), (fault,), decision="restart", reason="", reached=Step(30), now=at)
@@ -33,25 +37,51 @@ def test_every_second_is_in_one_bucket() -> None:
         (207, JobState.STOPPED),
     ):
         job = replace(accounting.charge(job, now, gap_seconds=100), state=state)
-    assert job.seconds == {"queue": 10, "provision": 15, "start": 5, "train": 70, "stopping": 7}
+    assert in_seconds(job) == {"queue": 10, "provision": 15, "start": 5, "train": 70, "stopping": 7}
     assert accounting.charge(job, 300, gap_seconds=100) is job
 
 
 def test_a_gap_in_a_launch_is_unaccounted_and_one_in_training_is_training() -> None:
-    assert accounting.charge(record(JobState.LOADING), 200, gap_seconds=10).seconds == {"unaccounted": 100}
-    assert accounting.charge(record(JobState.RUNNING), 200, gap_seconds=10).seconds == {"train": 100}
+    assert in_seconds(accounting.charge(record(JobState.LOADING), 200, gap_seconds=10)) == {"unaccounted": 100}
+    assert in_seconds(accounting.charge(record(JobState.RUNNING), 200, gap_seconds=10)) == {"train": 100}
 
 
 def test_a_clock_that_goes_back_charges_nothing() -> None:
     job = accounting.charge(record(), 200, gap_seconds=10)
-    assert accounting.charge(job, 150, gap_seconds=10) is job
+    assert accounting.charge(job, 150, gap_seconds=10) == job
 
 
-def test_the_time_before_detection_moves_out_of_training() -> None:
+def test_the_time_before_detection_moves_out_of_what_seemed_to_go_on() -> None:
     job = accounting.charge(record(), 200, gap_seconds=10)
-    moved = accounting.recharge_detection(job, 5.0)
-    assert moved.seconds == {"train": 95, "detect": 5}
-    assert accounting.recharge_detection(job, 500.0).seconds == {"train": 0, "detect": 100}
+    assert in_seconds(accounting.recharge_detection(job, opened(200.0, 195.0))) == {"train": 95, "detect": 5}
+    assert in_seconds(accounting.recharge_detection(job, opened(200.0, -300.0))) == {"train": 0, "detect": 100}
+    reworking = replace(opened(110.0, 105.0), state=IncidentState.REWORKING)
+    again = accounting.charge(replace(job, incident=reworking), 210, gap_seconds=10)
+    assert in_seconds(accounting.recharge_detection(again, opened(210.0, 206.0))) == {"train": 100, "rework": 6, "detect": 4}
+    launching = accounting.charge(record(JobState.LOADING), 105, gap_seconds=10)
+    assert in_seconds(accounting.recharge_detection(launching, opened(105.0, 103.0))) == {"start": 3, "detect": 2}
+
+
+def test_a_job_without_nodes_is_paused_once_it_had_some() -> None:
+    assert accounting.bucket(record(JobState.QUEUED, started_at=150.0)) is accounting.Bucket.PAUSED
+    assert accounting.bucket(record(JobState.ALLOCATING, started_at=150.0)) is accounting.Bucket.PAUSED
+
+
+def test_nodes_are_paid_for_while_they_work_for_the_job() -> None:
+    job = accounting.charge(record(JobState.QUEUED), 160, gap_seconds=10, node_count=4)
+    assert job.node_microseconds == 0
+    job = accounting.charge(replace(job, state=JobState.RUNNING), 1960, gap_seconds=10, node_count=3)
+    assert accounting.cost_usd(job.node_microseconds, 98.32) == pytest.approx(2 * 98.32)
+    assert accounting.cost_usd(job.node_microseconds, None) is None
+
+
+def test_nodes_are_idle_from_the_failure_to_the_end_of_the_rework() -> None:
+    job = accounting.charge(record(node_count=4), 200, gap_seconds=10, node_count=3)
+    incident = replace(opened(200.0, 195.0), node_microseconds_before=job.node_microseconds - 4 * 5_000_000)
+    job = accounting.charge(replace(job, incident=incident), 210, gap_seconds=100, node_count=3)
+    assert accounting.idle_node_microseconds(incident, job) == (4 * 5 + 3 * 10) * 1_000_000
+    closed = replace(incident, closed_at=207.0)
+    assert accounting.idle_node_microseconds(closed, job) == (4 * 5 + 3 * 7) * 1_000_000
 
 
 def test_incident_phases_are_buckets_too() -> None:
@@ -61,9 +91,22 @@ def test_incident_phases_are_buckets_too() -> None:
     assert accounting.bucket(record(), is_stalled=True) is accounting.Bucket.STALL
 
 
-def test_ettr_excludes_the_queue() -> None:
-    assert accounting.ettr_ratio({"queue": 100.0, "train": 60.0}, 200.0, 100.0) == pytest.approx(0.6)
-    assert accounting.ettr_ratio({}, 200.0, None) is None
+def test_ettr_with_and_without_the_time_that_the_job_had_no_nodes() -> None:
+    spent = {"queue": 100, "provision": 20, "paused": 80, "start": 10, "train": 60, "rework": 30}
+    assert accounting.ettr_ratio(spent) == pytest.approx(0.6)
+    assert accounting.ettr_ratio(spent, is_queue_counted=True) == pytest.approx(0.2)
+    assert accounting.ettr_ratio({}) is None
+    assert accounting.ettr_ratio({"queue": 5}) is None
+
+
+def test_mean_time_to_failure_counts_the_time_in_which_one_could_begin() -> None:
+    spent = {"train": 50_000_000, "stall": 10_000_000, "rework": 7_000_000, "queue": 9_000_000}
+    assert accounting.mean_seconds_to_failure(spent, 3) == pytest.approx(20)
+    assert accounting.mean_seconds_to_failure(spent, 0) is None
+
+
+def test_sources_are_told_by_rank_in_short() -> None:
+    assert incidents.runs_of(["local", "local", "peer", "local"]) == (("local", 2), ("peer", 1), ("local", 1))
 
 
 def test_phases_are_the_intervals_between_five_moments() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from control_plane.core import fleets
 from control_plane.core.actions import CompleteTermination, SendHalt, SendRelease, SetDesired, TerminateMember
 from control_plane.core.observed import (
     Exclusion,
+    FleetHistory,
     FleetJob,
     FleetObserved,
     FleetSpec,
@@ -16,6 +19,7 @@ from control_plane.core.observed import (
     NodeRecord,
     Policy,
 )
+from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import MemberPhase, MemberReport
@@ -51,6 +55,7 @@ def seen(
     drift: tuple[str, ...] = (),
     max_size: int = 10,
     failures: tuple[str, ...] = (),
+    domains: dict[str, str] | None = None,
 ) -> FleetObserved:
     nodes = {
         record.node_id: NodeObserved(
@@ -62,6 +67,7 @@ def seen(
             has_reported=True,
             is_warm=record.node_id not in cold,
             member=(working or {}).get(record.node_id),
+            domain=(domains or {}).get(record.node_id),
         )
         for record in rows
     }
@@ -146,6 +152,33 @@ def test_warm_nodes_are_given_first_and_cold_ones_are_not_left() -> None:
     assert states(decide(seen(rows[:2], [job("hurt", JobState.PREPARING, 2)], cold=("i1", "i2")))).keys() == {"i1", "i2"}
 
 
+def test_a_spare_comes_from_another_failure_domain_than_the_survivors() -> None:
+    rows = [row("i1", NodeState.ASSIGNED, "hurt"), row("i2", NodeState.ASSIGNED, "hurt"), row("i3"), row("i4"), row("i5")]
+    domains = {"i1": "a", "i2": "b", "i3": "a", "i4": "b", "i5": "c"}
+    assert states(decide(seen(rows, [job("hurt", JobState.PREPARING, 3)], domains=domains))) == {"i5": ("assigned", "hurt")}
+    two = states(decide(seen(rows, [job("hurt", JobState.PREPARING, 4)], domains=domains)))
+    assert two == {"i3": ("assigned", "hurt"), "i5": ("assigned", "hurt")}
+    warm_first = decide(seen(rows, [job("hurt", JobState.PREPARING, 3)], domains=domains, cold=("i5",)))
+    assert states(warm_first) == {"i3": ("assigned", "hurt")}
+
+
+def test_a_lost_node_is_taken_away_and_its_spare_promoted_in_one_pass_and_a_new_one_asked_for() -> None:
+    rows = [row("i1", NodeState.ASSIGNED, "hurt"), row("i2", NodeState.ASSIGNED, "hurt"), row("i3")]
+    decision = decide(seen(rows, [job("hurt", JobState.PREPARING, 2)], ended=("i1",)))
+    assert states(decision) == {"i1": ("gone", None), "i3": ("assigned", "hurt")}
+    assert decision.actions == (TerminateMember(group="group", node_id=NodeId("i1"), decrement=False, reason="EC2: terminated"),)
+
+
+def test_spares_by_probability_are_counted_from_what_the_fleet_has_seen() -> None:
+    spec = replace(SPEC, spare_probability=0.99)
+    observed = seen([row(f"i{n}", NodeState.ASSIGNED, "a") for n in range(1, 6)], [job("a", JobState.RUNNING, 5)], desired=6, max_size=50)
+    assert decide(observed, spec).desired_count == 6
+    bad = FleetHistory(node_seconds=5 * 86_400.0, lost_node_count=400)
+    assert decide(replace(observed, history=bad), spec).desired_count == 5 + 7
+    held = seen([row("i1", NodeState.HELD, reason="inspection"), row("i2", NodeState.DRAINING)], [], desired=3)
+    assert decide(held).desired_count == 4, "a held node is no spare"
+
+
 def test_the_queue_is_admitted_in_order_as_far_as_the_group_can_grow() -> None:
     queue = [
         job("held", JobState.RUNNING, 4),
@@ -153,8 +186,8 @@ def test_the_queue_is_admitted_in_order_as_far_as_the_group_can_grow() -> None:
         job("second", JobState.QUEUED, 4, created=2),
         job("third", JobState.QUEUED, 1, created=3),
     ]
-    assert fleets.admitted(queue, 10) == {"held", "first"}
-    assert fleets.admitted(queue, 13) == {"held", "first", "second", "third"}
+    assert schedule(queue, 8, NOW).admitted == {"held", "first"}
+    assert schedule(queue, 13, NOW).admitted == {"held", "first", "second", "third"}
 
 
 def test_nodes_of_an_ended_job_are_spares_again_and_forget_it() -> None:
@@ -187,6 +220,16 @@ def test_surplus_is_ended_newest_first_with_its_capacity() -> None:
     assert states(decision) == {"i4": ("draining", None), "i5": ("draining", None)}
 
 
+def test_nobody_waits_for_instances_that_nobody_needs() -> None:
+    """A gang of six gave up: three nodes are there, three never came. Capacity is lowered to what is there before surplus goes by name."""
+    decision = decide(seen([row(f"i{n}") for n in range(1, 5)], [], desired=6))
+    lowered, *ended = decision.actions
+    assert lowered == SetDesired(group="group", desired_count=4)
+    assert [(action.node_id, action.decrement) for action in ended if isinstance(action, TerminateMember)] == [("i4", True)]
+    assert not [action for action in decide(seen([row("i1")], [], desired=6)).actions if isinstance(action, TerminateMember)]
+    assert decide(seen([row(f"i{n}") for n in range(1, 5)], [], desired=6, drift=("AZRebalance is on.",))).actions == ()
+
+
 def test_surplus_that_is_on_its_way_is_not_counted_twice() -> None:
     rows = [row("i1"), row("i2"), row("i3"), row("i4"), row("i5", NodeState.DRAINING, reason="surplus: the fleet needs 3 nodes")]
     decision = decide(seen(rows, [], desired=5))
@@ -195,7 +238,7 @@ def test_surplus_that_is_on_its_way_is_not_counted_twice() -> None:
 
 def test_working_nodes_are_never_surplus() -> None:
     rows = [row(f"i{n}", NodeState.ASSIGNED, "a") for n in range(1, 6)]
-    assert not decide(seen(rows, [job("a", JobState.RUNNING, 5)], desired=9)).actions
+    assert decide(seen(rows, [job("a", JobState.RUNNING, 5)], desired=9)).actions == (SetDesired(group="group", desired_count=6),)
 
 
 def test_drift_and_blindness_freeze_what_ends_nodes() -> None:

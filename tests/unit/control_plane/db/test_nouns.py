@@ -138,7 +138,9 @@ def test_an_incident_from_its_opening_to_its_close(database, job, lease):
         incidents.change(session, lease, "inc-1", phase="closed", closed_at=NOW, lost_steps=2, restore_source="local", instance_ids=("i-1", "i-2"))
     with database.read() as session:
         stored = incidents.get(session, "inc-1")
-        assert incidents.count_of_run(session, job.run_id) == 1
+        totals = incidents.totals(session, run_id=job.run_id)
+        assert (totals.count, totals.closed_count, totals.lost_steps, totals.lost_node_count) == (1, 1, 2, 2)
+        assert incidents.totals(session, run_id="other").mean_recovery_seconds is None
     assert (stored.lost_steps, stored.restore_source, stored.instance_ids, stored.evidence) == (2, "local", ("i-1", "i-2"), incident().evidence)
 
 
@@ -232,8 +234,8 @@ def test_a_fleet_with_unfinished_jobs_is_not_deleted(database, job, lease):
 def test_wanted_figures_change_one_by_one(database):
     with database.write() as session:
         fleets.create(session, fleet(), NOW)
-        assert fleets.set_wanted(session, "main", min_node_count=None, spare_count=3).min_node_count == 2
-        assert fleets.set_wanted(session, "main", min_node_count=0, spare_count=None).spare_count == 3
+        assert fleets.set_wanted(session, "main", spare_count=3).min_node_count == 2
+        assert fleets.set_wanted(session, "main", min_node_count=0).spare_count == 3
         with pytest.raises(NotFound):
             fleets.set_wanted(session, "other", min_node_count=1, spare_count=1)
 

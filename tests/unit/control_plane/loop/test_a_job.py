@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
+from control_plane.core.accounting import Bucket
 from control_plane.core.states import JobState
+from control_plane.db import fleets, incidents, jobs
 from everstep.protocol.agent_messages import ExitClass
 from tests.unit.control_plane.loop.world import World
 
@@ -35,7 +39,7 @@ async def test_a_job_runs_from_submission_to_its_end(world: World) -> None:
         "completed",
     ]
     assert not world.incidents()
-    assert sum(job.accounting.values()) == pytest.approx((job.ended_at - job.created_at).total_seconds())
+    assert sum(job.accounting.values()) == (job.ended_at - job.created_at) // timedelta(microseconds=1)
     await world.until(lambda: all(agent.run is None for agent in world.agents.values()))
 
 
@@ -122,3 +126,39 @@ async def test_a_restarted_control_plane_disturbs_nothing(world: World) -> None:
     assert world.job().boundary >= 60
     assert not world.incidents()
     assert len(world.said) == said
+
+
+async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
+    """Two nodes are lost at once with one spare there: three nodes stand still until the second one has booted, then four."""
+    with world.database.write() as session:
+        fleets.set_wanted(session, "main", price_usd_per_hour=36.0)
+    world.submit()
+    await world.running()
+    await world.train(20)
+    for agent in (world.team()[0], world.team()[2]):
+        world.terminate(agent)
+    await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    await world.train(1)
+    await world.until(lambda: len(world.incidents()) == 1 and world.incidents()[0].closed_at is not None)
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+    job, (incident,) = world.job(), world.incidents()
+    assert job.ended_at is not None
+    assert sum(job.accounting.values()) == (job.ended_at - job.created_at) // timedelta(microseconds=1)
+    with_nodes = sum(spent for bucket, spent in job.accounting.items() if bucket not in (Bucket.QUEUE, Bucket.PROVISION))
+    assert 3 * with_nodes < job.node_microseconds < 4 * with_nodes
+    assert job.cost_usd == pytest.approx(job.node_microseconds / 1e6 * 0.01)
+    assert incident.closed_at is not None
+    lasted = (incident.closed_at - incident.failed_at).total_seconds()
+    assert incident.cost_usd is not None
+    assert 3 * lasted * 0.01 <= incident.cost_usd < 4 * lasted * 0.01
+    assert incident.rank_sources == (("peer", 1), ("local", 1), ("peer", 1), ("local", 1))
+    with world.database.read() as session:
+        of_jobs = jobs.totals(session, "main", tuple(Bucket))
+        of_incidents = incidents.totals(session, fleet_name="main")
+        assert incidents.totals(session, fleet_name="other").count == 0
+        assert jobs.totals(session, "other", tuple(Bucket)).node_microseconds == 0
+    assert (of_jobs.spent, of_jobs.node_microseconds, of_jobs.cost_usd) == (job.accounting, job.node_microseconds, job.cost_usd)
+    assert (of_incidents.count, of_incidents.closed_count, of_incidents.lost_node_count) == (1, 1, 2)
+    assert of_incidents.mean_recovery_seconds == pytest.approx(lasted)
+    assert of_incidents.cost_usd == incident.cost_usd

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 from control_plane.cloud.operator import Ec2State
 from control_plane.core.states import JobState, NodeState
@@ -487,3 +488,28 @@ async def test_a_deleted_fleet_ends_its_nodes_and_is_forgotten(world: World) -> 
 
     await world.until(is_gone)
     assert not world.agents
+
+
+async def test_what_is_old_is_let_go_while_a_job_trains_and_recovers(world: World) -> None:
+    """A year passes; the next failure is recovered from as ever, from what is kept."""
+    world.submit()
+    await world.running()
+    await world.train(5)
+    for _ in range(12):
+        world.kill_rank(world.team()[0])
+        generation = world.job().generation + 1
+        await world.until(lambda number=generation: is_running(world, number))
+        await world.train(2)
+    world.terminate(world.team()[1])
+    await world.until(lambda: is_running(world, 14))
+    world.now += timedelta(days=365)
+    before = len(world.events())
+    assert not world.runner.prune()
+    assert len(world.events()) == 0 < before
+    assert len(world.nodes()) == 5, "the one that ended is forgotten"
+    await world.tick()
+    await world.train(1)
+    world.kill_rank(world.team()[0])
+    await world.until(lambda: is_running(world, 15))
+    assert world.plan().base_step == 30
+    assert len(world.incidents()) == 14

@@ -40,7 +40,9 @@ async def test_a_job_record_survives_the_database(world: World) -> None:
         silences=(Silence(node_id=NodeId("i-1"), since=1.0, boundary=Step(2), committed=Step(3)),),
         refused=(RefusedSource(rank=Rank(1), origin_generation=Generation(2), step=Step(3), is_object=True),),
         stop_reason="s",
-        seconds={"train": 1.25},
+        microseconds={"train": 1_250_000},
+        node_microseconds=5_000_000,
+        node_count=4,
         accounted_until=13.0,
         incident=IncidentRecord(
             id="inc",
@@ -55,13 +57,16 @@ async def test_a_job_record_survives_the_database(world: World) -> None:
             reached_step=Step(3),
             instance_ids=(NodeId("i-1"),),
             replaced_at=4.0,
+            rank_sources=(("local", 2), ("s3", 1)),
+            node_microseconds_before=1_000_000,
         ),
     )
     lease = world.runner._job_leases.hold(run)
     assert lease is not None
     with world.database.write() as session:
-        jobs.change(session, lease, **records.job_update(full))
+        jobs.change(session, lease, **records.job_update(full, 7.2))
     assert records.job_record(world.job()) == full
+    assert world.job().cost_usd == 0.01
 
 
 def test_prefixes_end_with_a_slash() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
@@ -70,6 +71,7 @@ class Agent:
     inventory: tuple[SlotRecord, ...] = ()
     faults: tuple[NodeFault, ...] = ()
     uploads: tuple[UploadedShard, ...] = ()
+    restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
     fails_load: bool = False
     is_deaf: bool = False
     """Takes no messages and sends none, but lives: a cut control link."""
@@ -131,6 +133,7 @@ class Agent:
             else None,
             uploads=self.uploads,
             faults=self.faults,
+            restored_from=self.restored_from,
         )
 
     async def act(self) -> None:
@@ -179,6 +182,7 @@ class Agent:
         """Get the base of this node's ranks from the sources; they must really be there, with that digest."""
         if self.fails_load:
             return False
+        self.restored_from = ()
         kept = {(slot.owner_rank, slot.origin_generation, slot.step) for slot in plan.node(self.node_id).keep}
         self.slots = {key: slot for key, slot in self.slots.items() if key in kept}
         for rank in plan.node(self.node_id).ranks:
@@ -194,10 +198,12 @@ class Agent:
                 )
                 if source.kind == "s3":
                     self.slots[key] = record
+                    self.restored_from += (source.kind,)
                     break
                 holder = self.world.agents.get(source.node_id or NodeId(""))
                 if holder is not None and (holder is self or holder.world.serves(holder.node_id)) and holder.slots.get(key) == record:
                     self.slots[key] = record
+                    self.restored_from += (source.kind,)
                     break
             else:
                 if plan.base_step:
@@ -286,7 +292,7 @@ class World:
         """Say whether a node's memory can be reached by its peers."""
         return node_id in self.agents and node_id not in self.cut
 
-    def submit(self, name: str = "gpt", *, nodes: int = 4, copies: int = 2, ranks_per_node: int = 1, **changes: object) -> RunId:
+    def submit(self, name: str = "gpt", *, nodes: int = 4, copies: int = 2, ranks_per_node: int = 1, priority: int = 0, **changes: object) -> RunId:
         run = RunId(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest())
         spec = jobs.JobSpec(
             source_sha256="0" * 64,
@@ -304,7 +310,15 @@ class World:
         )
         with self.database.write() as session:
             new = jobs.NewJob(
-                run_id=run, name=name, fleet_name=FLEET, project="", priority=0, tags={}, spec=spec, state=JobState.QUEUED.value, reason="is new"
+                run_id=run,
+                name=name,
+                fleet_name=FLEET,
+                project="",
+                priority=priority,
+                tags={},
+                spec=spec,
+                state=JobState.QUEUED.value,
+                reason="is new",
             )
             jobs.create(session, new, self.now)
         return run

@@ -1,0 +1,99 @@
+"""What is let go, and when: everything that only grows has a limit here, and one bounded pass keeps it.
+
+    intents        all, from when they were written: the key of a past minute is never tried again
+    events         all
+    nodes          ended ones; with them their agents' session tokens and the join tokens that they redeemed
+    tokens         revoked and expired ones
+    generations    of ended jobs, all but the newest
+    plans          of jobs that go on, all but the newest few; the lineage itself stays, because restores follow it
+    protection     of ended jobs: their agents have let go of all slots
+
+Jobs, incidents, checkpoints, sources and fleets are kept.
+
+Invariant: a pass deletes at most `batch_rows` rows of a kind in one short transaction, and nothing that a loop still reads; any number of replicas
+may make one at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, and_, delete, inspect, or_, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from control_plane.db.models import Base, Event, Generation, Intent, Job, Node, Redemption, Shard, Token
+
+LET_GO = b""
+"""In place of a plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long things are kept, in days, and how many plans."""
+
+    intents: int = 7
+    events: int = 90
+    nodes: int = 7
+    tokens: int = 7
+    generations: int = 30
+    protection: int = 1
+    plans_per_job: int = 10
+    batch_rows: int = 1_000
+
+
+DEFAULT = Retention()
+
+
+def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str, int]:
+    """Let go of what is older than its limit.
+
+    Called once a minute, and again at once while a pass finds as much as it may take.
+
+    Args:
+        session: a writing one.
+        retention: the limits.
+        now: when.
+
+    Returns:
+        How many rows of each kind went; the oldest first where there are more.
+    """
+
+    def before(days: int) -> datetime:
+        return now - timedelta(days=days)
+
+    alive = select(Node.id).where(Node.ended_at.is_(None))
+    ended = select(Job.run_id).where(Job.ended_at < before(retention.generations))
+    silent = select(Job.run_id).where(Job.ended_at < before(retention.protection))
+    newest = select(Job.generation).where(Job.run_id == Generation.run_id).scalar_subquery()
+    is_of_a_node_that_is_gone = and_(Token.node_id.is_not(None), Token.node_id.not_in(alive), Token.created_at < before(retention.tokens))
+    rules: dict[str, tuple[type[Base], ColumnElement[bool]]] = {
+        "intents": (Intent, Intent.created_at < before(retention.intents)),
+        "events": (Event, Event.at < before(retention.events)),
+        "nodes": (Node, Node.ended_at < before(retention.nodes)),
+        "tokens": (Token, or_(Token.revoked_at < before(retention.tokens), Token.expires_at < before(retention.tokens), is_of_a_node_that_is_gone)),
+        "redemptions": (Redemption, and_(Redemption.redeemed_at < before(retention.tokens), Redemption.node_id.not_in(alive))),
+        "generations": (Generation, and_(Generation.run_id.in_(ended), Generation.number < newest)),
+        "protection": (Shard, Shard.run_id.in_(silent)),
+    }
+    counts = {kind: _delete(session, table, which, retention.batch_rows) for kind, (table, which) in rules.items()}
+    old = and_(Generation.number <= newest - retention.plans_per_job, Generation.plan != LET_GO)
+    found = _keys(session, Generation, old, retention.batch_rows)
+    for run_id, number in found:
+        session.execute(update(Generation).where(Generation.run_id == run_id, Generation.number == number).values(plan=LET_GO))
+    return {**counts, "plans": len(found)}
+
+
+def _delete(session: Session, table: type[Base], which: ColumnElement[bool], limit: int) -> int:
+    found = _keys(session, table, which, limit)
+    columns = inspect(table).primary_key
+    if found:
+        is_found = tuple_(*columns).in_(found) if len(columns) > 1 else columns[0].in_([key for (key,) in found])
+        session.execute(delete(table).where(is_found), execution_options={"synchronize_session": False})
+    return len(found)
+
+
+def _keys(session: Session, table: type[Base], which: ColumnElement[bool], limit: int) -> list[tuple[object, ...]]:
+    columns = inspect(table).primary_key
+    return [tuple(row) for row in session.execute(select(*columns).where(which).order_by(*columns).limit(limit))]

@@ -1,0 +1,43 @@
+"""Time and money in words, the same for jobs, fleets and incidents."""
+
+from __future__ import annotations
+
+from everstep.cli.output import Json, seconds
+
+
+def dollars(usd: float) -> str:
+    """Return an amount; of less than a dollar, four digits."""
+    return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}"
+
+
+def hours(spent_seconds: float) -> str:
+    """Return seconds as hours."""
+    return f"{spent_seconds / 3600:,.2f}"
+
+
+def job_time(shown: Json) -> str | None:
+    """Return the seconds of a job, or of a fleet's jobs, by bucket."""
+    return ", ".join(f"{bucket} {seconds(spent)} s" for bucket, spent in shown["AccountingSeconds"].items() if spent) or None
+
+
+def ettr_words(shown: Json) -> str | None:
+    """Return both ratios, and what each divides by."""
+    without, with_queue = shown["Reliability"]["EttrRatio"], shown["Reliability"]["EttrWithQueueRatio"]
+    if without is None or with_queue is None:
+        return None
+    return f"{without:.3f} (training ÷ time with nodes), {with_queue:.3f} (training ÷ all time, queueing included)"
+
+
+def incident_words(shown: Json) -> str:
+    """Return how many incidents there were, how far apart, how long and how dear."""
+    found = shown["Reliability"]
+    told = [str(shown["IncidentCount"])]
+    if found["MttfSeconds"] is not None:
+        told.append(f"MTTF {seconds(found['MttfSeconds'])} s")
+    if found["MttrSeconds"] is not None:
+        told.append(f"MTTR {seconds(found['MttrSeconds'])} s")
+    if found["LostSteps"]:
+        told.append(f"{found['LostSteps']} steps done again")
+    if found["IncidentCostUsd"] is not None:
+        told.append(dollars(found["IncidentCostUsd"]))
+    return ", ".join(told)

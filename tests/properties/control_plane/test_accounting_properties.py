@@ -1,0 +1,101 @@
+"""The ledger of a job adds up exactly, whatever happens to the job, to its control plane and to the clock.
+
+A history is a list of passes. Between two of them the clock moves, forward or back; a pass may be lost before it is stored, and what is stored may be
+read again by a control plane that remembers nothing else. The states follow the transition tables, at random.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.core import accounting, incidents
+from control_plane.core.incidents import Fault
+from control_plane.core.observed import Cause, JobRecord
+from control_plane.core.states import (
+    ENDED_JOBS,
+    INCIDENT_TRANSITIONS,
+    JOB_TRANSITIONS,
+    IncidentState,
+    JobEvent,
+    JobState,
+    advance,
+)
+from control_plane.loop.records import at
+from everstep.protocol.ids import Generation, RunId, Step
+
+CREATED = 1_772_323_200.123457
+MOVES = st.one_of(st.floats(-3600, 3600), st.floats(0, 2), st.sampled_from([0.0, 1e-6, 0.3, 86_400.0]))
+PASSES = st.tuples(MOVES, st.integers(0, 63), st.integers(0, 9), st.booleans(), st.booleans(), st.booleans())
+
+
+def reread(job: JobRecord) -> JobRecord:
+    """Return what another control plane reads of the record: JSON and moments of the database."""
+    return replace(
+        job,
+        microseconds=json.loads(json.dumps(job.microseconds)),
+        created_at=at(job.created_at).timestamp(),
+        accounted_until=None if job.accounted_until is None else at(job.accounted_until).timestamp(),
+        ended_at=None if job.ended_at is None else at(job.ended_at).timestamp(),
+    )
+
+
+def wall(job: JobRecord) -> int:
+    """Return the microseconds between the job's creation and where its ledger stands, as the database's moments have them."""
+    passed = at(accounting.accounted_until(job)) - at(job.created_at)
+    return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
+
+
+def one_pass(job: JobRecord, now: float, choice: int, nodes: int, is_stalled: bool) -> JobRecord:
+    """Charge, then let anything happen that the tables allow."""
+    job = accounting.charge(job, now, gap_seconds=12.0, node_count=nodes, is_stalled=is_stalled)
+    if job.state in ENDED_JOBS:
+        return job
+    events = [None, *(event for state, event in JOB_TRANSITIONS if state is job.state)]
+    event = events[choice % len(events)]
+    if event is JobEvent.FAULTED:
+        fault = Fault(cause=Cause.RANK_EXIT, evidence="a rank ended", at=now - choice)
+        opened = incidents.opened(RunId("r" * 32), Generation(1), (fault,), decision="", reason="", reached=Step(0), now=now)
+        job = replace(accounting.recharge_detection(job, opened, is_stalled=is_stalled), incident=opened)
+    elif job.incident is not None:
+        moves = [event for state, event in INCIDENT_TRANSITIONS if state is job.incident.state]
+        moved = incidents.moved(job.incident, moves[choice % len(moves)], now)
+        job = replace(job, incident=None if moved.state is IncidentState.CLOSED else moved)
+    if event is not None:
+        state = advance(JOB_TRANSITIONS, "job", job.state, event)
+        is_first = state is JobState.STARTING and job.started_at is None
+        started_at = accounting.accounted_until(job) if is_first else job.started_at
+        job = replace(job, state=state, started_at=started_at, ended_at=accounting.accounted_until(job) if state in ENDED_JOBS else None)
+    return job
+
+
+@given(st.lists(PASSES, max_size=60))
+def test_the_buckets_add_up_to_the_wall_time_to_the_microsecond(history: list[tuple[float, int, int, bool, bool, bool]]) -> None:
+    stored = JobRecord(state=JobState.QUEUED, reason="", created_at=CREATED, state_since=CREATED)
+    now = CREATED
+    for move, choice, nodes, is_stalled, is_lost, is_restarted in history:
+        now += move
+        job = one_pass(stored, now, choice, nodes, is_stalled)
+        assert sum(job.microseconds.values()) == wall(job)
+        assert all(spent >= 0 for spent in job.microseconds.values())
+        assert wall(job) >= wall(stored), "the ledger went back"
+        if job.ended_at is not None:
+            assert at(job.ended_at) == at(accounting.accounted_until(job))
+        if not is_lost:
+            stored = reread(job) if is_restarted else job
+        if stored.state in ENDED_JOBS:
+            assert accounting.charge(stored, now + 10, gap_seconds=12.0, node_count=nodes) is stored
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10)), min_size=1, max_size=30))
+def test_nothing_is_paid_twice_or_never(charges: list[tuple[int, int]]) -> None:
+    job = JobRecord(state=JobState.RUNNING, reason="", created_at=CREATED, state_since=CREATED)
+    now = accounting.microseconds(CREATED)
+    for passed, nodes in charges:
+        job = accounting.charge(job, now / 1_000_000, gap_seconds=12.0, node_count=nodes)
+        now += passed
+        job = accounting.charge(job, now / 1_000_000, gap_seconds=12.0, node_count=nodes)
+    assert job.node_microseconds == sum(passed * nodes for passed, nodes in charges)

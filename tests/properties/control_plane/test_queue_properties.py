@@ -1,0 +1,101 @@
+"""Nobody who jumps the queue makes its head start later, whatever ends when; and no more is paused than is needed.
+
+The simulated fleet serves its queue by `schedule` alone. How long jobs really run is hidden from it, as it is in life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from control_plane.core.observed import FleetJob
+from control_plane.core.queue import cannot_delay, schedule
+from control_plane.core.states import JobState
+from everstep.protocol.ids import JobName, RunId
+
+CAPACITY = 16
+
+
+def waiting(name: str, count: int, priority: int = 0) -> FleetJob:
+    return FleetJob(job=JobName(name), run=RunId(name), state=JobState.QUEUED, node_count=count, priority=priority, created_at=float(name[1:]))
+
+
+def starts(jobs: Sequence[FleetJob], lengths: dict[RunId, int], capacity: int = CAPACITY) -> dict[RunId, int]:
+    """Return when each job starts in a fleet where each runs for its length; those that run already are as old as they are."""
+    began = {job.run: 0 for job in jobs if job.state is JobState.RUNNING}
+    live = list(jobs)
+    for now in range(1_000):
+        live = [job for job in live if job.run not in began or now < began[job.run] + lengths[job.run]]
+        admitted = schedule(live, capacity, float(now)).admitted
+        for place, job in enumerate(live):
+            if job.state is JobState.QUEUED and job.run in admitted:
+                live[place] = replace(job, state=JobState.RUNNING)
+                began[job.run] = now
+        assert sum(job.node_count for job in live if job.state is JobState.RUNNING) <= capacity
+        if not live:
+            break
+    return began
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.lists(st.integers(1, 12), max_size=6), st.integers(1, 20))
+def test_whichever_of_the_others_end(head: int, newcomer: int, holding: list[int], capacity: int) -> None:
+    """The rule with its bits is the rule in words."""
+    left = [sum(some) for size in range(len(holding) + 1) for some in combinations(holding, size)]
+    is_harmless = all(capacity - taken - newcomer >= head for taken in left if capacity - taken >= head)
+    assert cannot_delay(head, newcomer, holding, capacity) == is_harmless
+
+
+@given(
+    running=st.lists(st.integers(1, 8), max_size=5),
+    queue=st.lists(st.tuples(st.integers(1, CAPACITY), st.integers(0, 2)), min_size=1, max_size=8),
+    data=st.data(),
+)
+def test_the_head_starts_when_it_would_without_those_who_jumped(running: list[int], queue: list[tuple[int, int]], data: st.DataObject) -> None:
+    assume(sum(running) <= CAPACITY)
+    there = [replace(waiting(f"r{i}", count), state=JobState.RUNNING) for i, count in enumerate(running)]
+    queued = [waiting(f"q{i}", count, priority) for i, (count, priority) in enumerate(queue)]
+    lengths = {job.run: data.draw(st.integers(1, 20)) for job in [*there, *queued]}
+    first = schedule([*there, *queued], CAPACITY, 0.0)
+    with_jumpers = starts([*there, *queued], lengths)
+    assert with_jumpers.keys() == lengths.keys(), "somebody never started"
+    if first.waiting:
+        head = first.waiting[0]
+        jumpers = {job.run for job in queued if job.run in first.admitted and (-job.priority, job.created_at) > (-head.priority, head.created_at)}
+        for absent in (jumpers, behind(head, queued)):
+            remaining = [job for job in [*there, *queued] if job.run not in absent]
+            assert with_jumpers[head.run] == starts(remaining, lengths)[head.run]
+
+
+def behind(head: FleetJob, queued: Collection[FleetJob]) -> set[RunId]:
+    return {job.run for job in queued if (-job.priority, job.created_at) > (-head.priority, head.created_at)}
+
+
+@given(
+    holding=st.lists(
+        st.tuples(st.integers(1, 6), st.integers(0, 3), st.booleans(), st.sampled_from([JobState.RUNNING, JobState.ALLOCATING, JobState.PAUSING])),
+        max_size=5,
+    ),
+    needs=st.integers(1, CAPACITY),
+    priority=st.integers(0, 4),
+)
+def test_as_few_as_needed_make_way_for_a_higher_priority(holding: list[tuple[int, int, bool, JobState]], needs: int, priority: int) -> None:
+    assume(sum(count for count, *_ in holding) <= CAPACITY)
+    jobs = [replace(waiting(f"h{i}", count, rank), state=state, may_pause=may) for i, (count, rank, may, state) in enumerate(holding)]
+    head = waiting("q99", needs, priority)
+    plan = schedule([*jobs, head], CAPACITY, 0.0)
+    paused = [job for job in jobs if job.run in plan.giving_way]
+    soon = CAPACITY - sum(job.node_count for job in jobs if job.state is not JobState.PAUSING)
+    able = [
+        job for job in jobs if job.priority < priority and (job.state is JobState.ALLOCATING or (job.may_pause and job.state is JobState.RUNNING))
+    ]
+    assert all(job in able for job in paused)
+    gained = soon + sum(job.node_count for job in paused)
+    if needs <= soon or needs > soon + sum(job.node_count for job in able):
+        assert not paused
+    else:
+        assert gained >= needs
+        assert all(gained - job.node_count < needs for job in paused), "one of them need not have been paused"
