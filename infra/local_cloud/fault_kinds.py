@@ -3,7 +3,8 @@
     {"fault": "kill-rank", "target": "i-0123…", "rank": 3}
 
 A target is an instance: its id, or a number n for the n-th that runs, in the order of their launch and counted around, or nothing for one that the
-seed chooses. Whatever else a fault takes are its fields; the command line's options are made from them.
+seed chooses. Where no id is given and a fault needs what not every node has, a rank or a replica, the next node that has it is meant. Whatever else
+a fault takes are its fields; the command line's options are made from them.
 """
 
 from __future__ import annotations

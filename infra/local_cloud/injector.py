@@ -353,21 +353,18 @@ class Injector:
     # Ours
 
     def _kill_rank(self, fault: KillRank) -> Effect:
-        instance_id = self._running(fault.target)
-        facts = node_faults.kill_rank(self._init(instance_id), fault.rank)
+        instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.kill_rank(init, fault.rank))
         return self._effect(fault, instance_id, f"rank {facts['rank']} on {instance_id}, pid {facts['pid']}, was killed", facts)
 
     def _kill_agent(self, fault: KillAgent) -> Effect:
-        instance_id = self._running(fault.target)
-        facts = node_faults.kill_agent(self._init(instance_id))
+        instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.kill_agent(init))
         return self._effect(fault, instance_id, f"the agent on {instance_id}, pid {facts['pid']}, was killed", facts)
 
     def _kill_control_plane(self, _: KillControlPlane) -> Effect:
         raise FaultRefused("the control plane is no part of AWS: `everstep local fault kill-control-plane` kills it")
 
     def _hang(self, fault: Hang) -> Effect:
-        instance_id = self._running(fault.target)
-        facts = node_faults.stop_rank(self._init(instance_id), fault.rank)
+        instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.stop_rank(init, fault.rank))
         self._lasting.stopped.append(Process(facts["pid"], facts["start_ticks"]))
         return self._effect(fault, instance_id, f"rank {facts['rank']} on {instance_id}, pid {facts['pid']}, stands still", facts)
 
@@ -398,9 +395,10 @@ class Injector:
         return self._effect(fault, instance_id, f"the line of {instance_id} carries {fault.megabits:g} Mbit/s", facts)
 
     def _corrupt_replica(self, fault: CorruptReplica) -> Effect:
-        instance_id = self._running(fault.target)
         chance = random.Random(f"{self._places.faults.seed}/corrupt/{self._places.faults.choose('corrupt', 1 << 30)}")
-        facts = node_faults.corrupt_replica(self._init(instance_id), instance_id, fault.rank, chance)
+        instance_id, facts = self._where_it_can(
+            fault.target, lambda instance_id, init: node_faults.corrupt_replica(init, instance_id, fault.rank, chance)
+        )
         return self._effect(
             fault, instance_id, f"a bit of rank {facts['rank']}'s replica of step {facts['step']} on {instance_id} has changed", facts
         )
@@ -424,19 +422,30 @@ class Injector:
 
     def _running(self, target: str) -> str:
         """Return the instance that is meant: by id, by number, or by chance."""
+        return self._running_from(target)[0]
+
+    def _running_from(self, target: str) -> list[str]:
+        """Return the instance that is meant, and after it, where it was not named, the others around."""
         running = [instance_id for instance_id in self._places.ec2.in_order_of_launch() if instance_id in self._places.runner.pids()]
         if target in running:
-            return target
+            return [target]
         if not running:
             raise FaultRefused("no instance runs")
-        if not target:
-            return running[self._places.faults.choose("target", len(running))]
-        if target.isascii() and target.isdigit():
-            return running[int(target) % len(running)]
-        raise FaultRefused(f"{target} is not an instance that runs")
+        if target and not (target.isascii() and target.isdigit()):
+            raise FaultRefused(f"{target} is not an instance that runs")
+        first = int(target) % len(running) if target else self._places.faults.choose("target", len(running))
+        return running[first:] + running[:first]
 
-    def _init(self, instance_id: str) -> int:
-        return self._places.runner.pids()[instance_id]
+    def _where_it_can(self, target: str, work: Callable[[str, int], Facts]) -> tuple[str, Facts]:
+        """Do something to the instance that is meant, or, where it was not named, to the next one around that has what it takes."""
+        refused = None
+        for instance_id in self._running_from(target):
+            try:
+                return instance_id, work(instance_id, self._places.runner.pids()[instance_id])
+            except FaultRefused as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
 
     def _require_network(self, what: str) -> Network:
         if self._places.network is None:
