@@ -160,6 +160,13 @@ class Ec2:
         life.has_crashed = False
         life.failed_checks = {}
 
+    def ended(self, instance: Instance) -> None:
+        """Note an instance's end; at once, so that its slot is not taken for free by a launch in the same pass. Idempotent."""
+        life = self._lives.get(instance.id)
+        if life and life.ended_at is None:
+            life.ended_at = self._monotonic()
+            life.slot_free_at = life.ended_at + self._faults.slot_release_delay()
+
     def status(self, instance: Instance, check: StatusCheck) -> dict[str, Any]:
         """Return an instance's status as DescribeInstanceStatus answers it."""
         if instance.state != "running":
@@ -293,9 +300,8 @@ class Ec2:
             if instance.state == "pending" and now >= life.boots_at:
                 self._set_state(instance, RUNNING)
             elif instance.state == "terminated":
-                if life.ended_at is None:
-                    life.ended_at, life.slot_free_at = now, now + self._faults.slot_release_delay()
-                if now - life.ended_at >= memory and now >= life.slot_free_at:
+                self.ended(instance)
+                if life.ended_at is not None and now - life.ended_at >= memory and now >= life.slot_free_at:
                     self._forget(backend, instance)
             self._announce(backend, instance, life)
 

@@ -27,10 +27,12 @@ class MetadataService:
 
     Args:
         facts: asked at every request with the instance's id; the answer's keys are paths below `/latest/meta-data/`. Called from many threads.
+        monotonic: seconds.
     """
 
-    def __init__(self, facts: Callable[[str], Mapping[str, str]]) -> None:
+    def __init__(self, facts: Callable[[str], Mapping[str, str]], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._facts = facts
+        self._monotonic = monotonic
         self._endpoints: dict[str, socket.socket] = {}
 
     def open(self, instance_id: str, listening: socket.socket) -> str:
@@ -59,7 +61,7 @@ class MetadataService:
 
     def _answer(self, instance_id: str, connection: socket.socket, peer: Any, tokens: dict[str, float]) -> None:
         class Handler(_Handler):
-            known, facts = tokens, staticmethod(lambda: self._facts(instance_id))
+            known, facts, monotonic = tokens, staticmethod(lambda: self._facts(instance_id)), staticmethod(self._monotonic)
 
         with connection:
             try:
@@ -76,6 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
     known: dict[str, float]
     """Tokens, and until when they are good."""
     facts: Callable[[], Mapping[str, str]]
+    monotonic: Callable[[], float]
 
     def do_PUT(self) -> None:
         seconds = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
@@ -85,12 +88,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(400)
         else:
             token = secrets.token_urlsafe(40)
-            self.known[token] = time.monotonic() + int(seconds)
+            self.known[token] = self.monotonic() + int(seconds)
             self._say(200, token, [("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", seconds)])
 
     def do_GET(self) -> None:
         good_until = self.known.get(self.headers.get("X-aws-ec2-metadata-token", ""))
-        if good_until is None or time.monotonic() >= good_until:
+        if good_until is None or self.monotonic() >= good_until:
             return self._say(401)
         facts = self.facts() if self.path.startswith(PREFIX) or f"{self.path}/" == PREFIX else {}
         path = self.path.removeprefix(PREFIX.rstrip("/")).strip("/")

@@ -50,6 +50,7 @@ def install(ec2: Ec2, auto_scaling: AutoScaling) -> None:
 
 def _install_instances(ec2: Ec2) -> None:
     run, start, reboot = EC2Backend.run_instances, EC2Backend.start_instances, EC2Backend.reboot_instances
+    terminate = EC2Backend.terminate_instances
 
     def run_instances(self: EC2Backend, image_id: str, count: int, *args: Any, **kwargs: Any) -> Any:
         ec2.require_capacity(self, kwargs.get("instance_type", ""), count)
@@ -69,6 +70,12 @@ def _install_instances(ec2: Ec2) -> None:
         answer = reboot(self, instance_ids)
         for instance in answer:
             ec2.boot(instance)
+        return answer
+
+    def terminate_instances(self: EC2Backend, instance_ids: list[str]) -> Any:
+        answer = terminate(self, instance_ids)
+        for instance, _ in answer:
+            ec2.ended(instance)
         return answer
 
     def describe_instance_topology(self: InstanceResponse) -> ActionResult:
@@ -99,6 +106,7 @@ def _install_instances(ec2: Ec2) -> None:
     InstanceResponse.describe_instance_topology = describe_instance_topology
     EC2Backend.run_instances = run_instances
     EC2Backend.start_instances = start_instances
+    EC2Backend.terminate_instances = terminate_instances
     EC2Backend.reboot_instances = reboot_instances
 
 
