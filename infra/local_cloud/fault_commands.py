@@ -21,7 +21,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from infra.local_cloud import fault_script
 from infra.local_cloud.errors import FaultRefused
-from infra.local_cloud.fault_kinds import Effect, kinds
+from infra.local_cloud.fault_kinds import FAULT_IN_WORDS, Effect, kinds
 from infra.local_cloud.fault_script import Moment
 
 app = typer.Typer(help="Let something break, for a test, a drill or to see what happens.", no_args_is_help=True)
@@ -142,7 +142,7 @@ def _add(name: str, kind: type[msgspec.Struct]) -> None:
         state_dir, output = given.pop("state_dir"), given.pop("output")
         fields = {field: _decoded(value) for field, value in given.items()}
         try:
-            fault = msgspec.convert({"fault": name, **fields}, kind, strict=False)  # an option is a word, also where it is a number
+            fault = FAULT_IN_WORDS.decode(msgspec.json.encode({"fault": name, **fields}))
         except msgspec.ValidationError as error:
             raise typer.BadParameter(str(error)) from error
         effect = _cluster(state_dir).inject(fault)

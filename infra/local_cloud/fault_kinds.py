@@ -186,6 +186,8 @@ AnyFault = Union[  # noqa: UP007
     KillRank, KillAgent, KillControlPlane, Hang, Partition, SlowNetwork, CorruptReplica, FillMemory, Xid,
 ]  # fmt: skip
 FAULT: Final = msgspec.json.Decoder(AnyFault)
+FAULT_IN_WORDS: Final = msgspec.json.Decoder(AnyFault, strict=False)
+"""From a command line, where numbers are words, too."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):

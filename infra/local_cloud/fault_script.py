@@ -17,6 +17,7 @@ import msgspec
 
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.fault_kinds import (
+    FAULT,
     AnyFault,
     BadEvents,
     CorruptReplica,
@@ -42,7 +43,6 @@ LASTS: Final = (4.0, 20.0)
 """How long what lasts goes on until it is cleared, seconds."""
 NOTICE: Final = (5.0, 30.0)
 """From a warning to the end, seconds: less than AWS gives, as a script is short."""
-_AT = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +78,12 @@ _NAMESPACES: Final[tuple[_Maker, ...]] = (
 
 
 class _Clear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
     fault: str
+    name: str = ""
+
+
+_AT: Final = msgspec.json.Decoder(Annotated[float, msgspec.Meta(ge=0)])
+_CLEAR: Final = msgspec.json.Decoder(_Clear)
 
 
 def generate(*, seed: int, minutes: float, nodes: int, has_namespaces: bool) -> list[Moment]:
@@ -177,11 +181,12 @@ def _moment(path: Path, number: int, line: object) -> Moment:
         raise FaultRefused(f"{path}, line {number} of the script: {line!r} is no fault")
     fields = {str(name): value for name, value in line.items()}
     try:
-        at = msgspec.convert(fields.pop("at_seconds", None), _AT)
+        at = _AT.decode(msgspec.json.encode(fields.pop("at_seconds", None)))
+        content = msgspec.json.encode(fields)
         if fields.get("fault") == "clear":
-            return Moment(at_seconds=at, clears=msgspec.convert({"name": "", **fields}, _Clear).name)
-        return Moment(at_seconds=at, fault=msgspec.convert(fields, AnyFault))
-    except msgspec.ValidationError as error:
+            return Moment(at_seconds=at, clears=_CLEAR.decode(content).name)
+        return Moment(at_seconds=at, fault=FAULT.decode(content))
+    except (msgspec.ValidationError, TypeError) as error:
         raise FaultRefused(f"{path}, line {number} of the script: {error}") from error
 
 

@@ -99,3 +99,10 @@ def test_a_play_does_everything_at_its_time_and_goes_on_after_a_refusal() -> Non
     )
     assert happened == [(2, KillRank(rank=3)), (3, "hang")]
     assert told == ["FaultRefused", "Effect", "NoneType"]
+
+
+def test_a_script_may_be_yaml(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    path = tmp_path / "script.yaml"
+    path.write_text("- at_seconds: 2\n  fault: kill-rank\n  rank: 3\n- {at_seconds: 1, fault: clear, name: hang}\n")
+    assert read(path) == [Moment(at_seconds=1, clears="hang"), Moment(at_seconds=2, fault=KillRank(rank=3))]
