@@ -248,7 +248,8 @@ class Ec2:
 
     def unplan(self) -> list[str]:
         """Take back every warning and every plan, and return the instances that had one."""
-        warned = [instance_id for instance_id, life in self._lives.items() if life.plan or life.spot_action or life.rebalance_at or life.scheduled]
+        lives = {instance_id: life for instance_id, life in self._lives.items() if life.ended_at is None}
+        warned = [instance_id for instance_id, life in lives.items() if life.plan or life.spot_action or life.rebalance_at or life.scheduled]
         for instance_id in warned:
             life = self._lives[instance_id]
             life.plan = life.spot_action = life.rebalance_at = None

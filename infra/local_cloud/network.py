@@ -168,29 +168,27 @@ class Network:
             # In the table `local`, where 127.0.0.0/8 stands: the longer prefix is asked first there.
             _ip("", [f"route replace unicast {block}.0/24 dev {self.name} src {self._services[0]} table local"])
             self._blocks.add(block)
-        _run("ip", "netns", "add", namespace.name)
-        _ip(
-            "",
-            [
-                f"link add {port} type veth peer name eth0 netns {namespace.name}",
-                f"link set {port} master {self.name} up",
-            ],
-        )
-        inside(namespace, _prepare_inside)
-        _ip(
-            namespace.name,
-            [
-                "link set lo up",
-                "address del 127.0.0.1/8 dev lo",
-                "address add 127.0.0.1/16 dev lo",
-                f"address add {address}/32 dev eth0",
-                "link set eth0 up",
-                f"route add 127.0.0.0/8 dev eth0 src {address}",
-                *(f"rule add pref 50 to {service} ipproto tcp dport {number} lookup main" for service, number in self._allowed.items()),
-                *(f"rule add pref 60 to {service} prohibit" for service in self._services),
-            ],
-        )
-        _no_ipv6(port)
+        try:
+            _run("ip", "netns", "add", namespace.name)
+            _ip("", [f"link add {port} type veth peer name eth0 netns {namespace.name}", f"link set {port} master {self.name} up"])
+            inside(namespace, _prepare_inside)
+            _ip(
+                namespace.name,
+                [
+                    "link set lo up",
+                    "address del 127.0.0.1/8 dev lo",
+                    "address add 127.0.0.1/16 dev lo",
+                    f"address add {address}/32 dev eth0",
+                    "link set eth0 up",
+                    f"route add 127.0.0.0/8 dev eth0 src {address}",
+                    *(f"rule add pref 50 to {service} ipproto tcp dport {number} lookup main" for service, number in self._allowed.items()),
+                    *(f"rule add pref 60 to {service} prohibit" for service in self._services),
+                ],
+            )
+            _no_ipv6(port)
+        except BaseException:
+            _remove_line(port, namespace)  # else the next attempt would find it in its way
+            raise
         self._links[instance_id] = Link(port, address)
         return namespace
 
@@ -199,8 +197,7 @@ class Network:
         """Take an instance's line and namespace away. Idempotent."""
         link = self._links.pop(instance_id, None)
         if link:
-            _run("ip", "link", "del", link.port)
-            _run("ip", "netns", "del", self.namespace(instance_id).name)
+            _remove_line(link.port, self.namespace(instance_id))
 
     @_locked
     def cut(self, instance_id: str, addresses: Iterable[str] | None) -> None:
@@ -299,6 +296,11 @@ def listening_socket(address: str, namespace: Path | None = None) -> socket.sock
         return socket.create_server((address, 0))
 
     return inside(namespace, listen) if namespace else listen()
+
+
+def _remove_line(port: str, namespace: Path) -> None:
+    for words in (("link", "del", port), ("netns", "del", namespace.name)):
+        subprocess.run(["ip", *words], capture_output=True, check=False)
 
 
 def _prepare_inside() -> None:
