@@ -63,7 +63,7 @@ def slot(instance_id: str, rank: int, step: int, *, state: SlotState = SlotState
         step=Step(step),
         state=state,
         capacity_bytes=4096,
-        payload_bytes=1000 if state is SlotState.SEALED else 0,
+        payload_bytes=1000,
     )
     path = memory_directory(instance_id) / RUN / f"rank-{rank}.slot-{index}"
     path.parent.mkdir(exist_ok=True)
