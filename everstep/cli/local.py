@@ -38,6 +38,12 @@ def env(context: typer.Context) -> None:
     _run("env", context.args)
 
 
+@app.command(context_settings=_PASS_ON)
+def fault(context: typer.Context) -> None:
+    """Let something break in the local cloud: kill-rank, partition, spot-warning …; list, clear, play, script."""
+    _run("fault", context.args)
+
+
 def _run(command: str, arguments: list[str]) -> None:
     """Replace this process by the local cloud's own command line.
 

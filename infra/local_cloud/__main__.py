@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -22,13 +23,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from infra.local_cloud import fault_commands
 from infra.local_cloud.environment import POISONOUS, aws_variables, process_environment
 from infra.local_cloud.errors import LocalCloudError
 from infra.local_cloud.faults import CONDITIONS, Conditions
 from infra.local_cloud.parts import write_private
 
 app = typer.Typer(name="everstep local", help="A whole Everstep on this machine: no AWS account, no GPU.", no_args_is_help=True, add_completion=False)
+app.add_typer(fault_commands.app, name="fault")
 console = Console(stderr=True, highlight=False)
+
+
+class Network(StrEnum):
+    """What instances are connected by."""
+
+    LOOPBACK = "loopback"
+    NAMESPACES = "namespaces"
+
 
 StateDir = Annotated[Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="Where everything of this local cloud is kept.")]
 DEFAULT_STATE_DIR = Path(".everstep")
@@ -43,6 +54,10 @@ def up(
     boot_delay: Annotated[float, typer.Option(min=0, max=600, help="Seconds from an instance's launch until it runs.")] = 0.5,
     node_memory_mib: Annotated[int | None, typer.Option(min=1, help="Memory for snapshots on each node [default: a share of what is there].")] = None,
     detection_seconds: Annotated[float | None, typer.Option(min=0.2, help="How fast silence is noticed; all timeouts derive from it.")] = None,
+    network: Annotated[
+        Network, typer.Option(help="namespaces: each node has one, so that lines can be cut and slowed (needs root).")
+    ] = Network.LOOPBACK,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of all chance in the local AWS [default: a fresh one].")] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Start a local AWS, a control plane and a fleet, and wait until its nodes have connected."""
@@ -58,9 +73,12 @@ def up(
             conditions=Conditions(boot_delay_seconds=boot_delay),
             node_memory_bytes=node_memory_mib and node_memory_mib * 1024**2,
             detection_seconds=detection_seconds,
+            has_namespaces=network is Network.NAMESPACES,
+            seed=seed,
         )
     )
-    console.print(f"[bold]up[/bold] in {time.monotonic() - began:.1f} s: control plane {cluster.endpoint_url}, AWS {cluster.aws_url}")
+    took = time.monotonic() - began
+    console.print(f"[bold]up[/bold] in {took:.1f} s: control plane {cluster.endpoint_url}, AWS {cluster.aws_url}, seed {cluster.seed}")
     console.print('point this shell at it:  [bold]eval "$(everstep local env)"[/bold]')
 
 
@@ -126,6 +144,7 @@ def serve(
     conditions: Annotated[str, typer.Option()] = "{}",
     instance_environment: Annotated[str, typer.Option()] = "{}",
     seed: Annotated[int, typer.Option()] = 0,
+    network_name: Annotated[str, typer.Option()] = "",
 ) -> None:
     """Serve the local AWS until SIGTERM; `up` starts this."""
     from infra.local_cloud.aws import AwsOptions, LocalAws
@@ -144,12 +163,20 @@ def serve(
             conditions=CONDITIONS.decode(conditions),
             port=port,
             seed=seed,
+            network_name=network_name,
         )
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: cloud.stop())
     cloud.start()
-    write_private(ready_file, json.dumps({"url": cloud.url, "pid": str(os.getpid())}).encode())
+    ready = {
+        "url": cloud.url,
+        "pid": str(os.getpid()),
+        "seed": str(seed),
+        "control_plane_host": cloud.control_plane_address,
+        "control_plane_port": str(cloud.control_plane_port),
+    }
+    write_private(ready_file, json.dumps(ready).encode())
     cloud.run()
 
 

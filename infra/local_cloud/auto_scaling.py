@@ -11,7 +11,7 @@ Source: Amazon EC2 Auto Scaling User Guide (lifecycle, suspended processes, inst
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -19,7 +19,8 @@ from typing import Final
 from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
 from moto.autoscaling.models import Activity, AutoScalingBackend, FakeAutoScalingGroup, InstanceState, LifecycleHook, autoscaling_backends
 
-from infra.local_cloud.ec2 import Ec2
+from infra.local_cloud.ec2 import INSUFFICIENT_CAPACITY, Ec2
+from infra.local_cloud.events import Announcements, Owner, lifecycle_action, scaling_outcome, stamp
 from infra.local_cloud.faults import Faults
 
 LAUNCHING: Final = "autoscaling:EC2_INSTANCE_LAUNCHING"
@@ -38,10 +39,11 @@ PROCESSES: Final = frozenset(
     }
 )
 ACTIVITIES_KEPT: Final = 500
-INSUFFICIENT_CAPACITY: Final = (
-    "We currently do not have sufficient {type} capacity in the Availability Zone you requested ({zone}). Our system will be working on "
-    "provisioning additional capacity. Launching EC2 instance failed."
-)
+LAUNCH_FAILED: Final = f"{INSUFFICIENT_CAPACITY} Launching EC2 instance failed."
+GLOBAL_TIMEOUT_SECONDS: Final = 172_800
+"""However often heartbeats are recorded, a member is held no longer than this or a hundred times its hook's timeout."""
+ADMINISTRATIVE: Final = "Amazon EC2 Auto Scaling suspended this process: the group has repeatedly failed to launch instances since {since}."
+"""AWS documents that it does this, and not in which words."""
 ALL_PROTECTED: Final = "Could not scale to desired capacity because all remaining instances are protected from scale-in."
 
 
@@ -51,6 +53,7 @@ class _Wait:
 
     hook: LifecycleHook
     deadline: float
+    last_deadline: float
     token: str
     result: str | None = None
 
@@ -74,6 +77,10 @@ class _Record:
     no_launch_before: float = 0.0
     protected_at_desired: int | None = None
     """The desired capacity for which it has been said that protection stands in the way."""
+    failing_since: tuple[float, str] | None = None
+    """Since when launches fail and none succeeds: monotonic, and as a stamp."""
+    suspensions: dict[str, str] = field(default_factory=dict)
+    """Why a process is suspended; what moto has no room for."""
 
 
 class AutoScaling:
@@ -81,13 +88,15 @@ class AutoScaling:
 
     Args:
         ec2: the instances.
-        faults: capacity, and how soon a failed launch is tried again.
+        faults: how soon a failed launch is tried again, and when AWS gives up.
+        announcements: where events go.
         monotonic: seconds.
     """
 
-    def __init__(self, ec2: Ec2, faults: Faults, monotonic: Callable[[], float]) -> None:
+    def __init__(self, ec2: Ec2, faults: Faults, announcements: Announcements, monotonic: Callable[[], float]) -> None:
         self._ec2 = ec2
         self._faults = faults
+        self._announcements = announcements
         self._monotonic = monotonic
         self._records: dict[str, _Record] = {}
         self._members: dict[str, _Member] = {}
@@ -198,7 +207,39 @@ class AutoScaling:
     def record_heartbeat(self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None) -> None:
         """RecordLifecycleActionHeartbeat: hold the member for another timeout."""
         wait = self._held(group, hook, instance_id, token)
-        wait.deadline = self._monotonic() + wait.hook.heartbeat_timeout
+        wait.deadline = min(self._monotonic() + wait.hook.heartbeat_timeout, wait.last_deadline)
+
+    def suspend(self, group: FakeAutoScalingGroup, processes: Iterable[str], reason: str = "") -> None:
+        """Suspend processes; without a reason, a user does it. One that is suspended already keeps its reason."""
+        record = self._record(group)
+        for process in processes:
+            record.suspensions.setdefault(process, reason or f"User suspended at {_stamp()}")
+        group._suspended_processes = sorted({*group._suspended_processes, *processes})
+
+    def suspend_administratively(self, group: FakeAutoScalingGroup) -> None:
+        """Suspend Launch as AWS does for its own reasons."""
+        since = self._record(group).failing_since
+        self.suspend(group, ["Launch"], ADMINISTRATIVE.format(since=since[1] if since else _stamp()))
+
+    def resume(self, group: FakeAutoScalingGroup, processes: Iterable[str]) -> None:
+        """Resume processes, whoever suspended them; a launch that failed is tried again at once."""
+        record = self._record(group)
+        for process in processes:
+            record.suspensions.pop(process, None)
+        group._suspended_processes = sorted({*group._suspended_processes} - {*processes})
+        record.no_launch_before, record.failing_since = 0.0, None
+
+    def suspension_reason(self, group: FakeAutoScalingGroup, process: str) -> str:
+        """Return why a process is suspended."""
+        return self._record(group).suspensions.get(process, "")
+
+    def target_lifecycle_state(self, instance_id: str) -> str | None:
+        """Return what the instance's metadata says that its group wants of it; None if it is in no group."""
+        for group in self.groups():
+            for member in group.instance_states:
+                if member.instance.id == instance_id:
+                    return "Terminated" if member.lifecycle_state.startswith("Terminating") else "InService"
+        return None
 
     def activities(self, group: FakeAutoScalingGroup) -> list[Activity]:
         """Return the group's scaling activities, newest first."""
@@ -208,13 +249,14 @@ class AutoScaling:
 
     def reconcile(self) -> None:
         """Take every member of every group one step further; called on every pass."""
-        for group in self._groups():
+        for group in self.groups():
             for member in list(group.instance_states):
                 self._check_health(group, member)
                 self._move(group, member)
             self._scale(group)
 
-    def _groups(self) -> Iterator[FakeAutoScalingGroup]:
+    def groups(self) -> Iterator[FakeAutoScalingGroup]:
+        """Yield every group of every account and region."""
         for account in list(autoscaling_backends.values()):
             for backend in list(account.values()):
                 yield from list(backend.autoscaling_groups.values())
@@ -223,7 +265,9 @@ class AutoScaling:
         if member.lifecycle_state not in ("InService", "Pending", "Pending:Wait"):
             return
         suspended = set(group._suspended_processes)
-        if member.instance.state not in ("pending", "running") and "HealthCheck" not in suspended:
+        life = self._ec2.life(member.instance.id)
+        is_impaired = member.lifecycle_state == "InService" and bool(life and life.failed_checks)
+        if (member.instance.state not in ("pending", "running") or is_impaired) and "HealthCheck" not in suspended:
             member.health_status = "Unhealthy"
         if member.health_status == "Unhealthy" and not {"ReplaceUnhealthy", "Terminate"} & suspended:
             cause = (
@@ -249,6 +293,7 @@ class AutoScaling:
             member.lifecycle_state = "InService"
             if own.launch:
                 _finish(own.launch)
+                self._tell(group, member.instance.id, own.launch, is_launch=True)
         elif member.lifecycle_state == "Terminating":
             self._finish_termination(group, member)
 
@@ -271,9 +316,10 @@ class AutoScaling:
 
     def _launch(self, group: FakeAutoScalingGroup, count: int) -> None:
         instance_type, zone = group.instance_type, group.availability_zones[0]
-        limit = self._faults.conditions.capacity.get(instance_type)
-        possible = count if limit is None else max(0, min(count, limit - self._ec2.alive_count(instance_type)))
+        record = self._record(group)
+        possible = self._ec2.free_count(instance_type, count)
         if possible:
+            record.failing_since = None
             # Not moto's own launch: that takes the template's default version, whichever the group asks for.
             reservation = group.ec2_backend.run_instances(
                 group.image_id,
@@ -295,9 +341,19 @@ class AutoScaling:
                 cause = f"At {_stamp()} an instance was started in response to a difference between desired and actual capacity."
                 self._member(member).launch = self._note(group, f"Launching a new EC2 instance: {instance.id}", status="InProgress", cause=cause)
         if possible < count:
-            self._record(group).no_launch_before = self._monotonic() + self._faults.conditions.launch_retry_seconds
-            message = INSUFFICIENT_CAPACITY.format(type=instance_type, zone=zone)
-            self._note(group, f"Launching a new EC2 instance.  Status Reason: {message}", status="Failed", message=message)
+            record.no_launch_before = self._monotonic() + self._faults.conditions.launch_retry_seconds
+            message = LAUNCH_FAILED.format(type=instance_type, zone=zone)
+            failure = self._note(group, f"Launching a new EC2 instance.  Status Reason: {message}", status="Failed", message=message)
+            self._tell(group, "", failure, is_launch=True)
+            if not possible:
+                self._give_up(group, record)
+
+    def _give_up(self, group: FakeAutoScalingGroup, record: _Record) -> None:
+        """Suspend Launch as AWS does for its own reasons, when no launch has succeeded for long."""
+        record.failing_since = record.failing_since or (self._monotonic(), _stamp())
+        after = self._faults.conditions.administrative_suspension_seconds
+        if after is not None and self._monotonic() - record.failing_since[0] >= after:
+            self.suspend_administratively(group)
 
     def _begin_termination(self, group: FakeAutoScalingGroup, member: InstanceState, cause: str) -> None:
         if member.lifecycle_state.startswith("Terminating"):
@@ -316,6 +372,7 @@ class AutoScaling:
         own = self._members.pop(member.instance.id, None)
         if own and own.termination:
             _finish(own.termination)
+            self._tell(group, member.instance.id, own.termination, is_launch=False)
 
     def _hold(self, group: FakeAutoScalingGroup, member: InstanceState, transition: str) -> bool:
         hooks = [
@@ -325,9 +382,40 @@ class AutoScaling:
         ]
         if not hooks:
             return False
-        self._member(member).wait = _Wait(hooks[0], self._monotonic() + hooks[0].heartbeat_timeout, str(uuid.uuid4()))
+        hook, now, token = hooks[0], self._monotonic(), str(uuid.uuid4())
+        longest = min(GLOBAL_TIMEOUT_SECONDS, 100 * hook.heartbeat_timeout)
+        self._member(member).wait = _Wait(hook, now + hook.heartbeat_timeout, now + longest, token)
         member.lifecycle_state += ":Wait"
+        is_launch = transition == LAUNCHING
+        detail = {
+            "LifecycleActionToken": token,
+            "AutoScalingGroupName": group.name,
+            "LifecycleHookName": hook.name,
+            "EC2InstanceId": member.instance.id,
+            "LifecycleTransition": transition,
+            "Origin": "EC2" if is_launch else "AutoScalingGroup",
+            "Destination": "AutoScalingGroup" if is_launch else "EC2",
+        }
+        self._announcements.put(lifecycle_action(_owner(group), group.arn, detail, is_launch=is_launch))
         return True
+
+    def _tell(self, group: FakeAutoScalingGroup, instance_id: str, activity: Activity, *, is_launch: bool) -> None:
+        is_success = activity.status_code != "Failed"
+        detail = {
+            # In AWS's own examples a launch that worked out says InProgress.
+            "StatusCode": "InProgress" if is_success else "Failed",
+            "Description": activity.description,
+            "AutoScalingGroupName": group.name,
+            "ActivityId": activity.activity_id,
+            "Details": {"Availability Zone": group.availability_zones[0], "Subnet ID": (group.vpc_zone_identifier or "").split(",")[0]},
+            "RequestId": activity.activity_id,
+            "StatusMessage": activity.status_message or "",
+            "EndTime": stamp(activity.end_time or datetime.now(UTC)),
+            "EC2InstanceId": instance_id,
+            "StartTime": stamp(activity.start_time),
+            "Cause": activity.cause,
+        }
+        self._announcements.put(scaling_outcome(_owner(group), group.arn, instance_id, detail, is_launch=is_launch, is_success=is_success))
 
     def _held(self, group: FakeAutoScalingGroup, hook: str, instance_id: str | None, token: str | None) -> _Wait:
         for member in group.instance_states:
@@ -399,6 +487,10 @@ def _require_bounds(min_size: int, max_size: int, desired: int | None) -> None:
         raise ValidationError(f"Max bound, {max_size}, must be greater than or equal to min bound, {min_size}")
     if desired is not None and not min_size <= desired <= max_size:
         raise ValidationError(f"Desired capacity:{desired} must be between the specified min size:{min_size} and max size:{max_size}")
+
+
+def _owner(group: FakeAutoScalingGroup) -> Owner:
+    return Owner(group.autoscaling_backend.account_id, group.autoscaling_backend.region_name)
 
 
 def _template_of(group: FakeAutoScalingGroup) -> dict[str, str] | None:

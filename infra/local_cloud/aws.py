@@ -1,15 +1,17 @@
 """AWS's APIs on loopback: moto served in this process, the engine beside it, and the instances below.
 
-One lock is held around every request that is not S3's and around every pass of the engine: moto itself has none. S3 stays concurrent, its
-backend is safe for that. One thread runs the engine and owns the instances.
+One lock is held around every request that is not S3's or SQS's and around every pass of the engine: moto itself has none. S3 stays concurrent, its
+backend is safe for that; so does SQS, whose receivers wait. One thread runs the engine and owns the instances.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +25,16 @@ from everstep.protocol.loopback import is_loopback
 from infra.local_cloud.addresses import AddressPool
 from infra.local_cloud.auto_scaling import AutoScaling
 from infra.local_cloud.ec2 import Ec2
+from infra.local_cloud.errors import FaultRefused
+from infra.local_cloud.events import Announcements, stamp
+from infra.local_cloud.fault_kinds import FAULT
 from infra.local_cloud.faults import CONDITIONS, Conditions, Faults
+from infra.local_cloud.injector import Injector, Places
 from infra.local_cloud.instances import InstanceRunner
+from infra.local_cloud.metadata import MetadataService
 from infra.local_cloud.moto_api import install
+from infra.local_cloud.network import Network, remove
+from infra.local_cloud.throttling import refusal, service_of
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +43,8 @@ PASS_SECONDS = 0.1
 ADMIN_PREFIX = "/_everstep/"
 """No bucket can have this name."""
 MAX_ADMIN_BODY_BYTES = 64 * 1024
+CONCURRENT = frozenset({"s3", "sqs"})
+LOOPBACK = "127.0.0.1"
 
 StartResponse = Callable[[str, list[tuple[str, str]]], object]
 
@@ -48,6 +59,8 @@ class AwsOptions:
     conditions: Conditions
     port: int = 0
     seed: int = 0
+    network_name: str = ""
+    """Of a network that instances get namespaces in; empty: they share this machine's loopback."""
 
 
 class LocalAws:
@@ -63,13 +76,47 @@ class LocalAws:
         self._is_stopping = False
         self.faults = Faults(options.conditions, seed=options.seed, changed=self._wake.set)
         self._addresses = AddressPool(random.SystemRandom())
-        self._ec2 = Ec2(self.faults, self._addresses, time.monotonic)
-        self._auto_scaling = AutoScaling(self._ec2, self.faults, time.monotonic)
+        self._announcements = Announcements(self.faults, time.monotonic)
+        self._ec2 = Ec2(self.faults, self._addresses, self._announcements, time.monotonic)
+        self._auto_scaling = AutoScaling(self._ec2, self.faults, self._announcements, time.monotonic)
         install(self._ec2, self._auto_scaling)
         self._moto = DomainDispatcherApplication(create_backend_app)
-        self._server = make_server("127.0.0.1", options.port, self._serve, threaded=True, request_handler=_QuietHandler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._runner = InstanceRunner(options.nodes_directory, {**options.environment, "AWS_ENDPOINT_URL": self.url})
+        self._network: Network | None = None
+        self._address = self.control_plane_address = LOOPBACK
+        self.control_plane_port = 0
+        """Where the control plane is to listen; 0: anywhere."""
+        if options.network_name:
+            self._address, self.control_plane_address = self._addresses.take(), self._addresses.take()
+            self._network = Network(options.network_name, services=(self._address, self.control_plane_address))
+        try:
+            self._server = make_server(self._address, options.port, self._serve, threaded=True, request_handler=_QuietHandler)
+            self.url = f"http://{self._address}:{self._server.server_port}"
+            if self._network:
+                self.control_plane_port = _free_port(self.control_plane_address)
+                self._network.allow(self._address, self._server.server_port)
+                self._network.allow(self.control_plane_address, self.control_plane_port)
+        except BaseException:
+            self._remove_network()
+            raise
+        self._metadata = MetadataService(self._facts)
+        self._runner = InstanceRunner(
+            options.nodes_directory,
+            {**options.environment, "AWS_ENDPOINT_URL": self.url},
+            metadata=self._metadata,
+            network=self._network,
+        )
+        self._injector = Injector(
+            Places(
+                ec2=self._ec2,
+                auto_scaling=self._auto_scaling,
+                announcements=self._announcements,
+                faults=self.faults,
+                runner=self._runner,
+                network=self._network,
+                aws_address=self._address,
+                control_plane_address=self.control_plane_address,
+            )
+        )
         self._serving = threading.Thread(target=self._server.serve_forever, name="serve", daemon=True)
 
     def start(self) -> None:
@@ -88,6 +135,7 @@ class LocalAws:
             self._serving.join()
             self._server.server_close()
             self._runner.end_all()
+            self._remove_network()
             self._addresses.close()
 
     def stop(self) -> None:
@@ -97,11 +145,16 @@ class LocalAws:
         """
         self._is_stopping = True
 
+    def _remove_network(self) -> None:
+        if self._network:
+            remove(self._network.name)
+
     def _pass(self) -> None:
         try:
             with self._lock:
                 self._ec2.advance()
                 self._auto_scaling.reconcile()
+                self._announcements.advance()
                 running = self._ec2.running()
             self._runner.reconcile(running)
         except Exception:  # the loop's top: one bad group must not stop the cloud
@@ -110,7 +163,12 @@ class LocalAws:
     def _serve(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"].startswith(ADMIN_PREFIX):
             return self._administer(environ, start_response)
-        if "/s3/aws4_request" in environ.get("HTTP_AUTHORIZATION", ""):
+        service = service_of(environ.get("HTTP_AUTHORIZATION", ""))
+        if self.faults.is_throttled(service):
+            status, headers, refused = refusal(service, str(uuid.uuid4()))
+            start_response(status, [*headers, ("Content-Length", str(len(refused)))])
+            return [refused]
+        if service in CONCURRENT:
             answer: Iterable[bytes] = self._moto(environ, start_response)
             return answer
         with self._lock:
@@ -127,22 +185,76 @@ class LocalAws:
         # A web page may make a browser send requests here, but not with this machine's name as Host.
         if not is_loopback(f"http://{environ.get('HTTP_HOST', '')}"):
             return "403 Forbidden", msgspec.json.encode({"Message": "this address serves this machine only"})
-        request = (environ["REQUEST_METHOD"], environ["PATH_INFO"].removeprefix(ADMIN_PREFIX))
-        if request == ("GET", "config"):
-            return "200 OK", msgspec.json.encode(self.faults.conditions)
-        if request == ("GET", "instances"):
-            return "200 OK", msgspec.json.encode(self._runner.pids())
-        if request != ("PUT", "config"):
-            return "404 Not Found", msgspec.json.encode({"Message": "GET or PUT /_everstep/config, GET /_everstep/instances"})
         length = int(environ.get("CONTENT_LENGTH") or 0)
         if length > MAX_ADMIN_BODY_BYTES:
             return "413 Content Too Large", msgspec.json.encode({"Message": f"at most {MAX_ADMIN_BODY_BYTES} bytes"})
+        content = environ["wsgi.input"].read(length)
         try:
-            conditions = CONDITIONS.decode(environ["wsgi.input"].read(length))
+            match environ["REQUEST_METHOD"], environ["PATH_INFO"].removeprefix(ADMIN_PREFIX):
+                case "GET", "config":
+                    answer: object = self.faults.conditions
+                case "PUT", "config":
+                    self.faults.replace(CONDITIONS.decode(content))
+                    answer = self.faults.conditions
+                case "GET", "instances":
+                    answer = self._runner.pids()
+                case "GET", "links":
+                    answer = {instance_id: self._network.counters(instance_id) for instance_id in self._network.links()} if self._network else {}
+                case "GET", "faults":
+                    answer = self._injector.history
+                case "POST", "faults":
+                    with self._lock:
+                        answer = self._injector.inject(FAULT.decode(content))
+                    self._wake.set()
+                case "DELETE", "faults":
+                    with self._lock:
+                        answer = self._injector.clear(environ.get("QUERY_STRING", "").removeprefix("name="))
+                    self._wake.set()
+                case _:
+                    return "404 Not Found", msgspec.json.encode({"Message": "config (GET, PUT), faults (GET, POST, DELETE), instances, links (GET)"})
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             return "400 Bad Request", msgspec.json.encode({"Message": str(error)})
-        self.faults.replace(conditions)
-        return "200 OK", msgspec.json.encode(conditions)
+        except FaultRefused as error:
+            return "409 Conflict", msgspec.json.encode({"Message": str(error)})
+        return "200 OK", msgspec.json.encode(answer)
+
+    def _facts(self, instance_id: str) -> dict[str, str]:
+        """Return what an instance's metadata says now, by path; called from the metadata service's threads."""
+        with self._lock:
+            try:
+                _, instance, life = self._ec2.find(instance_id)
+            except FaultRefused:
+                return {}
+            facts = {
+                "ami-id": instance.image_id,
+                "instance-id": instance_id,
+                "instance-life-cycle": "spot" if life.spot_action else "on-demand",
+                "instance-type": instance.instance_type,
+                "local-ipv4": life.address,
+                "placement/availability-zone": instance.placement.zone,
+                "placement/region": instance.placement.zone[:-1],
+                **{f"tags/instance/{tag['key']}": tag["value"] for tag in instance.get_tags() if "/" not in tag["key"]},
+            }
+            if life.spot_action:
+                action = {"action": life.spot_action.how, "time": stamp(life.spot_action.at_time)}
+                facts["spot/instance-action"] = msgspec.json.encode(action).decode()
+                if life.spot_action.how == "terminate":
+                    facts["spot/termination-time"] = stamp(life.spot_action.at_time)
+            if life.rebalance_at:
+                facts["events/recommendations/rebalance"] = msgspec.json.encode({"noticeTime": stamp(life.rebalance_at)}).decode()
+            if life.scheduled:
+                facts["events/maintenance/scheduled"] = msgspec.json.encode([event.as_metadata() for event in life.scheduled]).decode()
+            target = self._auto_scaling.target_lifecycle_state(instance_id)
+            if target:
+                facts["autoscaling/target-lifecycle-state"] = target
+            return facts
+
+
+def _free_port(address: str) -> int:
+    """Return a port that is free at an address which is this network's alone."""
+    with socket.create_server((address, 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
 
 
 class _QuietHandler(MotoRequestHandler):  # type: ignore[misc]

@@ -1,93 +1,341 @@
-"""What EC2 does with time and moto does not: instances boot, have an address of this machine, and are forgotten after their end.
+"""What EC2 does with time and moto does not: instances boot, have an address of this machine, fail checks, are warned, and are forgotten.
 
 Works on moto's own instances under the lock that the server holds around every request. Invariant: an instance that this has seen is `pending`
-until its boot is over, and its PrivateIpAddress is a loopback address that nobody else has.
+until its boot is over, its PrivateIpAddress is a loopback address that nobody else has, and every change of its state is announced once.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal
 
 from moto.core.types import Base64EncodedString
+from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend, ec2_backends
-from moto.ec2.models.instances import Instance
+from moto.ec2.models.instances import Instance, StateReason
 
 from infra.local_cloud.addresses import AddressPool
+from infra.local_cloud.errors import FaultRefused
+from infra.local_cloud.events import HEALTH_WORDS, Announcements, Owner, state_change
 from infra.local_cloud.faults import Faults
 from infra.local_cloud.instances import RunningInstance
 
 PENDING, RUNNING = ("pending", 0), ("running", 16)
 NO_USER_DATA = b"#!/bin/sh\n"
+INSUFFICIENT_CAPACITY: Final = (
+    "We currently do not have sufficient {type} capacity in the Availability Zone you requested ({zone}). Our system will be working on "
+    "provisioning additional capacity."
+)
+"""Source: EC2 User Guide, instance launch issues."""
+StatusCheck = Literal["instance", "system"]
+End = Literal["terminate", "stop", "reboot"]
+REASONS: Final = {
+    "spot": StateReason("Server.SpotInstanceTermination: Spot instance termination", "Server.SpotInstanceTermination"),
+    "outside": StateReason("Client.UserInitiatedShutdown: User initiated shutdown", "Client.UserInitiatedShutdown"),
+    "aws": StateReason("Server.InternalError: An internal error caused the instance to terminate during launch.", "Server.InternalError"),
+    "retirement": StateReason("Server.ScheduledStop: Stopped due to a scheduled retirement.", "Server.ScheduledStop"),
+    "block": StateReason("Server.CapacityBlockExpired: The Capacity Block reservation has ended.", "Server.CapacityBlockExpired"),
+}
+"""Why an instance ended. `block` is worded here: AWS documents no code for it."""
+TOPOLOGY_LAYERS: Final = ((1, 1), (2, 4), (3, 16))
+"""Of the three network nodes above an instance, outermost first: which layer, and how many nodes it has here."""
+
+
+class InsufficientCapacity(EC2ClientError):  # type: ignore[misc]
+    """There are not as many slots of the type."""
+
+    code = "InsufficientInstanceCapacity"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledEvent:
+    """What AWS has planned for an instance."""
+
+    event_id: str
+    code: str
+    not_before: datetime
+    not_after: datetime
+
+    @property
+    def description(self) -> str:
+        """AWS's words."""
+        return HEALTH_WORDS[self.code][1]
+
+    def as_metadata(self) -> dict[str, str]:
+        """Return it as the metadata service says it."""
+        return {
+            "NotBefore": _metadata_date(self.not_before),
+            "Code": self.code,
+            "Description": self.description,
+            "EventId": self.event_id,
+            "NotAfter": _metadata_date(self.not_after),
+            "State": "active",
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """An end that is announced."""
+
+    at: float
+    """Monotonic."""
+    at_time: datetime
+    how: End
+    reason: str
+    """A key of `REASONS`."""
 
 
 @dataclass(slots=True)
-class _Life:
+class Life:
     """What moto's instance has no field for."""
 
     address: str
     boot: int = 0
     boots_at: float = 0.0
     ended_at: float | None = None
+    slot_free_at: float = 0.0
+    told: str = ""
+    """The state that was announced last."""
+    failed_checks: dict[StatusCheck, datetime] = field(default_factory=dict)
+    """Status checks that do not pass, and since when."""
+    scheduled: tuple[ScheduledEvent, ...] = ()
+    spot_action: Plan | None = None
+    rebalance_at: datetime | None = None
+    plan: Plan | None = None
+    has_crashed: bool = False
+    """Nothing runs on it, whatever EC2 says."""
 
 
 class Ec2:
     """The lives of all instances of all accounts and regions.
 
     Args:
-        faults: boot delays, and how long the dead are remembered.
+        faults: boot delays, slots that stay taken, and how long the dead are remembered.
         addresses: where private addresses come from.
+        announcements: where events go.
         monotonic: seconds.
     """
 
-    def __init__(self, faults: Faults, addresses: AddressPool, monotonic: Callable[[], float]) -> None:
+    def __init__(self, faults: Faults, addresses: AddressPool, announcements: Announcements, monotonic: Callable[[], float]) -> None:
         self._faults = faults
         self._addresses = addresses
+        self._announcements = announcements
         self._monotonic = monotonic
-        self._lives: dict[str, _Life] = {}
+        self._lives: dict[str, Life] = {}
+
+    # What the API asks for
+
+    def require_capacity(self, backend: EC2Backend, instance_type: str, count: int) -> None:
+        """Refuse a launch that there are no slots for.
+
+        Args:
+            backend: of the region.
+            instance_type: of the launch.
+            count: instances.
+
+        Raises:
+            InsufficientCapacity: in AWS's words.
+        """
+        if count > self.free_count(instance_type, count):
+            raise InsufficientCapacity(INSUFFICIENT_CAPACITY.format(type=instance_type, zone=f"{backend.region_name}a"))
 
     def launched(self, instance: Instance) -> None:
         """Begin an instance's first boot."""
-        life = self._lives[instance.id] = _Life(self._addresses.take())
+        life = self._lives[instance.id] = Life(self._addresses.take())
         nic = instance.nics[0]
         nic.private_ip_address = life.address
         nic.private_ip_addresses = [{"Primary": True, "PrivateIpAddress": life.address}]
         self.boot(instance)
 
     def boot(self, instance: Instance) -> None:
-        """Begin a boot: the first one, or one after a stop. What ran before is gone."""
+        """Begin a boot: the first one, or one after a stop. What ran before is gone, and so is what was wrong with it."""
         self._set_state(instance, PENDING)
         life = self._lives[instance.id]
         life.boot += 1
         life.boots_at = self._monotonic() + self._faults.boot_delay()
+        life.has_crashed = False
+        life.failed_checks = {}
+
+    def ended(self, instance: Instance) -> None:
+        """Note an instance's end; at once, so that its slot is not taken for free by a launch in the same pass. Idempotent."""
+        life = self._lives.get(instance.id)
+        if life and life.ended_at is None:
+            life.ended_at = self._monotonic()
+            life.slot_free_at = life.ended_at + self._faults.slot_release_delay()
+
+    def status(self, instance: Instance, check: StatusCheck) -> dict[str, Any]:
+        """Return an instance's status as DescribeInstanceStatus answers it."""
+        if instance.state != "running":
+            return {"Status": "not-applicable"}
+        life = self._lives.get(instance.id)
+        since = life.failed_checks.get(check) if life else None
+        detail = (
+            {"Name": "reachability", "Status": "passed"} if since is None else {"Name": "reachability", "Status": "failed", "ImpairedSince": since}
+        )
+        return {"Details": [detail], "Status": "ok" if since is None else "impaired"}
+
+    def scheduled_events(self, instance: Instance) -> list[dict[str, Any]]:
+        """Return an instance's scheduled events as DescribeInstanceStatus answers them."""
+        life = self._lives.get(instance.id)
+        return [
+            {
+                "InstanceEventId": event.event_id,
+                "Code": event.code,
+                "Description": event.description,
+                "NotBefore": event.not_before,
+                "NotAfter": event.not_after,
+            }
+            for event in (life.scheduled if life else ())
+        ]
+
+    def topology(self, instance: Instance) -> list[str]:
+        """Return the network nodes above an instance, outermost first; the same for as long as it lives."""
+        return [f"nn-{hashlib.sha256(f'{layer}/{_place(instance.id) % count}'.encode()).hexdigest()[:17]}" for layer, count in TOPOLOGY_LAYERS]
+
+    # What faults do
+
+    def find(self, instance_id: str) -> tuple[EC2Backend, Instance, Life]:
+        """Return an instance that has not ended.
+
+        Args:
+            instance_id: which.
+
+        Returns:
+            (moto's backend, moto's instance, what moto does not know of it).
+
+        Raises:
+            FaultRefused: there is none.
+        """
+        for backend, instance in self._all():
+            if instance.id == instance_id and instance.state not in ("terminated", "shutting-down"):
+                return backend, instance, self._lives[instance_id]
+        raise FaultRefused(f"no instance {instance_id} is there to suffer it")
+
+    def life(self, instance_id: str) -> Life | None:
+        """Return what is known of an instance, or None."""
+        return self._lives.get(instance_id)
+
+    def in_order_of_launch(self) -> list[str]:
+        """Return every instance that is remembered, the oldest first."""
+        return list(self._lives)
+
+    def owner(self, backend: EC2Backend) -> Owner:
+        """Return the account and region of a backend."""
+        return Owner(backend.account_id, backend.region_name)
+
+    def plan(self, instance_id: str, how: End, reason: str, seconds: float) -> Plan:
+        """Let an instance end after a time.
+
+        Args:
+            instance_id: whose.
+            how: what becomes of it.
+            reason: a key of `REASONS`.
+            seconds: from now.
+
+        Returns:
+            The plan; it is carried out by a pass unless `unplan` comes first.
+
+        Raises:
+            FaultRefused: there is no such instance.
+        """
+        _, _, life = self.find(instance_id)
+        life.plan = Plan(at=self._monotonic() + seconds, at_time=datetime.now(UTC) + timedelta(seconds=seconds), how=how, reason=reason)
+        return life.plan
+
+    def unplan(self) -> list[str]:
+        """Take back every warning and every plan, and return the instances that had one."""
+        lives = {instance_id: life for instance_id, life in self._lives.items() if life.ended_at is None}
+        warned = [instance_id for instance_id, life in lives.items() if life.plan or life.spot_action or life.rebalance_at or life.scheduled]
+        for instance_id in warned:
+            life = self._lives[instance_id]
+            life.plan = life.spot_action = life.rebalance_at = None
+            life.scheduled = ()
+        return warned
+
+    def pass_checks(self) -> list[str]:
+        """Let every status check pass of what has not crashed, and return the instances whose did not."""
+        failing = [instance_id for instance_id, life in self._lives.items() if life.failed_checks and not life.has_crashed]
+        for instance_id in failing:
+            self._lives[instance_id].failed_checks = {}
+        return failing
+
+    def end(self, instance_id: str, how: End, reason: str) -> None:
+        """End an instance now, as somebody other than its group would.
+
+        Args:
+            instance_id: whose.
+            how: what becomes of it.
+            reason: a key of `REASONS`.
+
+        Raises:
+            FaultRefused: there is no such instance.
+        """
+        backend, instance, life = self.find(instance_id)
+        life.plan = None
+        if how == "reboot":
+            backend.reboot_instances([instance_id])
+            life.scheduled = ()
+            return
+        (backend.terminate_instances if how == "terminate" else backend.stop_instances)([instance_id])
+        instance.state_reason = REASONS[reason]
+        instance._reason = f"{REASONS[reason].code} ({datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC)"
+
+    # What time does
 
     def advance(self) -> None:
-        """Finish the boots that are due, and forget instances that ended long ago; called on every pass."""
+        """Finish the boots that are due, carry out plans, announce changes, and forget instances that ended long ago; called on every pass."""
         now = self._monotonic()
         memory = self._faults.conditions.remember_terminated_seconds
         for backend, instance in list(self._all()):
             life = self._lives.get(instance.id)
             if life is None:
                 continue
+            if life.plan and now >= life.plan.at:
+                plan, life.plan = life.plan, None
+                if instance.state in ("pending", "running"):
+                    self.end(instance.id, plan.how, plan.reason)
             if instance.state == "pending" and now >= life.boots_at:
                 self._set_state(instance, RUNNING)
             elif instance.state == "terminated":
-                life.ended_at = now if life.ended_at is None else life.ended_at
-                if now - life.ended_at >= memory:
+                self.ended(instance)
+                if life.ended_at is not None and now - life.ended_at >= memory and now >= life.slot_free_at:
                     self._forget(backend, instance)
+            self._announce(backend, instance, life)
+
+    def _announce(self, backend: EC2Backend, instance: Instance, life: Life) -> None:
+        if instance.state == life.told:
+            return
+        # moto is at once where EC2 is on the way, and a pass may come after both states of a quick change.
+        before = {"running": "pending", "terminated": "shutting-down", "stopped": "stopping"}.get(instance.state, "")
+        for state in (before, instance.state):
+            if state and state != life.told:
+                self._announcements.put(state_change(self.owner(backend), instance.id, state))
+        life.told = instance.state
 
     def running(self) -> list[RunningInstance]:
         """Return the instances that should run now."""
         return [
             RunningInstance(instance_id=instance.id, boot=life.boot, address=life.address, user_data=_decoded(instance.user_data))
             for _, instance in self._all()
-            if instance.state == "running" and (life := self._lives.get(instance.id))
+            if instance.state == "running" and (life := self._lives.get(instance.id)) and not life.has_crashed
         ]
 
-    def alive_count(self, instance_type: str) -> int:
-        """Return how many instances of a type take up capacity."""
-        return sum(instance.instance_type == instance_type and instance.state in ("pending", "running") for _, instance in self._all())
+    def free_count(self, instance_type: str, wanted: int) -> int:
+        """Return how many of the wanted instances of a type there are slots for; one that has just ended may keep its slot for a while."""
+        limit = self._faults.conditions.capacity.get(instance_type)
+        if limit is None:
+            return wanted
+        now = self._monotonic()
+        taken: int = sum(
+            instance.instance_type == instance_type
+            and (instance.state in ("pending", "running") or ((life := self._lives.get(instance.id)) is not None and now < life.slot_free_at))
+            for _, instance in self._all()
+        )
+        return max(0, min(wanted, limit - taken))
 
     def _all(self) -> Iterator[tuple[EC2Backend, Instance]]:
         for account in list(ec2_backends.values()):
@@ -112,3 +360,11 @@ class Ec2:
 def _decoded(user_data: Base64EncodedString | None) -> bytes:
     """Return user data as the machine sees it."""
     return base64.b64decode(user_data.as_bytes()) if user_data else NO_USER_DATA
+
+
+def _metadata_date(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%d %b %Y %H:%M:%S GMT")
+
+
+def _place(instance_id: str) -> int:
+    return int.from_bytes(hashlib.sha256(instance_id.encode()).digest()[:4], "big")

@@ -4,7 +4,8 @@
     ├── PreflightFailed      this machine cannot run it, or one runs already; nothing was started
     ├── StartFailed          a part did not come up in time, or died; names its log
     ├── NotUp                there is no local cloud in this state directory
-    └── EndpointRefused      an address that is not on this machine
+    ├── EndpointRefused      an address that is not on this machine
+    └── FaultRefused         this fault cannot really happen here, or not to this target; nothing was done
 
 All are operating errors: the command line prints the message alone.
 """
@@ -30,3 +31,7 @@ class NotUp(LocalCloudError):
 
 class EndpointRefused(LocalCloudError):
     """The local cloud's clients talk to this machine only."""
+
+
+class FaultRefused(LocalCloudError):
+    """A fault cannot happen here, or not to this target."""

@@ -1,10 +1,10 @@
 """Process 1 of an instance: runs the user data, and ends everything that ever came from it.
 
-    python -P -m infra.local_cloud.instance_init PARENT_PID INSTANCE_ID SCRIPT
+    python -P -m infra.local_cloud.instance_init PARENT_PID INSTANCE_ID SCRIPT [NETWORK_NAMESPACE]
 
 It is a subreaper, so that daemons of other sessions stay below it; it gets SIGTERM when the local cloud dies; on SIGTERM it kills all below it,
 removes the instance's directory on tmpfs (an instance's memory goes with it) and exits. It lives on when the user data has ended: a machine does.
-Standard library only; one thread, no handlers: it waits for its signals.
+Standard library only; one thread, no handlers: it waits for its signals. With a network namespace, all of the instance lives in that.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import sys
 from pathlib import Path
 
+from infra.local_cloud.network import enter
 from infra.local_cloud.processes import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, kill_descendants
 
 MNT_DETACH = 2
@@ -37,6 +38,8 @@ def remove_memory(instance_id: str) -> None:
 def main(arguments: list[str]) -> int:
     """Run until SIGTERM; `arguments` are those of the command line."""
     parent_pid, instance_id, script = int(arguments[0]), arguments[1], arguments[2]
+    for namespace in arguments[3:]:
+        enter(Path(namespace))
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     libc = ctypes.CDLL(None, use_errno=True)
     for option, value in ((PR_SET_CHILD_SUBREAPER, 1), (PR_SET_PDEATHSIG, signal.SIGTERM)):

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.local_cloud.instance_init import exit_file, remove_memory
+from infra.local_cloud.metadata import MetadataService
+from infra.local_cloud.network import Network, listening_socket
+from infra.local_cloud.node_faults import nvml_file, write_gpus
 from infra.local_cloud.processes import kill_descendants
 
 log = logging.getLogger(__name__)
@@ -40,11 +43,22 @@ class InstanceRunner:
     Args:
         nodes_directory: an instance's own directory is below it; kept after its end, for its logs.
         environment: what every instance's user data gets, before its own variables.
+        metadata: what instances can ask about themselves; None: nothing.
+        network: that instances are attached to; None: they share this machine's loopback.
     """
 
-    def __init__(self, nodes_directory: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        nodes_directory: Path,
+        environment: Mapping[str, str],
+        *,
+        metadata: MetadataService | None = None,
+        network: Network | None = None,
+    ) -> None:
         self._nodes = nodes_directory
         self._environment = dict(environment)
+        self._metadata = metadata
+        self._network = network
         self._running: dict[str, tuple[RunningInstance, subprocess.Popen[bytes]]] = {}
 
     def reconcile(self, wanted: Iterable[RunningInstance]) -> None:
@@ -64,6 +78,10 @@ class InstanceRunner:
         """Return the pid of each running instance's init."""
         return {instance_id: process.pid for instance_id, (_, process) in self._running.copy().items()}
 
+    def directory(self, instance_id: str) -> Path:
+        """Return where an instance keeps its files."""
+        return self._nodes / instance_id
+
     def end_all(self) -> None:
         """End every instance."""
         self.reconcile(())
@@ -79,10 +97,21 @@ class InstanceRunner:
             "EVERSTEP_INSTANCE_ID": instance.instance_id,
             "EVERSTEP_ADDRESS": instance.address,
             "EVERSTEP_STATE_DIR": str(directory),
+            "EVERSTEP_NVML_STUB": str(nvml_file(directory)),
         }
+        write_gpus(directory, ())
+        namespace = self._network.attach(instance.instance_id, instance.address) if self._network else None
+        if namespace:
+            environment["GLOO_SOCKET_IFNAME"] = "eth0"  # ranks of other instances are not on this one's loopback
+        if self._metadata:
+            listening = listening_socket(instance.address, namespace)
+            environment["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = self._metadata.open(instance.instance_id, listening)
         with (directory / "console.log").open("ab") as console:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "infra.local_cloud.instance_init", str(os.getpid()), instance.instance_id, str(script)],
+                [
+                    *(sys.executable, "-P", "-m", "infra.local_cloud.instance_init", str(os.getpid()), instance.instance_id, str(script)),
+                    *((str(namespace),) if namespace else ()),
+                ],
                 cwd=directory,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -103,6 +132,10 @@ class InstanceRunner:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if self._metadata:
+            self._metadata.close(instance_id)
+        if self._network:
+            self._network.detach(instance_id)
         remove_memory(instance_id)
         exit_file(self._script(instance_id)).unlink(missing_ok=True)  # it speaks of machines that are there
         log.info("%s is gone with %d processes", instance_id, count)

@@ -15,11 +15,13 @@ from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup, In
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult, EmptyResult
 from moto.ec2.models import EC2Backend
+from moto.ec2.models.instances import Instance
+from moto.ec2.responses.instances import InstanceResponse
 from moto.ec2.responses.launch_templates import LaunchTemplates
 from moto.ec2.utils import parse_user_data
 
 from infra.local_cloud.auto_scaling import PROCESSES, AutoScaling, find_group, find_member
-from infra.local_cloud.ec2 import Ec2
+from infra.local_cloud.ec2 import Ec2, StatusCheck
 
 MAX_ACTIVITIES_PER_PAGE = 100
 NAMED_GROUP_ACTIONS = (
@@ -34,7 +36,6 @@ NAMED_GROUP_ACTIONS = (
     "put_lifecycle_hook",
     "put_scaling_policy",
     "put_warm_pool",
-    "resume_processes",
 )
 """Actions that fail inside moto when the group does not exist."""
 
@@ -49,9 +50,11 @@ def install(ec2: Ec2, auto_scaling: AutoScaling) -> None:
 
 def _install_instances(ec2: Ec2) -> None:
     run, start, reboot = EC2Backend.run_instances, EC2Backend.start_instances, EC2Backend.reboot_instances
+    terminate = EC2Backend.terminate_instances
 
-    def run_instances(self: EC2Backend, *args: Any, **kwargs: Any) -> Any:
-        reservation = run(self, *args, **kwargs)
+    def run_instances(self: EC2Backend, image_id: str, count: int, *args: Any, **kwargs: Any) -> Any:
+        ec2.require_capacity(self, kwargs.get("instance_type", ""), count)
+        reservation = run(self, image_id, count, *args, **kwargs)
         for instance in reservation.instances:
             ec2.launched(instance)
         return reservation
@@ -69,8 +72,41 @@ def _install_instances(ec2: Ec2) -> None:
             ec2.boot(instance)
         return answer
 
+    def terminate_instances(self: EC2Backend, instance_ids: list[str]) -> Any:
+        answer = terminate(self, instance_ids)
+        for instance, _ in answer:
+            ec2.ended(instance)
+        return answer
+
+    def describe_instance_topology(self: InstanceResponse) -> ActionResult:
+        ids = self._get_param("InstanceIds", [])
+        filters = [{"name": name, "values": values} for name, values in self._filters_from_querystring().items()]
+        found = self.ec2_backend.get_multi_instances_by_id(ids, filters) if ids else self.ec2_backend.all_instances(filters)
+        return ActionResult(
+            {
+                "Instances": [
+                    {
+                        "InstanceId": instance.id,
+                        "InstanceType": instance.instance_type,
+                        "NetworkNodes": ec2.topology(instance),
+                        "AvailabilityZone": instance.placement.zone,
+                        "ZoneId": f"use1-az{1 + 'abcdef'.index(instance.placement.zone[-1])}",
+                    }
+                    for instance in found
+                    if instance.state in ("pending", "running")
+                ]
+            }
+        )
+
+    def check(which: StatusCheck) -> property:
+        return property(lambda instance: ec2.status(instance, which))
+
+    Instance.instance_status, Instance.system_status = check("instance"), check("system")
+    Instance.events = property(ec2.scheduled_events)
+    InstanceResponse.describe_instance_topology = describe_instance_topology
     EC2Backend.run_instances = run_instances
     EC2Backend.start_instances = start_instances
+    EC2Backend.terminate_instances = terminate_instances
     EC2Backend.reboot_instances = reboot_instances
 
 
@@ -158,8 +194,19 @@ def _install_groups(engine: AutoScaling) -> None:
         unknown = sorted(set(processes) - PROCESSES)
         if unknown:
             raise ValidationError(f"Process type {unknown[0]} is not a valid scaling process")
-        backend.suspend_processes(group.name, processes)
+        engine.suspend(group, processes or PROCESSES)
         return EmptyResult()
+
+    def resume_processes(self: AutoScalingResponse) -> EmptyResult:
+        group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
+        engine.resume(group, self._get_param("ScalingProcesses", []) or PROCESSES)
+        return EmptyResult()
+
+    def suspended_processes(self: FakeAutoScalingGroup) -> list[dict[str, str]]:
+        return [{"ProcessName": name, "SuspensionReason": engine.suspension_reason(self, name)} for name in self._suspended_processes]
+
+    def set_suspended_processes(self: FakeAutoScalingGroup, processes: list[str]) -> None:
+        self._suspended_processes = processes
 
     def describe_scaling_activities(self: AutoScalingResponse) -> ActionResult:
         name = self._get_param("AutoScalingGroupName")
@@ -176,6 +223,8 @@ def _install_groups(engine: AutoScaling) -> None:
     AutoScalingBackend.set_desired_capacity = set_desired_capacity
     AutoScalingResponse.delete_auto_scaling_group = delete_auto_scaling_group
     AutoScalingResponse.suspend_processes = suspend_processes
+    AutoScalingResponse.resume_processes = resume_processes
+    FakeAutoScalingGroup.suspended_processes = property(suspended_processes, set_suspended_processes)
     AutoScalingResponse.describe_scaling_activities = describe_scaling_activities
     for action in NAMED_GROUP_ACTIONS:
         setattr(AutoScalingResponse, action, _with_group(getattr(AutoScalingResponse, action)))

@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 from typing import Final
 
+from infra.local_cloud import network
 from infra.local_cloud.errors import PreflightFailed
 
 TMPFS: Final = Path("/dev/shm")
@@ -20,17 +21,20 @@ SHARE_FOR_SLOTS: Final = 0.5
 NEEDED: Final = {"control_plane": "server", "worker": "worker", "moto": "local"}
 
 
-def check(node_count: int) -> None:
+def check(node_count: int, *, has_namespaces: bool = False) -> None:
     """Refuse what cannot work.
 
     Args:
         node_count: nodes and spares together.
+        has_namespaces: each gets a network namespace.
 
     Raises:
         PreflightFailed: with the one thing to change.
     """
     if platform.system() != "Linux":
         raise PreflightFailed(f"the local cloud needs Linux (tmpfs, pidfd); this is {platform.system()}: use a Linux container")
+    if has_namespaces and (obstacle := network.obstacle()):
+        raise PreflightFailed(f"--network namespaces cannot work here: {obstacle}; use --network loopback")
     for module, extra in NEEDED.items():
         if importlib.util.find_spec(module) is None:
             raise PreflightFailed(f"{module} is not installed: pip install 'everstep[local]' (extra {extra})")

@@ -56,14 +56,16 @@ def identify(pid: int) -> Process | None:
     return Process(pid, stat.start_ticks) if stat else None
 
 
-def is_rank(pid: int, rank: int) -> bool:
-    """Say whether a process is this rank: a warm one carries it in its name, a cold one in its environment."""
-    with contextlib.suppress(OSError):
-        if Path(f"/proc/{pid}/comm").read_text().strip() == f"rank {rank}":
-            return True
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return f"RANK={rank}".encode() in words and any(word.startswith(b"EVERSTEP_AGENT_SOCKET=") for word in words)
-    return False
+def rank_of(pid: int) -> int | None:
+    """Return which rank a process is, None if it is none: a warm one carries it in its name, a cold one in its environment."""
+    with contextlib.suppress(OSError, ValueError):
+        name, _, number = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")
+        if name == "rank":
+            return int(number)
+        variables = dict(word.split(b"=", 1) for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in word)
+        if b"EVERSTEP_AGENT_SOCKET" in variables:
+            return int(variables[b"RANK"])
+    return None
 
 
 def is_agent(pid: int) -> bool:

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import fcntl
 import os
+import random
 import shutil
 import signal
 import threading
@@ -27,13 +28,14 @@ import msgspec
 from everstep.client import EverstepClient
 from everstep.client import client as everstep_client
 from everstep.errors import EverstepError
-from infra.local_cloud import preflight
+from infra.local_cloud import network, preflight
 from infra.local_cloud.environment import REGION, aws_variables, local_client, process_environment
-from infra.local_cloud.errors import NotUp, PreflightFailed, StartFailed
+from infra.local_cloud.errors import FaultRefused, NotUp, PreflightFailed, StartFailed
+from infra.local_cloud.fault_kinds import EFFECT, EFFECTS, AnyFault, Effect, KillAgent, KillControlPlane, KillRank, name_of
 from infra.local_cloud.faults import CONDITIONS, Conditions
 from infra.local_cloud.instance_init import remove_memory
 from infra.local_cloud.parts import Parts, tail, write_private
-from infra.local_cloud.processes import descendants, end, is_agent, is_rank, kill_descendants, marked_with, wait_gone
+from infra.local_cloud.processes import end, kill_descendants, marked_with, wait_gone
 
 AWS, CONTROL_PLANE = "aws", "control-plane"
 BUCKET: Final = "everstep-local"
@@ -45,6 +47,9 @@ INSTANCE_TYPE: Final = "c7i.2xlarge"
 IMAGE: Final = "ami-12c6146b"
 """One of those that moto begins with; an instance here runs its user data and nothing else."""
 MAX_NODES: Final = 64
+EVENTS: Final = "everstep-events"
+"""The queue that AWS's events come to, and the rule that sends them there."""
+EVENT_PATTERN: Final = {"source": ["aws.ec2", "aws.autoscaling", "aws.health"]}
 USER_DATA: Final = """\
 #!/bin/sh
 # What systemd does on a real node (Restart=on-failure): again after a crash, unless crashes come too fast.
@@ -91,6 +96,10 @@ class ClusterOptions:
     """How long the nodes may take to connect."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """More variables for the instances' user data."""
+    has_namespaces: bool = False
+    """Each instance has a network namespace, so that lines can be cut and slowed; else all share this machine's loopback."""
+    seed: int | None = None
+    """Of all chance in the local AWS; None: a fresh one."""
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +111,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     node_memory_bytes: int
     detection_seconds: float | None
     group: str
+    events_queue_url: str = ""
 
 
 _CLUSTER_FILE = msgspec.json.Decoder(ClusterFile)
@@ -154,7 +164,7 @@ class LocalCluster:
         """
         options = options or ClusterOptions()
         with self._progress.step("checking this machine"):
-            preflight.check(options.nodes + options.spares)
+            preflight.check(options.nodes + options.spares, has_namespaces=options.has_namespaces)
             self._prepare_directory()
         with self._locked():
             if self._parts.is_alive(AWS) or self._parts.is_alive(CONTROL_PLANE):
@@ -173,6 +183,7 @@ class LocalCluster:
                 self._end_all()
         else:  # somebody removed it under what runs
             self._end_marked()
+            network.remove(network.network_name(self.state_dir))
             for part in (CONTROL_PLANE, AWS):
                 self._parts.end(part)  # no record is left; a child of ours is reaped
 
@@ -279,42 +290,89 @@ class LocalCluster:
             record.process.send(signal.SIGKILL)
             wait_gone([record.process], timeout_seconds=10)
 
-    def kill_rank(self, instance_id: str, rank: int) -> int:
-        """SIGKILL one rank process, as a crash would.
+    def inject(self, fault: AnyFault) -> Effect:
+        """Let a fault happen.
 
         Args:
-            instance_id: the node that it runs on.
-            rank: of the job.
+            fault: which, to whom.
 
         Returns:
-            The pid that was killed.
+            What it has done.
 
         Raises:
-            NotUp: no such instance or no such rank runs.
+            FaultRefused: it cannot really happen here, or not to this target; nothing was done.
+            NotUp: the local AWS does not run.
+            StartFailed: a control plane that was killed did not come up again.
         """
-        init = self.instances().get(instance_id)
-        for process in descendants(init) if init is not None else []:
-            if is_rank(process.pid, rank) and process.send(signal.SIGKILL):
-                return process.pid
-        raise NotUp(f"no rank {rank} runs on {instance_id}")
+        if isinstance(fault, KillControlPlane):
+            return self._replace_control_plane(fault)
+        return EFFECT.decode(_accepted(self._admin("POST", "faults", content=msgspec.json.encode(fault))).content)
+
+    def injected(self) -> list[Effect]:
+        """Return what faults have done to the local AWS and its instances, oldest first.
+
+        Returns:
+            The newest thousand.
+
+        Raises:
+            NotUp: the local AWS does not run.
+        """
+        return EFFECTS.decode(self._admin("GET", "faults").content)
+
+    def clear_faults(self, name: str = "") -> list[str]:
+        """Undo the faults that last.
+
+        Args:
+            name: of one kind; empty for all.
+
+        Returns:
+            A sentence for each thing that was undone.
+
+        Raises:
+            FaultRefused: nothing of this kind lasts.
+            NotUp: the local AWS does not run.
+        """
+        said: list[str] = _accepted(self._admin("DELETE", f"faults?name={name}" if name else "faults")).json()
+        return said
+
+    def links(self) -> dict[str, dict[str, int]]:
+        """Return what the kernel counts on every instance's line: sent, received and dropped.
+
+        Returns:
+            Counters by instance id; empty without namespaces.
+
+        Raises:
+            NotUp: the local AWS does not run.
+        """
+        counters: dict[str, dict[str, int]] = self._admin("GET", "links").json()
+        return counters
+
+    @property
+    def seed(self) -> int:
+        """Of all chance in the local AWS."""
+        ready = self._parts.ready(AWS)
+        if ready is None:
+            raise NotUp(f"no local cloud is up in {self.state_dir}: everstep local up")
+        return int(ready["seed"])
+
+    def kill_rank(self, instance_id: str, rank: int) -> int:
+        """Inject `KillRank` and return the pid that was killed."""
+        return int(self.inject(KillRank(target=instance_id, rank=rank)).facts["pid"])
 
     def kill_agent(self, instance_id: str) -> int:
-        """SIGKILL the agent of a node, as a crash would; its ranks train on, and its user data starts it again.
+        """Inject `KillAgent` and return the pid that was killed."""
+        return int(self.inject(KillAgent(target=instance_id)).facts["pid"])
 
-        Args:
-            instance_id: the node.
-
-        Returns:
-            The pid that was killed.
-
-        Raises:
-            NotUp: no such instance or no agent runs.
-        """
-        init = self.instances().get(instance_id)
-        for process in descendants(init) if init is not None else []:
-            if is_agent(process.pid) and process.send(signal.SIGKILL):
-                return process.pid
-        raise NotUp(f"no agent runs on {instance_id}")
+    def _replace_control_plane(self, fault: KillControlPlane) -> Effect:
+        record = self._parts.record(CONTROL_PLANE)
+        if record is None or not record.process.is_alive:
+            raise FaultRefused("kill-control-plane: the control plane does not run")
+        self.kill_control_plane()
+        _pause(fault.down)
+        self.restart_control_plane()
+        after = self._parts.record(CONTROL_PLANE)
+        facts = {"pid": record.pid, "new_pid": after.pid if after else None}
+        return Effect(fault=name_of(fault), target="", did=f"the control plane, pid {record.pid}, was killed and started again", facts=facts)
 
     def restart_control_plane(self) -> None:
         """Start the control plane again at the same address, after ending it if it runs.
@@ -323,9 +381,9 @@ class LocalCluster:
             StartFailed: it did not come up again.
             NotUp: it was never started.
         """
-        port = httpx.URL(self.endpoint_url).port
+        url = httpx.URL(self.endpoint_url)
         self._parts.end(CONTROL_PLANE)
-        self._start_control_plane(self._description(), port=port or 0)
+        self._start_control_plane(self._description(), host=url.host, port=url.port or 0)
 
     def wait_for_nodes(self, count: int, *, timeout_seconds: float) -> None:
         """Wait until `count` nodes of the fleet are connected.
@@ -378,31 +436,44 @@ class LocalCluster:
             shutil.rmtree(stale, ignore_errors=True)  # a new AWS has none of the instances that these speak of
             stale.mkdir(mode=0o700)
         with self._progress.step("starting the local AWS"):
-            self._start_aws(description, options)
+            ready = self._start_aws(description, options)
             self.aws("s3").create_bucket(Bucket=BUCKET)
+            description = msgspec.structs.replace(description, events_queue_url=self._create_event_queue())
+            write_private(self._local / "cluster.json", msgspec.json.encode(description))
         with self._progress.step("starting the control plane"):
-            self._start_control_plane(description, port=0)
+            self._start_control_plane(description, host=ready["control_plane_host"], port=int(ready["control_plane_port"]))
         with self._progress.step(f"creating a fleet of {options.nodes} nodes and {options.spares} spares"):
             self._create_fleet(description)
         with self._progress.step(f"waiting for {total} nodes to connect"):
             self.wait_for_nodes(total, timeout_seconds=options.connect_seconds)
 
-    def _start_aws(self, description: ClusterFile, options: ClusterOptions) -> None:
+    def _start_aws(self, description: ClusterFile, options: ClusterOptions) -> dict[str, str]:
         instance_environment = {**options.environment, "EVERSTEP_NODE_MEMORY_BYTES": str(description.node_memory_bytes)}
         arguments = {
             "--nodes-directory": str(self.nodes_directory),
             "--ready-file": str(self._parts.ready_file(AWS)),
             "--conditions": msgspec.json.encode(options.conditions).decode(),
             "--instance-environment": msgspec.json.encode(instance_environment).decode(),
+            "--seed": str(random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed),
+            "--network-name": network.network_name(self.state_dir) if options.has_namespaces else "",
         }
         flat = [word for pair in arguments.items() for word in pair]
         record = self._parts.start(AWS, "infra.local_cloud", ["serve", *flat], process_environment(str(self.state_dir)))
-        self._parts.wait_ready(record, timeout_seconds=START_SECONDS)
+        return self._parts.wait_ready(record, timeout_seconds=START_SECONDS)
 
-    def _start_control_plane(self, description: ClusterFile, *, port: int) -> None:
+    def _create_event_queue(self) -> str:
+        """Make the queue and the rule that send AWS's events to the control plane, as its owner does on AWS; return the queue's URL."""
+        queue: str = self.aws("sqs").create_queue(QueueName=EVENTS)["QueueUrl"]
+        arn = self.aws("sqs").get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        events = self.aws("events")
+        events.put_rule(Name=EVENTS, EventPattern=msgspec.json.encode(EVENT_PATTERN).decode())
+        events.put_targets(Rule=EVENTS, Targets=[{"Id": "queue", "Arn": arn}])
+        return queue
+
+    def _start_control_plane(self, description: ClusterFile, *, host: str, port: int) -> None:
         arguments = {
             "--state-dir": str(self.state_dir / CONTROL_PLANE),
-            "--host": "127.0.0.1",
+            "--host": host,
             "--port": str(port),
             "--mode": "local",
             "--aws-endpoint-url": self.aws_url,
@@ -413,7 +484,11 @@ class LocalCluster:
         if description.detection_seconds is not None:
             arguments["--detection-seconds"] = str(description.detection_seconds)
         flat = [word for pair in arguments.items() for word in pair]
-        environment = {**process_environment(str(self.state_dir)), **aws_variables(self.aws_url)}
+        environment = {
+            **process_environment(str(self.state_dir)),
+            **aws_variables(self.aws_url),
+            "EVERSTEP_EVENTS_QUEUE_URL": description.events_queue_url,
+        }
         record = self._parts.start(CONTROL_PLANE, "control_plane", ["--migrate", *flat], environment)
         self._parts.wait_ready(record, timeout_seconds=START_SECONDS)
 
@@ -461,6 +536,7 @@ class LocalCluster:
         self._parts.end(CONTROL_PLANE)
         self._parts.end(AWS)
         self._end_marked()
+        network.remove(network.network_name(self.state_dir))
         for directory in self.nodes_directory.glob("*/"):
             remove_memory(directory.name)
         (self._local / "cluster.json").unlink(missing_ok=True)
@@ -505,6 +581,12 @@ class LocalCluster:
             return httpx.request(method, f"{self.aws_url}/_everstep/{path}", content=content, timeout=10, trust_env=False)
         except httpx.TransportError as error:
             raise NotUp(f"the local AWS of {self.state_dir} does not answer: {error}") from error
+
+
+def _accepted(answer: httpx.Response) -> httpx.Response:
+    if answer.status_code == httpx.codes.CONFLICT:
+        raise FaultRefused(answer.json()["Message"])
+    return answer.raise_for_status()
 
 
 def _pause(seconds: float) -> None:

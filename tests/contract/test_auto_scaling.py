@@ -76,6 +76,7 @@ def test_user_data_sees_nothing_of_the_users_aws_settings(aws: ServedAws) -> Non
     console = aws.nodes_directory / id / "console.log"
     eventually(lambda: "done" in console.read_text())
     variables = dict(line.split("=", 1) for line in console.read_text().splitlines() if "=" in line)
+    assert variables.pop("AWS_EC2_METADATA_SERVICE_ENDPOINT").startswith("http://127.")
     aws_variables = {name: value for name, value in variables.items() if name.startswith("AWS_")}
     assert aws_variables == {
         "AWS_ENDPOINT_URL": aws.url,

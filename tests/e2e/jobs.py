@@ -17,7 +17,7 @@ from typing import Any
 
 from everstep.client import EverstepClient
 from everstep.errors import ServiceUnavailable
-from infra.local_cloud.processes import Process, descendants, is_agent, is_rank
+from infra.local_cloud.processes import Process, descendants, is_agent, rank_of
 from infra.local_cloud.up import LocalCluster
 from tests.e2e.reference import References
 
@@ -136,7 +136,7 @@ class Workplace:
         """Return every rank process of the cluster."""
         ranks = range(MAX_WORLD)
         found = [process for init in self.cluster.instances().values() for process in descendants(init)]
-        return [process for process in found if any(is_rank(process.pid, rank) for rank in ranks)]
+        return [process for process in found if rank_of(process.pid) in ranks]
 
 
 @dataclass(frozen=True)

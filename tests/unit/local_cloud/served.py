@@ -19,6 +19,8 @@ import httpx
 import msgspec
 
 from infra.local_cloud.environment import local_client, process_environment
+from infra.local_cloud.errors import FaultRefused
+from infra.local_cloud.fault_kinds import EFFECT, AnyFault, Effect
 from infra.local_cloud.faults import Conditions
 
 QUICK = Conditions(boot_delay_seconds=0.05, launch_retry_seconds=0.1)
@@ -52,6 +54,21 @@ class ServedAws:
 
     def set_conditions(self, conditions: Conditions) -> None:
         httpx.put(f"{self.url}/_everstep/config", content=msgspec.json.encode(conditions), trust_env=False).raise_for_status()
+
+    def inject(self, fault: AnyFault) -> Effect:
+        answer = httpx.post(f"{self.url}/_everstep/faults", content=msgspec.json.encode(fault), trust_env=False)
+        if answer.status_code == httpx.codes.CONFLICT:
+            raise FaultRefused(answer.json()["Message"])
+        return EFFECT.decode(answer.raise_for_status().content)
+
+    def clear(self, name: str = "") -> list[str]:
+        answer = httpx.delete(f"{self.url}/_everstep/faults{f'?name={name}' if name else ''}", trust_env=False)
+        said: list[str] = answer.raise_for_status().json()
+        return said
+
+    def links(self) -> dict[str, dict[str, int]]:
+        counters: dict[str, dict[str, int]] = httpx.get(f"{self.url}/_everstep/links", trust_env=False).json()
+        return counters
 
     def pids(self) -> dict[str, int]:
         answer: dict[str, int] = httpx.get(f"{self.url}/_everstep/instances", trust_env=False).json()
@@ -110,10 +127,11 @@ def encoded(user_data: str) -> str:
 
 
 @contextmanager
-def served_aws(directory: Path, conditions: Conditions = QUICK) -> Iterator[ServedAws]:
+def served_aws(directory: Path, conditions: Conditions = QUICK, *, network_name: str = "", seed: int = 0) -> Iterator[ServedAws]:
     """Serve a local AWS until the block ends."""
     ready, log = directory / "ready.json", directory / "aws.log"
     words = ["--nodes-directory", str(directory / "nodes"), "--ready-file", str(ready), "--conditions", msgspec.json.encode(conditions).decode()]
+    words += ["--network-name", network_name, "--seed", str(seed)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "infra.local_cloud", "serve", *words],

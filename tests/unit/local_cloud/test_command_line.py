@@ -36,7 +36,14 @@ def test_an_operating_error_is_one_line_whatever_is_in_it(
 def test_options_and_help_are_the_programs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     run: list[list[str]] = []
     monkeypatch.setattr(local.os, "execv", lambda _, words: run.append(words))
-    for words in (["up", "--nodes", "4", "--spares", "1"], ["up", "--help"], ["env", "--unset"], ["down"], ["status", "--output", "json"]):
+    for words in (
+        ["up", "--nodes", "4", "--spares", "1"],
+        ["up", "--help"],
+        ["env", "--unset"],
+        ["down"],
+        ["status", "--output", "json"],
+        ["fault", "kill-rank", "2"],
+    ):
         assert CliRunner().invoke(local.app, words).exit_code == 0
     prefix = [sys.executable, "-P", "-m", "infra.local_cloud"]
     assert run == [
@@ -45,6 +52,7 @@ def test_options_and_help_are_the_programs_own(monkeypatch: pytest.MonkeyPatch) 
         [*prefix, "env", "--unset"],
         [*prefix, "down"],
         [*prefix, "status", "--output", "json"],
+        [*prefix, "fault", "kill-rank", "2"],
     ]
 
 

@@ -1,0 +1,212 @@
+"""Events as AWS documents them, on their way to EventBridge: late, twice or never when the conditions say so.
+
+The shapes are pure functions; `Announcements` keeps what is still under way. An event goes to every rule of its region's default bus that matches,
+through moto, as if AWS had put it. Works under the server's lock.
+
+Source: Amazon EC2 User Guide (events), Amazon EC2 Auto Scaling User Guide (event reference), AWS Health User Guide (EventBridge schema).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from moto.events.models import events_backends
+from moto.sqs.models import sqs_backends
+
+from infra.local_cloud.faults import Faults
+
+HEALTH_WORDS: Final = {
+    "instance-reboot": ("AWS_EC2_PERSISTENT_INSTANCE_REBOOT_MAINTENANCE_SCHEDULED", "The instance is scheduled for a reboot"),
+    "instance-retirement": ("AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED", "The instance is running on degraded hardware"),
+    "instance-stop": ("AWS_EC2_PERSISTENT_INSTANCE_RETIREMENT_SCHEDULED", "The instance is running on degraded hardware"),
+    "system-maintenance": ("AWS_EC2_SYSTEM_MAINTENANCE_EVENT", "The instance is scheduled for network or power maintenance"),
+    "system-reboot": ("AWS_EC2_SYSTEM_REBOOT_MAINTENANCE_SCHEDULED", "The host of the instance is scheduled for a reboot"),
+}
+"""Of each code of a scheduled event: AWS Health's event type code, and the description that EC2 and the metadata service give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What a rule is matched against."""
+
+    source: str
+    detail_type: str
+    resources: tuple[str, ...]
+    detail: Mapping[str, Any]
+    account: str
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The account and region that something is in."""
+
+    account: str
+    region: str
+
+    def instance_arn(self, instance_id: str) -> str:
+        """Return an instance's ARN."""
+        return f"arn:aws:ec2:{self.region}:{self.account}:instance/{instance_id}"
+
+
+def stamp(at: datetime) -> str:
+    """Return a time as events and the metadata service write it."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def state_change(owner: Owner, instance_id: str, state: str) -> Event:
+    """Return the event of an instance's new state."""
+    return _ec2(owner, "EC2 Instance State-change Notification", instance_id, {"instance-id": instance_id, "state": state})
+
+
+def spot_interruption(owner: Owner, instance_id: str, action: str) -> Event:
+    """Return the warning two minutes before a Spot interruption (`terminate`, `stop` or `hibernate`)."""
+    return _ec2(owner, "EC2 Spot Instance Interruption Warning", instance_id, {"instance-id": instance_id, "instance-action": action})
+
+
+def rebalance_recommendation(owner: Owner, instance_id: str) -> Event:
+    """Return the recommendation to leave an instance whose risk of interruption has grown."""
+    return _ec2(owner, "EC2 Instance Rebalance Recommendation", instance_id, {"instance-id": instance_id})
+
+
+def block_expiration(owner: Owner, reservation_id: str, ends_at: datetime) -> Event:
+    """Return the warning 40 minutes before a Capacity Block ends; it names the reservation, no instance."""
+    return Event(
+        source="aws.ec2",
+        detail_type="Capacity Block Reservation Expiration Warning",
+        resources=(f"arn:aws:ec2:{owner.region}:{owner.account}:capacity-reservation/{reservation_id}",),
+        detail={"capacity-reservation-id": reservation_id, "end-date": stamp(ends_at)},
+        account=owner.account,
+        region=owner.region,
+    )
+
+
+def scheduled_change(owner: Owner, instance_id: str, *, code: str, event_id: str, starts_at: datetime, ends_at: datetime) -> Event:
+    """Return AWS Health's word of a scheduled event.
+
+    Args:
+        owner: of the instance.
+        instance_id: that it is about.
+        code: EC2's: `instance-retirement`, `system-reboot` …
+        event_id: EC2's.
+        starts_at: when it may begin.
+        ends_at: when it is over.
+
+    Returns:
+        The event.
+    """
+    type_code, words = HEALTH_WORDS[code]
+    return Event(
+        source="aws.health",
+        detail_type="AWS Health Event",
+        resources=(instance_id,),
+        detail={
+            "eventArn": f"arn:aws:health:{owner.region}::event/EC2/{type_code}/{type_code}_{event_id}",
+            "service": "EC2",
+            "eventTypeCode": type_code,
+            "eventTypeCategory": "scheduledChange",
+            "eventScopeCode": "ACCOUNT_SPECIFIC",
+            "communicationId": event_id,
+            "startTime": _http_date(starts_at),
+            "endTime": _http_date(ends_at),
+            "lastUpdatedTime": _http_date(datetime.now(UTC)),
+            "statusCode": "upcoming",
+            "eventRegion": owner.region,
+            "eventDescription": [{"language": "en_US", "latestDescription": words}],
+            "affectedEntities": [{"entityValue": instance_id, "status": "IMPAIRED", "lastUpdatedTime": _http_date(datetime.now(UTC))}],
+            "affectedAccount": owner.account,
+            "page": "1",
+            "totalPages": "1",
+        },
+        account=owner.account,
+        region=owner.region,
+    )
+
+
+def lifecycle_action(owner: Owner, group_arn: str, detail: Mapping[str, Any], *, is_launch: bool) -> Event:
+    """Return the event of an instance that a lifecycle hook holds."""
+    kind = "EC2 Instance-launch Lifecycle Action" if is_launch else "EC2 Instance-terminate Lifecycle Action"
+    return Event(source="aws.autoscaling", detail_type=kind, resources=(group_arn,), detail=detail, account=owner.account, region=owner.region)
+
+
+def scaling_outcome(owner: Owner, group_arn: str, instance_id: str, detail: Mapping[str, Any], *, is_launch: bool, is_success: bool) -> Event:
+    """Return the event of a launch or termination that has worked out or has not; `instance_id` is empty where there is none."""
+    kind = f"EC2 Instance {'Launch' if is_launch else 'Terminate'} {'Successful' if is_success else 'Unsuccessful'}"
+    resources = (group_arn, owner.instance_arn(instance_id)) if instance_id else (group_arn,)
+    return Event(source="aws.autoscaling", detail_type=kind, resources=resources, detail=detail, account=owner.account, region=owner.region)
+
+
+class Announcements:
+    """Events under way.
+
+    Args:
+        faults: what becomes of each.
+        monotonic: seconds.
+        deliver: who gets an event when its time has come, and the body as AWS would send it.
+    """
+
+    def __init__(self, faults: Faults, monotonic: Callable[[], float], deliver: Callable[[Event, dict[str, Any]], None] | None = None) -> None:
+        self._faults = faults
+        self._monotonic = monotonic
+        self._deliver = deliver or to_event_bridge
+        self._waiting: list[tuple[float, int, Event, dict[str, Any]]] = []
+        self._numbers = itertools.count()
+
+    def put(self, event: Event) -> None:
+        """Announce something that happens now; a copy that is sent twice keeps its id and its time."""
+        body = {
+            "version": "0",
+            "id": str(uuid.uuid4()),
+            "detail-type": event.detail_type,
+            "source": event.source,
+            "account": event.account,
+            "time": stamp(datetime.now(UTC)),
+            "region": event.region,
+            "resources": list(event.resources),
+            "detail": dict(event.detail),
+        }
+        for delay in self._faults.event_delays():
+            heapq.heappush(self._waiting, (self._monotonic() + delay, next(self._numbers), event, body))
+
+    def advance(self) -> None:
+        """Deliver what is due; called on every pass."""
+        while self._waiting and self._waiting[0][0] <= self._monotonic():
+            _, _, event, body = heapq.heappop(self._waiting)
+            self._deliver(event, dict(body))
+
+
+def to_event_bridge(event: Event, body: dict[str, Any]) -> None:
+    """Send an event to the SQS targets of the rules of its region's default bus that match it.
+
+    Not by PutEvents: that refuses sources of AWS's own, and moto's leaves out the account and writes what AWS does not.
+    """
+    queues = sqs_backends[event.account][event.region]
+    for rule in list(events_backends[event.account][event.region].describe_event_bus("default").rules.values()):
+        if rule.state != "ENABLED" or not rule.event_pattern.matches_event(body):
+            continue
+        for target in rule.targets:
+            _, _, service, _, _, queue = target["Arn"].split(":", 5)
+            if service == "sqs" and queue in queues.queues:
+                queues.send_message(queue_name=queue, message_body=json.dumps(body))
+
+
+def _ec2(owner: Owner, detail_type: str, instance_id: str, detail: Mapping[str, Any]) -> Event:
+    return Event(
+        source="aws.ec2",
+        detail_type=detail_type,
+        resources=(owner.instance_arn(instance_id),),
+        detail=detail,
+        account=owner.account,
+        region=owner.region,
+    )
+
+
+def _http_date(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")

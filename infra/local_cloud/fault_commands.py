@@ -1,0 +1,196 @@
+"""`everstep local fault …`: one command for each kind of fault, made from the fields of its struct, and what goes with them.
+
+Every command prints one line for people on stderr, or with `--output json` what the fault has done on stdout, for whoever checks it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from infra.local_cloud import fault_script
+from infra.local_cloud.errors import FaultRefused
+from infra.local_cloud.fault_kinds import FAULT_IN_WORDS, Effect, kinds
+from infra.local_cloud.fault_script import Moment
+
+app = typer.Typer(help="Let something break, for a test, a drill or to see what happens.", no_args_is_help=True)
+console = Console(stderr=True, highlight=False)
+DEFAULT_STATE_DIR = Path(".everstep")
+StateDir = Annotated[Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="Of the local cloud.")]
+Output = Annotated[str, typer.Option("--output", "-o", help="text or json.")]
+
+
+def _cluster(state_dir: Path) -> Any:
+    from infra.local_cloud.up import LocalCluster
+
+    return LocalCluster(state_dir)
+
+
+@app.command("list")
+def list_faults(output: Output = "text", state_dir: StateDir = DEFAULT_STATE_DIR) -> None:
+    """Show what faults have done so far, the conditions in force, and what the lines of the instances have counted."""
+    cluster = _cluster(state_dir)
+    effects, conditions, links = cluster.injected(), cluster.conditions(), cluster.links()
+    if output == "json":
+        print(msgspec.json.encode({"Seed": cluster.seed, "Effects": effects, "Conditions": conditions, "Links": links}).decode())
+        return
+    for effect in effects:
+        console.print(f"{effect.fault}: {escape(effect.did)}")
+    console.print(f"conditions: {escape(msgspec.json.encode(conditions).decode())}", soft_wrap=True)
+    for instance_id, counters in links.items():
+        console.print(f"{instance_id}: {', '.join(f'{name} {count}' for name, count in counters.items())}")
+    console.print(f"seed {cluster.seed}")
+
+
+@app.command()
+def clear(
+    name: Annotated[str, typer.Argument(help="Of one kind of fault [default: all that last].", show_default=False)] = "",
+    output: Output = "text",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Undo what lasts: conditions, warnings, partitions, slow lines, stopped ranks …; what is dead stays dead."""
+    said = _cluster(state_dir).clear_faults(name)
+    if output == "json":
+        print(msgspec.json.encode({"Cleared": said}).decode())
+        return
+    for line in said or ["there was nothing to clear"]:
+        console.print(escape(line))
+
+
+@app.command()
+def script(
+    seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal scripts.")],
+    minutes: Annotated[float, typer.Option(min=0.2, max=1440, help="How long it goes on.")] = 10.0,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Instances that run.")] = 7,
+    network: Annotated[
+        Literal["loopback", "namespaces"], typer.Option(help="As of `up`: with namespaces, lines are cut and slowed too.")
+    ] = "loopback",
+) -> None:
+    """Print a fault script: which fault happens when, made from a seed alone."""
+    moments = fault_script.generate(seed=seed, minutes=minutes, nodes=nodes, has_namespaces=network == "namespaces")
+    print(fault_script.encode(moments).decode(), end="")
+
+
+@app.command()
+def play(
+    file: Annotated[Path, typer.Argument(help="A fault script: JSON, or YAML where pyyaml is installed.")],
+    output: Output = "text",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Play a fault script against the local cloud; what is refused is said and left out."""
+    moments = fault_script.read(file)
+    cluster = _cluster(state_dir)
+    began = time.monotonic()
+    columns = (TextColumn("{task.description}"), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("playing", total=len(moments))
+
+        def tell(moment: Moment, outcome: Effect | FaultRefused | None) -> None:
+            progress.advance(task)
+            if output == "json":
+                print(msgspec.json.encode(_line(moment, outcome)).decode(), flush=True)
+            else:
+                progress.console.print(f"{moment.at_seconds:7.1f} s  {escape(_sentence(moment, outcome))}", soft_wrap=True)
+
+        def wait_until(seconds: float) -> None:
+            time_left = began + seconds - time.monotonic()
+            if time_left > 0:
+                _pause(time_left)
+
+        fault_script.play(moments, inject=cluster.inject, clear=cluster.clear_faults, wait_until=wait_until, tell=tell)
+
+
+def _line(moment: Moment, outcome: Effect | FaultRefused | None) -> dict[str, Any]:
+    match outcome:
+        case None:
+            return {"AtSeconds": moment.at_seconds, "Cleared": moment.clears or "all"}
+        case Effect():
+            return {"AtSeconds": moment.at_seconds, "Effect": outcome}
+        case refused:
+            return {"AtSeconds": moment.at_seconds, "Refused": str(refused)}
+
+
+def _sentence(moment: Moment, outcome: Effect | FaultRefused | None) -> str:
+    match outcome:
+        case None:
+            return f"clear {moment.clears}".rstrip()
+        case Effect():
+            return f"{outcome.fault}: {outcome.did}"
+        case refused:
+            return f"refused: {refused}"
+
+
+def _pause(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+def _add(name: str, kind: type[msgspec.Struct]) -> None:
+    """Add the command of one kind of fault."""
+
+    def command(**given: Any) -> None:
+        state_dir, output = given.pop("state_dir"), given.pop("output")
+        fields = {field: _decoded(value) for field, value in given.items()}
+        try:
+            fault = FAULT_IN_WORDS.decode(msgspec.json.encode({"fault": name, **fields}))
+        except msgspec.ValidationError as error:
+            raise typer.BadParameter(str(error)) from error
+        effect = _cluster(state_dir).inject(fault)
+        if output == "json":
+            print(msgspec.json.encode(effect).decode())
+        else:
+            console.print(escape(effect.did), soft_wrap=True)
+
+    parameters = [*_parameters(kind)]
+    for parameter, annotation, default in (("output", Output, "text"), ("state_dir", StateDir, DEFAULT_STATE_DIR)):
+        parameters.append(inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command(name, help=inspect.getdoc(kind))(command)
+
+
+def _parameters(kind: type[msgspec.Struct]) -> Iterator[inspect.Parameter]:
+    for field in msgspec.structs.fields(kind):
+        plain, help_text = _unwrapped(field.type)
+        shown: Callable[..., Any] = typer.Argument if field.name == "target" else typer.Option
+        default = field.default if isinstance(field.default, plain) or field.default is None else str(field.default)
+        annotation: Any = Annotated[plain | None if field.default is None else plain, shown(help=help_text, show_default=default not in ("", None))]
+        yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _unwrapped(declared: Any) -> tuple[Any, str]:
+    """Return what Typer is to parse a field as, and its help text."""
+    help_text = ""
+    while get_origin(declared) is Annotated:
+        declared, *notes = get_args(declared)
+        help_text = next((note.description for note in notes if isinstance(note, msgspec.Meta) and note.description), help_text)
+    if get_origin(declared) in (Union, types.UnionType):
+        choices = [choice for choice in get_args(declared) if choice is not types.NoneType]
+        plain, inner = _unwrapped(choices[0]) if len(choices) == 1 else (str, "")
+        return plain, help_text or inner
+    return (str, help_text) if get_origin(declared) is Literal else (declared, help_text)
+
+
+def _decoded(value: Any) -> Any:
+    """Return an option's value as the wire has it: a delay may be a number or JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        decoded = msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return value
+    return decoded if isinstance(decoded, dict) else value
+
+
+for _name, _kind in kinds().items():
+    _add(_name, _kind)

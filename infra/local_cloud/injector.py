@@ -1,0 +1,463 @@
+"""Faults happen here: one method for each kind, whoever asks, a test, a drill, a fault script or a person.
+
+Invariant: a fault either takes effect and says what can be looked up to see it, or is refused and changes nothing. What lasts is remembered until
+`clear`. Works in the local AWS's own process, under the lock of its server.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from infra.local_cloud import events, node_faults
+from infra.local_cloud.auto_scaling import AutoScaling
+from infra.local_cloud.ec2 import Ec2, End, ScheduledEvent
+from infra.local_cloud.errors import FaultRefused
+from infra.local_cloud.events import Announcements, stamp
+from infra.local_cloud.fault_kinds import (
+    AnyFault,
+    BadEvents,
+    BlockEnd,
+    Capacity,
+    CorruptReplica,
+    Crash,
+    Effect,
+    FailStatus,
+    FillMemory,
+    Hang,
+    KillAgent,
+    KillControlPlane,
+    KillRank,
+    Maintenance,
+    Partition,
+    Rebalance,
+    SlotsTaken,
+    SlowBoot,
+    SlowNetwork,
+    SpotWarning,
+    SuspendLaunch,
+    Terminate,
+    Throttle,
+    Xid,
+    name_of,
+)
+from infra.local_cloud.faults import Faults
+from infra.local_cloud.instances import InstanceRunner
+from infra.local_cloud.network import Network
+from infra.local_cloud.node_faults import Facts, Gpu
+from infra.local_cloud.processes import Process
+
+log = logging.getLogger(__name__)
+
+MAINTENANCE_ENDS: Final[Mapping[str, End]] = {
+    "instance-retirement": "stop",
+    "instance-stop": "stop",
+    "instance-reboot": "reboot",
+    "system-reboot": "reboot",
+}
+"""What becomes of the instance at the time of a scheduled event; what is not here leaves it alone."""
+MAINTENANCE_LASTS: Final = timedelta(hours=2)
+THROTTLED: Final = ("autoscaling", "ec2", "events", "sqs")
+NO_NETWORK: Final = (
+    "this local cloud has no network of its own, and a {fault} is a real one or none: `everstep local up --network namespaces` (needs root)"
+)
+HISTORY: Final = 1000
+WARNINGS: Final = frozenset({"spot-warning", "rebalance", "maintenance", "block-end"})
+"""Taken back together: an instance has one end that is planned."""
+CONDITIONS_OF: Final = {
+    "throttle": ("throttle",),
+    "capacity": ("capacity",),
+    "slow-boot": ("boot_delay_seconds",),
+    "slots-taken": ("slot_release_seconds",),
+    "bad-events": ("event_delay_seconds", "event_double_share", "event_drop_share"),
+}
+"""What of the conditions a fault changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """What faults are done to."""
+
+    ec2: Ec2
+    auto_scaling: AutoScaling
+    announcements: Announcements
+    faults: Faults
+    runner: InstanceRunner
+    network: Network | None
+    aws_address: str
+    control_plane_address: str
+
+
+@dataclass(slots=True)
+class _Lasting:
+    """What goes on until it is cleared."""
+
+    stopped: list[Process] = field(default_factory=list)
+    ballooned: set[str] = field(default_factory=set)
+    sick_gpus: dict[str, dict[int, Gpu]] = field(default_factory=dict)
+    suspended: set[str] = field(default_factory=set)
+    """ARNs of groups."""
+
+
+class Injector:
+    """Does faults and undoes them.
+
+    Args:
+        places: what they are done to.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._lasting = _Lasting()
+        self.history: list[Effect] = []
+        """What took effect, oldest first."""
+        self._kinds: dict[type[Any], Callable[[Any], Effect]] = {
+            SpotWarning: self._spot_warning,
+            Rebalance: self._rebalance,
+            Maintenance: self._maintenance,
+            BlockEnd: self._block_end,
+            Terminate: self._terminate,
+            Crash: self._crash,
+            FailStatus: self._fail_status,
+            Throttle: self._throttle,
+            Capacity: self._capacity,
+            SlowBoot: self._slow_boot,
+            SlotsTaken: self._slots_taken,
+            BadEvents: self._bad_events,
+            SuspendLaunch: self._suspend_launch,
+            KillRank: self._kill_rank,
+            KillAgent: self._kill_agent,
+            KillControlPlane: self._kill_control_plane,
+            Hang: self._hang,
+            Partition: self._partition,
+            SlowNetwork: self._slow_network,
+            CorruptReplica: self._corrupt_replica,
+            FillMemory: self._fill_memory,
+            Xid: self._xid,
+        }
+
+    def inject(self, fault: AnyFault) -> Effect:
+        """Let a fault happen.
+
+        Args:
+            fault: which, to whom.
+
+        Returns:
+            What it has done.
+
+        Raises:
+            FaultRefused: it cannot really happen here, or not to this target; nothing was done.
+        """
+        effect = self._kinds[type(fault)](fault)
+        log.info("fault %s: %s %s", effect.fault, effect.did, effect.facts)
+        self.history.append(effect)
+        del self.history[:-HISTORY]
+        return effect
+
+    def clear(self, name: str = "") -> list[str]:
+        """Undo what lasts of one kind of fault, or of all. What is dead stays dead.
+
+        Args:
+            name: of the kind; empty for all.
+
+        Returns:
+            A sentence for each thing that was undone.
+
+        Raises:
+            FaultRefused: there is no such fault, or nothing of it lasts.
+        """
+        undo: dict[str, Callable[[], list[str]]] = {
+            **{fault: partial(self._restore_conditions, *fields) for fault, fields in CONDITIONS_OF.items()},
+            "warnings": self._take_warnings_back,
+            "fail-status": self._pass_checks,
+            "suspend-launch": self._resume_launch,
+            "hang": self._continue_ranks,
+            "fill-memory": self._free_memory,
+            "xid": self._heal_gpus,
+            "partition": partial(self._mend_lines, "partition"),
+            "slow-network": partial(self._mend_lines, "slow-network"),
+        }
+        key = "warnings" if name in WARNINGS else name
+        if key and key not in undo:
+            raise FaultRefused(f"nothing of {name} lasts; {', '.join(sorted((undo.keys() | WARNINGS) - {'warnings'}))} can be cleared")
+        return [sentence for fault, work in undo.items() if key in ("", fault) for sentence in work()]
+
+    def _restore_conditions(self, *fields: str) -> list[str]:
+        now, first = self._places.faults.conditions, self._places.faults.first
+        changed = {field: getattr(first, field) for field in fields if getattr(now, field) != getattr(first, field)}
+        if changed:
+            self._condition(**changed)
+        return [f"{field} is {msgspec.json.encode(value).decode()} again" for field, value in changed.items()]
+
+    def _take_warnings_back(self) -> list[str]:
+        return [f"{instance_id} has nothing to fear" for instance_id in self._places.ec2.unplan()]
+
+    def _pass_checks(self) -> list[str]:
+        return [f"the status checks of {instance_id} pass" for instance_id in self._places.ec2.pass_checks()]
+
+    def _resume_launch(self) -> list[str]:
+        groups = [group for group in self._places.auto_scaling.groups() if group.arn in self._lasting.suspended]
+        self._lasting.suspended = set()
+        for group in groups:
+            self._places.auto_scaling.resume(group, ["Launch"])
+        return [f"Launch of {group.name} is resumed" for group in groups]
+
+    def _continue_ranks(self) -> list[str]:
+        stopped, self._lasting.stopped = self._lasting.stopped, []
+        return [f"process {pid} goes on" for pid in node_faults.continue_stopped(stopped)]
+
+    def _free_memory(self) -> list[str]:
+        filled, self._lasting.ballooned = sorted(self._lasting.ballooned), set()
+        return [f"the memory of {instance_id} is free again" for instance_id in filled if node_faults.free_memory(instance_id)]
+
+    def _heal_gpus(self) -> list[str]:
+        sick, self._lasting.sick_gpus = sorted(self._lasting.sick_gpus), {}
+        for instance_id in sick:
+            node_faults.write_gpus(self._places.runner.directory(instance_id), ())
+        return [f"the GPUs of {instance_id} are well" for instance_id in sick]
+
+    def _mend_lines(self, fault: str) -> list[str]:
+        network, said = self._places.network, []
+        for instance_id, link in network.links().items() if network else ():
+            if network and fault == "partition" and link.cut_from != set():
+                counters = network.counters(instance_id)  # they end with what has counted
+                network.cut(instance_id, ())
+                said.append(f"{instance_id} is reached again; {counters['dropped_to'] + counters['dropped_from']} packets were dropped")
+            elif network and fault == "slow-network" and link.bits_per_second:
+                network.slow(instance_id, None)
+                said.append(f"the line of {instance_id} carries what it can")
+        return said
+
+    # AWS, one instance
+
+    def _spot_warning(self, fault: SpotWarning) -> Effect:
+        instance_id = self._running(fault.target)
+        backend, _, life = self._places.ec2.find(instance_id)
+        plan = life.spot_action = self._places.ec2.plan(instance_id, fault.action, "spot", fault.after)
+        self._announce(events.spot_interruption(self._places.ec2.owner(backend), instance_id, fault.action))
+        return self._effect(fault, instance_id, f"{instance_id} is interrupted in {fault.after:g} s: {fault.action}", {"time": stamp(plan.at_time)})
+
+    def _rebalance(self, fault: Rebalance) -> Effect:
+        instance_id = self._running(fault.target)
+        backend, _, life = self._places.ec2.find(instance_id)
+        life.rebalance_at = datetime.now(UTC)
+        self._announce(events.rebalance_recommendation(self._places.ec2.owner(backend), instance_id))
+        return self._effect(fault, instance_id, f"{instance_id} should be left", {"notice_time": stamp(life.rebalance_at)})
+
+    def _maintenance(self, fault: Maintenance) -> Effect:
+        instance_id = self._running(fault.target)
+        backend, _, life = self._places.ec2.find(instance_id)
+        begins = datetime.now(UTC) + timedelta(seconds=fault.after)
+        scheduled = ScheduledEvent(
+            event_id=f"instance-event-{uuid.uuid4().hex[:17]}", code=fault.code, not_before=begins, not_after=begins + MAINTENANCE_LASTS
+        )
+        life.scheduled = (*life.scheduled, scheduled)
+        how = MAINTENANCE_ENDS.get(fault.code)
+        if how:
+            self._places.ec2.plan(instance_id, how, "retirement", fault.after)
+        event = events.scheduled_change(
+            self._places.ec2.owner(backend),
+            instance_id,
+            code=fault.code,
+            event_id=scheduled.event_id,
+            starts_at=begins,
+            ends_at=scheduled.not_after,
+        )
+        self._announce(event)
+        facts = {"event_id": scheduled.event_id, "code": fault.code, "not_before": stamp(begins)}
+        return self._effect(fault, instance_id, f"{fault.code} of {instance_id} in {fault.after:g} s", facts)
+
+    def _block_end(self, fault: BlockEnd) -> Effect:
+        instance_id = self._running(fault.target)
+        backend, instance, _ = self._places.ec2.find(instance_id)
+        plan = self._places.ec2.plan(instance_id, "terminate", "block", fault.after)
+        reservation = instance.capacity_reservation_id = f"cr-{uuid.uuid4().hex[:17]}"
+        self._announce(events.block_expiration(self._places.ec2.owner(backend), reservation, plan.at_time))
+        facts = {"capacity_reservation_id": reservation, "end_date": stamp(plan.at_time)}
+        return self._effect(fault, instance_id, f"the capacity block of {instance_id} ends in {fault.after:g} s", facts)
+
+    def _terminate(self, fault: Terminate) -> Effect:
+        instance_id = self._running(fault.target)
+        pid = self._places.runner.pids().get(instance_id)
+        self._places.ec2.end(instance_id, "terminate", "outside")
+        return self._effect(fault, instance_id, f"{instance_id} was terminated from outside", {"state": "terminated", "init_pid": pid})
+
+    def _crash(self, fault: Crash) -> Effect:
+        instance_id = self._running(fault.target)
+        _, _, life = self._places.ec2.find(instance_id)
+        pid = self._places.runner.pids()[instance_id]
+        life.has_crashed = True
+        life.failed_checks = {"instance": datetime.now(UTC), "system": datetime.now(UTC)}
+        return self._effect(fault, instance_id, f"the host of {instance_id} died; EC2 says running", {"init_pid": pid, "state": "running"})
+
+    def _fail_status(self, fault: FailStatus) -> Effect:
+        instance_id = self._running(fault.target)
+        _, _, life = self._places.ec2.find(instance_id)
+        life.failed_checks[fault.check] = datetime.now(UTC)
+        return self._effect(
+            fault, instance_id, f"the {fault.check} status check of {instance_id} fails", {"check": fault.check, "status": "impaired"}
+        )
+
+    # AWS, everything
+
+    def _throttle(self, fault: Throttle) -> Effect:
+        services = (fault.service,) if fault.service else THROTTLED
+        conditions = self._places.faults.conditions
+        self._condition(throttle={**conditions.throttle, **dict.fromkeys(services, fault.share)})
+        return self._effect(fault, "", f"{fault.share:.0%} of the calls of {', '.join(services)} are throttled", {"services": list(services)})
+
+    def _capacity(self, fault: Capacity) -> Effect:
+        types = {fault.instance_type} if fault.instance_type else {group.instance_type for group in self._places.auto_scaling.groups()}
+        if not types:
+            raise FaultRefused("there is no group yet: name an instance type")
+        conditions = self._places.faults.conditions
+        self._condition(capacity={**conditions.capacity, **dict.fromkeys(types, fault.count)})
+        names = ", ".join(sorted(types))
+        return self._effect(fault, "", f"no more than {fault.count} of {names} can exist", {"instance_types": sorted(types), "count": fault.count})
+
+    def _slow_boot(self, fault: SlowBoot) -> Effect:
+        self._condition(boot_delay_seconds=fault.delay)
+        return self._effect(fault, "", "boots take another time", {"delay": msgspec.to_builtins(fault.delay)})
+
+    def _slots_taken(self, fault: SlotsTaken) -> Effect:
+        self._condition(slot_release_seconds=fault.delay)
+        return self._effect(fault, "", "slots of instances that end stay taken", {"delay": msgspec.to_builtins(fault.delay)})
+
+    def _bad_events(self, fault: BadEvents) -> Effect:
+        self._condition(event_delay_seconds=fault.delay, event_double_share=fault.double, event_drop_share=fault.drop)
+        facts = {"delay": msgspec.to_builtins(fault.delay), "double": fault.double, "drop": fault.drop}
+        return self._effect(fault, "", f"{fault.double:.0%} of events come twice, {fault.drop:.0%} never", facts)
+
+    def _suspend_launch(self, fault: SuspendLaunch) -> Effect:
+        groups = [group for group in self._places.auto_scaling.groups() if fault.group in ("", group.name)]
+        if not groups:
+            raise FaultRefused(f"there is no group {fault.group}" if fault.group else "there is no group yet")
+        for group in groups:
+            if fault.administrative:
+                self._places.auto_scaling.suspend_administratively(group)
+            else:
+                self._places.auto_scaling.suspend(group, ["Launch"])
+            self._lasting.suspended.add(group.arn)
+        names = [group.name for group in groups]
+        reason = self._places.auto_scaling.suspension_reason(groups[0], "Launch")
+        return self._effect(fault, names[0], f"Launch of {', '.join(names)} is suspended", {"groups": names, "reason": reason})
+
+    # Ours
+
+    def _kill_rank(self, fault: KillRank) -> Effect:
+        instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.kill_rank(init, fault.rank))
+        return self._effect(fault, instance_id, f"rank {facts['rank']} on {instance_id}, pid {facts['pid']}, was killed", facts)
+
+    def _kill_agent(self, fault: KillAgent) -> Effect:
+        instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.kill_agent(init))
+        return self._effect(fault, instance_id, f"the agent on {instance_id}, pid {facts['pid']}, was killed", facts)
+
+    def _kill_control_plane(self, _: KillControlPlane) -> Effect:
+        raise FaultRefused("the control plane is no part of AWS: `everstep local fault kill-control-plane` kills it")
+
+    def _hang(self, fault: Hang) -> Effect:
+        instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.stop_rank(init, fault.rank))
+        self._lasting.stopped.append(Process(facts["pid"], facts["start_ticks"]))
+        return self._effect(fault, instance_id, f"rank {facts['rank']} on {instance_id}, pid {facts['pid']}, stands still", facts)
+
+    def _partition(self, fault: Partition) -> Effect:
+        network = self._require_network("partition")
+        instance_id = self._running(fault.target)
+        words = [word.strip() for word in fault.separate_from.split(",")]
+        peers = {peer: link.address for peer, link in network.links().items() if peer != instance_id}
+        known = {
+            "aws": [self._places.aws_address],
+            "control-plane": [self._places.control_plane_address],
+            "peers": [*peers.values()],
+            **{peer: [address] for peer, address in peers.items()},
+        }
+        for word in words:
+            if word != "rest" and word not in known:
+                raise FaultRefused(f"{word!r} is not rest, aws, control-plane, peers or another instance that runs")
+        addresses = None if "rest" in words else [address for word in words for address in known[word]]
+        network.cut(instance_id, addresses)
+        facts = {"addresses": "all" if addresses is None else addresses, "port": network.links()[instance_id].port, **network.counters(instance_id)}
+        return self._effect(fault, instance_id, f"{instance_id} is cut off from {fault.separate_from}", facts)
+
+    def _slow_network(self, fault: SlowNetwork) -> Effect:
+        network = self._require_network("slow line")
+        instance_id = self._running(fault.target)
+        network.slow(instance_id, max(1, int(fault.megabits * 1e6)))
+        facts = {"port": network.links()[instance_id].port, "bits_per_second": int(fault.megabits * 1e6), **network.counters(instance_id)}
+        return self._effect(fault, instance_id, f"the line of {instance_id} carries {fault.megabits:g} Mbit/s", facts)
+
+    def _corrupt_replica(self, fault: CorruptReplica) -> Effect:
+        chance = random.Random(f"{self._places.faults.seed}/corrupt/{self._places.faults.choose('corrupt', 1 << 30)}")
+        instance_id, facts = self._where_it_can(
+            fault.target, lambda instance_id, init: node_faults.corrupt_replica(init, instance_id, fault.rank, chance)
+        )
+        return self._effect(
+            fault, instance_id, f"a bit of rank {facts['rank']}'s replica of step {facts['step']} on {instance_id} has changed", facts
+        )
+
+    def _fill_memory(self, fault: FillMemory) -> Effect:
+        instance_id = self._running(fault.target)
+        facts = node_faults.fill_memory(instance_id, None if fault.mib is None else fault.mib * 1024**2)
+        self._lasting.ballooned.add(instance_id)
+        return self._effect(fault, instance_id, f"{facts['bytes'] // 1024**2} MiB of the memory of {instance_id} are taken", facts)
+
+    def _xid(self, fault: Xid) -> Effect:
+        instance_id = self._running(fault.target)
+        gpus = self._lasting.sick_gpus.setdefault(instance_id, {})
+        xids = (fault.code,) if fault.code else ()
+        gpus[fault.gpu] = Gpu(index=fault.gpu, xids=xids, ecc_uncorrectable=fault.ecc, throttled=fault.throttled, lost=fault.lost)
+        path = node_faults.write_gpus(self._places.runner.directory(instance_id), [gpus[index] for index in sorted(gpus)])
+        facts: Facts = {"file": str(path), "gpu": msgspec.to_builtins(gpus[fault.gpu])}
+        return self._effect(fault, instance_id, f"NVML of {instance_id} reports Xid {fault.code} on GPU {fault.gpu}", facts)
+
+    # What they share
+
+    def _running(self, target: str) -> str:
+        """Return the instance that is meant: by id, by number, or by chance."""
+        return self._running_from(target)[0]
+
+    def _running_from(self, target: str) -> list[str]:
+        """Return the instance that is meant, and after it, where it was not named, the others around."""
+        running = [instance_id for instance_id in self._places.ec2.in_order_of_launch() if instance_id in self._places.runner.pids()]
+        if target in running:
+            return [target]
+        if not running:
+            raise FaultRefused("no instance runs")
+        if target and not (target.isascii() and target.isdigit()):
+            raise FaultRefused(f"{target} is not an instance that runs")
+        first = int(target) % len(running) if target else self._places.faults.choose("target", len(running))
+        return running[first:] + running[:first]
+
+    def _where_it_can(self, target: str, work: Callable[[str, int], Facts]) -> tuple[str, Facts]:
+        """Do something to the instance that is meant, or, where it was not named, to the next one around that has what it takes."""
+        refused = None
+        for instance_id in self._running_from(target):
+            try:
+                return instance_id, work(instance_id, self._places.runner.pids()[instance_id])
+            except FaultRefused as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
+
+    def _require_network(self, what: str) -> Network:
+        if self._places.network is None:
+            raise FaultRefused(NO_NETWORK.format(fault=what))
+        return self._places.network
+
+    def _condition(self, **changes: Any) -> None:
+        self._places.faults.replace(msgspec.structs.replace(self._places.faults.conditions, **changes))
+
+    def _announce(self, event: events.Event) -> None:
+        self._places.announcements.put(event)
+
+    @staticmethod
+    def _effect(fault: AnyFault, target: str, did: str, facts: Facts) -> Effect:
+        return Effect(fault=name_of(fault), target=target, did=did, facts=facts)

@@ -1,0 +1,221 @@
+"""Faults of our own, done to the processes and the memory of one instance.
+
+Invariant: each does what it says or raises; what it returns is what an outside checker can look up: pids, files, bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header
+from infra.local_cloud.errors import FaultRefused
+from infra.local_cloud.instance_init import memory_directory
+from infra.local_cloud.parts import write_private
+from infra.local_cloud.processes import Process, descendants, is_agent, rank_of, wait_gone
+
+BALLOON: Final = ".balloon"
+BALLOON_PIECE_BYTES: Final = 4 * 1024**2
+GONE_SECONDS: Final = 10.0
+Facts = dict[str, Any]
+
+
+def kill_rank(init_pid: int, rank: int | None) -> Facts:
+    """SIGKILL one rank process, as a crash would.
+
+    Args:
+        init_pid: of the instance.
+        rank: of the job; None for the lowest one here.
+
+    Returns:
+        `rank` and `pid`.
+
+    Raises:
+        FaultRefused: no such rank runs on the instance.
+    """
+    number, process = _rank(init_pid, rank)
+    return {"rank": number, "pid": _kill(process)}
+
+
+def kill_agent(init_pid: int) -> Facts:
+    """SIGKILL the agent, as a crash would; its ranks train on, and its user data starts it again.
+
+    Args:
+        init_pid: of the instance.
+
+    Returns:
+        `pid`.
+
+    Raises:
+        FaultRefused: no agent runs on the instance.
+    """
+    return {"pid": _kill(_first(descendants(init_pid), is_agent, "agent"))}
+
+
+def stop_rank(init_pid: int, rank: int | None) -> Facts:
+    """SIGSTOP one rank: it stands still, holding all that it holds, until `continue_stopped`.
+
+    Args:
+        init_pid: of the instance.
+        rank: of the job; None for the lowest one here.
+
+    Returns:
+        `rank` and `pid`.
+
+    Raises:
+        FaultRefused: no such rank runs on the instance.
+    """
+    number, process = _rank(init_pid, rank)
+    if not process.send(signal.SIGSTOP):
+        raise FaultRefused(f"rank {number} has just ended")
+    return {"rank": number, "pid": process.pid, "start_ticks": process.start_ticks}
+
+
+def continue_stopped(stopped: Iterable[Process]) -> list[int]:
+    """SIGCONT what `stop_rank` has stopped and still is there, and return the pids."""
+    return [process.pid for process in stopped if process.send(signal.SIGCONT)]
+
+
+def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: random.Random) -> Facts:
+    """Change one byte of the newest sealed replica that an instance holds, behind its agent's back.
+
+    Args:
+        init_pid: of the instance.
+        instance_id: the same.
+        rank: whose shard; None for any that does not run here.
+        chance: chooses the byte.
+
+    Returns:
+        `file`, `rank`, `step`, `offset` in the file, and the byte `before` and `after`.
+
+    Raises:
+        FaultRefused: the instance holds no such replica.
+    """
+    here = {number for process in descendants(init_pid) if (number := rank_of(process.pid)) is not None}
+    found = []
+    for path in sorted(memory_directory(instance_id).glob("*/rank-*.slot-*")):
+        try:
+            with path.open("rb") as file:
+                header = unpack_header(file.read(HEADER_BYTES))
+        except (ProtocolError, OSError):
+            continue
+        if (
+            header.state is SlotState.SEALED
+            and header.payload_bytes
+            and (header.owner_rank == rank if rank is not None else header.owner_rank not in here)
+        ):
+            found.append((header.step, path, header))
+    if not found:
+        raise FaultRefused(f"{instance_id} holds no sealed replica{'' if rank is None else f' of rank {rank}'}")
+    _, path, header = max(found, key=lambda one: (one[0], str(one[1])))
+    offset = HEADER_BYTES + chance.randrange(header.payload_bytes)
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        before = os.pread(descriptor, 1, offset)[0]
+        after = before ^ (1 << chance.randrange(8))
+        os.pwrite(descriptor, bytes([after]), offset)
+    finally:
+        os.close(descriptor)
+    return {"file": str(path), "rank": header.owner_rank, "step": header.step, "offset": offset, "before": before, "after": after}
+
+
+def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
+    """Take up the memory that an instance has for slots, with a file beside them.
+
+    Args:
+        instance_id: whose.
+        most_bytes: how much of it; None: all that is left.
+
+    Returns:
+        `file`, `bytes` taken and `free_bytes` left.
+
+    Raises:
+        FaultRefused: the instance has no memory of its own yet, or it is not apart from this machine's and no limit is given.
+    """
+    folder = memory_directory(instance_id)
+    if not folder.is_dir():
+        raise FaultRefused(f"{instance_id} has no memory for slots yet: {folder} is not there")
+    if most_bytes is None and not os.path.ismount(folder):
+        raise FaultRefused(f"{folder} is not a tmpfs of its own: all of this machine's would be filled; say how many MiB")
+    balloon = folder / BALLOON
+    descriptor = os.open(balloon, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        for piece in _pieces(most_bytes):
+            try:
+                os.posix_fallocate(descriptor, size, piece)
+            except OSError:
+                break  # full, which was to be
+            size += piece
+    finally:
+        os.close(descriptor)
+    facts = os.statvfs(folder)
+    return {"file": str(balloon), "bytes": size, "free_bytes": facts.f_bavail * facts.f_frsize}
+
+
+def free_memory(instance_id: str) -> bool:
+    """Give back what `fill_memory` took, and say whether there was any."""
+    balloon = memory_directory(instance_id) / BALLOON
+    was_there = balloon.exists()
+    balloon.unlink(missing_ok=True)
+    return was_there
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU as an agent's NVML stub sees it."""
+
+    index: int
+    xids: tuple[int, ...] = ()
+    ecc_uncorrectable: int = 0
+    throttled: bool = False
+    lost: bool = False
+
+
+def nvml_file(directory: Path) -> Path:
+    """Return the file that stands for NVML on an instance; EVERSTEP_NVML_STUB names it."""
+    return directory / "nvml.json"
+
+
+def write_gpus(directory: Path, gpus: Sequence[Gpu]) -> Path:
+    """Say what NVML reports on an instance from now on."""
+    path = nvml_file(directory)
+    write_private(path, msgspec.json.encode({"gpus": gpus}))
+    return path
+
+
+def _pieces(most_bytes: int | None) -> Iterator[int]:
+    left = most_bytes
+    while left is None or left > 0:
+        piece = BALLOON_PIECE_BYTES if left is None else min(BALLOON_PIECE_BYTES, left)
+        yield piece
+        left = None if left is None else left - piece
+
+
+def _rank(init_pid: int, rank: int | None) -> tuple[int, Process]:
+    # Parents come first, and a rank's own children look like it.
+    running = [(number, process) for process in descendants(init_pid) if (number := rank_of(process.pid)) is not None]
+    for number, process in sorted(running, key=lambda one: one[0]):
+        if rank in (None, number):
+            return number, process
+    raise FaultRefused(f"no rank {rank} runs there" if rank is not None else "no rank runs there")
+
+
+def _first(processes: Iterable[Process], test: Callable[[int], bool], what: str) -> Process:
+    for process in processes:
+        if test(process.pid):
+            return process
+    raise FaultRefused(f"no {what} runs there")
+
+
+def _kill(process: Process) -> int:
+    if not process.send(signal.SIGKILL):
+        raise FaultRefused(f"process {process.pid} has just ended")
+    wait_gone([process], timeout_seconds=GONE_SECONDS)
+    return process.pid

@@ -1,0 +1,157 @@
+"""Faults on the processes and the memory of an instance, done to stand-ins for both."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_header
+from infra.local_cloud import node_faults
+from infra.local_cloud.errors import FaultRefused
+from infra.local_cloud.instance_init import memory_directory
+from infra.local_cloud.processes import Process, descendants, identify, rank_of
+from tests.unit.local_cloud.served import eventually
+
+RUN = RunId("dfa5d87895cf475eb87cab85d285b93b")
+INIT = """
+import subprocess, sys
+ranks = [subprocess.Popen(["sleep", "1000"], env={"RANK": str(rank), "EVERSTEP_AGENT_SOCKET": "x", "PATH": "/usr/bin:/bin"}) for rank in (5, 2)]
+agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "-m", "worker"])
+print("ready", flush=True)
+for rank in ranks:
+    rank.wait()
+"""
+
+
+@pytest.fixture
+def init() -> Iterator[int]:
+    """The pid of what stands for an instance's init: it has an agent and the ranks 2 and 5."""
+    with subprocess.Popen([sys.executable, "-c", INIT], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        eventually(lambda: {rank_of(one.pid) for one in descendants(process.pid)} == {2, 5, None})
+        yield process.pid
+        for one in descendants(process.pid):
+            one.send(node_faults.signal.SIGKILL)
+        process.kill()
+
+
+@pytest.fixture
+def instance_id() -> Iterator[str]:
+    """An instance with a folder for slots."""
+    instance_id = f"i-test{uuid.uuid4().hex[:8]}"
+    memory_directory(instance_id).mkdir(mode=0o700)
+    yield instance_id
+    shutil.rmtree(memory_directory(instance_id))
+
+
+def slot(instance_id: str, rank: int, step: int, *, state: SlotState = SlotState.SEALED, index: int = 0) -> Path:
+    header = SlotHeader(
+        job=JobName("gpt"),
+        run=RUN,
+        owner_rank=Rank(rank),
+        origin_generation=Generation(1),
+        step=Step(step),
+        state=state,
+        capacity_bytes=4096,
+        payload_bytes=1000,
+    )
+    path = memory_directory(instance_id) / RUN / f"rank-{rank}.slot-{index}"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(pack_header(header) + bytes(4096))
+    return path
+
+
+def test_the_rank_that_is_named_dies_and_no_other(init: int) -> None:
+    facts = node_faults.kill_rank(init, 5)
+    assert facts["rank"] == 5
+    assert {rank_of(one.pid) for one in descendants(init)} == {2, None}
+    assert node_faults.kill_rank(init, None)["rank"] == 2
+    with pytest.raises(FaultRefused, match="no rank runs"):
+        node_faults.kill_rank(init, None)
+
+
+def test_a_rank_that_is_not_there_is_refused(init: int) -> None:
+    with pytest.raises(FaultRefused, match="no rank 7"):
+        node_faults.kill_rank(init, 7)
+    assert {rank_of(one.pid) for one in descendants(init)} == {2, 5, None}
+
+
+def test_the_agent_dies_alone(init: int) -> None:
+    pid = node_faults.kill_agent(init)["pid"]
+    assert identify(pid) is None or not Process(pid, identify(pid).start_ticks).is_alive  # type: ignore[union-attr]
+    assert {rank_of(one.pid) for one in descendants(init)} == {2, 5}
+    with pytest.raises(FaultRefused, match="no agent"):
+        node_faults.kill_agent(init)
+
+
+def test_a_rank_that_hangs_stands_still_until_it_may_go_on(init: int) -> None:
+    facts = node_faults.stop_rank(init, 2)
+    stat = Path(f"/proc/{facts['pid']}/stat")
+    eventually(lambda: stat.read_text().split()[2] == "T")
+    stopped = Process(facts["pid"], facts["start_ticks"])
+    assert node_faults.continue_stopped([stopped, Process(facts["pid"], 1)]) == [facts["pid"]], "another process of the same pid is left alone"
+    eventually(lambda: stat.read_text().split()[2] == "S")
+
+
+def test_one_bit_of_the_newest_sealed_replica_changes(init: int, instance_id: str) -> None:
+    slot(instance_id, 3, 10)
+    newest = slot(instance_id, 3, 12, index=1)
+    slot(instance_id, 2, 14)  # it runs here: no replica
+    slot(instance_id, 4, 15, state=SlotState.WRITING)
+    before = newest.read_bytes()
+    facts = node_faults.corrupt_replica(init, instance_id, None, random.Random(1))
+    after = newest.read_bytes()
+    assert (facts["file"], facts["rank"], facts["step"]) == (str(newest), 3, 12)
+    (offset,) = [at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+    assert offset == facts["offset"] >= HEADER_BYTES
+    assert (before[offset] ^ after[offset]).bit_count() == 1
+    assert (before[offset], after[offset]) == (facts["before"], facts["after"])
+
+
+def test_without_a_replica_nothing_is_corrupted(init: int, instance_id: str) -> None:
+    own = slot(instance_id, 2, 14)
+    before = own.read_bytes()
+    with pytest.raises(FaultRefused, match="holds no sealed replica"):
+        node_faults.corrupt_replica(init, instance_id, None, random.Random(1))
+    assert own.read_bytes() == before
+
+
+def test_memory_is_taken_and_given_back(instance_id: str) -> None:
+    facts = node_faults.fill_memory(instance_id, 3 * 1024**2)
+    balloon = Path(facts["file"])
+    assert facts["bytes"] == balloon.stat().st_size == balloon.stat().st_blocks * 512 == 3 * 1024**2
+    assert node_faults.free_memory(instance_id)
+    assert not balloon.exists()
+    assert not node_faults.free_memory(instance_id)
+
+
+def test_the_memory_of_this_machine_is_not_filled_by_mistake(instance_id: str) -> None:
+    with pytest.raises(FaultRefused, match="not a tmpfs of its own"):
+        node_faults.fill_memory(instance_id, None)
+    with pytest.raises(FaultRefused, match="no memory for slots yet"):
+        node_faults.fill_memory("i-none", None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a tmpfs")
+def test_a_tmpfs_of_its_own_is_filled_to_the_brim(instance_id: str) -> None:
+    folder = memory_directory(instance_id)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "everstep", folder], check=True)
+    try:
+        facts = node_faults.fill_memory(instance_id, None)
+        assert facts["free_bytes"] < node_faults.BALLOON_PIECE_BYTES
+        with pytest.raises(OSError, match="No space"):
+            (folder / "slot").write_bytes(bytes(node_faults.BALLOON_PIECE_BYTES))
+        node_faults.free_memory(instance_id)
+        (folder / "slot").write_bytes(bytes(node_faults.BALLOON_PIECE_BYTES))
+    finally:
+        subprocess.run(["umount", folder], check=True)
