@@ -104,7 +104,13 @@ def main() -> None:
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)
     tmpfs.mount(chosen.slots, chosen.memory_bytes + PAGES_BYTES)
-    supervisor = Supervisor(state=chosen.state, socket=chosen.slots / "shim.sock", address=chosen.address, is_warm=chosen.is_warm)
+    supervisor = Supervisor(
+        state=chosen.state,
+        socket=chosen.slots / "shim.sock",
+        address=chosen.address,
+        is_warm=chosen.is_warm,
+        cgroup=chosen.slots.name,
+    )
     asyncio.run(serve(Agent(chosen, s3_store(), supervisor, now=time.time)))
 
 
