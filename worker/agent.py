@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +30,13 @@ from everstep.protocol.agent_messages import (
     NodeFault,
     Prepare,
     RankExit,
-    RankStatus,
     Release,
     Start,
     StopTraining,
+    TakeStacks,
 )
 from everstep.protocol.codec import Message
-from everstep.protocol.ids import NodeId, Rank, RunId
+from everstep.protocol.ids import Generation, NodeId, Rank, RunId
 from everstep.protocol.plan import GenerationPlan, SlotRecord
 from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
@@ -46,7 +47,9 @@ from worker.promise import Promise, PromiseFile
 from worker.rank_server import RankServer
 from worker.replication.network_cards import more_addresses
 from worker.replication.tcp import PeerListener
+from worker.shim.messages import RankRecord
 from worker.shm.store import SlotStore
+from worker.stacks import StackWatch
 from worker.storage.object_store import ObjectStore
 from worker.supervisor import Supervisor
 from worker.tasks import end
@@ -108,6 +111,8 @@ class Agent:
         self._inventory: tuple[SlotRecord, ...] = ()
         self._member: Member | None = None
         self._exits: dict[Rank, RankExit] = {}
+        self._stacks: StackWatch | None = None
+        """Of the ranks that run; made when the control plane first asks what they do."""
         self._faults: tuple[NodeFault, ...] = ()
         self._load_seconds = 0.0
         self._sequence = 0
@@ -129,6 +134,8 @@ class Agent:
                 tasks.create_task(self._tell_warm(), name="warm start")
         finally:
             await end(self._working, *self._leaving)
+            if self._stacks is not None:
+                await self._stacks.close()
             if self._member is not None:
                 await self._member.detach()
             await self._ranks.close()
@@ -218,9 +225,9 @@ class Agent:
             run=membership.run,
             generation=membership.generation,
             phase=membership.phase,
-            ranks=tuple(
-                RankStatus(rank=status.rank, boundary=status.boundary, exit=self._exits.get(status.rank)) for status in member.rank_statuses()
-            ),
+            ranks=tuple(msgspec.structs.replace(status, exit=self._exits.get(status.rank)) for status in member.rank_statuses()),
+            longest=member.longest(),
+            stacks=self._stacks.shown() if self._stacks is not None else (),
             protection=member.protection(),
             round=member.round_status(),
             uploads=tuple(member.uploads),
@@ -267,9 +274,21 @@ class Agent:
                 case StopTraining(run=run, generation=generation) if is_current(self._membership, run, generation):
                     if self._member is not None and self._member.server is not None:
                         self._member.server.request_stop()
+                case TakeStacks(run=run, generation=generation, number=number) if is_current(self._membership, run, generation):
+                    self._look(run, generation, number)
                 case _:
                     log.debug("%s is not for what this node has promised", type(command).__name__)
             self._changed()
+
+    def _look(self, run: RunId, generation: Generation, number: int) -> None:
+        """Find out what the ranks are doing; the answer is in the reports."""
+
+        def living() -> list[RankRecord]:
+            return [record for record in self._supervisor.records if (record.run, record.generation) == (run, generation) and record.end is None]
+
+        if self._member is not None:
+            self._stacks = self._stacks or StackWatch(living, on_change=self._changed, monotonic=time.monotonic)
+            self._stacks.ask(number)
 
     async def _prepare(self, command: Prepare) -> None:
         answer = answer_prepare(self._membership, command.run, command.generation)
@@ -303,6 +322,9 @@ class Agent:
         """End what this node did for the generation so far: ranks first, then everything that served them."""
         await end(self._working)
         self._working = None
+        stacks, self._stacks = self._stacks, None
+        if stacks is not None:
+            await stacks.close()
         self._ranks.events = None
         await self._supervisor.stop_all()
         member, self._member = self._member, None

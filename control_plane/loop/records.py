@@ -21,8 +21,10 @@ from control_plane.core.observed import (
     JobRecord,
     JobSpec,
     NodeRecord,
+    Pace,
     RefusedSource,
     Silence,
+    Suspicion,
 )
 from control_plane.core.states import IncidentState, JobState, NodeState
 from control_plane.db import checkpoints, fleets, incidents, jobs, nodes
@@ -49,6 +51,8 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[RefusedSource, ...] = ()
     stop_reason: str = ""
     incident: IncidentRecord | None = None
+    pace: Pace = msgspec.field(default_factory=Pace)
+    suspicion: Suspicion | None = None
 
 
 def at(seconds: float) -> datetime:
@@ -122,6 +126,8 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         seconds=dict(job.accounting),
         accounted_until=_seconds(job.accounted_until),
         incident=memo.incident,
+        pace=memo.pace,
+        suspicion=memo.suspicion,
     )
 
 
@@ -136,6 +142,8 @@ def job_update(record: JobRecord) -> jobs.JobUpdate:
         refused=record.refused,
         stop_reason=record.stop_reason,
         incident=record.incident,
+        pace=record.pace,
+        suspicion=record.suspicion,
     )
     return jobs.JobUpdate(
         reason=record.reason,

@@ -85,6 +85,9 @@ TIMEOUTS = Timeouts(
     final_round_seconds=30.0,
     exclude_seconds=60.0,
     blind_wait_seconds=120.0,
+    stall_seconds=30.0,
+    hang_seconds=90.0,
+    new_phase_seconds=600.0,
 )
 
 
