@@ -8,12 +8,14 @@ is acted on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -41,6 +43,7 @@ from everstep.protocol.plan import GenerationPlan, SlotRecord
 from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
 from worker.errors import RanksNotGone
+from worker.health.watch import HealthWatch
 from worker.logs import RankLogs
 from worker.member import LoadFailed, Member, Node
 from worker.promise import Promise, PromiseFile
@@ -79,7 +82,15 @@ class AgentSettings:
 class Agent:
     """One per node. `run` lives as long as the node's agent does."""
 
-    def __init__(self, settings: AgentSettings, objects: ObjectStore, supervisor: Supervisor, *, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        objects: ObjectStore,
+        supervisor: Supervisor,
+        *,
+        now: Callable[[], float],
+        health: HealthWatch | None = None,
+    ) -> None:
         """Wire the parts; nothing is opened yet.
 
         Args:
@@ -87,8 +98,10 @@ class Agent:
             objects: S3.
             supervisor: of this node's ranks; started and closed here.
             now: Unix time, for what is shown to people.
+            health: of this node; started and closed here. None: the node's own devices are not watched.
         """
         self._settings = settings
+        self._health = health
         self._agent_id = secrets.token_hex(8)
         self._promises = PromiseFile(settings.state / "promise")
         self._store = SlotStore(settings.slots, memory_bytes=settings.memory_bytes)
@@ -126,6 +139,9 @@ class Agent:
         self._listen()
         await self._ranks.start()
         await self._supervisor.start()
+        if self._health is not None:
+            loop = asyncio.get_running_loop()
+            self._health.start(lambda: self._health_changed(loop))
         try:
             await self._resume()
             async with asyncio.TaskGroup() as tasks:
@@ -141,6 +157,8 @@ class Agent:
             await self._ranks.close()
             await self._listener.close()
             await self._supervisor.close()
+            if self._health is not None:
+                await asyncio.to_thread(self._health.close)
             self._store.close()
 
     def _listen(self) -> None:
@@ -205,6 +223,7 @@ class Agent:
             metrics=metrics,
             refused_count=self._listener.refused_count + self._ranks.refused_count,
             is_warm=self._supervisor.is_warm,
+            faults=self._health.faults() if self._health is not None else (),
         )
 
     def _member_report(self) -> MemberReport | None:
@@ -238,6 +257,11 @@ class Agent:
 
     def _changed(self) -> None:
         self._control.changed.notify()
+
+    def _health_changed(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Report it at once. In the watch's thread, which may outlive the loop by one reading."""
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._changed)
 
     async def _tell_warm(self) -> None:
         """Let the control plane hear at once when ranks can be started warm: a node that waits for work is chosen for it."""
@@ -287,8 +311,14 @@ class Agent:
             return [record for record in self._supervisor.records if (record.run, record.generation) == (run, generation) and record.end is None]
 
         if self._member is not None:
-            self._stacks = self._stacks or StackWatch(living, on_change=self._changed, monotonic=time.monotonic)
+            self._stacks = self._stacks or StackWatch(
+                living, on_change=self._changed, monotonic=time.monotonic, gpu_percent=partial(self._gpu_percent, self._member)
+            )
             self._stacks.ask(number)
+
+    def _gpu_percent(self, member: Member, rank: Rank) -> float | None:
+        """Return how busy a rank's GPU is: the one that has the rank's LOCAL_RANK for a number."""
+        return self._health.gpu_percent(member.here.ranks.index(rank)) if self._health is not None else None
 
     async def _prepare(self, command: Prepare) -> None:
         answer = answer_prepare(self._membership, command.run, command.generation)

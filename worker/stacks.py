@@ -20,7 +20,7 @@ import msgspec
 
 from everstep.protocol.agent_messages import RankStacks
 from everstep.protocol.ids import Rank
-from worker.core.stacks import Frame, Look, ThreadStack, compare, describe
+from worker.core.stacks import MAIN_THREAD, Frame, Look, ThreadStack, compare, describe
 from worker.shim import processes
 from worker.shim.messages import RankRecord
 from worker.tasks import end
@@ -44,8 +44,15 @@ class _Frame(msgspec.Struct):
 
 
 class _Thread(msgspec.Struct):
+    pid: int
+    os_thread_id: int | None = None
     thread_name: str | None = None
     frames: list[_Frame] = []
+
+    @property
+    def name(self) -> str:
+        """The main thread is known without a name: its script need not have imported `threading`."""
+        return MAIN_THREAD if self.os_thread_id == self.pid else self.thread_name or ""
 
 
 _threads = msgspec.json.Decoder(list[_Thread])
@@ -106,9 +113,7 @@ async def _look(program: str, pid: int) -> str:
         raise Unreadable(f"py-spy is not understood: {error}") from error
     return describe(
         [
-            ThreadStack(
-                thread.thread_name or "", tuple(Frame(frame.name, frame.short_filename or frame.filename, frame.line) for frame in thread.frames)
-            )
+            ThreadStack(thread.name, tuple(Frame(frame.name, frame.short_filename or frame.filename, frame.line) for frame in thread.frames))
             for thread in threads
         ]
     )

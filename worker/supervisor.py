@@ -29,8 +29,8 @@ from everstep.protocol.codec import Message
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, PlanNode
-from worker import health
 from worker.errors import RanksNotGone, ShimUnavailable
+from worker.health import memory
 from worker.rank_environment import RankPaths, node_environment, rank_arguments, rank_environment
 from worker.rank_files import RankFiles, last_lines
 from worker.shim import cgroups, processes
@@ -491,7 +491,7 @@ class Supervisor:
             log.warning("ranks have no cgroup of their own, their children are found by descent and session: %s", message.confinement_error)
 
     def _note_exit(self, record: RankRecord) -> None:
-        before, now = self._oom_counts[0], health.oom_kill_count()
+        before, now = self._oom_counts[0], memory.oom_kill_count()
         if before is not None and now is not None and now > before:
             self._out_of_memory.add(_key(record))
         self._records[_key(record)] = record
@@ -557,7 +557,7 @@ class Supervisor:
     async def _sample_oom(self) -> None:
         """Know what the kernel's count of kills was a second or two ago."""
         while True:
-            self._oom_counts = (self._oom_counts[1], health.oom_kill_count())
+            self._oom_counts = (self._oom_counts[1], memory.oom_kill_count())
             await asyncio.sleep(_OOM_SAMPLE_SECONDS)
 
 

@@ -23,6 +23,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
+import msgspec
+
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, Timeouts
@@ -214,7 +216,7 @@ class MemberReport(Message, frozen=True):
     """The newest two steps at most."""
     faults: tuple[NodeFault, ...] = ()
     load_seconds: float = 0.0
-    longest: dict[str, float] = {}
+    longest: dict[str, float] = msgspec.field(default_factory=dict)
     """By phase, seconds: the longest that any of its ranks stood still before it moved on, in this generation."""
     stacks: tuple[RankStacks, ...] = ()
     """Of the ranks that live, for as long as `TakeStacks` asks for them."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_TEXT_BYTES = 8 * 1024
-_MAIN = "MainThread"
+MAIN_THREAD = "MainThread"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ThreadStack:
 
 def describe(threads: Sequence[ThreadStack]) -> str:
     """Return stacks as text, the main thread's first, cut to what a report may carry."""
-    ordered = sorted(threads, key=lambda thread: (thread.name != _MAIN, thread.name, thread.frames == ()))
+    ordered = sorted(threads, key=lambda thread: (thread.name != MAIN_THREAD, thread.name, thread.frames == ()))
     blocks = [
         "\n".join([thread.name or "(a thread without a name)", *(f"    {frame.function} ({frame.file}:{frame.line})" for frame in thread.frames)])
         for thread in ordered

@@ -66,6 +66,7 @@ from everstep.protocol.rank_messages import (
 )
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, digest, pack_index, unpack_header
 from worker.agent import Agent, AgentSettings
+from worker.shim.messages import RankRecord
 from worker.storage.memory import MemoryObjectStore
 from worker.tasks import Signal
 
@@ -307,6 +308,8 @@ class Shim:
         self.proof = asyncio.Event()
         """Set while this node can prove that no old rank lives."""
         self.proof.set()
+        self.records: tuple[RankRecord, ...] = ()
+        """Real processes that stand for ranks, where a test needs such."""
 
     async def start(self) -> None: ...
 
