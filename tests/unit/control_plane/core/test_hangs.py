@@ -8,11 +8,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from control_plane.core import hangs
-from control_plane.core.observed import Cause, Pace, Suspicion
+from control_plane.core import faults, hangs
+from control_plane.core.observed import Cause, JobSpec, Pace, Suspicion
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit, RankStacks, RankStatus
-from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 
 TIMEOUTS = ladder(3.0)
 PACE = Pace(world_size=4, longest={"train": 2.0, "eval": 40.0, "start": 5.0, "first_step": 9.0})
@@ -213,3 +213,21 @@ def test_ranks_that_move_again_end_the_suspicion() -> None:
 def test_a_hang_is_remembered_where_the_slowest_rank_stood() -> None:
     remembered = hangs.failure(reports(status(0, still=1, boundary=9), status(1, still=1, boundary=7)), Generation(3), Step(9), NOW)
     assert (remembered.step, remembered.is_hang, remembered.exit_class) == (7, True, None)
+
+
+def test_a_script_that_hangs_at_the_same_step_again_and_again_is_given_up() -> None:
+    spec = JobSpec(
+        job=JobName("gpt"),
+        run=RunId("r"),
+        fleet=FleetName("main"),
+        node_count=1,
+        ranks_per_node=1,
+        copies=1,
+        script=None,  # type: ignore[arg-type]  # not looked at
+        checkpoint_prefix=None,  # type: ignore[arg-type]
+        max_attempts=2,
+    )
+    hung = hangs.failure(reports(status(0, still=1)), Generation(3), Step(9), NOW)
+    assert faults.breaker([hung], spec) is None
+    assert faults.breaker([hung, hung], spec) == "the same failure 2 times after step 7: its ranks stood still"
+    assert faults.breaker([replace(hung, is_hang=False), hung], spec) is None
