@@ -307,14 +307,21 @@ class Agent:
     def _look(self, run: RunId, generation: Generation, number: int) -> None:
         """Find out what the ranks are doing; the answer is in the reports."""
 
-        def living() -> list[RankRecord]:
-            return [record for record in self._supervisor.records if (record.run, record.generation) == (run, generation) and record.end is None]
+        member = self._member
+        if member is None:
+            return
 
-        if self._member is not None:
-            self._stacks = self._stacks or StackWatch(
-                living, on_change=self._changed, monotonic=time.monotonic, gpu_percent=partial(self._gpu_percent, self._member)
-            )
-            self._stacks.ask(number)
+        def known() -> list[RankRecord]:
+            return [record for record in self._supervisor.records if (record.run, record.generation) == (run, generation)]
+
+        self._stacks = self._stacks or StackWatch(
+            lambda: [record for record in known() if record.end is None],
+            on_change=self._changed,
+            monotonic=time.monotonic,
+            gpu_percent=partial(self._gpu_percent, member),
+            unborn=lambda: set(member.here.ranks) - {record.rank for record in known()},
+        )
+        self._stacks.ask(number)
 
     def _gpu_percent(self, member: Member, rank: Rank) -> float | None:
         """Return how busy a rank's GPU is: the one that has the rank's LOCAL_RANK for a number."""

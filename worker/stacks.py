@@ -33,6 +33,7 @@ SHOWN_SECONDS = 5.0
 _AT_ONCE = 4
 _ATTEMPTS = 3
 """A rank that is not stopped may change under a look, which then fails."""
+_UNBORN = "no process of it has been started yet: what ranks import is still being imported or compiled"
 _MAX_BYTES = 4 * 1024 * 1024
 
 
@@ -140,6 +141,7 @@ class StackWatch:
         on_change: Callable[[], None],
         monotonic: Callable[[], float],
         gpu_percent: Callable[[Rank], float | None] = lambda _: None,
+        unborn: Callable[[], Collection[Rank]] = tuple,
     ) -> None:
         """Nothing is looked at before `ask`.
 
@@ -148,11 +150,13 @@ class StackWatch:
             on_change: called when a look is complete.
             monotonic: seconds of a clock that never jumps.
             gpu_percent: how busy a rank's GPU is.
+            unborn: the ranks of the generation that have no process yet.
         """
         self._living = living
         self._on_change = on_change
         self._monotonic = monotonic
         self._gpu_percent = gpu_percent
+        self._unborn = unborn
         self._before: dict[int, Look] = {}
         """By pid."""
         self._number = 0
@@ -177,8 +181,9 @@ class StackWatch:
 
     async def _take(self, number: int) -> None:
         gate = asyncio.Semaphore(_AT_ONCE)
+        unborn = [RankStacks(rank=rank, number=number, text="", same_seconds=0.0, cpu_seconds=0.0, error=_UNBORN) for rank in self._unborn()]
         taken = await asyncio.gather(*(self._one(record, number, gate) for record in self._living()))
-        self._taken = tuple(sorted(taken, key=lambda each: each.rank))
+        self._taken = tuple(sorted((*unborn, *taken), key=lambda each: each.rank))
         log.info("look %d at what ranks do: %s", number, "; ".join(_in_brief(each) for each in self._taken))
         self._on_change()
 

@@ -100,6 +100,14 @@ async def test_a_stopped_rank_is_found_and_let_be(fleet: Fleet, rank_process: su
     assert "rank 0 on" in watched.faults[0].evidence
 
 
+async def test_a_rank_that_has_no_process_yet_is_told_so(fleet: Fleet) -> None:
+    """It waits for the template, which may compile for minutes: no hang, whatever the clock says."""
+    await fleet.launch()
+    taken = await look(fleet, 1)
+    assert "no process of it has been started yet" in taken.error
+    assert taken.same_seconds == 0.0
+
+
 async def test_a_look_of_another_generation_is_not_taken(fleet: Fleet, rank_process: subprocess.Popen[str]) -> None:
     await fleet.launch()
     node = fleet.nodes[0]
