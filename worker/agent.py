@@ -306,7 +306,6 @@ class Agent:
 
     def _look(self, run: RunId, generation: Generation, number: int) -> None:
         """Find out what the ranks are doing; the answer is in the reports."""
-
         member = self._member
         if member is None:
             return
