@@ -15,6 +15,7 @@ from tests.e2e.reference import References
 
 DETECTION_SECONDS = 0.5
 """A first look after 5 s, a fault after 15 s."""
+STEPS, PACE_SECONDS = 80, 0.3
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +26,12 @@ def place(request: pytest.FixtureRequest, references: References) -> Iterator[Wo
 
 
 def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> None:
-    job = place.submit("frozen", SHAPES[2], steps=24, pace_seconds=0.3, holds=("1:12",))
-    job.reference()
-    job.wait_standing("1:12")
+    place.reference(SHAPES[2], {"steps": str(STEPS)})  # before: while it is computed ranks would stand still, which is what is looked for here
+    job = place.submit("frozen", SHAPES[2], steps=STEPS, pace_seconds=PACE_SECONDS)
     job.wait_committed(10)
+    nodes = job.describe()["NodeIds"]
     (victim,) = [process for process in place.rank_processes() if is_rank(process.pid, 1)]
     os.kill(victim.pid, signal.SIGSTOP)
-    job.let_go("1:12")
-    nodes = job.describe()["NodeIds"]
     job.wait("a warning", lambda seen: "stood still" in seen["Reason"] or seen["IncidentCount"])
     job.wait_ended()
     (incident,) = job.incidents()
