@@ -15,7 +15,9 @@ from pathlib import Path
 from everstep.protocol.ids import NodeId
 from everstep.protocol.loopback import url_host
 from worker.agent import Agent, AgentSettings
-from worker.health import slot_memory_bytes
+from worker.health.gpus import gpu_reader
+from worker.health.memory import slot_memory_bytes
+from worker.health.watch import HealthWatch
 from worker.shm import tmpfs
 from worker.storage.s3 import s3_store
 from worker.supervisor import Supervisor
@@ -103,9 +105,17 @@ def main() -> None:
     chosen = settings(sys.argv[1:])
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)
+    gpus = gpu_reader()
     tmpfs.mount(chosen.slots, chosen.memory_bytes + PAGES_BYTES)
-    supervisor = Supervisor(state=chosen.state, socket=chosen.slots / "shim.sock", address=chosen.address, is_warm=chosen.is_warm)
-    asyncio.run(serve(Agent(chosen, s3_store(), supervisor, now=time.time)))
+    supervisor = Supervisor(
+        state=chosen.state,
+        socket=chosen.slots / "shim.sock",
+        address=chosen.address,
+        is_warm=chosen.is_warm,
+        cgroup=chosen.slots.name,
+    )
+    health = HealthWatch(gpus, state=chosen.state, slots=chosen.slots)
+    asyncio.run(serve(Agent(chosen, s3_store(), supervisor, now=time.time, health=health)))
 
 
 if __name__ == "__main__":

@@ -8,11 +8,14 @@ is acted on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -29,24 +32,27 @@ from everstep.protocol.agent_messages import (
     NodeFault,
     Prepare,
     RankExit,
-    RankStatus,
     Release,
     Start,
     StopTraining,
+    TakeStacks,
 )
 from everstep.protocol.codec import Message
-from everstep.protocol.ids import NodeId, Rank, RunId
+from everstep.protocol.ids import Generation, NodeId, Rank, RunId
 from everstep.protocol.plan import GenerationPlan, SlotRecord
 from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
 from worker.errors import RanksNotGone
+from worker.health.watch import HealthWatch
 from worker.logs import RankLogs
 from worker.member import LoadFailed, Member, Node
 from worker.promise import Promise, PromiseFile
 from worker.rank_server import RankServer
 from worker.replication.network_cards import more_addresses
 from worker.replication.tcp import PeerListener
+from worker.shim.messages import RankRecord
 from worker.shm.store import SlotStore
+from worker.stacks import StackWatch
 from worker.storage.object_store import ObjectStore
 from worker.supervisor import Supervisor
 from worker.tasks import end
@@ -76,7 +82,15 @@ class AgentSettings:
 class Agent:
     """One per node. `run` lives as long as the node's agent does."""
 
-    def __init__(self, settings: AgentSettings, objects: ObjectStore, supervisor: Supervisor, *, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        objects: ObjectStore,
+        supervisor: Supervisor,
+        *,
+        now: Callable[[], float],
+        health: HealthWatch | None = None,
+    ) -> None:
         """Wire the parts; nothing is opened yet.
 
         Args:
@@ -84,8 +98,10 @@ class Agent:
             objects: S3.
             supervisor: of this node's ranks; started and closed here.
             now: Unix time, for what is shown to people.
+            health: of this node; started and closed here. None: the node's own devices are not watched.
         """
         self._settings = settings
+        self._health = health
         self._agent_id = secrets.token_hex(8)
         self._promises = PromiseFile(settings.state / "promise")
         self._store = SlotStore(settings.slots, memory_bytes=settings.memory_bytes)
@@ -108,6 +124,8 @@ class Agent:
         self._inventory: tuple[SlotRecord, ...] = ()
         self._member: Member | None = None
         self._exits: dict[Rank, RankExit] = {}
+        self._stacks: StackWatch | None = None
+        """Of the ranks that run; made when the control plane first asks what they do."""
         self._faults: tuple[NodeFault, ...] = ()
         self._load_seconds = 0.0
         self._sequence = 0
@@ -121,6 +139,9 @@ class Agent:
         self._listen()
         await self._ranks.start()
         await self._supervisor.start()
+        if self._health is not None:
+            loop = asyncio.get_running_loop()
+            self._health.start(lambda: self._health_changed(loop))
         try:
             await self._resume()
             async with asyncio.TaskGroup() as tasks:
@@ -129,11 +150,15 @@ class Agent:
                 tasks.create_task(self._tell_warm(), name="warm start")
         finally:
             await end(self._working, *self._leaving)
+            if self._stacks is not None:
+                await self._stacks.close()
             if self._member is not None:
                 await self._member.detach()
             await self._ranks.close()
             await self._listener.close()
             await self._supervisor.close()
+            if self._health is not None:
+                await asyncio.to_thread(self._health.close)
             self._store.close()
 
     def _listen(self) -> None:
@@ -198,6 +223,7 @@ class Agent:
             metrics=metrics,
             refused_count=self._listener.refused_count + self._ranks.refused_count,
             is_warm=self._supervisor.is_warm,
+            faults=self._health.faults() if self._health is not None else (),
         )
 
     def _member_report(self) -> MemberReport | None:
@@ -218,9 +244,9 @@ class Agent:
             run=membership.run,
             generation=membership.generation,
             phase=membership.phase,
-            ranks=tuple(
-                RankStatus(rank=status.rank, boundary=status.boundary, exit=self._exits.get(status.rank)) for status in member.rank_statuses()
-            ),
+            ranks=tuple(msgspec.structs.replace(status, exit=self._exits.get(status.rank)) for status in member.rank_statuses()),
+            longest=member.longest(),
+            stacks=self._stacks.shown() if self._stacks is not None else (),
             protection=member.protection(),
             silent_peers=member.silent_peers(),
             round=member.round_status(),
@@ -232,6 +258,11 @@ class Agent:
 
     def _changed(self) -> None:
         self._control.changed.notify()
+
+    def _health_changed(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Report it at once. In the watch's thread, which may outlive the loop by one reading."""
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._changed)
 
     async def _tell_warm(self) -> None:
         """Let the control plane hear at once when ranks can be started warm: a node that waits for work is chosen for it."""
@@ -268,9 +299,33 @@ class Agent:
                 case StopTraining(run=run, generation=generation) if is_current(self._membership, run, generation):
                     if self._member is not None and self._member.server is not None:
                         self._member.server.request_stop()
+                case TakeStacks(run=run, generation=generation, number=number) if is_current(self._membership, run, generation):
+                    self._look(run, generation, number)
                 case _:
                     log.debug("%s is not for what this node has promised", type(command).__name__)
             self._changed()
+
+    def _look(self, run: RunId, generation: Generation, number: int) -> None:
+        """Find out what the ranks are doing; the answer is in the reports."""
+        member = self._member
+        if member is None:
+            return
+
+        def known() -> list[RankRecord]:
+            return [record for record in self._supervisor.records if (record.run, record.generation) == (run, generation)]
+
+        self._stacks = self._stacks or StackWatch(
+            lambda: [record for record in known() if record.end is None],
+            on_change=self._changed,
+            monotonic=time.monotonic,
+            gpu_percent=partial(self._gpu_percent, member),
+            unborn=lambda: set(member.here.ranks) - {record.rank for record in known()},
+        )
+        self._stacks.ask(number)
+
+    def _gpu_percent(self, member: Member, rank: Rank) -> float | None:
+        """Return how busy a rank's GPU is: the one that has the rank's LOCAL_RANK for a number."""
+        return self._health.gpu_percent(member.here.ranks.index(rank)) if self._health is not None else None
 
     async def _prepare(self, command: Prepare) -> None:
         answer = answer_prepare(self._membership, command.run, command.generation)
@@ -304,6 +359,9 @@ class Agent:
         """End what this node did for the generation so far: ranks first, then everything that served them."""
         await end(self._working)
         self._working = None
+        stacks, self._stacks = self._stacks, None
+        if stacks is not None:
+            await stacks.close()
         self._ranks.events = None
         await self._supervisor.stop_all()
         member, self._member = self._member, None

@@ -7,6 +7,7 @@
     │   └── PeerRefused          the other side does not know us, our key or our generation: retryable
     │       └── OtherGeneration  of the run that this node works for, but not what it is a member of now
     ├── SourceRefused            the user's source archive is not what the plan says, or not safe to unpack
+    ├── StubRefused              made-up GPUs outside of a local cluster
     ├── SupervisorError
     │   ├── ShimUnavailable      the node's shim cannot be started or reached
     │   └── RanksNotGone         processes of an older generation still live after the deadline
@@ -55,6 +56,10 @@ class PeerRefused(PeerError):
 
 class OtherGeneration(PeerRefused):
     """A session of the run that this node works for, but of a generation that it left or has not loaded yet; seen around every restart."""
+
+
+class StubRefused(WorkerError):
+    """Made-up GPUs were asked for outside of a local cluster."""
 
 
 class SourceRefused(WorkerError):

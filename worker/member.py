@@ -26,6 +26,7 @@ from everstep.protocol.plan import GenerationPlan, RankPlan, ShardSource
 from everstep.protocol.rank_messages import StopState
 from everstep.protocol.rounds import Announcement, RankRound
 from everstep.protocol.slot import SlotState
+from worker.core.phases import PhaseClock
 from worker.core.rounds import NONE, Coordinator, Shard
 from worker.core.slots import Content, kept
 from worker.core.tree import RoundTree
@@ -145,6 +146,7 @@ class Member:
             ),
             slot_count=self._slot_count,
         )
+        self._clocks = {rank: PhaseClock(plan.base_step) for rank in self.here.ranks}
         self._told: tuple[object, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
         self._upload_tasks: set[asyncio.Task[None]] = set()
@@ -444,8 +446,21 @@ class Member:
     # -- for the control plane ----------------------------------------------------------------------------------------------------------------
 
     def rank_statuses(self) -> tuple[RankStatus, ...]:
-        """Return each local rank's boundary."""
-        return tuple(RankStatus(rank=shard.rank, boundary=Step(shard.page.rank().boundary)) for shard in self.shards.values())
+        """Return where each local rank stands and for how long it has; each call is a look at the clock."""
+        now, statuses = time.monotonic(), []
+        for shard in self.shards.values():
+            half = shard.page.rank()
+            clock = self._clocks[shard.rank] = self._clocks[shard.rank].seen(half, now)
+            statuses.append(RankStatus(rank=shard.rank, boundary=Step(half.boundary), phase=clock.phase, still_seconds=clock.still_seconds))
+        return tuple(statuses)
+
+    def longest(self) -> dict[str, float]:
+        """Return by phase how long a local rank stood still at the most before it moved on, seconds."""
+        longest: dict[str, float] = {}
+        for clock in self._clocks.values():
+            for phase, seconds in clock.longest.items():
+                longest[phase] = max(longest.get(phase, 0.0), seconds)
+        return longest
 
     def protection(self) -> tuple[ShardProtection, ...]:
         """Return who holds this node's shards."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import msgspec
+import xxhash
 
 from everstep.protocol import codec
 from everstep.protocol.agent_messages import ExitClass, RankExit
@@ -28,11 +29,11 @@ from everstep.protocol.codec import Message
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, PlanNode
-from worker import health
 from worker.errors import RanksNotGone, ShimUnavailable
+from worker.health import memory
 from worker.rank_environment import RankPaths, node_environment, rank_arguments, rank_environment
 from worker.rank_files import RankFiles, last_lines
-from worker.shim import processes
+from worker.shim import cgroups, processes
 from worker.shim.messages import (
     ForgetRun,
     FromShim,
@@ -137,6 +138,7 @@ class Supervisor:
         environment: Mapping[str, str] = os.environ,
         modules: tuple[str, ...] = DEFAULT_MODULES,
         gone_seconds: float = _GONE_SECONDS,
+        cgroup: str | None = None,
     ) -> None:
         """Take the facts; nothing is started yet.
 
@@ -148,12 +150,16 @@ class Supervisor:
             environment: the agent's own; what ranks inherit of it is decided in `rank_environment`.
             modules: what the template imports.
             gone_seconds: how long killed processes may take to disappear before the node is declared unable to go on.
+            cgroup: name of the node's cgroup, unique on this machine; None: after its state folder. Empty: ranks get none of their own.
         """
         self._state = state.absolute()
         self._socket = socket.absolute()
         self._is_warm = is_warm
         self._modules = modules if is_warm and can_preload(modules) else ()
         self._gone_seconds = gone_seconds
+        self._cgroup = f"everstep-{os.getuid()}-{xxhash.xxh3_64_hexdigest(os.fsencode(self._state))}" if cgroup is None else cgroup
+        self._confinement: tuple[str, str] | None = None
+        """What the shim said last: where cgroups are made, or why none are."""
         self.changed = Signal()
         """Notified at every change of what is known of ranks or shim."""
         self.preload = Preload.PENDING
@@ -289,7 +295,10 @@ class Supervisor:
                 await self._until_ended(None)
 
     async def prove_gone(self, run: RunId | None) -> None:
-        """Return when no process of a rank of this run, nor what it left behind, exists any more. Kills nothing that has not been stopped.
+        """Return when no process of a rank of this run, nor what it left behind, exists any more. Kills no rank that has not been stopped.
+
+        The proof is an empty cgroup: it also covers what the shim cannot see, such as children in sessions of their own of ranks whose shim has
+        died. Where ranks have no cgroup, and for what is about to become a rank, the shim's own count is the proof.
 
         Args:
             run: None: of any run.
@@ -300,17 +309,30 @@ class Supervisor:
         try:
             async with asyncio.timeout(self._gone_seconds):
                 await self._until_ended(run)
+                await self._until_empty(run)
                 while True:
                     await self._list()
                     if self._remains_count == 0:
                         return
                     await asyncio.sleep(_RECHECK_SECONDS)
         except (TimeoutError, ShimUnavailable) as error:
-            living = [record.pid for record in self.records if record.end is None and run in (None, record.run)]
+            living = {record.pid for record in self.records if record.end is None and run in (None, record.run)}
+            left = {pid for path in self._cgroups_of(run) for pid in cgroups.pids(path)} - living
             raise RanksNotGone(
-                f"{len(living)} ranks ({', '.join(map(str, living)) or 'none'}) and {self._remains_count} processes that ranks left behind "
-                f"are still there after {self._gone_seconds} s"
+                f"{len(living)} ranks ({', '.join(map(str, sorted(living))) or 'none'}) and {max(len(left), self._remains_count)} processes that "
+                f"ranks left behind ({', '.join(map(str, sorted(left))) or 'not in a cgroup'}) are still there after {self._gone_seconds} s"
             ) from error
+
+    async def _until_empty(self, run: RunId | None) -> None:
+        """Kill what is left in the cgroups of ended ranks, until nothing is."""
+        for path in self._cgroups_of(run):
+            while cgroups.pids(path):
+                cgroups.kill(path)
+                await asyncio.sleep(_RECHECK_SECONDS)
+            cgroups.remove(path)
+
+    def _cgroups_of(self, run: RunId | None) -> list[str]:
+        return sorted({record.cgroup for record in self.records if record.cgroup and run in (None, record.run)})
 
     def forget(self, run: RunId) -> None:
         """Drop the records of this run's ended ranks. From any thread."""
@@ -385,7 +407,7 @@ class Supervisor:
         read, write = os.pipe()
         os.set_inheritable(write, True)
         command = [sys.executable, "-P", "-m", "worker.shim", "--socket", str(self._socket), "--state-dir", str(self._state)]
-        command += ["--ready-fd", str(write), *(word for name in self._modules for word in ("--preload", name))]
+        command += ["--cgroup", self._cgroup, "--ready-fd", str(write), *(word for name in self._modules for word in ("--preload", name))]
         log_path = str(self._state / "logs" / "shim.log")
         try:
             self._shim_pid = os.posix_spawn(  # noqa: ASYNC221 — returns at once
@@ -452,13 +474,24 @@ class Supervisor:
                 self._records |= {_key(record): record for record in message.records}
                 self._remains_count = message.remains_count
                 self._answer_count += 1
+                self._note_confinement(message)
                 if message.preload is Preload.FAILED and self.preload is not Preload.FAILED:
                     log.warning("ranks start cold: %s", message.preload_error)
                 self.preload = message.preload
         self.changed.notify()
 
+    def _note_confinement(self, message: Ranks) -> None:
+        told = (message.confinement, message.confinement_error)
+        if told == self._confinement:
+            return
+        self._confinement = told
+        if message.confinement:
+            log.info("ranks run in cgroups below %s", message.confinement)
+        if message.confinement_error:
+            log.warning("ranks have no cgroup of their own, their children are found by descent and session: %s", message.confinement_error)
+
     def _note_exit(self, record: RankRecord) -> None:
-        before, now = self._oom_counts[0], health.oom_kill_count()
+        before, now = self._oom_counts[0], memory.oom_kill_count()
         if before is not None and now is not None and now > before:
             self._out_of_memory.add(_key(record))
         self._records[_key(record)] = record
@@ -501,6 +534,8 @@ class Supervisor:
         orphans = [record for record in self._disk.read() if record.end is None]
         for record in orphans:
             await _kill(record)
+            if record.cgroup:
+                cgroups.kill(record.cgroup)
             end_ = RankEnd(
                 code=-signal.SIGKILL,
                 at_seconds=time.time(),
@@ -522,7 +557,7 @@ class Supervisor:
     async def _sample_oom(self) -> None:
         """Know what the kernel's count of kills was a second or two ago."""
         while True:
-            self._oom_counts = (self._oom_counts[1], health.oom_kill_count())
+            self._oom_counts = (self._oom_counts[1], memory.oom_kill_count())
             await asyncio.sleep(_OOM_SAMPLE_SECONDS)
 
 

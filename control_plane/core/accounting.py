@@ -128,7 +128,7 @@ def charge(record: JobRecord, now: float, *, gap_seconds: float, node_count: int
     )
 
 
-def recharge_detection(record: JobRecord, incident: IncidentRecord, *, is_stalled: bool = False) -> JobRecord:
+def recharge_detection(record: JobRecord, incident: IncidentRecord, *, known_at: float | None = None) -> JobRecord:
     """Return the record with the time between a failure and its detection moved to where it belongs.
 
     While nobody knew of the failure, it was charged to what seemed to go on: training, a launch, or the rework of the incident before.
@@ -136,13 +136,14 @@ def recharge_detection(record: JobRecord, incident: IncidentRecord, *, is_stalle
     Args:
         record: charged up to the detection; its state and its incident are those before.
         incident: opened just now.
-        is_stalled: as it was charged, see `bucket`.
+        known_at: Unix seconds: when the job was seen to stand still, from when on it was charged as stalled; None: when the incident was opened.
 
     Returns:
         The record with the same sum; no more is moved than was charged.
     """
-    was = bucket(record, is_stalled=is_stalled)
-    moved = min(microseconds(incident.opened_at) - microseconds(incident.failed_at), record.microseconds.get(was, 0))
+    was = bucket(record)
+    until = incident.opened_at if known_at is None else known_at
+    moved = min(microseconds(until) - microseconds(incident.failed_at), record.microseconds.get(was, 0))
     if moved <= 0:
         return record
     return replace(record, microseconds=_added(_added(record.microseconds, was, -moved), Bucket.DETECT, moved))

@@ -7,7 +7,8 @@ a state is stored in one pass and acted upon in the next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from control_plane.core.observed import IncidentRecord, JobRecord, NodeRecord
 from everstep.protocol.ids import Generation, JobName, NodeId, RunId
@@ -66,6 +67,17 @@ class SendHalt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SendTakeStacks:
+    """Let a node look what its ranks are doing."""
+
+    node_id: NodeId
+    job: JobName
+    run: RunId
+    generation: Generation
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendRelease:
     """Let a node forget a run."""
 
@@ -108,7 +120,7 @@ class CompleteTermination:
     node_id: NodeId
 
 
-JobAction = SendPrepare | SendLoad | SendStart | SendStop | SendHalt | PutManifest
+JobAction = SendPrepare | SendLoad | SendStart | SendStop | SendHalt | SendTakeStacks | PutManifest
 FleetAction = SetDesired | TerminateMember | CompleteTermination | SendHalt | SendRelease
 Action = JobAction | FleetAction
 
@@ -120,6 +132,8 @@ class EventDraft:
     type: str
     message: str
     node_id: NodeId | None = None
+    detail: Mapping[str, object] = field(default_factory=dict)
+    """What is too long for a message; JSON values only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -227,9 +227,7 @@ def breaker(failures: Sequence[FailureRecord], spec: JobSpec) -> str | None:
     if len(failures) < attempts:
         return None
     last = failures[-1]
-    same = [
-        failure for failure in failures[-attempts:] if (failure.step, failure.exit_class, failure.code) == (last.step, last.exit_class, last.code)
-    ]
+    same = [failure for failure in failures[-attempts:] if _kind(failure) == _kind(last)]
     if len(same) == attempts:
         where = "before its first step" if last.step <= 0 else f"after step {last.step}"
         return f"the same failure {attempts} times {where}: {_how(last)}"
@@ -278,6 +276,12 @@ def _words(report: MemberReport) -> str:
     return "; ".join(fault.message for fault in report.faults) or "a source did not verify"
 
 
+def _kind(failure: FailureRecord) -> tuple[object, ...]:
+    return failure.step, failure.exit_class, failure.code, failure.is_hang
+
+
 def _how(failure: FailureRecord) -> str:
+    if failure.is_hang:
+        return "its ranks stood still"
     how = "its shards could not be loaded" if failure.exit_class is None else f"{failure.exit_class.value} ({failure.code})"
     return f"{how}\n{failure.last_lines}".rstrip() if failure.last_lines else how

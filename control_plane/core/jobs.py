@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
 
-from control_plane.core import accounting, checkpoints, faults, incidents, launch, queue, recovery
-from control_plane.core.actions import Decision, EventDraft, JobAction, SendHalt, SendLoad, SendPrepare, SendStart, SendStop
+from control_plane.core import accounting, checkpoints, faults, hangs, incidents, launch, queue, recovery
+from control_plane.core.actions import Decision, EventDraft, JobAction, SendHalt, SendLoad, SendPrepare, SendStart, SendStop, SendTakeStacks
 from control_plane.core.evidence import (
     Standing,
     Verdict,
@@ -82,7 +82,13 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
     """
     if observed.record.state in ENDED_JOBS:
         return Decision(record=observed.record)
-    charged = accounting.charge(observed.record, now, gap_seconds=4 * policy.timeouts.lease_seconds, node_count=len(observed.assigned))
+    charged = accounting.charge(
+        observed.record,
+        now,
+        gap_seconds=4 * policy.timeouts.lease_seconds,
+        node_count=len(observed.assigned),
+        is_stalled=observed.record.suspicion is not None,
+    )
     view = _look(now, spec, observed, policy, charged)
     match view.record.state:
         case JobState.QUEUED | JobState.ALLOCATING:
@@ -439,14 +445,37 @@ def _watch(view: _View) -> Decision:
     if found:
         return replace_actions(_new_generation(view, found, faults.failure_of_ranks(view.reports, plan.generation, record.max_boundary)), puts)
     if view.wants_stop:
-        return replace_actions(_moved(view, JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"), puts)
+        return replace_actions(_moved(replace_record(view, suspicion=None), JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"), puts)
+    watched = _watch_clocks(view)
+    if watched.faults:
+        failure = hangs.failure(view.reports, plan.generation, record.max_boundary, view.now)
+        ended = replace_actions(_new_generation(view, watched.faults, failure), puts)
+        return replace(ended, events=(*watched.events, *ended.events))
+    view = replace_record(view, suspicion=watched.suspicion)
     if record.state is JobState.PAUSING:
         return replace_actions(_pause(view), puts)
     if view.seen.gives_way_to:
         return replace_actions(_moved(view, JobEvent.PAUSE_ASKED, f"pauses for {view.seen.gives_way_to}"), puts)
+    looks: tuple[JobAction, ...] = tuple(
+        SendTakeStacks(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, number=watched.suspicion.number)
+        for node_id in watched.ask
+        if watched.suspicion is not None
+    )
+    if watched.words:
+        waiting = _stay(view, f"trains; {watched.words}", (*puts, *looks), requeue=LAUNCH_SECONDS if watched.ask else WATCH_SECONDS)
+        return replace(waiting, events=(*watched.events, *waiting.events))
     unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is Standing.UNCLEAR]
     reason = f"trains; {'; '.join(_without_figures(view, unclear))}" if unclear else f"trains from step {plan.base_step}"
-    return _stay(view, reason, puts, requeue=WATCH_SECONDS)
+    trains = _stay(view, reason, puts, requeue=WATCH_SECONDS)
+    return replace(trains, events=(*watched.events, *trains.events))
+
+
+def _watch_clocks(view: _View) -> hangs.Watched:
+    is_heard = all(
+        node.node_id in view.reports and view.nodes[node.node_id].is_connected and view.verdicts[node.node_id].standing is Standing.ALIVE
+        for node in view.plan.nodes
+    )
+    return hangs.watch(view.now, view.reports, view.record.pace, view.record.suspicion, view.policy.timeouts, is_heard=is_heard)
 
 
 def _with_progress(view: _View) -> _View:
@@ -474,6 +503,7 @@ def _with_progress(view: _View) -> _View:
         committed_at=committed_at,
         incident=incident,
         refused=() if is_safe else record.refused,
+        pace=hangs.learned(record.pace, plan.world_size, view.reports),
     )
 
 
@@ -592,9 +622,10 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
     reached = max(record.boundary, faults.reached(view.reports))
     closed, incident = _incident_of(view, found, reached)
     record = replace(record, exclusions=_exclusions(view, record, tuple(gone)))
-    is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.LOAD_FAILED) for fault in found)
+    is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED) for fault in found)
     if incident.opened_at == view.now:
-        record = accounting.recharge_detection(record, incident)
+        known_at = None if record.suspicion is None else record.suspicion.began_at  # from then on it was charged as stalled
+        record = accounting.recharge_detection(record, incident, known_at=known_at)
         unnoticed = accounting.microseconds(incident.opened_at) - accounting.microseconds(incident.failed_at)
         incident = replace(incident, node_microseconds_before=record.node_microseconds - unnoticed * record.node_count)
     record = replace(
@@ -602,6 +633,7 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
         issued_generation=issued,
         asked=(),
         incident=incident,
+        suspicion=None,
         boundary=reached,
         max_boundary=max(record.max_boundary, reached),
         failures=faults.remembered(record.failures, failure if is_own_making else None, view.spec),
@@ -710,6 +742,7 @@ def _settled(before: JobRecord, decision: Decision, now: float) -> Decision:
         "committed": before.committed,
         "proposed": before.proposed,
         "committed_at": before.committed_at,
+        "pace": before.pace,
     }
     if replace(record, **figures) == before:  # type: ignore[arg-type]
         is_due = now - before.progress_at >= PROGRESS_SECONDS

@@ -97,6 +97,7 @@ class Cause(StrEnum):
     PAUSE_FAILED = "pause_failed"
     LOAD_FAILED = "load_failed"
     RANK_EXIT = "rank_exit"
+    HANG = "hang"
     AGENT_LOST = "agent_lost"
     NODE_UNREACHABLE = "node_unreachable"
     NODE_FAULT = "node_fault"
@@ -144,12 +145,14 @@ class FailureRecord:
     generation: Generation
     step: Step
     exit_class: ExitClass | None
-    """None: not a rank's exit, but a load that failed."""
+    """None: not a rank's exit, but a load that failed, or a hang."""
     code: int
     at: float
     max_boundary: Step
     """The highest boundary that any generation had reached: has there been progress since?"""
     last_lines: str = ""
+    is_hang: bool = False
+    """Nothing ended: its ranks stood still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +173,30 @@ class Silence:
     since: float
     boundary: Step
     committed: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long ranks of a job have stood still at the most before they moved on: what the limits of its phases are learned from."""
+
+    world_size: int = 0
+    longest: Mapping[str, float] = field(default_factory=dict)
+    """By phase, seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """Ranks stand still for longer than a first limit."""
+
+    since: float
+    """When the first of them stopped moving."""
+    began_at: float
+    """When the limit was passed."""
+    number: int
+    """Of the last look at their stacks."""
+    asked_at: float
+    """When it was first asked for."""
+    is_answered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +257,8 @@ class JobRecord:
     accounted_until: float | None = None
     incident: IncidentRecord | None = None
     """The open one."""
+    pace: Pace = field(default_factory=Pace)
+    suspicion: Suspicion | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,16 +34,34 @@ _RUNGS = (
     ),
     _Rung("final_round", 10, "the last snapshot of a stopping job may take this long", "a coordinator may be lost and replaced meanwhile"),
     _Rung(
+        "stall",
+        10,
+        "a rank that stands still for this long, and 5 times as long as ever, has its stacks taken",
+        "a look harms nobody, and a final round has ended by then",
+    ),
+    _Rung(
         "exclude",
         20,
         "T_max: one class of evidence that lasts this long excludes a node",
         "nothing that passes by itself, a stop included, lasts so long",
     ),
     _Rung(
+        "hang",
+        30,
+        "a rank that stands still for this long, its stacks unchanged and its CPU idle, is restarted",
+        "who waits for a lost node stands still, too: that node is excluded before",
+    ),
+    _Rung(
         "blind_wait",
         40,
         "an unreachable node is waited for this long before S3 is used",
         "evidence against the node would be complete; S3 costs steps, waiting costs time",
+    ),
+    _Rung(
+        "new_phase",
+        200,
+        "a phase of unknown length, and each start, may take this long before anybody looks",
+        "compiling, downloading and first evaluations take minutes; torch gives a collective 600 s",
     ),
 )
 """Source: design §3, its last line but one; the only place."""

@@ -287,7 +287,8 @@ def _news(member: MemberReport | None) -> object:
     exits = tuple((rank.rank, rank.exit) for rank in member.ranks)
     views = tuple((shard.rank, shard.in_view, shard.reason) for shard in member.protection)
     ended = member.round is not None and (member.round.stopped or member.round.finished)
-    return member.run, member.generation, member.phase, exits, views, member.silent_peers, ended, member.faults, member.uploads
+    looks = tuple((look.rank, look.number) for look in member.stacks)
+    return member.run, member.generation, member.phase, exits, views, member.silent_peers, ended, member.faults, member.uploads, looks
 
 
 def _identity(message: ControlToAgent) -> object:

@@ -22,8 +22,10 @@ from control_plane.core.observed import (
     JobRecord,
     JobSpec,
     NodeRecord,
+    Pace,
     RefusedSource,
     Silence,
+    Suspicion,
 )
 from control_plane.core.states import IncidentState, JobState, NodeState
 from control_plane.db import checkpoints, fleets, incidents, jobs, nodes
@@ -54,6 +56,8 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     not_before: float | None = None
     no_pause_before: float | None = None
     incident: IncidentRecord | None = None
+    pace: Pace = msgspec.field(default_factory=Pace)
+    suspicion: Suspicion | None = None
 
 
 def at(seconds: float) -> datetime:
@@ -132,6 +136,8 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         no_pause_before=memo.no_pause_before,
         accounted_until=_seconds(job.accounted_until),
         incident=memo.incident,
+        pace=memo.pace,
+        suspicion=memo.suspicion,
     )
 
 
@@ -150,6 +156,8 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
         not_before=record.not_before,
         no_pause_before=record.no_pause_before,
         incident=record.incident,
+        pace=record.pace,
+        suspicion=record.suspicion,
     )
     return jobs.JobUpdate(
         reason=record.reason,

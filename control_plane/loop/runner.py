@@ -279,6 +279,7 @@ class Runner:
                         fleet_name=before.fleet_name,
                         job_name=before.name,
                         node_id=draft.node_id,
+                        detail=draft.detail,
                     ),
                 )
         if before.state != after.state.value or before.reason != after.reason:

@@ -12,6 +12,7 @@ control plane sends commands that are idempotent: it repeats one until a report 
                                   ◀─────      Start(g)                when every member reports loaded
                                   ◀─────      StopTraining(g)         to the coordinator's agent
                                   ◀─────      HaltRanks(g)            a rank died somewhere: stop yours now
+                                  ◀─────      TakeStacks(g, n)        until the report's stacks show n: what are your ranks doing?
                                   ◀─────      Release(run)            the job has ended or left this node: forget it
 
 Invariant: an agent acts on no command of a generation below the one it promised.
@@ -21,6 +22,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 from typing import Literal
+
+import msgspec
 
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
@@ -80,6 +83,30 @@ class RankStatus(Message, frozen=True):
     boundary: Step
     """-1 before the rank has restored."""
     exit: RankExit | None = None
+    phase: str = ""
+    """`start`, `restore`, `first_step`, `train`, `eval`, `checkpoint`, `close`: what it said last that it is doing."""
+    still_seconds: float = 0.0
+    """For how long neither its boundary nor its phase has changed."""
+
+
+class RankStacks(Message, frozen=True):
+    """What one rank was doing when its agent looked."""
+
+    rank: Rank
+    number: int
+    """Of the `TakeStacks` that it answers."""
+    text: str
+    """Python stacks, the main thread's first, innermost frame first; at most 8 KiB. Empty when they could not be read."""
+    same_seconds: float
+    """For how long these very stacks have been found by every look of this agent; 0 at its first."""
+    cpu_seconds: float
+    """CPU time that the rank and all that it started have used meanwhile."""
+    is_stopped: bool = False
+    """Its process is stopped by a signal: it will do nothing until somebody continues it."""
+    gpu_percent: float | None = None
+    """How busy its GPU is; None where that is not known."""
+    error: str = ""
+    """Why the stacks could not be read."""
 
 
 class ShardProtection(Message, frozen=True):
@@ -140,6 +167,10 @@ class NodeFault(Message, frozen=True):
     """A sentence for the user, with the figures."""
     is_permanent: bool
     """No new generation can help."""
+    device: str = ""
+    """What of the node is meant: `gpu 3`, `eth0`, `/var/lib/everstep`; empty when it is the node or the job."""
+    xid: int | None = None
+    """Of `gpu_xid`: NVIDIA's number of the error."""
 
 
 class NoticeKind(StrEnum):
@@ -187,6 +218,10 @@ class MemberReport(Message, frozen=True):
     """The newest two steps at most."""
     faults: tuple[NodeFault, ...] = ()
     load_seconds: float = 0.0
+    longest: dict[str, float] = msgspec.field(default_factory=dict)
+    """By phase, seconds: the longest that any of its ranks stood still before it moved on, in this generation."""
+    stacks: tuple[RankStacks, ...] = ()
+    """Of the ranks that live, for as long as `TakeStacks` asks for them."""
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
     """Where each of its ranks' shards really came from, once LOADED; farther than planned where a nearer source did not verify."""
 
@@ -203,8 +238,8 @@ class AgentReport(Message, frozen=True):
     refused_count: int = 0
     """Sessions and lines of other agents and of ranks that this agent has refused, or closed for what they said, since it started."""
     faults: tuple[NodeFault, ...] = ()
-    """Of the node itself, whether or not a job is here: `gpu_xid`, `gpu_ecc`, `gpu_lost`, `gpu_throttled`, `nic_down`, `disk_full`, `disk_read_only`,
-    `memory_low` …"""
+    """Of the node itself, whether or not a job is here: `gpu_xid`, `gpu_ecc`, `gpu_lost`, `gpu_throttled`, `gpu_silent`, `nic_down`, `nic_errors`,
+    `disk_full`, `disk_read_only`, `memory_low`, `memory_killed`: typed, and no longer told when they are over."""
     notices: tuple[NodeNotice, ...] = ()
     """What the instance's metadata announces; empty when it announces nothing."""
     is_warm: bool = True
@@ -277,6 +312,15 @@ class HaltRanks(Message, frozen=True):
     reason: str
 
 
+class TakeStacks(Message, frozen=True):
+    """Look what every rank is doing, without touching it. A number that was taken before is shown again, a higher one is a new look."""
+
+    job: JobName
+    run: RunId
+    generation: Generation
+    number: int
+
+
 class Release(Message, frozen=True):
     """Forget this run: slots, pages, files and the promise of it."""
 
@@ -284,4 +328,4 @@ class Release(Message, frozen=True):
 
 
 AgentToControl = Hello | AgentReport
-ControlToAgent = AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | Release
+ControlToAgent = AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | TakeStacks | Release

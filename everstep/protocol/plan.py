@@ -118,8 +118,11 @@ class Timeouts(Message, frozen=True):
     prepare_deadline_seconds: float
     coordinator_deadline_seconds: float
     final_round_seconds: float
+    stall_seconds: float
     exclude_seconds: float
+    hang_seconds: float
     blind_wait_seconds: float
+    new_phase_seconds: float
 
 
 class GenerationPlan(Message, frozen=True):

@@ -14,7 +14,18 @@ import pytest
 
 from control_plane.core.states import JobState
 from control_plane.db import events, jobs
-from everstep.protocol.agent_messages import AgentWelcome, ControlToAgent, ExitClass, HaltRanks, Load, Prepare, Release, Start, StopTraining
+from everstep.protocol.agent_messages import (
+    AgentWelcome,
+    ControlToAgent,
+    ExitClass,
+    HaltRanks,
+    Load,
+    Prepare,
+    Release,
+    Start,
+    StopTraining,
+    TakeStacks,
+)
 from tests.unit.control_plane.loop.world import START, Agent, World
 
 SCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))
@@ -69,6 +80,15 @@ class Teller:
                 world.kill_rank(world.team()[int(rank)])
             case ["fail", "rank", rank, *lines]:
                 world.kill_rank(world.team()[int(rank)], exit_class=ExitClass.ERROR, code=1, lines=" ".join(lines))
+            case ["stick", "rank", rank, *place]:
+                agent = world.team()[int(rank)]
+                agent.stands_at = dict.fromkeys(agent.boundary, " ".join(place))
+            case ["compute"]:
+                for agent in world.team():
+                    agent.cpu_share = 0.9
+            case ["freeze", "rank", rank]:
+                agent = world.team()[int(rank)]
+                agent.stopped = set(agent.boundary)
             case ["terminate", *places]:
                 for agent in [world.team()[int(place)] for place in places]:
                     world.terminate(agent)
@@ -152,5 +172,7 @@ def _told(message: ControlToAgent) -> str:
             return f"{type(message).__name__}({message.generation})"
         case HaltRanks():
             return f"HaltRanks({message.generation})"
+        case TakeStacks():
+            return f"TakeStacks({message.generation}, look {message.number})"
         case Release() | AgentWelcome():
             return type(message).__name__

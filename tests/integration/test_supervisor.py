@@ -17,7 +17,7 @@ from everstep.protocol.plan import GenerationPlan
 from tests.unit.worker.rank_plans import RUN, rank_plan
 from worker.errors import RanksNotGone
 from worker.rank_files import RankFiles
-from worker.shim import processes
+from worker.shim import cgroups, processes
 from worker.shim.messages import Preload, RankRecord
 from worker.supervisor import ExitedRank, Supervisor
 
@@ -73,7 +73,12 @@ class Bench:
     async def living(self, rank: int = 0, generation: int = 1) -> RankRecord:
         """Wait until the rank's script has said that it is up."""
         await self.until(lambda: self.files(rank, generation).stdout.exists() and "up" in self.files(rank, generation).stdout.read_text())
-        return next(record for record in self.supervisor.records if (record.rank, record.generation) == (rank, generation))
+
+        def found() -> list[RankRecord]:  # the script may speak before the shim's word of it is here
+            return [record for record in self.supervisor.records if (record.rank, record.generation) == (rank, generation)]
+
+        await self.until(lambda: bool(found()))
+        return found()[0]
 
     def shim_pid(self) -> int:
         pid = self.supervisor._shim_pid
@@ -317,6 +322,55 @@ async def test_a_dead_shim_takes_no_rank_out_of_sight(bench: Bench) -> None:
     await bench.start("print('again')", generation=2)
     assert (await bench.exit(generation=2)).end.code == 0
     assert bench.shim_pid() != first
+
+
+LEAVE_A_DAEMON = """
+import os, signal
+read, write = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.write(write, str(os.getpid()).encode())
+    signal.pause()
+print(int(os.read(read, 20)), flush=True)
+print("up", flush=True)
+signal.pause()
+"""
+"""A grandchild in a session of its own, whose parent has ended: after its shim's death nobody could say whose it was."""
+
+
+async def test_what_a_dead_shim_had_below_it_is_fenced_by_its_cgroup(cold: Bench) -> None:
+    await cold.start(LEAVE_A_DAEMON)
+    record = await cold.living()
+    if not record.cgroup:
+        pytest.skip(f"no cgroup can be made here: {cold.supervisor._confinement}")
+    stray = int(cold.files().stdout.read_text().splitlines()[0])
+    assert cgroups.pids(record.cgroup) == {record.pid, stray}
+    assert cold.shim_pid() not in cgroups.pids(record.cgroup)
+    os.kill(cold.shim_pid(), signal.SIGKILL)
+    await cold.exit()
+    await cold.supervisor.prove_gone(RUN)
+    assert (found := processes.find(stray)) is None or found.is_zombie
+    assert not Path(record.cgroup).exists()
+    await cold.supervisor.shut_down()
+    assert not Path(record.cgroup).parent.exists()
+
+
+async def test_where_there_are_no_cgroups_children_are_found_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(tmp_path, is_warm=False)
+    bench.supervisor._cgroup = "no/such/parent"
+    await bench.supervisor.start()
+    try:
+        assert "found by descent and session" in caplog.text
+        await bench.start(LEAVE_A_DAEMON)
+        record = await bench.living()
+        assert record.cgroup == ""
+        bench.supervisor.halt_now(RUN, Generation(1))
+        await bench.supervisor.prove_gone(RUN)
+        assert processes.find(int(bench.files().stdout.read_text().splitlines()[0])) is None
+    finally:
+        await bench.supervisor.shut_down()
 
 
 async def test_an_agent_that_finds_a_dead_shim_ends_its_ranks(cold: Bench) -> None:

@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--socket", type=Path, help="unix socket to serve")
     parser.add_argument("--state-dir", type=Path, help="where records lie; must exist")
     parser.add_argument("--preload", action="append", default=[], metavar="MODULE", help="module that warm ranks have imported; may be repeated")
+    parser.add_argument("--cgroup", default="", metavar="NAME", help="name of this node's cgroup; without it ranks have none of their own")
     parser.add_argument("--ready-fd", type=int, help="closed once the socket listens")
     parser.add_argument("--template-fd", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -39,7 +40,14 @@ def main() -> None:
     processes.close_inherited(keep=[arguments.ready_fd] if arguments.ready_fd is not None else [])
     if arguments.ready_fd is not None:
         os.set_inheritable(arguments.ready_fd, False)  # nobody else may hold it open
-    Shim(ShimOptions(socket_path=arguments.socket, state_dir=arguments.state_dir, modules=tuple(arguments.preload), ready=arguments.ready_fd)).run()
+    options = ShimOptions(
+        socket_path=arguments.socket,
+        state_dir=arguments.state_dir,
+        modules=tuple(arguments.preload),
+        ready=arguments.ready_fd,
+        cgroup=arguments.cgroup,
+    )
+    Shim(options).run()
     raise SystemExit(0)
 
 

@@ -99,6 +99,8 @@ class RankRecord(Message, frozen=True):
     stdout_path: str
     stderr_path: str
     end: RankEnd | None = None
+    cgroup: str = ""
+    """The cgroup that it and all that it starts are in; empty where the node has none."""
 
 
 class RankStarted(Message, frozen=True):
@@ -134,6 +136,10 @@ class Ranks(Message, frozen=True):
     preload_bytes: int = 0
     """Resident memory of the template."""
     preload_error: str = ""
+    confinement: str = ""
+    """Where the cgroups of ranks are made; empty where none can be."""
+    confinement_error: str = ""
+    """Why none can be."""
 
 
 ToShim = StartRank | StopRanks | ListRanks | ForgetRun | Shutdown

@@ -29,7 +29,7 @@ from everstep.protocol.codec import Message
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Rank, RunId
 from worker.private_socket import listen_private
-from worker.shim import launch, processes
+from worker.shim import cgroups, launch, processes
 from worker.shim.line import Line
 from worker.shim.messages import (
     ForgetRun,
@@ -65,6 +65,8 @@ class ShimOptions:
     """To preload; empty: every rank starts cold."""
     ready: int | None = None
     """A pipe that is closed once the socket listens."""
+    cgroup: str = ""
+    """Name of this node's cgroup; empty: ranks have none of their own."""
 
 
 @dataclass(slots=True)
@@ -107,6 +109,10 @@ class Shim:
     _forking: list[_Pending] = field(default_factory=list)
     """Warm starts that the template was asked for, in its order of answers."""
     _remains: set[processes.Process] = field(default_factory=set)
+    _cgroups: cgroups.RankCgroups | None = None
+    _confinement_error: str = ""
+    _emptying: set[str] = field(default_factory=set)
+    """Cgroups of generations that no rank lives of: killed, and removed once they are empty."""
     _template: _Template | None = None
     _is_ending: bool = False
     _environment: dict[str, str] = field(default_factory=processes.initial_environment)
@@ -125,6 +131,9 @@ class Shim:
         lock = self._lock()
         processes.become_subreaper()
         self._records = {_key(record): record for record in self._disk.read() if record.end is not None}
+        if self.options.cgroup:
+            self._cgroups, words = cgroups.find(self.options.cgroup)
+            self._confinement_error = words if self._cgroups is None else ""
         wake = self._watch_signals()
         self._start_template()
         listener = self._listen()
@@ -134,6 +143,8 @@ class Shim:
             for key, events in self._selector.select():
                 act: Callable[[int], None] = key.data
                 act(events)
+        if self._cgroups is not None:
+            self._cgroups.close()
         self.options.socket_path.unlink(missing_ok=True)
         self._selector.close()
         for end in (listener, wake, *(client.socket for client in self._clients)):
@@ -255,6 +266,8 @@ class Shim:
             preload_seconds=template.seconds if template else 0.0,
             preload_bytes=template.resident_bytes if template else 0,
             preload_error=template.error if template else "",
+            confinement=str(self._cgroups.folder) if self._cgroups is not None else "",
+            confinement_error=self._confinement_error,
         )
 
     # --- starting -------------------------------------------------------------------------------------------------------------------------
@@ -346,6 +359,7 @@ class Shim:
             self._refuse(client, start, "it was stopped before it started" if process else "it ended at once")
             return
         record = RankRecord(
+            cgroup=self._confine(start, pid),
             run=start.run,
             generation=start.generation,
             rank=start.rank,
@@ -365,6 +379,20 @@ class Shim:
             _log.info("rank %s ended at its gate", start.rank)  # its exit is reported like any other
         os.close(gate)
         self._say(client, RankStarted(record=record))
+
+    def _confine(self, start: StartRank, pid: int) -> str:
+        """Put a process that stands at its gate into its generation's cgroup; return which, or nothing where there is none."""
+        if self._cgroups is None:
+            return ""
+        try:
+            path = self._cgroups.join(start.run, start.generation, pid)
+        except OSError as error:
+            if not self._confinement_error:
+                self._confinement_error = f"rank {start.rank} could not be put into a cgroup: {error.strerror}"
+                _log.warning("%s", self._confinement_error)
+            return ""
+        self._emptying.discard(path)
+        return path
 
     # --- the template ---------------------------------------------------------------------------------------------------------------------
 
@@ -444,6 +472,8 @@ class Shim:
             if not _is_meant(stop, key):
                 continue
             self._stopped.add(key)
+            if self._records[key].cgroup:
+                cgroups.kill(self._records[key].cgroup)
             self._remains |= processes.kill_tree(pid)
 
     def _end(self) -> None:
@@ -492,9 +522,15 @@ class Shim:
         self._stopped.discard(key)
         self._disk.write(record)
         self._say_all(RankExited(record=record))
+        if record.cgroup and all(self._records[living].cgroup != record.cgroup for living in self._living.values()):
+            self._emptying.add(record.cgroup)
 
     def _sweep(self) -> None:
-        """When no rank lives, whatever else has come to this process is what ranks left in sessions of their own: end it."""
+        """End what ranks left: all in the cgroup of a generation without ranks; when none lives at all, whatever has come to this process."""
+        for path in list(self._emptying):
+            cgroups.kill(path)
+            if not cgroups.pids(path) and cgroups.remove(path):
+                self._emptying.discard(path)
         for pid in self._strays():
             self._remains |= processes.kill_tree(pid)
 

@@ -59,7 +59,7 @@ def one_pass(job: JobRecord, now: float, choice: int, nodes: int, is_stalled: bo
     if event is JobEvent.FAULTED:
         fault = Fault(cause=Cause.RANK_EXIT, evidence="a rank ended", at=now - choice)
         opened = incidents.opened(RunId("r" * 32), Generation(1), (fault,), decision="", reason="", reached=Step(0), now=now)
-        job = replace(accounting.recharge_detection(job, opened, is_stalled=is_stalled), incident=opened)
+        job = replace(accounting.recharge_detection(job, opened, known_at=opened.failed_at if is_stalled else None), incident=opened)
     elif job.incident is not None:
         moves = [event for state, event in INCIDENT_TRANSITIONS if state is job.incident.state]
         moved = incidents.moved(job.incident, moves[choice % len(moves)], now)

@@ -66,5 +66,8 @@ def rank_plan(
             final_round_seconds=30,
             exclude_seconds=60,
             blind_wait_seconds=120,
+            stall_seconds=30,
+            hang_seconds=90,
+            new_phase_seconds=600,
         ),
     )

@@ -67,6 +67,7 @@ from everstep.protocol.rank_messages import (
 )
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, digest, pack_index, unpack_header
 from worker.agent import Agent, AgentSettings
+from worker.shim.messages import RankRecord
 from worker.storage.memory import MemoryObjectStore
 from worker.tasks import Signal
 
@@ -86,6 +87,9 @@ TIMEOUTS = Timeouts(
     final_round_seconds=30.0,
     exclude_seconds=60.0,
     blind_wait_seconds=120.0,
+    stall_seconds=30.0,
+    hang_seconds=90.0,
+    new_phase_seconds=600.0,
 )
 
 
@@ -327,6 +331,8 @@ class Shim:
         self.proof = asyncio.Event()
         """Set while this node can prove that no old rank lives."""
         self.proof.set()
+        self.records: tuple[RankRecord, ...] = ()
+        """Real processes that stand for ranks, where a test needs such."""
 
     async def start(self) -> None: ...
 

@@ -35,8 +35,11 @@ def test_the_ladder_is_printed_lowest_first() -> None:
         "prepare_deadline",
         "coordinator_deadline",
         "final_round",
+        "stall",
         "exclude",
+        "hang",
         "blind_wait",
+        "new_phase",
     ]
 
 

@@ -43,6 +43,9 @@ def plan(number: int, base: int = 0) -> GenerationPlan:
             final_round_seconds=30,
             exclude_seconds=60,
             blind_wait_seconds=120,
+            stall_seconds=30,
+            hang_seconds=90,
+            new_phase_seconds=600,
         ),
     )
 

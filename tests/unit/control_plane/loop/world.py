@@ -34,12 +34,14 @@ from everstep.protocol.agent_messages import (
     NodeFault,
     Prepare,
     RankExit,
+    RankStacks,
     RankStatus,
     Release,
     RoundStatus,
     ShardProtection,
     Start,
     StopTraining,
+    TakeStacks,
     UploadedShard,
 )
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
@@ -76,6 +78,15 @@ class Agent:
     is_deaf: bool = False
     """Takes no messages and sends none, but lives: a cut control link."""
     keys: list[bytes] = field(default_factory=list)
+    moved_at: dict[Rank, tuple[int, datetime]] = field(default_factory=dict)
+    """The boundary that each rank was last seen at, and when it first was."""
+    phase_of: dict[Rank, str] = field(default_factory=dict)
+    stands_at: dict[Rank, str] = field(default_factory=dict)
+    """What its stacks show; by default that it waits for the others."""
+    stopped: set[Rank] = field(default_factory=set)
+    cpu_share: float = 0.0
+    look: tuple[int, datetime] | None = None
+    looked_first: datetime | None = None
 
     def connect(self) -> None:
         hello = Hello(
@@ -119,7 +130,9 @@ class Agent:
             generation=self.generation,
             phase=self.phase,
             inventory=self.inventory if self.phase is MemberPhase.PROMISED else (),
-            ranks=tuple(RankStatus(rank=rank, boundary=Step(step), exit=self.exits.get(rank)) for rank, step in sorted(self.boundary.items())),
+            ranks=tuple(self.status(rank, step) for rank, step in sorted(self.boundary.items())),
+            longest={"train": 1.0} if self.boundary else {},
+            stacks=self.stacks(),
             protection=protection,
             round=RoundStatus(
                 committed=Step(committed),
@@ -134,6 +147,36 @@ class Agent:
             uploads=self.uploads,
             faults=self.faults,
             restored_from=self.restored_from,
+        )
+
+    def status(self, rank: Rank, step: int) -> RankStatus:
+        if rank not in self.moved_at or self.moved_at[rank][0] != step:
+            self.moved_at[rank] = step, self.world.now
+        base = self.plan.base_step if self.plan is not None else step
+        return RankStatus(
+            rank=rank,
+            boundary=Step(step),
+            exit=self.exits.get(rank),
+            phase=self.phase_of.get(rank, "train" if step > base else "first_step"),
+            still_seconds=(self.world.now - self.moved_at[rank][1]).total_seconds(),
+        )
+
+    def stacks(self) -> tuple[RankStacks, ...]:
+        if self.look is None or self.looked_first is None:
+            return ()
+        number, at = self.look
+        same = (at - self.looked_first).total_seconds()
+        return tuple(
+            RankStacks(
+                rank=rank,
+                number=number,
+                text=f"MainThread\n    {self.stands_at.get(rank, 'all_reduce (distributed.py:7)')}\n    main (train.py:3)",
+                same_seconds=same,
+                cpu_seconds=same * self.cpu_share,
+                is_stopped=rank in self.stopped,
+            )
+            for rank in self.boundary
+            if rank not in self.exits
         )
 
     async def act(self) -> None:
@@ -153,7 +196,8 @@ class Agent:
                     self.slots = {}
                 self.job, self.run, self.generation, self.phase = job, run, generation, MemberPhase.PROMISED
                 self.plan, self.exits, self.uploads, self.faults = None, {}, (), ()
-                self.boundary = {}
+                self.boundary, self.moved_at, self.look, self.looked_first = {}, {}, None, None
+                self.stands_at, self.stopped, self.cpu_share = {}, set(), 0.0
                 self.inventory = tuple(self.slots[key] for key in sorted(self.slots))
             case Load(plan=plan, key=key):
                 if (plan.run, plan.generation) != (self.run, self.generation) or self.phase is not MemberPhase.PROMISED:
@@ -171,6 +215,10 @@ class Agent:
             case StopTraining(generation=generation):
                 if generation == self.generation:
                     self.world.is_stopped = True
+            case TakeStacks(generation=generation, number=number):
+                if generation == self.generation and (self.look is None or number > self.look[0]):
+                    self.look = number, self.world.now
+                    self.looked_first = self.looked_first or self.world.now
             case Release(run=run):
                 if run == self.run:
                     self.run, self.slots, self.plan, self.boundary, self.exits = None, {}, None, {}, {}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.health import MemoryFacts, memory_facts, oom_kill_count, slot_memory_bytes, tmpfs_free_bytes
+from worker.health.memory import MemoryFacts, memory_facts, oom_kill_count, slot_memory_bytes, tmpfs_free_bytes
 
 
 @pytest.fixture

@@ -1,0 +1,233 @@
+"""When ranks that stand still are looked at, and what a look proves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from control_plane.core import faults, hangs
+from control_plane.core.observed import Cause, JobSpec, Pace, Suspicion
+from control_plane.core.timeouts import ladder
+from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit, RankStacks, RankStatus
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
+
+TIMEOUTS = ladder(3.0)
+PACE = Pace(world_size=4, longest={"train": 2.0, "eval": 40.0, "start": 5.0, "first_step": 9.0})
+WAITS = "MainThread\n    all_reduce (distributed.py:7)\n    main (train.py:3)\nwriter\n    wait (threading.py:1)"
+STUCK = "MainThread\n    read (data.py:40)\n    main (train.py:3)"
+NOW = 10_000.0
+
+
+def status(rank: int, *, still: float, phase: str = "train", boundary: int = 7, is_ended: bool = False) -> RankStatus:
+    ended = RankExit(exit_class=ExitClass.SUCCESS, code=0, at_seconds=NOW, boundary=Step(boundary)) if is_ended else None
+    return RankStatus(rank=Rank(rank), boundary=Step(boundary), phase=phase, still_seconds=still, exit=ended)
+
+
+def look(rank: int, number: int = 2, **changes: object) -> RankStacks:
+    made = RankStacks(rank=Rank(rank), number=number, text=WAITS, same_seconds=60.0 if number > 1 else 0.0, cpu_seconds=0.1)
+    return msgspec.structs.replace(made, **changes)
+
+
+def reports(*statuses: RankStatus, looks: tuple[RankStacks, ...] = ()) -> dict[NodeId, MemberReport]:
+    """One rank per node."""
+    return {
+        NodeId(f"i-{each.rank}"): MemberReport(
+            job=JobName("gpt"),
+            run=RunId("r"),
+            generation=Generation(1),
+            phase=MemberPhase.RUNNING,
+            ranks=(each,),
+            stacks=tuple(taken for taken in looks if taken.rank == each.rank),
+        )
+        for each in statuses
+    }
+
+
+def watch(seen: Mapping[NodeId, MemberReport], suspicion: Suspicion | None = None, *, is_heard: bool = True, now: float = NOW) -> hangs.Watched:
+    return hangs.watch(now, seen, PACE, suspicion, TIMEOUTS, is_heard=is_heard)
+
+
+def second(still: float = 95.0) -> Suspicion:
+    return Suspicion(since=NOW - still, began_at=NOW - still + 31, number=2, asked_at=NOW)
+
+
+FOUR = tuple(status(rank, still=95.0) for rank in range(4))
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    [
+        ("train", hangs.Limits(first=30.0, second=90.0, last=600.0)),  # 5 × 2 s is below the floor
+        ("eval", hangs.Limits(first=200.0, second=300.0, last=600.0)),  # 5 × 40 s
+        ("checkpoint", hangs.Limits(first=600.0, second=900.0, last=1800.0)),  # never seen
+        ("first_step", hangs.Limits(first=600.0, second=900.0, last=1800.0)),  # seen, but caches may be cold
+    ],
+)
+def test_limits_are_learned_above_a_floor(phase: str, expected: hangs.Limits) -> None:
+    assert hangs.limits(phase, PACE, TIMEOUTS) == expected
+
+
+def test_the_pace_is_the_longest_of_all_and_belongs_to_a_world_size() -> None:
+    seen = {
+        NodeId(name): msgspec.structs.replace(next(iter(reports(status(0, still=0)).values())), longest={"train": s})
+        for name, s in (("a", 3.0), ("b", 1.0))
+    }
+    assert hangs.learned(PACE, 4, seen).longest == {**PACE.longest, "train": 3.0}
+    assert hangs.learned(PACE, 8, seen) == Pace(world_size=8, longest={"train": 3.0})
+
+
+def test_below_the_limit_nothing_is_asked() -> None:
+    assert watch(reports(*(status(rank, still=30.0) for rank in range(4)))) == hangs.Watched(suspicion=None)
+
+
+def test_beyond_the_limit_every_living_rank_is_looked_at() -> None:
+    seen = reports(*(status(rank, still=31.0) for rank in range(3)), status(3, still=500.0, is_ended=True))
+    watched = watch(seen)
+    assert watched.suspicion == Suspicion(since=NOW - 31.0, began_at=NOW, number=1, asked_at=NOW)
+    assert watched.ask == ("i-0", "i-1", "i-2")
+    assert not watched.faults
+    assert not watched.events
+
+
+def test_who_has_answered_is_not_asked_again_and_who_does_not_answer_is_not_waited_for_for_ever() -> None:
+    suspicion = Suspicion(since=NOW - 31, began_at=NOW, number=1, asked_at=NOW)
+    seen = reports(*(status(rank, still=33.0) for rank in range(4)), looks=(look(0, 1), look(1, 1), look(2, 1)))
+    assert watch(seen, suspicion, now=NOW + 6.0).ask == ("i-3",)
+    late = watch(seen, suspicion, now=NOW + 6.1)
+    assert late.suspicion == replace(suspicion, is_answered=True)
+    assert [event.type for event in late.events] == ["RanksStandStill"]
+
+
+def test_the_first_look_warns_with_stacks_and_harms_nobody() -> None:
+    looks = (look(0, 1), look(1, 1, text=STUCK, is_stopped=True), look(2, 1), look(3, 1))
+    suspicion = Suspicion(since=NOW - 31, began_at=NOW, number=1, asked_at=NOW)
+    watched = watch(reports(*(status(rank, still=31.0) for rank in range(4)), looks=looks), suspicion)
+    assert not watched.faults
+    (event,) = watched.events
+    assert event.detail == {"stacks": [{"ranks": [0, 2, 3], "text": WAITS}, {"ranks": [1], "text": STUCK}]}
+    assert event.node_id == "i-1"
+    assert watched.words == "all 4 ranks stood still in train for longer than 30 s; the stacks are in the job's events"
+    assert watched.suspicion is not None
+    again = watch(reports(*(status(rank, still=32.0) for rank in range(4))), watched.suspicion)
+    assert (again.events, again.ask) == ((), ()), "told once"
+
+
+def test_the_second_look_comes_at_the_second_limit_and_others_after_it() -> None:
+    answered = Suspicion(since=NOW - 90, began_at=NOW - 60, number=1, asked_at=NOW - 60, is_answered=True)
+    assert watch(reports(*(status(rank, still=90.0) for rank in range(4))), answered).suspicion == answered
+    due = watch(reports(*FOUR), answered)
+    assert due.suspicion == replace(answered, number=2, asked_at=NOW, is_answered=False)
+    assert len(due.ask) == 4
+    second_answered = replace(answered, number=2, asked_at=NOW - 30)
+    assert watch(reports(*FOUR), second_answered).suspicion == second_answered
+    assert watch(reports(*FOUR), replace(second_answered, asked_at=NOW - 31)).suspicion == replace(
+        second_answered, number=3, asked_at=NOW, is_answered=False
+    )
+
+
+def test_all_asleep_is_a_hang_and_the_node_that_stands_elsewhere_is_named() -> None:
+    watched = watch(reports(*FOUR, looks=(look(0), look(1), look(2, text=STUCK), look(3))), second())
+    assert [fault.cause for fault in watched.faults] == [Cause.HANG] * 4
+    assert {(fault.at, fault.node_id) for fault in watched.faults} == {(NOW - 95.0, None)}, "restart in place: no node is lost"
+    first, odd, *places = [fault.evidence for fault in watched.faults]
+    assert first.startswith("hang: all 4 ranks stood still in train for 95 s, the limit is 30 s: no stack has changed")
+    assert odd == "i-2 alone is stuck: its rank 2 is at another place than the others"
+    assert places == ["ranks 0, 1, 3: all_reduce (distributed.py:7) < main (train.py:3)", "rank 2: read (data.py:40) < main (train.py:3)"]
+    (event,) = watched.events
+    assert (event.type, event.node_id) == ("RanksHang", "i-2")
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        look(1, cpu_seconds=1.3),  # two per cent of a minute, and more
+        look(1, gpu_percent=40.0),
+        look(1, same_seconds=0.0),  # other stacks than at the look before
+        look(1, text="", error="py-spy is not installed"),
+    ],
+    ids=["cpu", "gpu", "moved", "unread"],
+)
+def test_a_rank_that_may_be_at_work_spares_all(busy: RankStacks) -> None:
+    seen = reports(*FOUR, looks=(look(0), busy, look(2), look(3)))
+    watched = watch(seen, second())
+    assert not watched.faults
+    assert watched.suspicion == replace(second(), is_answered=True)
+
+
+def test_a_rank_that_was_not_looked_at_spares_all() -> None:
+    late = replace(second(), asked_at=NOW - 7)
+    assert not watch(reports(*FOUR, looks=(look(0), look(1), look(2))), late).faults
+
+
+def test_a_stopped_rank_is_a_hang_whatever_the_others_burn() -> None:
+    spins = [look(rank, cpu_seconds=59.0) for rank in (0, 1, 3)]
+    watched = watch(reports(*FOUR, looks=(*spins, look(2, is_stopped=True))), second())
+    assert "rank 2 on i-2 stopped by a signal" in watched.faults[0].evidence
+    assert watched.faults[1].evidence == "i-2 alone is stuck: its rank 2 is stopped"
+
+
+def test_a_rank_left_behind_is_a_hang_although_others_move() -> None:
+    moving = [status(rank, still=0.5, boundary=9) for rank in (0, 1, 3)]
+    seen = reports(*moving, status(2, still=95.0), looks=(*(look(rank, same_seconds=0.0) for rank in (0, 1, 3)), look(2)))
+    assert "while others have reached step 9" in watch(seen, second()).faults[0].evidence
+    nearly = [msgspec.structs.replace(each, boundary=8) for each in moving]
+    seen = reports(*nearly, status(2, still=95.0), looks=(*(look(rank, same_seconds=0.0) for rank in (0, 1, 3)), look(2)))
+    assert not watch(seen, second()).faults
+
+
+def test_busy_waiting_is_a_hang_only_after_the_last_limit() -> None:
+    looks = tuple(look(rank, cpu_seconds=60.0, gpu_percent=100.0) for rank in range(4))
+    assert not watch(reports(*(status(rank, still=600.0) for rank in range(4)), looks=looks), second(600.0)).faults
+    found = watch(reports(*(status(rank, still=601.0) for rank in range(4)), looks=looks), second(601.0))
+    assert "although ranks use CPU or GPU" in found.faults[0].evidence
+    changing = (*looks[:3], look(3, same_seconds=0.0))
+    assert not watch(reports(*(status(rank, still=601.0) for rank in range(4)), looks=changing), second(601.0)).faults
+
+
+def test_who_waits_for_an_evaluation_has_the_time_of_an_evaluation() -> None:
+    evaluates = status(0, still=150.0, phase="eval")
+    assert watch(reports(evaluates, *(status(rank, still=150.0) for rank in (1, 2, 3)))).suspicion is None
+    assert watch(reports(evaluates, *(status(rank, still=201.0) for rank in (1, 2, 3)))).suspicion is not None
+
+
+def test_a_rank_that_closes_waits_for_the_others_as_long_as_they_train() -> None:
+    closing = status(0, still=5000.0, phase="close")
+    assert watch(reports(closing, status(1, still=1.0))).suspicion is None
+    assert watch(reports(closing, status(1, still=5000.0, phase="close"))).suspicion is not None
+
+
+def test_nothing_is_judged_while_a_node_is_silent() -> None:
+    looks = tuple(look(rank) for rank in range(4))
+    assert watch(reports(*FOUR, looks=looks), second(), is_heard=False) == hangs.Watched(suspicion=second())
+
+
+def test_ranks_that_move_again_end_the_suspicion() -> None:
+    watched = watch(reports(*(status(rank, still=0.3) for rank in range(4))), second())
+    assert watched.suspicion is None
+    assert [event.type for event in watched.events] == ["RanksMoveAgain"]
+
+
+def test_a_hang_is_remembered_where_the_slowest_rank_stood() -> None:
+    remembered = hangs.failure(reports(status(0, still=1, boundary=9), status(1, still=1, boundary=7)), Generation(3), Step(9), NOW)
+    assert (remembered.step, remembered.is_hang, remembered.exit_class) == (7, True, None)
+
+
+def test_a_script_that_hangs_at_the_same_step_again_and_again_is_given_up() -> None:
+    spec = JobSpec(
+        job=JobName("gpt"),
+        run=RunId("r"),
+        fleet=FleetName("main"),
+        node_count=1,
+        ranks_per_node=1,
+        copies=1,
+        script=None,  # type: ignore[arg-type]  # not looked at
+        checkpoint_prefix=None,  # type: ignore[arg-type]
+        max_attempts=2,
+    )
+    hung = hangs.failure(reports(status(0, still=1)), Generation(3), Step(9), NOW)
+    assert faults.breaker([hung], spec) is None
+    assert faults.breaker([hung, hung], spec) == "the same failure 2 times after step 7: its ranks stood still"
+    assert faults.breaker([replace(hung, is_hang=False), hung], spec) is None

@@ -1,0 +1,44 @@
+"""Ranks that stand still, through the real loops: what is asked, stored and charged."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.core.states import JobState
+from control_plane.db import events, jobs
+from everstep.protocol.agent_messages import TakeStacks
+from tests.unit.control_plane.loop.world import World
+
+
+async def test_a_hang_is_found_across_a_restart_and_its_time_adds_up(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    await world.until(lambda: "stood still" in world.job().reason)
+    world.start_server()
+    await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    await world.train(1)
+    assert {message.number for _, message in world.said if isinstance(message, TakeStacks)} == {1, 2}
+    with world.database.read() as session:
+        found = events.page(session, job_name="gpt", fleet_name=None, project=None, after_id=0, limit=1000)
+    told = [event for event in found if event.type in ("RanksStandStill", "RanksHang")]
+    assert [event.type for event in told] == ["RanksStandStill", "RanksHang"], "each once"
+    assert told[0].detail["stacks"][0]["ranks"] == [0, 1, 2, 3]
+    job = world.job()
+    assert job.accounted_until is not None
+    assert sum(job.accounting.values()) == pytest.approx((job.accounted_until - job.created_at).total_seconds())
+    (incident,) = world.incidents()
+    assert job.accounting["stall"] == pytest.approx(60.0, abs=1.5)
+    assert incident.detect_seconds == pytest.approx(job.accounting["stall"] + job.accounting["detect"], abs=1.0)
+
+
+async def test_ranks_that_stand_still_do_not_keep_a_job_from_being_stopped(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    await world.until(lambda: "stood still" in world.job().reason)
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    await world.until(lambda: world.is_stopped)
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.STOPPED)

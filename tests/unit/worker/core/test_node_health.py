@@ -1,0 +1,111 @@
+"""What is wrong with a node, judged from readings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from worker.core import node_health
+from worker.core.node_health import DiskFacts, GpuFacts, LinkFacts, NodeFacts, NodeHealth, judge
+
+GIB = 1 << 30
+WELL = NodeFacts(
+    at=0.0,
+    gpus=(GpuFacts(index=0, name="H200"), GpuFacts(index=1, name="H200")),
+    links=(LinkFacts(name="eth0", is_up=True, error_count=7),),
+    disks=(DiskFacts(path="/state", is_read_only=False, free_bytes=GIB, least_bytes=GIB // 4),),
+    memory_total_bytes=100 * GIB,
+    memory_available_bytes=50 * GIB,
+    kill_count=3,
+)
+
+
+def at(seconds: float, **changes: object) -> NodeFacts:
+    return replace(WELL, at=seconds, **changes)  # type: ignore[arg-type]
+
+
+def gpu(**changes: object) -> tuple[GpuFacts, ...]:
+    return (replace(WELL.gpus[0], **changes), WELL.gpus[1])  # type: ignore[arg-type]
+
+
+def told(*readings: NodeFacts) -> list[tuple[str, str]]:
+    """What is wrong after the last of these readings, after a first good one."""
+    health = judge(NodeHealth(), WELL)
+    assert health.faults == ()
+    for reading in readings:
+        health = judge(health, reading)
+    return [(fault.code, fault.device) for fault in health.faults]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"gpus": gpu(xids=(79,))}, ("gpu_xid", "gpu 0")),
+        ({"gpus": gpu(ecc_uncorrectable=2)}, ("gpu_ecc", "gpu 0")),
+        ({"gpus": gpu(is_remapping_failed=True)}, ("gpu_ecc", "gpu 0")),
+        ({"gpus": gpu(is_lost=True)}, ("gpu_lost", "gpu 0")),
+        ({"links": (LinkFacts(name="eth0", is_up=False, error_count=7),)}, ("nic_down", "eth0")),
+        ({"links": (LinkFacts(name="eth0", is_up=True, error_count=107),)}, ("nic_errors", "eth0")),
+        ({"disks": (replace(WELL.disks[0], is_read_only=True),)}, ("disk_read_only", "/state")),
+        ({"disks": (replace(WELL.disks[0], free_bytes=GIB // 4 - 1),)}, ("disk_full", "/state")),
+        ({"kill_count": 4}, ("memory_killed", "memory")),
+    ],
+)
+def test_a_fault_is_told_and_cleared(changes: dict[str, object], expected: tuple[str, str]) -> None:
+    assert told(at(1.0, **changes)) == [expected]
+    assert told(at(1.0, **changes), at(1000.0), at(1001.0)) == []
+
+
+def test_a_fault_is_told_in_the_same_words_while_it_holds() -> None:
+    """A report that changes wakes the control plane."""
+    bad = {"gpus": gpu(xids=(48,), slowed_by=("hardware",)), "memory_available_bytes": GIB}
+    health = judge(NodeHealth(), at(0.0, **bad))
+    for second in range(1, 30):
+        health = judge(health, at(float(second), **{**bad, "memory_available_bytes": GIB - second, "kill_count": 3}))
+        if second == 12:
+            settled = health.faults
+    assert [fault.code for fault in settled] == ["gpu_xid", "gpu_throttled", "memory_low"]
+    assert health.faults == settled
+
+
+def test_an_xid_is_told_with_its_number_for_ten_minutes_after_it_was_told_last() -> None:
+    health = judge(judge(NodeHealth(), WELL), at(1.0, gpus=gpu(xids=(79, 13))))
+    assert [(fault.xid, fault.message) for fault in health.faults] == [(13, "gpu 0 (H200): Xid 13"), (79, "gpu 0 (H200): Xid 79")]
+    health = judge(health, at(600.0, gpus=gpu(xids=(13,))))
+    assert [fault.xid for fault in judge(health, at(600.9)).faults] == [13, 79]
+    assert [fault.xid for fault in judge(health, at(601.0)).faults] == [13]
+    assert judge(health, at(1200.0)).faults == ()
+
+
+def test_heat_and_want_of_memory_count_once_they_last() -> None:
+    hot = {"gpus": gpu(slowed_by=("heat, by hardware",))}
+    assert told(at(1.0, **hot), at(10.9, **hot)) == []
+    assert told(at(1.0, **hot), at(11.0, **hot)) == [("gpu_throttled", "gpu 0")]
+    assert told(at(1.0, **hot), at(6.0), at(11.0, **hot)) == []
+    low = {"memory_available_bytes": 2 * GIB - 1}
+    assert told(at(1.0, **low), at(5.9, **low)) == []
+    assert told(at(1.0, **low), at(6.0, **low)) == [("memory_low", "memory")]
+    assert told(at(1.0, memory_available_bytes=2 * GIB), at(9.0, memory_available_bytes=2 * GIB)) == []
+
+
+def test_a_card_that_was_never_up_is_not_down() -> None:
+    unused = LinkFacts(name="eth1", is_up=False)
+    assert told(at(1.0, links=(*WELL.links, unused))) == []
+
+
+def test_errors_count_within_a_minute_and_a_counter_may_begin_anew() -> None:
+    def counted(seconds: float, count: int) -> NodeFacts:
+        return at(seconds, links=(LinkFacts(name="eth0", is_up=True, error_count=count),))
+
+    assert told(counted(50.0, 60), counted(100.0, 120)) == []
+    assert told(counted(50.0, 60), counted(60.0, 107)) == [("nic_errors", "eth0")]
+    assert told(counted(1.0, 2), counted(2.0, 101)) == []
+    health = NodeHealth()
+    for second in range(1000):
+        health = judge(health, counted(float(second), second))
+    assert len(health.errors["eth0"]) <= node_health.WINDOW_SECONDS + 1
+
+
+def test_a_node_of_which_nothing_is_known_has_no_faults() -> None:
+    assert judge(NodeHealth(), NodeFacts(at=1.0)).faults == ()

@@ -1,0 +1,189 @@
+"""What is wrong with a node, judged from what was read. Pure.
+
+    gpu_xid          the driver told of an error of this number; for `XID_SECONDS` after it did
+    gpu_ecc          memory of a GPU has lost data since the driver was loaded, or can replace no more rows
+    gpu_throttled    hardware or heat has slowed a GPU down for `THROTTLED_SECONDS`; what power limits and idleness do hurts nobody
+    gpu_lost         the driver cannot reach a GPU any more
+    nic_down         a card that was up is down
+    nic_errors       a card has counted `NIC_ERRORS` within `WINDOW_SECONDS`
+    disk_read_only   the kernel has remounted it so, as a rule after an error of the disk
+    disk_full        nothing of use can be written any more
+    memory_low       less than `LOW_MEMORY_SHARE` can be allocated, for `LOW_SECONDS`
+    memory_killed    the kernel has ended a process for want of memory, within `WINDOW_SECONDS`
+
+Invariant: a fault is told while it holds and no longer, in the same words all the while: a report that changes wakes the control plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from everstep.protocol.agent_messages import NodeFault
+
+XID_SECONDS = 600.0
+"""What an Xid leaves behind for longer shows as `gpu_lost` or `gpu_ecc`."""
+THROTTLED_SECONDS = 10.0
+NIC_ERRORS = 100
+WINDOW_SECONDS = 60.0
+LOW_MEMORY_SHARE = 0.02
+LOW_SECONDS = 5.0
+"""A process that allocates much and ends at once is no want."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """One GPU, as the driver tells of it."""
+
+    index: int
+    name: str = ""
+    xids: tuple[int, ...] = ()
+    """Told since the last reading; while a stub has them, at each."""
+    ecc_uncorrectable: int = 0
+    """Since the driver was loaded."""
+    is_remapping_failed: bool = False
+    slowed_by: tuple[str, ...] = ()
+    """What slows its clocks down and hurts; empty when nothing does."""
+    is_lost: bool = False
+    busy_percent: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFacts:
+    """One network card."""
+
+    name: str
+    is_up: bool
+    error_count: int = 0
+    """Only ever grows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFacts:
+    """One file system that this node writes to."""
+
+    path: str
+    is_read_only: bool
+    free_bytes: int
+    least_bytes: int
+    """Below this it counts as full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """One reading."""
+
+    at: float
+    """Monotonic seconds."""
+    gpus: tuple[GpuFacts, ...] = ()
+    links: tuple[LinkFacts, ...] = ()
+    disks: tuple[DiskFacts, ...] = ()
+    memory_total_bytes: int = 0
+    memory_available_bytes: int = 0
+    kill_count: int | None = None
+    """How often the kernel has killed for want of memory; None where nobody counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHealth:
+    """What must be remembered from one reading to the next, and what is wrong."""
+
+    xids: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """When each (GPU, Xid) was told last."""
+    slowed_since: Mapping[int, float] = field(default_factory=dict)
+    seen_up: frozenset[str] = frozenset()
+    errors: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
+    """Readings of a card's count within the window, the oldest first."""
+    kills: tuple[tuple[float, int], ...] = ()
+    low_since: float | None = None
+    faults: tuple[NodeFault, ...] = ()
+
+
+def judge(before: NodeHealth, facts: NodeFacts) -> NodeHealth:
+    """Return what is wrong with the node after one more reading.
+
+    Args:
+        before: what the last call returned; a fresh one at first.
+        facts: a reading, later than the one before.
+
+    Returns:
+        What to remember and the faults, GPUs first.
+    """
+    now = facts.at
+    told = {(gpu.index, xid): now for gpu in facts.gpus for xid in gpu.xids}
+    xids = {key: at for key, at in {**before.xids, **told}.items() if now - at < XID_SECONDS}
+    slowed = {gpu.index: before.slowed_since.get(gpu.index, now) for gpu in facts.gpus if gpu.slowed_by}
+    errors = {link.name: _window(before.errors.get(link.name, ()), now, link.error_count) for link in facts.links}
+    kills = _window(before.kills, now, facts.kill_count) if facts.kill_count is not None else ()
+    is_low = facts.memory_available_bytes < LOW_MEMORY_SHARE * facts.memory_total_bytes
+    low_since = (now if before.low_since is None else before.low_since) if is_low else None
+    seen_up = before.seen_up | {link.name for link in facts.links if link.is_up}
+    faults = (
+        *_of_gpus(facts.gpus, xids, {index for index, since in slowed.items() if now - since >= THROTTLED_SECONDS}),
+        *_of_links(facts.links, seen_up, errors),
+        *(fault for disk in facts.disks for fault in _of_disk(disk)),
+        *_of_memory(is_low=low_since is not None and now - low_since >= LOW_SECONDS, kill_count=_grown(kills)),
+    )
+    return NodeHealth(xids=xids, slowed_since=slowed, seen_up=seen_up, errors=errors, kills=kills, low_since=low_since, faults=faults)
+
+
+def _of_gpus(gpus: Sequence[GpuFacts], xids: Mapping[tuple[int, int], float], slowed: set[int]) -> list[NodeFault]:
+    faults = []
+    for gpu in gpus:
+        device = f"gpu {gpu.index}"
+        name = f"{device} ({gpu.name})" if gpu.name else device
+        if gpu.is_lost:
+            faults.append(_fault("gpu_lost", f"the driver cannot reach {name} any more", device))
+        for index, xid in sorted(xids):
+            if index == gpu.index:
+                faults.append(NodeFault(code="gpu_xid", message=f"{name}: Xid {xid}", is_permanent=False, device=device, xid=xid))
+        if gpu.ecc_uncorrectable:
+            faults.append(_fault("gpu_ecc", f"{name}: {gpu.ecc_uncorrectable} uncorrectable memory errors since the driver was loaded", device))
+        if gpu.is_remapping_failed:
+            faults.append(_fault("gpu_ecc", f"{name}: broken memory rows can be replaced no more", device))
+        if gpu.index in slowed:
+            faults.append(_fault("gpu_throttled", f"{name} is slowed down: {', '.join(gpu.slowed_by)}", device))
+    return faults
+
+
+def _of_links(links: Sequence[LinkFacts], seen_up: frozenset[str], errors: Mapping[str, tuple[tuple[float, int], ...]]) -> list[NodeFault]:
+    faults = []
+    for link in links:
+        if not link.is_up and link.name in seen_up:
+            faults.append(_fault("nic_down", f"network card {link.name} was up and is down", link.name))
+        if _grown(errors[link.name]) >= NIC_ERRORS:
+            words = f"network card {link.name} has counted {NIC_ERRORS} errors or more within {WINDOW_SECONDS:g} s"
+            faults.append(_fault("nic_errors", words, link.name))
+    return faults
+
+
+def _of_disk(disk: DiskFacts) -> list[NodeFault]:
+    if disk.is_read_only:
+        return [_fault("disk_read_only", f"{disk.path} can only be read: the kernel has taken it out of use", disk.path)]
+    if disk.free_bytes < disk.least_bytes:
+        return [_fault("disk_full", f"less than {disk.least_bytes:,} bytes are free on {disk.path}", disk.path)]
+    return []
+
+
+def _of_memory(*, is_low: bool, kill_count: int) -> list[NodeFault]:
+    faults = []
+    if is_low:
+        faults.append(_fault("memory_low", f"less than {LOW_MEMORY_SHARE:.0%} of the node's memory can be allocated", "memory"))
+    if kill_count > 0:
+        words = f"the kernel has ended a process for want of memory within the last {WINDOW_SECONDS:g} s"
+        faults.append(_fault("memory_killed", words, "memory"))
+    return faults
+
+
+def _fault(code: str, message: str, device: str) -> NodeFault:
+    return NodeFault(code=code, message=message, is_permanent=False, device=device)
+
+
+def _window(before: tuple[tuple[float, int], ...], now: float, count: int) -> tuple[tuple[float, int], ...]:
+    """Return the readings of the last `WINDOW_SECONDS`; a counter that went back has begun anew."""
+    kept = before if not before or before[-1][1] <= count else ()
+    return (*((at, seen) for at, seen in kept if now - at <= WINDOW_SECONDS), (now, count))
+
+
+def _grown(readings: tuple[tuple[float, int], ...]) -> int:
+    return readings[-1][1] - readings[0][1] if readings else 0

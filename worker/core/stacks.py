@@ -1,0 +1,65 @@
+"""What a rank's stacks say, and whether they have changed. Pure.
+
+Invariant: text and comparison hold no address, pid or thread id: two ranks that stand at the same place have the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_TEXT_BYTES = 8 * 1024
+MAIN_THREAD = "MainThread"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One Python frame."""
+
+    function: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """One thread's stack, innermost frame first."""
+
+    name: str
+    frames: tuple[Frame, ...]
+
+
+def describe(threads: Sequence[ThreadStack]) -> str:
+    """Return stacks as text, the main thread's first, cut to what a report may carry."""
+    ordered = sorted(threads, key=lambda thread: (thread.name != MAIN_THREAD, thread.name, thread.frames == ()))
+    blocks = [
+        "\n".join([thread.name or "(a thread without a name)", *(f"    {frame.function} ({frame.file}:{frame.line})" for frame in thread.frames)])
+        for thread in ordered
+    ]
+    whole = "\n".join(blocks)
+    cut = whole.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
+    return whole if cut == whole else f"{cut.rpartition(chr(10))[0]}\n    …"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The first of all looks at a process that have found the same stacks."""
+
+    text: str
+    at: float
+    cpu_seconds: float
+
+
+def compare(before: Look | None, found: Look) -> tuple[Look, float, float]:
+    """Return how long a process has stood where it is found.
+
+    Args:
+        before: what the last comparison returned for this very process; None at the first.
+        found: what is found now.
+
+    Returns:
+        (the look to compare the next one with, for how many seconds the stacks have been the same, CPU seconds used meanwhile).
+    """
+    if before is None or before.text != found.text:
+        return found, 0.0, 0.0
+    return before, max(0.0, found.at - before.at), max(0.0, found.cpu_seconds - before.cpu_seconds)

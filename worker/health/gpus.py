@@ -1,0 +1,231 @@
+"""GPUs as NVML tells of them, or as a stub file does in a local cluster.
+
+    EVERSTEP_NVML_STUB=FILE    {"gpus": [{"index": 0, "xids": [79], "ecc_uncorrectable": 0, "throttled": false, "lost": false}]}
+
+The file is read at every reading; one that is not there means no GPUs, and one that is being written is what it was. A stub is refused outside of
+local mode: no node may make up its GPUs.
+
+Invariant: a missing library or driver means that there are no GPUs, said once; a question that one GPU cannot answer leaves that fact out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from worker.core.node_health import GpuFacts
+from worker.errors import StubRefused
+
+log = logging.getLogger(__name__)
+STUB_VARIABLE = "EVERSTEP_NVML_STUB"
+_T = TypeVar("_T")
+
+
+class GpuReader(Protocol):
+    """Where readings of GPUs come from. Called by one thread."""
+
+    def read(self) -> tuple[GpuFacts, ...]:
+        """Return all GPUs as they are now. May block for as long as the driver does."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        ...
+
+
+def gpu_reader(environment: Mapping[str, str] = os.environ) -> GpuReader:
+    """Return where this node's readings come from.
+
+    Args:
+        environment: the agent's.
+
+    Returns:
+        The stub if one is named, NVML if it is there, else a node without GPUs.
+
+    Raises:
+        StubRefused: a stub is named and this is not local mode.
+    """
+    stub = environment.get(STUB_VARIABLE)
+    if stub:
+        if environment.get("EVERSTEP_LOCAL") != "1":
+            raise StubRefused(f"{STUB_VARIABLE} is for local clusters only: EVERSTEP_LOCAL is not 1")
+        return StubGpus(Path(stub))
+    try:
+        return NvmlGpus()
+    except _NoNvml as error:
+        log.info("no GPUs are watched: %s", error)
+        return NoGpus()
+
+
+class NoGpus:
+    """A node without GPUs."""
+
+    def read(self) -> tuple[GpuFacts, ...]:
+        """Return nothing (see `GpuReader`)."""
+        return ()
+
+    def close(self) -> None:
+        """Do nothing (see `GpuReader`)."""
+
+
+class _StubGpu(msgspec.Struct, forbid_unknown_fields=True):
+    index: int
+    xids: list[int] = []
+    ecc_uncorrectable: int = 0
+    throttled: bool = False
+    lost: bool = False
+    busy_percent: float | None = None
+
+
+class _StubFile(msgspec.Struct, forbid_unknown_fields=True):
+    gpus: list[_StubGpu] = []
+
+
+_stub_file = msgspec.json.Decoder(_StubFile)
+
+
+class StubGpus:
+    """GPUs as a file describes them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last: tuple[GpuFacts, ...] = ()
+
+    def read(self) -> tuple[GpuFacts, ...]:
+        """Return what the file says now (see `GpuReader`)."""
+        try:
+            found = _stub_file.decode(self._path.read_bytes())
+        except FileNotFoundError:
+            self._last = ()
+        except (OSError, msgspec.MsgspecError) as error:
+            log.debug("%s cannot be read: %s", self._path, error)
+        else:
+            self._last = tuple(_of_stub(gpu) for gpu in found.gpus)
+        return self._last
+
+    def close(self) -> None:
+        """Do nothing (see `GpuReader`)."""
+
+
+def _of_stub(gpu: _StubGpu) -> GpuFacts:
+    return GpuFacts(
+        index=gpu.index,
+        name="stub",
+        xids=tuple(gpu.xids),
+        ecc_uncorrectable=gpu.ecc_uncorrectable,
+        slowed_by=("hardware",) if gpu.throttled else (),
+        is_lost=gpu.lost,
+        busy_percent=gpu.busy_percent,
+    )
+
+
+class _NoNvml(Exception):
+    """There is no library, or no driver."""
+
+
+class NvmlGpus:
+    """GPUs through NVML (`nvidia-ml-py`, imported here and nowhere else)."""
+
+    def __init__(self) -> None:
+        """Open the library.
+
+        Raises:
+            _NoNvml: it is not there, or there is no driver.
+        """
+        try:
+            import pynvml
+        except ImportError as error:
+            raise _NoNvml("nvidia-ml-py is not installed") from error
+        self._nvml: Any = pynvml
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise _NoNvml(f"NVML: {error}") from error
+        self._handles: dict[int, Any] = {}
+        self._names: dict[int, str] = {}
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            self._names[index] = ""
+            with suppress(pynvml.NVMLError):  # it has fallen off already
+                self._handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
+                self._names[index] = pynvml.nvmlDeviceGetName(self._handles[index])
+        self._events = self._register()
+        self._slow = {
+            pynvml.nvmlClocksEventReasonHwSlowdown: "hardware",
+            pynvml.nvmlClocksEventReasonHwThermalSlowdown: "heat, by hardware",
+            pynvml.nvmlClocksEventReasonSwThermalSlowdown: "heat, by the driver",
+            pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
+        }
+        log.info("watching %d GPUs: %s", len(self._names), ", ".join(sorted(set(self._names.values()))))
+
+    def read(self) -> tuple[GpuFacts, ...]:
+        """Ask the driver (see `GpuReader`)."""
+        xids = self._xids()
+        return tuple(self._facts(index, tuple(xids.get(index, ()))) for index in self._names)
+
+    def close(self) -> None:
+        """Let go of the driver (see `GpuReader`)."""
+        if self._events is not None:
+            with suppress(self._nvml.NVMLError):
+                self._nvml.nvmlEventSetFree(self._events)
+        with suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+
+    def _facts(self, index: int, xids: tuple[int, ...]) -> GpuFacts:
+        nvml, handle = self._nvml, self._handles.get(index)
+        if handle is None:
+            return GpuFacts(index=index, is_lost=True)
+        try:
+            reasons = self._ask(lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)), 0)
+            uncorrectable, volatile = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+            return GpuFacts(
+                index=index,
+                name=self._names[index],
+                xids=xids,
+                ecc_uncorrectable=self._ask(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, uncorrectable, volatile)), 0),
+                is_remapping_failed=self._ask(lambda: bool(nvml.nvmlDeviceGetRemappedRows(handle)[3]), False),
+                slowed_by=tuple(words for bit, words in self._slow.items() if reasons & bit),
+                busy_percent=self._ask(lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu), None),
+            )
+        except nvml.NVMLError_GpuIsLost:
+            return GpuFacts(index=index, name=self._names[index], xids=xids, is_lost=True)
+
+    def _ask(self, question: Callable[[], _T], unknown: _T) -> _T:
+        """Return the answer, or `unknown` where this GPU has none; that it is lost is raised."""
+        try:
+            return question()
+        except self._nvml.NVMLError_GpuIsLost:
+            raise
+        except self._nvml.NVMLError:
+            return unknown
+
+    def _register(self) -> Any:
+        """Have the driver tell of Xids; None where it does not."""
+        nvml = self._nvml
+        try:
+            events = nvml.nvmlEventSetCreate()
+            for handle in self._handles.values():
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+        except nvml.NVMLError as error:
+            log.warning("the driver does not tell of Xids: %s", error)
+            return None
+        return events
+
+    def _xids(self) -> dict[int, list[int]]:
+        """Return what the driver has told since the last reading, by GPU."""
+        found: dict[int, list[int]] = {}
+        while self._events is not None:
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+                found.setdefault(int(self._nvml.nvmlDeviceGetIndex(event.device)), []).append(int(event.eventData))
+            except self._nvml.NVMLError_Timeout:
+                break
+            except self._nvml.NVMLError as error:  # of a GPU that is lost: every call on it says so
+                log.debug("Xids cannot be read: %s", error)
+                break
+        return found
