@@ -18,6 +18,7 @@ from control_plane.core.actions import (
     SendRelease,
     SendStart,
     SendStop,
+    SendTakeStacks,
     SetDesired,
     TerminateMember,
 )
@@ -277,6 +278,8 @@ class Simulation:
                     self.send(action.node_id, HaltRanks(job=action.job, run=action.run, generation=action.generation, reason=action.reason))
                 case SendStop():
                     self.send(action.node_id, StopTraining(job=action.job, run=action.run, generation=action.generation))
+                case SendTakeStacks():
+                    pass  # these agents do not answer: nothing is proven of ranks that stand still
                 case PutManifest(manifest=manifest):
                     record = CheckpointRecord(generation=manifest.generation, step=manifest.step, bucket="b", shards=manifest.shards)
                     job.checkpoints.append(record)
