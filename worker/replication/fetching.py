@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Collection
 
 from everstep.protocol.errors import MalformedMessage
@@ -15,7 +16,7 @@ from everstep.protocol.peer_messages import BeginShard, EndShard, FetchShard, Sh
 from everstep.protocol.plan import ShardSource
 from worker.core.slots import Content
 from worker.core.transfers import fetch_streams
-from worker.errors import PeerError
+from worker.errors import PeerError, PeerLost
 from worker.replication.streams import OWN_STREAMS, Receiver, Streams
 from worker.replication.transfers import ShardRejected, receive_shard
 from worker.replication.transport import Dialler, Session
@@ -84,7 +85,11 @@ async def fetch_shard(
             )
             await session.send(ShardSealed(transfer=begin.transfer, digest=digest))
 
-        await first_of(receive(), *(streams.run(line, receiver.receive) for line in streams.lines))
+        async def deliver(line: socket.socket) -> None:
+            await streams.run(line, receiver.receive)
+            raise PeerLost("the holder has closed a stream")  # what was to come over it never will
+
+        await first_of(receive(), *(deliver(line) for line in streams.lines))
     finally:
         session.close()
         await finish(streams.close())

@@ -655,7 +655,8 @@ def test_what_an_audit_refuses_was_said_to_be_written_and_is_given_up(tmp_path: 
         assert about == [Capturing, Abandoned]
 
 
-def test_of_a_small_state_nothing_is_said_until_it_is_captured(tmp_path: Path, begin: Begin) -> None:
+def test_of_a_small_state_nothing_is_said_until_it_is_captured(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copier, "PIECE_BYTES", 16)
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
         train(session, step, agent.reached.is_set)

@@ -23,6 +23,7 @@ from everstep.protocol.rank_messages import Vote
 from everstep.protocol.slot import SlotState, payload_digest
 from tests.integration.worker.replication.pair import HOLDER, LAYOUT, RANK, Pair, content, payload
 from tests.integration.worker.replication.test_replicas import CHUNK, Recorded, by_hand, landed
+from worker.errors import PeerLost
 from worker.replication.tcp import TcpSession
 
 pytestmark = pytest.mark.integration
@@ -157,6 +158,7 @@ class TestTheOwner:
         await pair.until(lambda: arrived(pair, 1) == 5)
         pair.hear(-1, -1)
         await pair.until(lambda: sender._unpaced is None)
+        await pair.until(lambda: all(owner.receiver is not None and owner.receiver.current is None for owner in pair.receiver._open.values()))
         pair.hear(-1, 1)
         capture.go_on(6000)
         await pair.until(lambda: arrived(pair, 1) == 1)
@@ -400,8 +402,9 @@ async def test_an_answer_for_what_was_not_named_ends_the_session(pair: Pair) -> 
         named = await session.receive()
         assert isinstance(named, ShardDigests)
         await session.send(ShardWanted(transfer=named.transfer, chunks=((0, 10),)))
+        with pytest.raises(PeerLost):
+            await session.receive()
         asked.set()
-        await session.receive()
 
     pair.receiver.replica = greedy  # type: ignore[method-assign]
     pair.send()

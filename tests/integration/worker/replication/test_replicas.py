@@ -838,12 +838,43 @@ async def test_a_holder_that_gives_something_else_is_not_believed(pair: Pair, mo
             await session.send(PreparingShard())
         await session.send(ShardDigests(transfer=2 if wrong == "another transfer" else 1, first=0, chunk_digests=payload_chunk_digests(other)))
         await session.send(EndShard(transfer=1, digest=payload_digest(other)))
-        await session.receive()
+        await gate.wait()
 
+    async def open_stream(session: TcpSession) -> None:
+        await gate.wait()
+
+    gate = asyncio.Event()
     monkeypatch.setattr(pair.receiver, "fetch", lying)
+    monkeypatch.setattr(pair.receiver, "stream", open_stream)
     with pytest.raises(MalformedMessage):
         await fetch(pair)
     assert pair.owner_store.inventory() == ()
+    gate.set()
+
+
+async def test_a_holder_that_closes_its_stream_has_given_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    await held_by_the_holder(pair)
+    data, gate = payload(1, 4000), asyncio.Event()
+
+    async def half(session: TcpSession) -> None:
+        assert isinstance(await session.receive(), FetchShard)
+        slot = pair.holder_store.sealed(RANK, content(1))
+        assert slot is not None
+        await session.send(announcement(slot.file.header, transfer=1, committed=Step(-1)))
+        await session.send(ShardDigests(transfer=1, first=0, chunk_digests=payload_chunk_digests(data)))
+        await session.send(EndShard(transfer=1, digest=payload_digest(data)))
+        await gate.wait()
+
+    async def closed(session: TcpSession) -> None:
+        with session.detach() as line:
+            line.sendall(CHUNK_HEADER.pack(1, 0, CHUNK) + data[:CHUNK])
+
+    monkeypatch.setattr(pair.receiver, "fetch", half)
+    monkeypatch.setattr(pair.receiver, "stream", closed)
+    with pytest.raises(PeerLost, match="closed a stream"):
+        await fetch(pair)
+    assert pair.owner_store.inventory() == ()
+    gate.set()
 
 
 async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
