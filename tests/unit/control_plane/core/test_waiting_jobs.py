@@ -1,0 +1,68 @@
+"""What the job loop does with a job that has no nodes, case by case; whole stories are in the loop's tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core import jobs
+from control_plane.core.observed import JobObserved, JobRecord, Policy
+from control_plane.core.queue import GANG_PATIENCE_SECONDS, stand_aside_seconds
+from control_plane.core.states import JobState
+from control_plane.core.timeouts import ladder
+from everstep.protocol.ids import NodeId, Step
+from tests.properties.control_plane.simulated import spec_of
+
+POLICY = Policy(timeouts=ladder(3.0))
+SPEC = spec_of("gpt", "a", 2, 2)
+NOW = 10_000.0
+
+
+def decide(state: JobState, *, spec=SPEC, assigned: tuple[str, ...] = (), record: dict | None = None, **seen):
+    values = {"state": state, "reason": "", "created_at": 9_000.0, "state_since": 9_990.0, **(record or {})}
+    observed = JobObserved(
+        record=JobRecord(**values),
+        plan=None,
+        lineage=(),
+        checkpoints=(),
+        assigned=tuple(NodeId(name) for name in assigned),
+        nodes={},
+        **seen,
+    )
+    return jobs.decide(NOW, spec, observed, POLICY).record
+
+
+def test_a_job_whose_turn_has_come_waits_until_its_former_nodes_are_given_back() -> None:
+    """A fleet pass that still saw it in the queue would take them from under its new generation."""
+    assert decide(JobState.QUEUED, is_admitted=True, assigned=("i-1",)).state is JobState.QUEUED
+    assert decide(JobState.QUEUED, is_admitted=True).state is JobState.ALLOCATING
+
+
+def test_a_gang_gives_way_before_it_starts_even_when_it_is_complete() -> None:
+    record = decide(JobState.ALLOCATING, assigned=("i-1", "i-2"), gives_way_to="urgent (priority 5)")
+    assert (record.state, record.reason) == (JobState.QUEUED, "gives way to urgent (priority 5) before it started")
+
+
+def test_a_gang_waits_as_long_as_nodes_keep_coming() -> None:
+    long_ago = NOW - GANG_PATIENCE_SECONDS - 1
+    waits = {"state_since": long_ago}
+    assert decide(JobState.ALLOCATING, record=waits, newest_node_at=NOW - 100).state is JobState.ALLOCATING
+    aside = decide(JobState.ALLOCATING, record={**waits, "gang_attempts": 1}, newest_node_at=long_ago)
+    assert (aside.state, aside.gang_attempts, aside.not_before) == (JobState.QUEUED, 2, NOW + stand_aside_seconds(2))
+    assert decide(JobState.ALLOCATING, record={**waits, "gang_attempts": 4}, assigned=("i-1", "i-2")).gang_attempts == 0
+
+
+def test_standing_aside_doubles_up_to_a_limit() -> None:
+    assert [stand_aside_seconds(count) for count in (1, 2, 3, 4, 50)] == [900, 1800, 3600, 7200, 7200]
+
+
+def test_pending_is_the_time_before_the_first_start() -> None:
+    limited = replace(SPEC, max_pending_seconds=60.0)
+    assert decide(JobState.QUEUED, spec=limited).state is JobState.STOPPED
+    assert decide(JobState.QUEUED, spec=limited, record={"started_at": 9_010.0}).state is JobState.QUEUED
+
+
+def test_time_without_nodes_is_no_runtime() -> None:
+    limited = replace(SPEC, max_runtime_seconds=600.0)
+    ran = {"started_at": 9_010.0, "base_step": Step(5), "accounted_until": NOW}
+    assert decide(JobState.QUEUED, spec=limited, record={**ran, "microseconds": {"paused": 400_000_000}}).state is JobState.QUEUED
+    assert decide(JobState.QUEUED, spec=limited, record={**ran, "microseconds": {"paused": 300_000_000}}).state is JobState.STOPPED
