@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -23,12 +24,11 @@ from tests.unit.local_cloud.served import eventually
 
 RUN = RunId("dfa5d87895cf475eb87cab85d285b93b")
 INIT = """
-import subprocess, sys
+import signal, subprocess, sys
 ranks = [subprocess.Popen(["sleep", "1000"], env={"RANK": str(rank), "EVERSTEP_AGENT_SOCKET": "x", "PATH": "/usr/bin:/bin"}) for rank in (5, 2)]
 agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "-m", "worker"])
 print("ready", flush=True)
-for rank in ranks:
-    rank.wait()
+signal.pause()
 """
 
 
@@ -41,7 +41,7 @@ def init() -> Iterator[int]:
         eventually(lambda: {rank_of(one.pid) for one in descendants(process.pid)} == {2, 5, None})
         yield process.pid
         for one in descendants(process.pid):
-            one.send(node_faults.signal.SIGKILL)
+            one.send(signal.SIGKILL)
         process.kill()
 
 
