@@ -24,6 +24,7 @@ from control_plane.cloud.operator import (
     LaunchTemplateRef,
     LifecycleHook,
     MemberState,
+    ScheduledEvent,
 )
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import ObjectReference
@@ -64,6 +65,10 @@ class FakeOperator:
         self._groups: dict[str, _Group] = {}
         self._instances: dict[NodeId, InstanceState] = {}
         self._next_error: list[CloudError] = []
+        self.events: dict[NodeId, tuple[ScheduledEvent, ...]] = {}
+        """What EC2 has scheduled."""
+        self.topology: dict[NodeId, tuple[str, ...]] = {}
+        """Network nodes, the nearest last; of instances not named EC2 tells nothing."""
         self._launched = 0
 
     # The test's side
@@ -114,6 +119,13 @@ class FakeOperator:
         """Take an instance away as EC2 would: its group keeps it as a member, unhealthy."""
         with self._lock:
             self._end(instance_id, state, "Client.UserInitiatedShutdown: User initiated shutdown")
+            self._reconcile()
+
+    def shrink(self, instance_id: NodeId) -> None:
+        """Let the group end a member by itself, as at a person's request: its terminating hook holds it first."""
+        with self._lock:
+            group = next(group for group in self._groups.values() if instance_id in group.members)
+            self._begin_termination(group, instance_id)
             self._reconcile()
 
     def fail_next(self, error: CloudError) -> None:
@@ -174,6 +186,28 @@ class FakeOperator:
                 self.calls.append(("complete_termination", group, hook, instance_id))
                 member.due_at = self.now
                 self._reconcile()
+
+    def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
+        """Let a hook hold an instance for longer; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            member = self._group(group).members.get(instance_id)
+            held = next((known for known in self._group(group).state.hooks if known.name == hook), None)
+            if member and held and member.state.awaits_termination:
+                self.calls.append(("hold_termination", group, hook, instance_id))
+                member.due_at = self.now + held.heartbeat_timeout
+
+    def scheduled_events(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[ScheduledEvent, ...]]:
+        """Return scheduled events; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            return {id: self.events[id] for id in instance_ids if self.events.get(id)}
+
+    def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
+        """Return network nodes; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            return {id: self.topology[id] for id in instance_ids if self.topology.get(id)}
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
         """Return failed launches since the last success; see `CloudOperator`."""

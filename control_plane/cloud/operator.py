@@ -51,6 +51,8 @@ class InstanceState:
     instance_type: str = ""
     availability_zone: str = ""
     launched_at: datetime | None = None
+    capacity_reservation_id: str = ""
+    """The reservation or capacity block that it runs in, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,19 @@ class LaunchFailure:
     """In AWS's words."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledEvent:
+    """Something that EC2 has scheduled for an instance, not yet over."""
+
+    event_id: str
+    code: str
+    """`instance-reboot`, `system-reboot`, `system-maintenance`, `instance-retirement` or `instance-stop`."""
+    description: str
+    """In AWS's words."""
+    not_before: datetime | None
+    """When its window begins."""
+
+
 class CloudOperator(Protocol):
     """The cloud as the fleet and job loops see it. Called from threads; one instance per control plane.
 
@@ -163,6 +178,15 @@ class CloudOperator(Protocol):
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
         """Let an instance go that a terminating hook holds. Idempotent: one that is held no longer is fine."""
+
+    def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
+        """Let a terminating hook hold an instance for another timeout. One that is held no longer is fine."""
+
+    def scheduled_events(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[ScheduledEvent, ...]]:
+        """Return what EC2 has scheduled for instances and is not over; of ids that it does not know, or that it has nothing for, nothing."""
+
+    def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
+        """Return the network nodes above each instance, the nearest last; ids that EC2 tells nothing of are left out."""
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
         """Return failed launches, newest first, since the last launch that succeeded."""

@@ -108,8 +108,19 @@ class CompleteTermination:
     node_id: NodeId
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldTermination:
+    """Let a terminating hook hold an instance for another of its timeouts: its last step is still being saved."""
+
+    group: str
+    hook: str
+    node_id: NodeId
+    seconds: float
+    """The hook's timeout."""
+
+
 JobAction = SendPrepare | SendLoad | SendStart | SendStop | SendHalt | PutManifest
-FleetAction = SetDesired | TerminateMember | CompleteTermination | SendHalt | SendRelease
+FleetAction = SetDesired | TerminateMember | CompleteTermination | HoldTermination | SendHalt | SendRelease
 Action = JobAction | FleetAction
 
 

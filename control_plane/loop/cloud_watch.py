@@ -1,8 +1,10 @@
 """What AWS says, looked up in the background: the loops read the newest answer and never wait for one.
 
-Polled every `POLL_SECONDS`, and at once when an agent's line breaks or a change was asked for. Notices are hints to look, never facts.
+Polled every `POLL_SECONDS`, and at once when an agent's line breaks, an event came or a change was asked for. What EC2 has scheduled and where
+instances hang in the network changes seldom and is asked every `CLOSE_SECONDS`, at once for instances that are new.
 
-Invariant: an answer says when the question was asked; one asked before a change is not used to decide about that change again.
+Invariant: an answer says when the question was asked; one asked before a change is not used to decide about that change again. What AWS announces
+for an instance goes to the database, where the loop that owns its job finds it, whichever replica asked.
 """
 
 from __future__ import annotations
@@ -11,20 +13,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
-from control_plane.cloud.contract import drift
+from control_plane.cloud.contract import MAX_HOOK_TIMEOUT, drift
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.operator import TERMINATING_TRANSITION, CloudOperator, GroupState, InstanceState
+from control_plane.cloud.operator import TERMINATING_TRANSITION, CloudOperator, GroupState, InstanceState, ScheduledEvent
 from control_plane.core.observed import GroupMember, GroupObserved, InstanceCondition
 from control_plane.core.states import NodeState
-from control_plane.db import fleets, nodes
+from control_plane.db import fleets, nodes, notices
+from control_plane.db.notices import NoticeRecord, NoticeSource
 from control_plane.db.session import Database
+from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import FleetName, NodeId
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+CLOSE_SECONDS = 60.0
 FORGET_SECONDS = 30.0
 """What AWS said that long ago says nothing about an instance that ran; that one has ended stays said."""
 
@@ -40,6 +46,20 @@ class CloudView:
     availability_zone: str
     conditions: Mapping[NodeId, tuple[InstanceCondition, str]]
     """By node: what AWS says of it, in AWS's words."""
+    domains: Mapping[NodeId, str]
+    """By node: the network node that its instance hangs on, where AWS tells it."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is kept of a fleet between two answers."""
+
+    looked_closely_at: float = float("-inf")
+    asked: set[NodeId] = field(default_factory=set)
+    """Whose network nodes EC2 was asked for."""
+    domains: dict[NodeId, str] = field(default_factory=dict)
+    has_held: bool = True
+    """A terminating hook held one of its instances, or may have before this server started."""
 
 
 class CloudWatch:
@@ -50,10 +70,16 @@ class CloudWatch:
         operator: whom to ask; called in threads.
         when_changed: called when an answer differs from the one before.
         monotonic: seconds of a clock that never jumps.
+        now: the time in UTC.
     """
 
     def __init__(
-        self, database: Database, operator: CloudOperator, when_changed: Callable[[], None], monotonic: Callable[[], float] = time.monotonic
+        self,
+        database: Database,
+        operator: CloudOperator,
+        when_changed: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._database = database
         self._operator = operator
@@ -61,7 +87,9 @@ class CloudWatch:
         self._monotonic = monotonic
         self._views: dict[FleetName, CloudView] = {}
         self._not_before: dict[FleetName, float] = {}
-        self._failing: dict[FleetName, str] = {}
+        self._now = now
+        self._failing: dict[str, str] = {}
+        self._known: dict[FleetName, _Known] = {}
         self._look = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -83,18 +111,22 @@ class CloudWatch:
             try:
                 view = await asyncio.to_thread(self._ask, fleet, asked_at)
             except CloudError as error:
-                if self._failing.get(name) != str(error):
-                    log.warning("fleet %s: the cloud does not answer: %s", name, error)
-                self._failing[name] = str(error)
+                self._tell_once(name, f"fleet {name}: the cloud does not answer: {error}")
                 continue
             self._failing.pop(name, None)
             before = self._views.get(name)
             self._views[name] = view
-            if before is None or (before.group, before.conditions) != (view.group, view.conditions):
+            if before is None or (before.group, before.conditions, before.domains) != (view.group, view.conditions, view.domains):
                 self._when_changed()
 
     def look_now(self) -> None:
         """Poll at once: something may have changed."""
+        self._look.set()
+
+    def look_closely(self) -> None:
+        """Poll at once, and ask what EC2 has scheduled, too."""
+        for known in self._known.values():
+            known.looked_closely_at = float("-inf")
         self._look.set()
 
     def changed(self, fleet: FleetName) -> None:
@@ -130,7 +162,11 @@ class CloudWatch:
         group = self._operator.describe_group(fleet.auto_scaling_group_name)
         with self._database.read() as session:
             known = {NodeId(node.id) for node in nodes.of_fleet(session, fleet.name) if node.state != NodeState.GONE}
-        instances = self._operator.describe_instances(sorted(known | {member.instance_id for member in group.members}))
+        ids = known | {member.instance_id for member in group.members}
+        instances = self._operator.describe_instances(sorted(ids))
+        about = self._known.setdefault(FleetName(fleet.name), _Known())
+        self._note_held(group, ids, about)
+        self._look_closer(fleet.name, ids, about, asked_at)
         are_missing = sum(not member.is_leaving for member in group.members) < group.desired_count
         failures = self._operator.recent_launch_failures(fleet.auto_scaling_group_name) if are_missing else ()
         return CloudView(
@@ -139,7 +175,59 @@ class CloudWatch:
             instance_type=group.instance_type,
             availability_zone=", ".join(group.availability_zones),
             conditions=_conditions(group, instances),
+            domains={node_id: domain for node_id, domain in about.domains.items() if node_id in ids},
         )
+
+    def _note_held(self, group: GroupState, ids: set[NodeId], about: _Known) -> None:
+        """Store which instances a terminating hook holds, and from the first sight until when."""
+        held = [member for member in group.members if member.awaits_termination]
+        if not held and not about.has_held:
+            return
+        ends_at = self._now() + timedelta(seconds=_hook_seconds(group))
+        found = [
+            NoticeRecord(
+                node_id=member.instance_id,
+                kind=NoticeKind.TERMINATING,
+                event_id=group.name,
+                source=NoticeSource.GROUP,
+                message=f"{group.name} is ending it: {member.lifecycle_state}",
+                ends_at=ends_at,
+            )
+            for member in held
+        ]
+        with self._database.write() as session:
+            notices.replace_polled(session, NoticeSource.GROUP, ids, found, self._now())
+        about.has_held = bool(held)
+
+    def _look_closer(self, fleet: str, ids: set[NodeId], about: _Known, asked_at: float) -> None:
+        """Ask what EC2 has scheduled and on which network nodes instances hang. Without an answer both are unknown, and nothing else waits."""
+        is_due = asked_at - about.looked_closely_at >= CLOSE_SECONDS
+        if is_due:
+            about.looked_closely_at = asked_at
+            try:
+                found = self._operator.scheduled_events(sorted(ids))
+            except CloudError as error:
+                self._tell_once(f"{fleet}/events", f"fleet {fleet}: what EC2 has scheduled is unknown: {error}")
+            else:
+                self._failing.pop(f"{fleet}/events", None)
+                scheduled = [_scheduled(node_id, event) for node_id, events in found.items() for event in events]
+                with self._database.write() as session:
+                    notices.replace_polled(session, NoticeSource.STATUS, ids, scheduled, self._now())
+        unknown = ids - about.domains.keys()
+        if not unknown or not (is_due or unknown - about.asked):
+            return
+        about.asked |= unknown
+        try:
+            networks = self._operator.network_nodes(sorted(unknown))
+        except CloudError as error:
+            self._tell_once(f"{fleet}/topology", f"fleet {fleet}: the network nodes of its instances are unknown: {error}")
+            return
+        about.domains |= {node_id: network[-1] for node_id, network in networks.items()}
+
+    def _tell_once(self, key: str, words: str) -> None:
+        if self._failing.get(key) != words:
+            log.warning("%s", words)
+        self._failing[key] = words
 
 
 def _group(group: GroupState, failures: tuple[str, ...]) -> GroupObserved:
@@ -159,16 +247,35 @@ def _group(group: GroupState, failures: tuple[str, ...]) -> GroupObserved:
         termination_hooks=tuple(hook.name for hook in group.hooks if hook.transition == TERMINATING_TRANSITION),
         drift=drift(group),
         launch_failures=failures,
+        hook_seconds=_hook_seconds(group),
+    )
+
+
+def _hook_seconds(group: GroupState) -> float:
+    """Return how long the group's terminating hooks hold an instance: the shortest of them counts."""
+    timeouts = [hook.heartbeat_timeout for hook in group.hooks if hook.transition == TERMINATING_TRANSITION]
+    return min(timeouts, default=MAX_HOOK_TIMEOUT).total_seconds()
+
+
+def _scheduled(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
+    begins = f", from {event.not_before:%Y-%m-%d %H:%M} UTC" if event.not_before is not None else ""
+    return NoticeRecord(
+        node_id=node_id,
+        kind=NoticeKind.MAINTENANCE,
+        event_id=event.event_id,
+        source=NoticeSource.STATUS,
+        message=f"{event.code}{begins}: {event.description}",
+        ends_at=event.not_before,
     )
 
 
 def _conditions(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> dict[NodeId, tuple[InstanceCondition, str]]:
-    """Return what AWS says of each node; a group that is ending a member says so before EC2 does."""
+    """Return what AWS says of each node; a group that is ending a member says so before EC2 does, unless a hook still holds it: that is a notice."""
     conditions = {}
     for node_id, instance in instances.items():
         words = f"{instance.state.value} ({instance.state_reason})" if instance.state_reason else instance.state.value
         conditions[node_id] = (InstanceCondition.ENDED if instance.state.has_ended else InstanceCondition.PRESENT, words)
     for member in group.members:
-        if member.is_leaving and conditions.get(member.instance_id, (None, ""))[0] is not InstanceCondition.ENDED:
+        if member.is_leaving and not member.awaits_termination and conditions.get(member.instance_id, (None, ""))[0] is not InstanceCondition.ENDED:
             conditions[member.instance_id] = (InstanceCondition.ENDED, f"leaving its Auto Scaling group ({member.lifecycle_state})")
     return conditions

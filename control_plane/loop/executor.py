@@ -14,7 +14,7 @@ import hmac
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from control_plane.cloud.errors import CloudError, NotFound
 from control_plane.cloud.objects import ObjectStore
@@ -22,6 +22,7 @@ from control_plane.cloud.operator import CloudOperator
 from control_plane.core.actions import (
     CompleteTermination,
     FleetAction,
+    HoldTermination,
     JobAction,
     PutManifest,
     SendHalt,
@@ -33,7 +34,7 @@ from control_plane.core.actions import (
     SetDesired,
     TerminateMember,
 )
-from control_plane.db import checkpoints, events, intents
+from control_plane.db import checkpoints, events, intents, notices
 from control_plane.db.errors import StaleLease
 from control_plane.db.intents import IntentState
 from control_plane.db.leases import Lease
@@ -121,7 +122,7 @@ class Executor:
             self._putting[key] = task
             task.add_done_callback(lambda _: self._putting.pop(key, None))
 
-    async def change_group(self, lease: Lease, action: SetDesired | TerminateMember | CompleteTermination) -> bool:
+    async def change_group(self, lease: Lease, action: SetDesired | TerminateMember | CompleteTermination | HoldTermination) -> bool:
         """Make one change of a fleet's group.
 
         Args:
@@ -155,7 +156,7 @@ class Executor:
         """Wait for what is under way."""
         await asyncio.gather(*self._putting.values(), return_exceptions=True)
 
-    def _call(self, action: SetDesired | TerminateMember | CompleteTermination) -> Call:
+    def _call(self, action: SetDesired | TerminateMember | CompleteTermination | HoldTermination) -> Call:
         """Return the call of an action. Its key holds for a minute: an effect that is not seen by then is tried again."""
         minute = int(self._now().timestamp() // 60)
         match action:
@@ -181,6 +182,20 @@ class Executor:
                     detail={"group": group, "hook": hook, "node_id": node_id},
                     make=lambda: self._operator.complete_termination(group, hook, node_id),
                 )
+            case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
+                # A third of the timeout: one heartbeat that fails or comes late lets nothing go.
+                return Call(
+                    key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
+                    name="RecordLifecycleActionHeartbeat",
+                    detail={"group": group, "hook": hook, "node_id": node_id},
+                    make=lambda: self._hold(action),
+                )
+
+    def _hold(self, action: HoldTermination) -> None:
+        until = self._now() + timedelta(seconds=action.seconds)
+        self._operator.hold_termination(action.group, action.hook, action.node_id)
+        with self._database.write() as session:
+            notices.hold(session, action.node_id, until)
 
     async def _put(self, lease: Lease, key: str, action: PutManifest) -> None:
         manifest = action.manifest

@@ -5,6 +5,7 @@ Invariant: a core record that is stored and read back is equal to itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import msgspec
@@ -20,12 +21,15 @@ from control_plane.core.observed import (
     IncidentRecord,
     JobRecord,
     JobSpec,
+    Move,
     NodeRecord,
+    Notice,
     RefusedSource,
     Silence,
 )
 from control_plane.core.states import IncidentState, JobState, NodeState
-from control_plane.db import checkpoints, fleets, incidents, jobs, nodes
+from control_plane.db import checkpoints, fleets, incidents, jobs, nodes, notices
+from everstep.protocol.agent_messages import AgentReport, NoticeKind
 from everstep.protocol.codec import resolve
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.plan import ObjectReference, ScriptPlan, SourceArchive
@@ -48,6 +52,8 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
     stop_reason: str = ""
+    move: Move | None = None
+    upload_seconds: float | None = None
     incident: IncidentRecord | None = None
 
 
@@ -119,6 +125,8 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         silences=memo.silences,
         refused=memo.refused,
         stop_reason=memo.stop_reason,
+        move=memo.move,
+        upload_seconds=memo.upload_seconds,
         seconds=dict(job.accounting),
         accounted_until=_seconds(job.accounted_until),
         incident=memo.incident,
@@ -135,6 +143,8 @@ def job_update(record: JobRecord) -> jobs.JobUpdate:
         silences=record.silences,
         refused=record.refused,
         stop_reason=record.stop_reason,
+        move=record.move,
+        upload_seconds=record.upload_seconds,
         incident=record.incident,
     )
     return jobs.JobUpdate(
@@ -243,6 +253,7 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         priority=job.priority,
         created_at=record.created_at,
         exclusions=record.exclusions,
+        move=record.move,
     )
 
 
@@ -255,6 +266,22 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
         reason=node.reason,
         created_at=node.created_at.timestamp(),
     )
+
+
+def notices_of(stored: Iterable[notices.NoticeRecord]) -> dict[NodeId, tuple[Notice, ...]]:
+    """Return the stored notices of each node, as the core sees them."""
+    found: dict[NodeId, tuple[Notice, ...]] = {}
+    for notice in stored:
+        told = Notice(kind=NoticeKind(notice.kind), message=notice.message, ends_at=_seconds(notice.ends_at))
+        found[NodeId(notice.node_id)] = (*found.get(NodeId(notice.node_id), ()), told)
+    return found
+
+
+def own_notices(report: AgentReport | None) -> tuple[Notice, ...]:
+    """Return what a node's own metadata announces, by its agent's newest report."""
+    if report is None:
+        return ()
+    return tuple(Notice(kind=notice.kind, message=notice.message, ends_at=notice.ends_at_seconds) for notice in report.notices)
 
 
 def _seconds(moment: datetime | None) -> float | None:

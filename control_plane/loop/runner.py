@@ -21,11 +21,11 @@ from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.core import fleets as core_fleets
 from control_plane.core import jobs as core_jobs
-from control_plane.core.actions import CompleteTermination, Decision, FleetDecision, PutManifest, SetDesired, TerminateMember
+from control_plane.core.actions import CompleteTermination, Decision, FleetDecision, HoldTermination, PutManifest, SetDesired, TerminateMember
 from control_plane.core.observed import Policy
 from control_plane.core.states import ENDED_JOBS, FleetStatus, JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
-from control_plane.db import events, fleets, incidents, jobs, nodes, protection
+from control_plane.db import events, fleets, incidents, jobs, nodes, notices, protection
 from control_plane.db.errors import NotFound, StaleLease
 from control_plane.db.leases import Lease, LeaseKind, Leaser
 from control_plane.db.session import Database
@@ -33,9 +33,9 @@ from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.cloud_watch import CloudView, CloudWatch
 from control_plane.loop.executor import Executor
-from control_plane.loop.observer import Hearing, Observer, StoredJob
+from control_plane.loop.observer import Hearing, Observer, StoredFleet, StoredJob
 from everstep.protocol.agent_messages import MemberReport
-from everstep.protocol.ids import FleetName, RunId
+from everstep.protocol.ids import FleetName, NodeId, RunId
 from everstep.protocol.plan import Timeouts
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Runner:
 
     def __init__(self, context: LoopContext) -> None:
         self._context = context
-        self.cloud = CloudWatch(context.database, context.operator, context.registry.hint, context.monotonic)
+        self.cloud = CloudWatch(context.database, context.operator, context.registry.hint, context.monotonic, context.now)
         self.hearing = Hearing(context.timeouts, context.monotonic)
         self.observer = Observer(context.database, context.registry, self.cloud, self.hearing, context.timeouts)
         self.executor = Executor(context.database, context.registry, context.operator, context.objects, context.secret, context.now)
@@ -184,11 +184,11 @@ class Runner:
         lease = await asyncio.to_thread(self._fleet_leases.hold, name)
         if lease is None:
             return None
-        fleet, rows, live = await asyncio.to_thread(self.observer.read_fleet, name)
-        spec, observed = self.observer.observe_fleet(fleet, rows, live, view)
+        stored = await asyncio.to_thread(self.observer.read_fleet, name)
+        spec, observed = self.observer.observe_fleet(stored, view)
         now = self._context.now().timestamp()
         decision = core_fleets.decide(now, spec, observed, self._policy)
-        await asyncio.to_thread(self._apply_fleet, lease, fleet, decision, view, now)
+        await asyncio.to_thread(self._apply_fleet, lease, stored, decision, view, now)
         for node_id in decision.forgotten:
             self._context.registry.forget(node_id)
         if decision.records:
@@ -199,6 +199,8 @@ class Runner:
                 self.cloud.changed(name)
                 await self.executor.change_group(lease, action)
                 self.cloud.changed(name)
+            elif isinstance(action, HoldTermination):
+                await self.executor.change_group(lease, action)
             else:
                 self.executor.tell(action)
         return decision
@@ -256,8 +258,8 @@ class Runner:
         if before.state != after.state.value or before.reason != after.reason:
             log.info("job %s: %s: %s", before.name, after.state.value, after.reason.partition("\n")[0])
 
-    def _apply_fleet(self, lease: Lease, fleet: fleets.FleetRecord, decision: FleetDecision, view: CloudView, now: float) -> None:
-        moment = records.at(now)
+    def _apply_fleet(self, lease: Lease, stored: StoredFleet, decision: FleetDecision, view: CloudView, now: float) -> None:
+        moment, fleet = records.at(now), stored.fleet
         state = FleetStatus.FROZEN if decision.is_frozen else FleetStatus.ACTIVE
         if fleet.delete_requested_at is not None:
             state = FleetStatus.DELETING
@@ -271,7 +273,8 @@ class Runner:
             reason=decision.reason,
         )
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
-        if is_same and not decision.records and not decision.events and not decision.is_empty:
+        domains = {row.id: view.domains[NodeId(row.id)] for row in stored.nodes if row.failure_domain is None and NodeId(row.id) in view.domains}
+        if is_same and not decision.records and not decision.events and not decision.is_empty and not domains:
             return
         with self._context.database.write() as session:
             if decision.is_empty:
@@ -293,6 +296,9 @@ class Runner:
                     availability_zone=view.availability_zone,
                     ended_at=moment if row.state is NodeState.GONE else None,
                 )
+            for node_id, domain in domains.items():
+                nodes.change(session, lease, node_id, initial_state=NodeState.JOINING, now=moment, failure_domain=domain)
+            notices.forget(session, decision.forgotten)
             for draft in decision.events:
                 event = events.NewEvent(
                     at=moment, type=draft.type, message=draft.message, project=fleet.project, fleet_name=fleet.name, node_id=draft.node_id

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
+from control_plane.cloud.operator import ScheduledEvent
 from control_plane.core.observed import NO_GENERATION
 from control_plane.core.states import FleetStatus, JobState
 from control_plane.core.timeouts import ladder
@@ -31,6 +32,8 @@ from everstep.protocol.agent_messages import (
     MemberPhase,
     MemberReport,
     NodeFault,
+    NodeNotice,
+    NoticeKind,
     Prepare,
     RankExit,
     RankStatus,
@@ -69,6 +72,8 @@ class Agent:
     exits: dict[Rank, RankExit] = field(default_factory=dict)
     inventory: tuple[SlotRecord, ...] = ()
     faults: tuple[NodeFault, ...] = ()
+    notices: tuple[NodeNotice, ...] = ()
+    """What the instance's own metadata announces."""
     uploads: tuple[UploadedShard, ...] = ()
     fails_load: bool = False
     is_deaf: bool = False
@@ -91,12 +96,13 @@ class Agent:
         if self.connection is None or self.is_deaf:
             return
         self.sequence += 1
-        self.connection.report(AgentReport(node_id=self.node_id, sequence=self.sequence, member=self.member()))
+        self.connection.report(AgentReport(node_id=self.node_id, sequence=self.sequence, member=self.member(), notices=self.notices))
 
     def member(self) -> MemberReport | None:
         if self.run is None or self.job is None:
             return None
-        committed = max((max(self.boundary.values(), default=-1)) - 1, -1)
+        is_agreed = self.world.is_stopped and bool(self.exits)  # all have stopped at one step, and it is committed
+        committed = max((max(self.boundary.values(), default=-1)) - (not is_agreed), -1)
         is_coordinator = self.plan is not None and self.plan.coordinator == self.node_id and self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
         running = self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
         protection = ()
@@ -161,6 +167,7 @@ class Agent:
             case Start(generation=generation):
                 if generation == self.generation and self.phase is MemberPhase.LOADED and self.plan is not None:
                     self.phase = MemberPhase.RUNNING
+                    self.world.is_stopped = False
                     self.boundary = dict.fromkeys(self.plan.node(self.node_id).ranks, self.plan.base_step)
             case HaltRanks(generation=generation):
                 if generation == self.generation and self.phase is MemberPhase.RUNNING:
@@ -392,8 +399,8 @@ class World:
                             self.agents[holder].seal(rank, plan.generation, agent.boundary[rank])
         await self.tick()
 
-    async def upload(self, step: int, name: str = "gpt") -> None:
-        """Let every agent's shard of a step be complete in S3."""
+    async def upload(self, step: int, name: str = "gpt", *, seconds: float = 0.0) -> None:
+        """Let every agent's shard of a step be complete in S3, after so long an upload."""
         for agent in self.team(name):
             assert agent.run is not None
             agent.uploads = tuple(
@@ -407,6 +414,7 @@ class World:
                     payload_bytes=100,
                     payload_digest=digest(rank, origin, step),
                     layout_hash=b"l" * 16,
+                    upload_seconds=seconds,
                 )
                 for rank in agent.boundary
                 for origin in [next((key[1] for key in agent.slots if key[0] == rank and key[2] == step), agent.generation)]
@@ -423,6 +431,21 @@ class World:
     def finish(self, name: str = "gpt") -> None:
         for agent in self.team(name):
             agent.exit_all(ExitClass.SUCCESS, 0)
+
+    def announce(self, agent: Agent, kind: NoticeKind, seconds: float | None = None) -> None:
+        """Let an instance's own metadata announce something, so far ahead."""
+        ends_at = None if seconds is None else self.now.timestamp() + seconds
+        agent.notices = (*agent.notices, NodeNotice(kind=kind, message="as AWS says it", ends_at_seconds=ends_at))
+
+    def schedule(self, agent: Agent, seconds: float) -> None:
+        """Let EC2 schedule the instance's retirement, so far ahead."""
+        event = ScheduledEvent(
+            event_id=f"instance-event-{agent.number}",
+            code="instance-retirement",
+            description="The instance is running on degraded hardware",
+            not_before=self.now + timedelta(seconds=seconds),
+        )
+        self.operator.events[agent.node_id] = (event,)
 
     def terminate(self, agent: Agent) -> None:
         self.operator.end_instance(agent.node_id)
