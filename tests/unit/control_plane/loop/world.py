@@ -76,6 +76,7 @@ class Agent:
     """What the instance's own metadata announces."""
     uploads: tuple[UploadedShard, ...] = ()
     fails_load: bool = False
+    is_told_to_stop: bool = False
     is_deaf: bool = False
     """Takes no messages and sends none, but lives: a cut control link."""
     keys: list[bytes] = field(default_factory=list)
@@ -101,8 +102,8 @@ class Agent:
     def member(self) -> MemberReport | None:
         if self.run is None or self.job is None:
             return None
-        is_agreed = self.world.is_stopped and bool(self.exits)  # all have stopped at one step, and it is committed
-        committed = max((max(self.boundary.values(), default=-1)) - (not is_agreed), -1)
+        has_ended_well = bool(self.exits) and all(rank_exit.exit_class is ExitClass.SUCCESS for rank_exit in self.exits.values())
+        committed = max((max(self.boundary.values(), default=-1)) - (not has_ended_well), -1)  # the final round commits where all stand
         is_coordinator = self.plan is not None and self.plan.coordinator == self.node_id and self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
         running = self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
         protection = ()
@@ -130,8 +131,8 @@ class Agent:
                 proposed=Step(committed + 1),
                 boundary=Step(max(self.boundary.values(), default=-1)),
                 committed_at_seconds=self.world.now.timestamp(),
-                stopped=self.world.is_stopped,
-                finished=bool(self.exits),
+                stopped=self.is_told_to_stop,
+                finished=has_ended_well,
             )
             if is_coordinator
             else None,
@@ -156,7 +157,7 @@ class Agent:
                     self.slots = {}
                 self.job, self.run, self.generation, self.phase = job, run, generation, MemberPhase.PROMISED
                 self.plan, self.exits, self.uploads, self.faults = None, {}, (), ()
-                self.boundary = {}
+                self.boundary, self.is_told_to_stop = {}, False
                 self.inventory = tuple(self.slots[key] for key in sorted(self.slots))
             case Load(plan=plan, key=key):
                 if (plan.run, plan.generation) != (self.run, self.generation) or self.phase is not MemberPhase.PROMISED:
@@ -174,7 +175,7 @@ class Agent:
                     self.exit_all(ExitClass.HALTED, -9)
             case StopTraining(generation=generation):
                 if generation == self.generation:
-                    self.world.is_stopped = True
+                    self.is_told_to_stop = self.world.is_stopped = True
             case Release(run=run):
                 if run == self.run:
                     self.run, self.slots, self.plan, self.boundary, self.exits = None, {}, None, {}, {}
