@@ -128,6 +128,11 @@ class FakeOperator:
             self._begin_termination(group, instance_id)
             self._reconcile()
 
+    def put_in_block(self, instance_id: NodeId, reservation: str) -> None:
+        """Let an instance run in a capacity block."""
+        with self._lock:
+            self._instances[instance_id] = replace(self._instances[instance_id], capacity_reservation_id=reservation)
+
     def fail_next(self, error: CloudError) -> None:
         """Make the next call raise."""
         with self._lock:

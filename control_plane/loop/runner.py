@@ -3,6 +3,7 @@
     job loop     woken by agents and requests, else about once a second       lease of each job
     fleet loop   woken likewise, and by AWS's answers                         lease of each fleet
     cloud watch  asks AWS in the background; the loops read its last answer
+    notices      reads AWS's events, where there is a queue of them: hints for the cloud watch, and notices for the database
 
 Invariant: what a pass stores is stored under its lease in one transaction, or not at all; what it sends follows from what was stored before, so a
 pass that dies anywhere is made good by the next one. One entity that fails does not hold up the others.
@@ -17,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from control_plane.cloud.notices import EventQueue
 from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.core import fleets as core_fleets
@@ -33,6 +35,7 @@ from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.cloud_watch import CloudView, CloudWatch
 from control_plane.loop.executor import Executor
+from control_plane.loop.notice_reader import NoticeReader
 from control_plane.loop.observer import Hearing, Observer, StoredFleet, StoredJob
 from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import FleetName, NodeId, RunId
@@ -61,6 +64,8 @@ class LoopContext:
     """The server's own; generation keys are derived from it."""
     owner: str
     """Of leases: fresh at every start of the server."""
+    events: EventQueue | None = None
+    """Where AWS's events come from; None: AWS is polled only."""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     monotonic: Callable[[], float] = time.monotonic
 
@@ -78,6 +83,9 @@ class Runner:
         self.hearing = Hearing(context.timeouts, context.monotonic)
         self.observer = Observer(context.database, context.registry, self.cloud, self.hearing, context.timeouts)
         self.executor = Executor(context.database, context.registry, context.operator, context.objects, context.secret, context.now)
+        self.notices: NoticeReader | None = None
+        if context.events is not None:
+            self.notices = NoticeReader(context.events, context.database, context.operator, context.registry, self.cloud, context.now)
         self._job_leases = _Leases(context, "job")
         self._fleet_leases = _Leases(context, "fleet")
         self._policy = Policy(timeouts=context.timeouts)
@@ -94,6 +102,8 @@ class Runner:
             group.create_task(self.cloud.run(stop))
             group.create_task(self._sweep(stop, self.sweep_jobs))
             group.create_task(self._sweep(stop, self.sweep_fleets))
+            if self.notices is not None:
+                group.create_task(self.notices.run(stop))
             await stop.wait()
             self.cloud.look_now()
             self._context.registry.hint()
