@@ -16,6 +16,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.loopback import url_host
 from worker.agent import Agent, AgentSettings
 from worker.health import slot_memory_bytes
+from worker.instance_metadata import endpoint_of
 from worker.shm import tmpfs
 from worker.storage.s3 import s3_store
 from worker.supervisor import Supervisor
@@ -82,6 +83,7 @@ def settings(arguments: list[str]) -> AgentSettings:
         join_token=given.join_token,
         peer_port=given.peer_port,
         is_warm=not given.cold,
+        metadata_endpoint=endpoint_of(environment),
     )
 
 

@@ -40,6 +40,7 @@ from everstep.protocol.plan import GenerationPlan, SlotRecord
 from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
 from worker.errors import RanksNotGone
+from worker.instance_metadata import InstanceMetadata
 from worker.logs import RankLogs
 from worker.member import LoadFailed, Member, Node
 from worker.promise import Promise, PromiseFile
@@ -71,6 +72,8 @@ class AgentSettings:
     peer_port: int = 0
     is_warm: bool = True
     """Keep a pre-imported process to fork ranks from."""
+    metadata_endpoint: str | None = None
+    """Where the instance's metadata service is; None: there is none, or this is no EC2 instance."""
 
 
 class Agent:
@@ -94,6 +97,7 @@ class Agent:
         self._supervisor = supervisor
         self._logs = RankLogs(settings.state, objects)
         self._node = Node(settings.node_id, settings.address, settings.state, self._store, self._listener, objects, now)
+        self._metadata = InstanceMetadata(settings.metadata_endpoint, self._changed) if settings.metadata_endpoint else None
         self._control = ControlClient(
             settings.control_plane_url,
             join_token=settings.join_token,
@@ -127,6 +131,8 @@ class Agent:
                 tasks.create_task(self._control.run(), name="control line")
                 tasks.create_task(self._obey(), name="commands")
                 tasks.create_task(self._tell_warm(), name="warm start")
+                if self._metadata is not None:
+                    tasks.create_task(self._metadata.run(), name="instance metadata")
         finally:
             await end(self._working, *self._leaving)
             if self._member is not None:
@@ -197,6 +203,7 @@ class Agent:
             member=self._member_report(),
             metrics=metrics,
             refused_count=self._listener.refused_count + self._ranks.refused_count,
+            notices=self._metadata.notices if self._metadata is not None else (),
             is_warm=self._supervisor.is_warm,
         )
 
