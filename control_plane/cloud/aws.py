@@ -81,6 +81,7 @@ class AwsOperator:
             launch_template=template,
             instance_type=settings.instance_type,
             status=group.get("Status", ""),
+            suspension_reasons={process["ProcessName"]: process.get("SuspensionReason") or "" for process in group["SuspendedProcesses"]},
         )
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
@@ -185,6 +186,14 @@ class AwsOperator:
         self._require_tag(name)
         with translated():
             self._auto_scaling.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
+
+    def resume_processes(self, name: str, processes: Collection[str]) -> None:
+        """Resume processes; see `CloudOperator`."""
+        if not processes:
+            return  # an empty list means "all" to AWS
+        self._require_tag(name)
+        with translated():
+            self._auto_scaling.resume_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
 
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
         """Create or replace a hook; see `CloudOperator`."""

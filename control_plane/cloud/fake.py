@@ -44,6 +44,7 @@ class _Group:
     state: GroupState
     members: dict[NodeId, _Member] = field(default_factory=dict)
     failures: list[LaunchFailure] = field(default_factory=list)
+    no_launch_before: datetime = EPOCH
 
 
 class FakeOperator:
@@ -58,6 +59,8 @@ class FakeOperator:
         self.boot_delay = boot_delay
         self.capacity: int | None = None
         """How many instances may exist at once; None: any number."""
+        self.launch_retry = timedelta(0)
+        """How long a group waits after a launch that failed, unless it is asked again."""
         self.now = now
         self.calls: list[tuple[object, ...]] = []
         """Changes asked for, in order: what a test asserts on."""
@@ -164,6 +167,7 @@ class FakeOperator:
                 )
             self.calls.append(("set_desired", name, desired_count))
             group.state = replace(group.state, desired_count=desired_count)
+            group.no_launch_before = self.now
             self._reconcile()
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
@@ -240,6 +244,10 @@ class FakeOperator:
         """Suspend processes; see `CloudOperator`."""
         self._change(name, "suspend_processes", lambda state: replace(state, suspended_processes=state.suspended_processes | set(processes)))
 
+    def resume_processes(self, name: str, processes: Collection[str]) -> None:
+        """Resume processes; see `CloudOperator`."""
+        self._change(name, "resume_processes", lambda state: replace(state, suspended_processes=state.suspended_processes - set(processes)))
+
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
         """Create or replace a hook; see `CloudOperator`."""
 
@@ -275,7 +283,7 @@ class FakeOperator:
                 self._move(group, id, member)
             active = [member for member in group.members.values() if not member.state.is_leaving]
             missing = group.state.desired_count - len(active)
-            if missing > 0 and "Launch" not in group.state.suspended_processes:
+            if missing > 0 and "Launch" not in group.state.suspended_processes and self.now >= group.no_launch_before:
                 self._launch(group, missing)
             elif missing < 0 and "Terminate" not in group.state.suspended_processes:
                 unprotected = [member.state.instance_id for member in active if not member.state.is_protected]
@@ -326,6 +334,7 @@ class FakeOperator:
             zone, kind = group.state.availability_zones[0], group.state.instance_type
             message = f"We currently do not have sufficient {kind} capacity in the Availability Zone you requested ({zone})."
             group.failures.append(LaunchFailure(at=self.now, message=message))
+            group.no_launch_before = self.now + self.launch_retry
 
     def _begin_termination(self, group: _Group, id: NodeId) -> None:
         member = group.members[id]

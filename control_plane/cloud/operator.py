@@ -7,7 +7,7 @@ time, and raise `CloudError` alone. Nothing here knows jobs, nodes' agents or th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
@@ -119,6 +119,12 @@ class GroupState:
     """Of the launch template; empty when the group launches from something else."""
     status: str = ""
     """`Delete in progress` while AWS deletes the group, else empty."""
+    suspension_reasons: Mapping[str, str] = field(default_factory=dict)
+    """By suspended process: why, in AWS's words, where it gives a reason."""
+
+    def is_suspended_by_aws(self, process: str) -> bool:
+        """Say whether AWS itself suspended a process: an administrative suspension. Of what gives no reason a person is thought the author."""
+        return process in self.suspended_processes and "administrative" in self.suspension_reasons.get(process, "").lower()
 
     @property
     def is_tagged(self) -> bool:
@@ -199,6 +205,9 @@ class CloudOperator(Protocol):
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
         """Suspend these processes of the group; those already suspended stay so."""
+
+    def resume_processes(self, name: str, processes: Collection[str]) -> None:
+        """Resume these processes of the group; those that are not suspended stay so."""
 
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
         """Create or replace a lifecycle hook of the group."""

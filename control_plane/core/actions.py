@@ -119,8 +119,27 @@ class HoldTermination:
     """The hook's timeout."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryLaunch:
+    """Ask a group once more for the capacity that it desires already: a launch has failed."""
+
+    group: str
+    desired_count: int
+    failed_at: float
+    """When the newest launch failed: each failure is answered once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeLaunch:
+    """Lift the suspension that AWS has put on a group's launches."""
+
+    group: str
+    reason: str
+    """AWS's words for the suspension."""
+
+
 JobAction = SendPrepare | SendLoad | SendStart | SendStop | SendHalt | PutManifest
-FleetAction = SetDesired | TerminateMember | CompleteTermination | HoldTermination | SendHalt | SendRelease
+FleetAction = SetDesired | TerminateMember | CompleteTermination | HoldTermination | RetryLaunch | ResumeLaunch | SendHalt | SendRelease
 Action = JobAction | FleetAction
 
 

@@ -15,13 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from control_plane.core import notices
+from control_plane.core import capacity, notices
 from control_plane.core.actions import (
     CompleteTermination,
     EventDraft,
     FleetAction,
     FleetDecision,
     HoldTermination,
+    ResumeLaunch,
+    RetryLaunch,
     SendHalt,
     SendRelease,
     SetDesired,
@@ -83,6 +85,8 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     ]
     if observed.group.desired_count < desired:
         actions.append(SetDesired(group=spec.group, desired_count=desired))
+    else:
+        actions += _tries(now, spec, observed.group)
     if not is_frozen:
         extra = observed.group.desired_count - desired - sum(isinstance(action, TerminateMember) and action.decrement for action in actions)
         drained = _drained(spec, observed.group, table, extra)
@@ -279,6 +283,18 @@ def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired:
     return actions
 
 
+def _tries(now: float, spec: FleetSpec, group: GroupObserved) -> list[FleetAction]:
+    """Ask again for instances that do not come, and lift what AWS has suspended for that; what a user has suspended stays so."""
+    is_missing = sum(not member.is_leaving for member in group.members) < group.desired_count
+    if not is_missing or spec.is_deleting or now < (capacity.retry_at(group) or now):
+        return []
+    if group.launch_suspension is not None:
+        return [ResumeLaunch(group=spec.group, reason=group.launch_suspension)] if group.is_suspension_administrative else []
+    if group.failed_at is None:
+        return []
+    return [RetryLaunch(group=spec.group, desired_count=group.desired_count, failed_at=group.failed_at)]
+
+
 def _held_back(spec: FleetSpec, group: GroupObserved, table: _Table, policy: Policy, *, is_blind: bool) -> list[FleetAction]:
     """Let instances go that a terminating hook holds, once no job uses them or their agent is dead; hold them while a last step is being saved."""
     actions: list[FleetAction] = []
@@ -332,14 +348,14 @@ _SURPLUS = "surplus"
 
 
 def _surplus(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, extra: int) -> list[FleetAction]:
-    """End idle nodes beyond what the fleet needs, the newest first, by name."""
+    """End idle nodes beyond what the fleet needs, those that may go anyway and then the newest first, by name."""
     members = {member.node_id for member in seen.group.members if not member.is_leaving}
     pending = [row for row in table.in_state(NodeState.DRAINING) if row.reason.startswith(_SURPLUS) and row.node_id in members]
     extra -= len(pending)
     idle = [row for row in table.in_state(NodeState.SPARE) if row.node_id in members]
     if spec.is_deleting:
         idle = [*idle, *(row for row in table.in_state(NodeState.JOINING, NodeState.HELD) if row.node_id in members)]
-    for row in sorted(idle, key=lambda row: (row.created_at, row.node_id), reverse=True)[: max(0, extra)]:
+    for row in sorted(idle, key=lambda row: (bool(table.node(row.node_id).notices), row.created_at, row.node_id), reverse=True)[: max(0, extra)]:
         table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
         pending.append(table.rows[row.node_id])
     return [TerminateMember(group=spec.group, node_id=row.node_id, decrement=True, reason=row.reason) for row in pending]
@@ -352,6 +368,6 @@ def _reason(seen: FleetObserved, desired: int, *, is_blind: bool) -> str:
     if is_blind:
         parts.append("frozen: most of the fleet is silent while EC2 says that it runs")
     there = sum(not member.is_leaving for member in seen.group.members)
-    if there < desired and seen.group.launch_failures:
-        parts.append(f"waits for {desired - there} instances: {seen.group.launch_failures[0]}")
+    if there < desired and (words := capacity.waiting_words(seen.group)):
+        parts.append(f"waits for {desired - there} instances: {words}")
     return "; ".join(parts) or f"keeps {desired} nodes"

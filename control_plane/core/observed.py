@@ -325,6 +325,12 @@ class GroupObserved:
     """In AWS's words, newest first."""
     hook_seconds: float = 60.0
     """How long the terminating hooks hold an instance."""
+    failed_at: float | None = None
+    """When the newest of the launch failures was, Unix seconds."""
+    launch_suspension: str | None = None
+    """AWS's reason while the group's Launch process is suspended; None while it is not."""
+    is_suspension_administrative: bool = False
+    """AWS itself suspended it, after launches had failed for long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from control_plane.cloud.contract import MAX_HOOK_TIMEOUT, drift
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.operator import TERMINATING_TRANSITION, CloudOperator, GroupState, InstanceState, ScheduledEvent
+from control_plane.cloud.operator import TERMINATING_TRANSITION, CloudOperator, GroupState, InstanceState, LaunchFailure, ScheduledEvent
+from control_plane.core.capacity import waiting_words
 from control_plane.core.observed import GroupMember, GroupObserved, InstanceCondition
 from control_plane.core.states import NodeState
 from control_plane.db import fleets, nodes, notices
@@ -46,8 +47,6 @@ class CloudView:
     availability_zone: str
     conditions: Mapping[NodeId, tuple[InstanceCondition, str]]
     """By node: what AWS says of it, in AWS's words."""
-    domains: Mapping[NodeId, str]
-    """By node: the network node that its instance hangs on, where AWS tells it."""
 
 
 @dataclass(slots=True)
@@ -91,15 +90,21 @@ class CloudWatch:
         self._failing: dict[str, str] = {}
         self._known: dict[FleetName, _Known] = {}
         self._look = asyncio.Event()
+        self._look_closer = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Poll until `stop` is set. Everything that goes wrong with one fleet is told once and tried again."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._repeat(stop, self.poll, self._look))
+            group.create_task(self._repeat(stop, self.survey, self._look_closer))
+
+    async def _repeat(self, stop: asyncio.Event, ask: Callable[[], Awaitable[None]], wake: asyncio.Event) -> None:
         while not stop.is_set():
-            self._look.clear()
-            await self.poll()
+            wake.clear()
+            await ask()
             try:
                 async with asyncio.timeout(POLL_SECONDS):
-                    await self._look.wait()
+                    await wake.wait()
             except TimeoutError:
                 continue
 
@@ -116,18 +121,26 @@ class CloudWatch:
             self._failing.pop(name, None)
             before = self._views.get(name)
             self._views[name] = view
-            if before is None or (before.group, before.conditions, before.domains) != (view.group, view.conditions, view.domains):
+            if before is None or (before.group, before.conditions) != (view.group, view.conditions):
+                self._when_changed()
+
+    async def survey(self) -> None:
+        """Ask what EC2 has scheduled and where instances hang, where that is due. Apart from `poll`: what is rare must not hold up what is urgent."""
+        for name, view in list(self._views.items()):
+            about = self._known.setdefault(name, _Known())
+            if await asyncio.to_thread(self._ask_closely, name, set(view.conditions), about):
                 self._when_changed()
 
     def look_now(self) -> None:
         """Poll at once: something may have changed."""
         self._look.set()
+        self._look_closer.set()
 
     def look_closely(self) -> None:
         """Poll at once, and ask what EC2 has scheduled, too."""
         for known in self._known.values():
             known.looked_closely_at = float("-inf")
-        self._look.set()
+        self.look_now()
 
     def changed(self, fleet: FleetName) -> None:
         """Say that a change of the fleet's group was just asked for: answers to older questions are void."""
@@ -149,10 +162,15 @@ class CloudWatch:
             return InstanceCondition.UNKNOWN, ""
         return condition, words
 
-    def launch_failures(self, fleet: FleetName) -> tuple[str, ...]:
+    def domains(self, fleet: FleetName) -> Mapping[NodeId, str]:
+        """Return by node the network node that its instance hangs on; nodes that AWS tells nothing of are left out."""
+        known = self._known.get(fleet)
+        return dict(known.domains) if known is not None else {}
+
+    def waiting_words(self, fleet: FleetName) -> str:
         """Return why instances do not come, in AWS's words; empty when they do."""
         view = self._views.get(fleet)
-        return view.group.launch_failures if view is not None else ()
+        return waiting_words(view.group) if view is not None else ""
 
     def _fleets(self) -> tuple[fleets.FleetRecord, ...]:
         with self._database.read() as session:
@@ -166,16 +184,14 @@ class CloudWatch:
         instances = self._operator.describe_instances(sorted(ids))
         about = self._known.setdefault(FleetName(fleet.name), _Known())
         self._note_held(group, ids, about)
-        self._look_closer(fleet.name, ids, about, asked_at)
         are_missing = sum(not member.is_leaving for member in group.members) < group.desired_count
         failures = self._operator.recent_launch_failures(fleet.auto_scaling_group_name) if are_missing else ()
         return CloudView(
             asked_at=asked_at,
-            group=_group(group, tuple(failure.message for failure in failures)),
+            group=_group(group, failures),
             instance_type=group.instance_type,
             availability_zone=", ".join(group.availability_zones),
             conditions=_conditions(group, instances),
-            domains={node_id: domain for node_id, domain in about.domains.items() if node_id in ids},
         )
 
     def _note_held(self, group: GroupState, ids: set[NodeId], about: _Known) -> None:
@@ -199,8 +215,9 @@ class CloudWatch:
             notices.replace_polled(session, NoticeSource.GROUP, ids, found, self._now())
         about.has_held = bool(held)
 
-    def _look_closer(self, fleet: str, ids: set[NodeId], about: _Known, asked_at: float) -> None:
-        """Ask what EC2 has scheduled and on which network nodes instances hang. Without an answer both are unknown, and nothing else waits."""
+    def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
+        """Ask both questions about a fleet; without an answer both are unknown. Returns whether anything is news."""
+        asked_at, is_news = self._monotonic(), False
         is_due = asked_at - about.looked_closely_at >= CLOSE_SECONDS
         if is_due:
             about.looked_closely_at = asked_at
@@ -212,17 +229,18 @@ class CloudWatch:
                 self._failing.pop(f"{fleet}/events", None)
                 scheduled = [_scheduled(node_id, event) for node_id, events in found.items() for event in events]
                 with self._database.write() as session:
-                    notices.replace_polled(session, NoticeSource.STATUS, ids, scheduled, self._now())
+                    is_news = notices.replace_polled(session, NoticeSource.STATUS, ids, scheduled, self._now())
         unknown = ids - about.domains.keys()
         if not unknown or not (is_due or unknown - about.asked):
-            return
+            return is_news
         about.asked |= unknown
         try:
             networks = self._operator.network_nodes(sorted(unknown))
         except CloudError as error:
             self._tell_once(f"{fleet}/topology", f"fleet {fleet}: the network nodes of its instances are unknown: {error}")
-            return
-        about.domains |= {node_id: network[-1] for node_id, network in networks.items()}
+            return is_news
+        about.domains = {**about.domains, **{node_id: network[-1] for node_id, network in networks.items()}}  # a new one: others may be reading
+        return is_news or bool(networks)
 
     def _tell_once(self, key: str, words: str) -> None:
         if self._failing.get(key) != words:
@@ -230,7 +248,7 @@ class CloudWatch:
         self._failing[key] = words
 
 
-def _group(group: GroupState, failures: tuple[str, ...]) -> GroupObserved:
+def _group(group: GroupState, failures: tuple[LaunchFailure, ...]) -> GroupObserved:
     return GroupObserved(
         desired_count=group.desired_count,
         min_size=group.min_size,
@@ -246,7 +264,10 @@ def _group(group: GroupState, failures: tuple[str, ...]) -> GroupObserved:
         ),
         termination_hooks=tuple(hook.name for hook in group.hooks if hook.transition == TERMINATING_TRANSITION),
         drift=drift(group),
-        launch_failures=failures,
+        launch_failures=tuple(failure.message for failure in failures),
+        failed_at=failures[0].at.timestamp() if failures else None,
+        launch_suspension=group.suspension_reasons.get("Launch", "") if "Launch" in group.suspended_processes else None,
+        is_suspension_administrative=group.is_suspended_by_aws("Launch"),
         hook_seconds=_hook_seconds(group),
     )
 

@@ -160,7 +160,6 @@ class Observer:
         fleet_nodes = [self._node_by_id(fleet, NodeId(row.id), row, views.get(NodeId(row.id))) for row in in_use]
         told = records.notices_of(stored.notices)
         runs = admitted((records.fleet_job(job) for job in stored.fleet_jobs), stored.max_node_count)
-        failures = self._cloud.launch_failures(fleet)
         return records.job_spec(stored.job), JobObserved(
             record=records.job_record(stored.job),
             plan=stored.plan,
@@ -170,7 +169,7 @@ class Observer:
             nodes={node_id: self._node_by_id(fleet, node_id, rows.get(node_id), views.get(node_id), told.get(node_id, ())) for node_id in team},
             is_admitted=run in runs,
             is_fleet_blind=is_fleet_blind(fleet_nodes, self._timeouts),
-            waiting_words=failures[0] if failures else "",
+            waiting_words=self._cloud.waiting_words(fleet),
         )
 
     def read_fleet(self, name: FleetName) -> StoredFleet:

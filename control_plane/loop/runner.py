@@ -23,7 +23,17 @@ from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.core import fleets as core_fleets
 from control_plane.core import jobs as core_jobs
-from control_plane.core.actions import CompleteTermination, Decision, FleetDecision, HoldTermination, PutManifest, SetDesired, TerminateMember
+from control_plane.core.actions import (
+    CompleteTermination,
+    Decision,
+    FleetDecision,
+    HoldTermination,
+    PutManifest,
+    ResumeLaunch,
+    RetryLaunch,
+    SetDesired,
+    TerminateMember,
+)
 from control_plane.core.observed import Policy
 from control_plane.core.states import ENDED_JOBS, FleetStatus, JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
@@ -209,7 +219,8 @@ class Runner:
                 self.cloud.changed(name)
                 await self.executor.change_group(lease, action)
                 self.cloud.changed(name)
-            elif isinstance(action, HoldTermination):
+            elif isinstance(action, HoldTermination | RetryLaunch | ResumeLaunch):
+                # Decided again in every pass until AWS shows an effect, and made once: no reason to void what AWS said.
                 await self.executor.change_group(lease, action)
             else:
                 self.executor.tell(action)
@@ -283,7 +294,8 @@ class Runner:
             reason=decision.reason,
         )
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
-        domains = {row.id: view.domains[NodeId(row.id)] for row in stored.nodes if row.failure_domain is None and NodeId(row.id) in view.domains}
+        told = self.cloud.domains(FleetName(fleet.name))
+        domains = {row.id: told[NodeId(row.id)] for row in stored.nodes if row.failure_domain is None and NodeId(row.id) in told}
         if is_same and not decision.records and not decision.events and not decision.is_empty and not domains:
             return
         with self._context.database.write() as session:

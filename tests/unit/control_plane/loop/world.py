@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
-from control_plane.cloud.operator import ScheduledEvent
+from control_plane.cloud.operator import GroupState, ScheduledEvent
 from control_plane.core.observed import NO_GENERATION
 from control_plane.core.states import FleetStatus, JobState
 from control_plane.core.timeouts import ladder
@@ -370,6 +370,7 @@ class World:
         if self.before_pass is not None:
             await self.before_pass()
         await self.runner.cloud.poll()
+        await self.runner.cloud.survey()
         await self.runner.sweep_fleets()
         await self.runner.sweep_jobs()
         await self.runner.executor.close()
@@ -447,6 +448,10 @@ class World:
             not_before=self.now + timedelta(seconds=seconds),
         )
         self.operator.events[agent.node_id] = (event,)
+
+    def suspended(self, reason: str) -> Callable[[GroupState], GroupState]:
+        """Return a change of the group that suspends its launches, for this reason."""
+        return lambda group: replace(group, suspended_processes=group.suspended_processes | {"Launch"}, suspension_reasons={"Launch": reason})
 
     def terminate(self, agent: Agent) -> None:
         self.operator.end_instance(agent.node_id)
