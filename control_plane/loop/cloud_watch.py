@@ -224,7 +224,7 @@ class CloudWatch:
             try:
                 found = self._operator.scheduled_events(sorted(ids))
             except CloudError as error:
-                self._tell_once(f"{fleet}/events", f"fleet {fleet}: what EC2 has scheduled is unknown: {error}")
+                self._tell_once(f"{fleet}/events", f"fleet {fleet}: what EC2 has scheduled is unknown: {_first_line(error)}")
             else:
                 self._failing.pop(f"{fleet}/events", None)
                 scheduled = [_scheduled(node_id, event) for node_id, events in found.items() for event in events]
@@ -237,7 +237,7 @@ class CloudWatch:
         try:
             networks = self._operator.network_nodes(sorted(unknown))
         except CloudError as error:
-            self._tell_once(f"{fleet}/topology", f"fleet {fleet}: the network nodes of its instances are unknown: {error}")
+            self._tell_once(f"{fleet}/topology", f"fleet {fleet}: the network nodes of its instances are unknown: {_first_line(error)}")
             return is_news
         about.domains = {**about.domains, **{node_id: network[-1] for node_id, network in networks.items()}}  # a new one: others may be reading
         return is_news or bool(networks)
@@ -270,6 +270,11 @@ def _group(group: GroupState, failures: tuple[LaunchFailure, ...]) -> GroupObser
         is_suspension_administrative=group.is_suspended_by_aws("Launch"),
         hook_seconds=_hook_seconds(group),
     )
+
+
+def _first_line(error: CloudError) -> str:
+    """Return what fits a line of a log: an answer that does not parse comes whole."""
+    return str(error).partition("\n")[0]
 
 
 def _hook_seconds(group: GroupState) -> float:
