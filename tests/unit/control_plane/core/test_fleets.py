@@ -302,6 +302,9 @@ def test_a_node_that_aws_takes_is_given_to_nobody_and_one_that_it_would_like_bac
     assert states(decision)["i1"] == ("draining", None)
     block = Notice(kind=NoticeKind.CAPACITY_BLOCK_END, message="over", ends_at=NOW + 600)
     assert decide(seen([row("i1"), row("i2"), row("i3")], [], announced={"i1": block})).records == ()
+    assert decide(seen([row("i1")], [waiting], announced={"i1": block}, desired=2)).records == (), (
+        "nothing is placed on it, even where all else is taken"
+    )
 
 
 def test_what_may_go_is_replaced_one_by_one_while_all_else_is_whole() -> None:
