@@ -7,7 +7,6 @@ import os
 import random
 import signal
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -75,24 +74,6 @@ def test_a_lost_group(start: Callable[..., Job]) -> None:
     assert_incident(incident, cause="group_lost", source="s3", lost_steps=interval + 3, base=interval)
     assert set(incident["InstanceIds"]) == victims
     assert len(incident["ReplacementInstanceIds"]) == 2
-    assert_identical(job)
-
-
-def test_an_instance_that_its_group_is_told_to_end(place: Workplace, start: Callable[..., Job]) -> None:
-    """The terminating hook is a notice: the ranks stop at an agreed step and move before the instance goes."""
-    job = start(PAIRS, holds=(FIRST,))
-    in_mid_training(job)
-    leaving = job.node_of(1)
-    with closing(place.cluster.aws("autoscaling")) as auto_scaling:
-        auto_scaling.terminate_instance_in_auto_scaling_group(InstanceId=leaving, ShouldDecrementDesiredCapacity=False)
-    job.wait("the move", lambda seen: seen["Reason"].startswith("moves: "))
-    assert place.cluster.instances().keys() >= {leaving}, "the hook holds it"
-    job.let_go(FIRST)
-    job.wait_ended()
-    (incident,) = job.incidents()
-    assert_incident(incident, cause="notice", source="peer", lost_steps=0, base=6)
-    assert incident["InstanceId"] == leaving
-    assert incident["GenerationAfter"] == 2, "one interruption"
     assert_identical(job)
 
 
