@@ -103,6 +103,11 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     )
     parser.add_argument("--region", default=env("EVERSTEP_AWS_REGION", env("AWS_REGION", LOCAL_REGION)), help="AWS region (default %(default)s)")
     parser.add_argument("--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="where the local cloud listens")
+    parser.add_argument(
+        "--events-queue-url",
+        default=env("EVERSTEP_EVENTS_QUEUE_URL", ""),
+        help="SQS queue that EventBridge delivers AWS's events to; without one AWS is polled only",
+    )
     parser.add_argument("--bucket", default=env("EVERSTEP_BUCKET", ""), help="S3 bucket for sources, logs, outputs and checkpoints")
     parser.add_argument(
         "--detection-seconds", type=float, default=3.0, help="how soon a failure is noticed; all timeouts derive from it (default %(default)s)"
@@ -121,6 +126,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         mode=CloudMode(given.mode),
         region=given.region,
         aws_endpoint_url=given.aws_endpoint_url,
+        events_queue_url=given.events_queue_url,
         database_url=given.database_url,
         host=given.host,
         port=given.port,
@@ -148,6 +154,8 @@ def _announce(settings: Settings) -> None:
     """Say whose cloud this is and what the timeouts are, before anything is touched."""
     for rung in rungs(ladder(settings.detection_seconds)):
         log.info("timeout %s", rung)
+    queue = settings.events_queue_url
+    log.info("AWS's events: %s", f"read from {queue}, and AWS is polled" if queue else "no queue is given (--events-queue-url): AWS is polled only")
     Connection(CloudSettings(mode=settings.mode, region=settings.region, endpoint_url=settings.aws_endpoint_url)).identify()
 
 

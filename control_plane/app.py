@@ -25,6 +25,7 @@ from control_plane.api.envelope import Envelope
 from control_plane.api.routes import agents, events, fleets, health, incidents, jobs, nodes, results, sources, tokens
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudSettings, Connection
+from control_plane.cloud.notices import EventQueue, SqsQueue
 from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.cloud.s3 import S3ObjectStore
@@ -79,8 +80,10 @@ def create_app(
     settings.state_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     spool_directory = settings.state_directory / "spool"
     spool_directory.mkdir(mode=0o700, exist_ok=True)
+    queue: EventQueue | None = None
     if operator is None or objects is None:
         connection = Connection(CloudSettings(mode=settings.mode, region=settings.region, endpoint_url=settings.aws_endpoint_url))
+        queue = SqsQueue(connection, settings.events_queue_url) if settings.events_queue_url else None
         operator = operator or AwsOperator(connection)
         objects = objects or S3ObjectStore(connection)
     database = Database(settings.database)
@@ -95,6 +98,7 @@ def create_app(
     services = Services(
         database=database,
         operator=operator,
+        events=queue,
         objects=objects,
         registry=registry,
         timeouts=ladder(settings.detection_seconds),
@@ -148,6 +152,7 @@ def _loops(settings: Settings, services: Services, secret: bytes) -> Sequence[Lo
     context = LoopContext(
         database=services.database,
         operator=services.operator,
+        events=services.events,
         objects=services.objects,
         registry=services.registry,
         timeouts=services.timeouts,

@@ -32,6 +32,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 0
     """0: the kernel chooses."""
+    events_queue_url: str = ""
+    """SQS queue that EventBridge delivers AWS's events to; empty: AWS is polled only."""
     is_other_host_allowed: bool = False
     detection_seconds: float = 3.0
     """All timeouts derive from it."""
@@ -47,6 +49,10 @@ class Settings:
             raise InvalidSettings(f"local mode needs --aws-endpoint-url on this machine (127.0.0.0/8 or ::1), not {self.aws_endpoint_url!r}")
         if self.aws_endpoint_url and not url_host(self.aws_endpoint_url):
             raise InvalidSettings(f"--aws-endpoint-url {self.aws_endpoint_url!r} is not an http or https URL")
+        if self.events_queue_url and not url_host(self.events_queue_url):
+            raise InvalidSettings(f"--events-queue-url {self.events_queue_url!r} is not an http or https URL")
+        if self.mode is CloudMode.LOCAL and self.events_queue_url and not is_loopback(self.events_queue_url):
+            raise InvalidSettings(f"local mode needs --events-queue-url on this machine (127.0.0.0/8 or ::1), not {self.events_queue_url!r}")
         if not self.is_other_host_allowed and not is_this_machine(self.host):
             raise InvalidSettings(
                 f"--host {self.host} can be reached from other machines, and bearer tokens would cross the network unencrypted. Put a TLS proxy "

@@ -18,6 +18,7 @@ from worker.agent import Agent, AgentSettings
 from worker.health.gpus import gpu_reader
 from worker.health.memory import slot_memory_bytes
 from worker.health.watch import HealthWatch
+from worker.instance_metadata import endpoint_of
 from worker.shm import tmpfs
 from worker.storage.s3 import s3_store
 from worker.supervisor import Supervisor
@@ -84,6 +85,7 @@ def settings(arguments: list[str]) -> AgentSettings:
         join_token=given.join_token,
         peer_port=given.peer_port,
         is_warm=not given.cold,
+        metadata_endpoint=endpoint_of(environment),
     )
 
 

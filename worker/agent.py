@@ -44,6 +44,7 @@ from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
 from worker.errors import RanksNotGone
 from worker.health.watch import HealthWatch
+from worker.instance_metadata import InstanceMetadata
 from worker.logs import RankLogs
 from worker.member import LoadFailed, Member, Node
 from worker.promise import Promise, PromiseFile
@@ -77,6 +78,8 @@ class AgentSettings:
     peer_port: int = 0
     is_warm: bool = True
     """Keep a pre-imported process to fork ranks from."""
+    metadata_endpoint: str | None = None
+    """Where the instance's metadata service is; None: there is none, or this is no EC2 instance."""
 
 
 class Agent:
@@ -110,6 +113,7 @@ class Agent:
         self._supervisor = supervisor
         self._logs = RankLogs(settings.state, objects)
         self._node = Node(settings.node_id, settings.address, settings.state, self._store, self._listener, objects, now)
+        self._metadata = InstanceMetadata(settings.metadata_endpoint, self._changed) if settings.metadata_endpoint else None
         self._control = ControlClient(
             settings.control_plane_url,
             join_token=settings.join_token,
@@ -148,6 +152,8 @@ class Agent:
                 tasks.create_task(self._control.run(), name="control line")
                 tasks.create_task(self._obey(), name="commands")
                 tasks.create_task(self._tell_warm(), name="warm start")
+                if self._metadata is not None:
+                    tasks.create_task(self._metadata.run(), name="instance metadata")
         finally:
             await end(self._working, *self._leaving)
             if self._stacks is not None:
@@ -222,6 +228,7 @@ class Agent:
             member=self._member_report(),
             metrics=metrics,
             refused_count=self._listener.refused_count + self._ranks.refused_count,
+            notices=self._metadata.notices if self._metadata is not None else (),
             is_warm=self._supervisor.is_warm,
             faults=self._health.faults() if self._health is not None else (),
         )

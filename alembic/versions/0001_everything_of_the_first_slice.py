@@ -126,6 +126,7 @@ def upgrade() -> None:
         sa.Column("version", sa.String(length=255), nullable=False),
         sa.Column("instance_type", sa.String(length=255), nullable=False),
         sa.Column("availability_zone", sa.String(length=255), nullable=False),
+        sa.Column("failure_domain", sa.String(length=255), nullable=True),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("connected_at", sa.DateTime(timezone=True), nullable=True),
@@ -137,6 +138,17 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_node_fleet_name"), ["fleet_name"], unique=False)
         batch_op.create_index(batch_op.f("ix_node_run_id"), ["run_id"], unique=False)
 
+    op.create_table(
+        "notice",
+        sa.Column("node_id", sa.String(length=64), nullable=False),
+        sa.Column("kind", sa.String(length=64), nullable=False),
+        sa.Column("event_id", sa.String(length=255), nullable=False),
+        sa.Column("source", sa.String(length=64), nullable=False),
+        sa.Column("message", sa.Text(), nullable=False),
+        sa.Column("ends_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("recorded_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("node_id", "kind", "event_id", name=op.f("pk_notice")),
+    )
     op.create_table(
         "source",
         sa.Column("sha256", sa.String(length=64), nullable=False),
@@ -284,6 +296,7 @@ def downgrade() -> None:
 
     op.drop_table("token")
     op.drop_table("source")
+    op.drop_table("notice")
     with op.batch_alter_table("node", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_node_run_id"))
         batch_op.drop_index(batch_op.f("ix_node_fleet_name"))

@@ -19,6 +19,7 @@ from fastapi import Path as PathParameter
 
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
+from control_plane.cloud.notices import EventQueue
 from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.db.session import Database
@@ -43,6 +44,8 @@ class Services:
 
     database: Database
     operator: CloudOperator
+    events: EventQueue | None
+    """Where AWS's events come from; None: AWS is polled only."""
     objects: ObjectStore
     registry: AgentRegistry
     timeouts: Timeouts

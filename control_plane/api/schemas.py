@@ -585,6 +585,8 @@ class Node(Shape):
     memory_bytes: int
     instance_type: str
     availability_zone: str
+    failure_domain: str | None
+    """The network node that its instance hangs on; null while AWS has not told, which it does not for every instance type."""
     agent_version: str
     refused_message_count: int
     """Messages of its agent that were not decodable, too long or of another node, since this server started."""

@@ -319,6 +319,7 @@ def node(record: NodeRecord, agent: AgentView | None, *, refused_message_count: 
         memory_bytes=record.memory_bytes,
         instance_type=record.instance_type,
         availability_zone=record.availability_zone,
+        failure_domain=record.failure_domain,
         agent_version=record.version,
         reason=record.reason,
         creation_time=record.created_at,

@@ -23,6 +23,7 @@ from control_plane.cloud.operator import (
     LaunchTemplateRef,
     LifecycleHook,
     MemberState,
+    ScheduledEvent,
 )
 from everstep.protocol.ids import NodeId
 
@@ -80,6 +81,7 @@ class AwsOperator:
             launch_template=template,
             instance_type=settings.instance_type,
             status=group.get("Status", ""),
+            suspension_reasons={process["ProcessName"]: process.get("SuspensionReason") or "" for process in group["SuspendedProcesses"]},
         )
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
@@ -125,6 +127,39 @@ class AwsOperator:
             if "No active Lifecycle Action found" not in error.message:
                 raise
 
+    def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
+        """Let a hook hold an instance for longer; see `CloudOperator`."""
+        self._require_tag(group)
+        try:
+            with translated():
+                self._auto_scaling.record_lifecycle_action_heartbeat(AutoScalingGroupName=group, LifecycleHookName=hook, InstanceId=instance_id)
+        except (NotFound, InvalidRequest) as error:
+            if "No active Lifecycle Action found" not in error.message:
+                raise
+
+    def scheduled_events(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[ScheduledEvent, ...]]:
+        """Return scheduled events; see `CloudOperator`."""
+        found: dict[NodeId, tuple[ScheduledEvent, ...]] = {}
+        for ids in _batches(sorted(set(instance_ids)), INSTANCES_PER_CALL):
+            # A filter, not InstanceIds: one unknown id would fail the whole call.
+            with translated():
+                pages = self._ec2.get_paginator("describe_instance_status").paginate(
+                    Filters=[{"Name": "instance-id", "Values": list(ids)}], IncludeAllInstances=True
+                )
+                statuses = [status for page in pages for status in page["InstanceStatuses"]]
+            found |= {NodeId(status["InstanceId"]): tuple(_scheduled(status)) for status in statuses}
+        return {id: events for id, events in found.items() if events}
+
+    def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
+        """Return network nodes; see `CloudOperator`."""
+        found: dict[NodeId, tuple[str, ...]] = {}
+        for ids in _batches(sorted(set(instance_ids)), INSTANCES_PER_CALL):
+            with translated():
+                pages = self._ec2.get_paginator("describe_instance_topology").paginate(InstanceIds=list(ids))
+                instances = [instance for page in pages for instance in page["Instances"]]
+            found |= {NodeId(instance["InstanceId"]): tuple(instance.get("NetworkNodes") or ()) for instance in instances}
+        return {id: network for id, network in found.items() if network}
+
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
         """Return failed launches since the last success; see `CloudOperator`."""
         with translated():
@@ -151,6 +186,14 @@ class AwsOperator:
         self._require_tag(name)
         with translated():
             self._auto_scaling.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
+
+    def resume_processes(self, name: str, processes: Collection[str]) -> None:
+        """Resume processes; see `CloudOperator`."""
+        if not processes:
+            return  # an empty list means "all" to AWS
+        self._require_tag(name)
+        with translated():
+            self._auto_scaling.resume_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
 
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
         """Create or replace a hook; see `CloudOperator`."""
@@ -251,7 +294,18 @@ def _instance(instance: dict[str, Any]) -> InstanceState:
         instance_type=instance.get("InstanceType", ""),
         availability_zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
         launched_at=instance.get("LaunchTime"),
+        capacity_reservation_id=instance.get("CapacityReservationId", ""),
     )
+
+
+def _scheduled(status: dict[str, Any]) -> Iterator[ScheduledEvent]:
+    """Yield what is still to come; what is over stays listed for a week, with a word in front of its description."""
+    for event in status.get("Events") or ():
+        description = event.get("Description", "")
+        if not description.startswith(("[Completed]", "[Canceled]")):
+            yield ScheduledEvent(
+                event_id=event.get("InstanceEventId") or event["Code"], code=event["Code"], description=description, not_before=event.get("NotBefore")
+            )
 
 
 def _failures_since_success(activities: Iterable[dict[str, Any]]) -> Iterator[LaunchFailure]:

@@ -10,6 +10,7 @@
     ├── AccessDenied         the credentials may not do that
     ├── InvalidRequest       AWS says that the request itself is wrong
     ├── GroupNotOurs         an Auto Scaling group without the tag `everstep:fleet`
+    ├── MalformedEvent       a message of the event queue that is no event
     ├── ContractViolation    a group that cannot be made to fit the ASG contract
     └── EndpointRefused      local mode, and an endpoint that is not on this machine
 
@@ -79,6 +80,10 @@ class InvalidRequest(CloudError):
 
 class GroupNotOurs(CloudError):
     """The Auto Scaling group does not carry the tag that lets Everstep touch it."""
+
+
+class MalformedEvent(CloudError):
+    """A message of the event queue is not an event, or lacks what AWS documents of its kind."""
 
 
 class ContractViolation(CloudError):

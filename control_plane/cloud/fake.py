@@ -24,6 +24,7 @@ from control_plane.cloud.operator import (
     LaunchTemplateRef,
     LifecycleHook,
     MemberState,
+    ScheduledEvent,
 )
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import ObjectReference
@@ -43,6 +44,7 @@ class _Group:
     state: GroupState
     members: dict[NodeId, _Member] = field(default_factory=dict)
     failures: list[LaunchFailure] = field(default_factory=list)
+    no_launch_before: datetime = EPOCH
 
 
 class FakeOperator:
@@ -57,6 +59,8 @@ class FakeOperator:
         self.boot_delay = boot_delay
         self.capacity: int | None = None
         """How many instances may exist at once; None: any number."""
+        self.launch_retry = timedelta(0)
+        """How long a group waits after a launch that failed, unless it is asked again."""
         self.now = now
         self.calls: list[tuple[object, ...]] = []
         """Changes asked for, in order: what a test asserts on."""
@@ -64,6 +68,10 @@ class FakeOperator:
         self._groups: dict[str, _Group] = {}
         self._instances: dict[NodeId, InstanceState] = {}
         self._next_error: list[CloudError] = []
+        self.events: dict[NodeId, tuple[ScheduledEvent, ...]] = {}
+        """What EC2 has scheduled."""
+        self.topology: dict[NodeId, tuple[str, ...]] = {}
+        """Network nodes, the nearest last; of instances not named EC2 tells nothing."""
         self._launched = 0
 
     # The test's side
@@ -116,6 +124,18 @@ class FakeOperator:
             self._end(instance_id, state, "Client.UserInitiatedShutdown: User initiated shutdown")
             self._reconcile()
 
+    def shrink(self, instance_id: NodeId) -> None:
+        """Let the group end a member by itself, as at a person's request: its terminating hook holds it first."""
+        with self._lock:
+            group = next(group for group in self._groups.values() if instance_id in group.members)
+            self._begin_termination(group, instance_id)
+            self._reconcile()
+
+    def put_in_block(self, instance_id: NodeId, reservation: str) -> None:
+        """Let an instance run in a capacity block."""
+        with self._lock:
+            self._instances[instance_id] = replace(self._instances[instance_id], capacity_reservation_id=reservation)
+
     def fail_next(self, error: CloudError) -> None:
         """Make the next call raise."""
         with self._lock:
@@ -147,6 +167,7 @@ class FakeOperator:
                 )
             self.calls.append(("set_desired", name, desired_count))
             group.state = replace(group.state, desired_count=desired_count)
+            group.no_launch_before = self.now
             self._reconcile()
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
@@ -175,6 +196,28 @@ class FakeOperator:
                 member.due_at = self.now
                 self._reconcile()
 
+    def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
+        """Let a hook hold an instance for longer; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            member = self._group(group).members.get(instance_id)
+            held = next((known for known in self._group(group).state.hooks if known.name == hook), None)
+            if member and held and member.state.awaits_termination:
+                self.calls.append(("hold_termination", group, hook, instance_id))
+                member.due_at = self.now + held.heartbeat_timeout
+
+    def scheduled_events(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[ScheduledEvent, ...]]:
+        """Return scheduled events; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            return {id: self.events[id] for id in instance_ids if self.events.get(id)}
+
+    def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
+        """Return network nodes; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            return {id: self.topology[id] for id in instance_ids if self.topology.get(id)}
+
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
         """Return failed launches since the last success; see `CloudOperator`."""
         with self._lock:
@@ -200,6 +243,10 @@ class FakeOperator:
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
         """Suspend processes; see `CloudOperator`."""
         self._change(name, "suspend_processes", lambda state: replace(state, suspended_processes=state.suspended_processes | set(processes)))
+
+    def resume_processes(self, name: str, processes: Collection[str]) -> None:
+        """Resume processes; see `CloudOperator`."""
+        self._change(name, "resume_processes", lambda state: replace(state, suspended_processes=state.suspended_processes - set(processes)))
 
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
         """Create or replace a hook; see `CloudOperator`."""
@@ -236,7 +283,7 @@ class FakeOperator:
                 self._move(group, id, member)
             active = [member for member in group.members.values() if not member.state.is_leaving]
             missing = group.state.desired_count - len(active)
-            if missing > 0 and "Launch" not in group.state.suspended_processes:
+            if missing > 0 and "Launch" not in group.state.suspended_processes and self.now >= group.no_launch_before:
                 self._launch(group, missing)
             elif missing < 0 and "Terminate" not in group.state.suspended_processes:
                 unprotected = [member.state.instance_id for member in active if not member.state.is_protected]
@@ -287,6 +334,7 @@ class FakeOperator:
             zone, kind = group.state.availability_zones[0], group.state.instance_type
             message = f"We currently do not have sufficient {kind} capacity in the Availability Zone you requested ({zone})."
             group.failures.append(LaunchFailure(at=self.now, message=message))
+            group.no_launch_before = self.now + self.launch_retry
 
     def _begin_termination(self, group: _Group, id: NodeId) -> None:
         member = group.members[id]

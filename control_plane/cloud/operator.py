@@ -7,7 +7,7 @@ time, and raise `CloudError` alone. Nothing here knows jobs, nodes' agents or th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
@@ -51,6 +51,8 @@ class InstanceState:
     instance_type: str = ""
     availability_zone: str = ""
     launched_at: datetime | None = None
+    capacity_reservation_id: str = ""
+    """The reservation or capacity block that it runs in, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,12 @@ class GroupState:
     """Of the launch template; empty when the group launches from something else."""
     status: str = ""
     """`Delete in progress` while AWS deletes the group, else empty."""
+    suspension_reasons: Mapping[str, str] = field(default_factory=dict)
+    """By suspended process: why, in AWS's words, where it gives a reason."""
+
+    def is_suspended_by_aws(self, process: str) -> bool:
+        """Say whether AWS itself suspended a process: an administrative suspension. Of what gives no reason a person is thought the author."""
+        return process in self.suspended_processes and "administrative" in self.suspension_reasons.get(process, "").lower()
 
     @property
     def is_tagged(self) -> bool:
@@ -131,6 +139,19 @@ class LaunchFailure:
     at: datetime
     message: str
     """In AWS's words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledEvent:
+    """Something that EC2 has scheduled for an instance, not yet over."""
+
+    event_id: str
+    code: str
+    """`instance-reboot`, `system-reboot`, `system-maintenance`, `instance-retirement` or `instance-stop`."""
+    description: str
+    """In AWS's words."""
+    not_before: datetime | None
+    """When its window begins."""
 
 
 class CloudOperator(Protocol):
@@ -164,6 +185,15 @@ class CloudOperator(Protocol):
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
         """Let an instance go that a terminating hook holds. Idempotent: one that is held no longer is fine."""
 
+    def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
+        """Let a terminating hook hold an instance for another timeout. One that is held no longer is fine."""
+
+    def scheduled_events(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[ScheduledEvent, ...]]:
+        """Return what EC2 has scheduled for instances and is not over; of ids that it does not know, or that it has nothing for, nothing."""
+
+    def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
+        """Return the network nodes above each instance, the nearest last; ids that EC2 tells nothing of are left out."""
+
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
         """Return failed launches, newest first, since the last launch that succeeded."""
 
@@ -175,6 +205,9 @@ class CloudOperator(Protocol):
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
         """Suspend these processes of the group; those already suspended stay so."""
+
+    def resume_processes(self, name: str, processes: Collection[str]) -> None:
+        """Resume these processes of the group; those that are not suspended stay so."""
 
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
         """Create or replace a lifecycle hook of the group."""

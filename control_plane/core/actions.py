@@ -120,8 +120,38 @@ class CompleteTermination:
     node_id: NodeId
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldTermination:
+    """Let a terminating hook hold an instance for another of its timeouts: its last step is still being saved."""
+
+    group: str
+    hook: str
+    node_id: NodeId
+    seconds: float
+    """The hook's timeout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryLaunch:
+    """Ask a group once more for the capacity that it desires already: a launch has failed."""
+
+    group: str
+    desired_count: int
+    failed_at: float
+    """When the newest launch failed: each failure is answered once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeLaunch:
+    """Lift the suspension that AWS has put on a group's launches."""
+
+    group: str
+    reason: str
+    """AWS's words for the suspension."""
+
+
 JobAction = SendPrepare | SendLoad | SendStart | SendStop | SendHalt | SendTakeStacks | PutManifest
-FleetAction = SetDesired | TerminateMember | CompleteTermination | SendHalt | SendRelease
+FleetAction = SetDesired | TerminateMember | CompleteTermination | HoldTermination | RetryLaunch | ResumeLaunch | SendHalt | SendRelease
 Action = JobAction | FleetAction
 
 

@@ -49,6 +49,13 @@ def newest_step(known: Iterable[CheckpointRecord]) -> Step:
     return max((checkpoint.step for checkpoint in known), default=NO_STEP)
 
 
+def upload_seconds(reports: Mapping[NodeId, MemberReport]) -> float | None:
+    """Return how long the slowest shard of the newest uploaded step took, or None where none was measured."""
+    timed = [upload for report in reports.values() for upload in report.uploads if upload.upload_seconds > 0]
+    newest = max((upload.step for upload in timed), default=NO_STEP)
+    return max((upload.upload_seconds for upload in timed if upload.step == newest), default=None)
+
+
 def _by_step(reports: Mapping[NodeId, MemberReport]) -> dict[Step, dict[Rank, UploadedShard]]:
     by_step: dict[Step, dict[Rank, UploadedShard]] = {}
     for report in reports.values():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
 
-from control_plane.core import accounting, checkpoints, faults, hangs, incidents, launch, queue, recovery
+from control_plane.core import accounting, checkpoints, faults, hangs, incidents, launch, notices, queue, recovery
 from control_plane.core.actions import Decision, EventDraft, JobAction, SendHalt, SendLoad, SendPrepare, SendStart, SendStop, SendTakeStacks
 from control_plane.core.evidence import (
     Standing,
@@ -37,6 +37,7 @@ from control_plane.core.observed import (
     JobObserved,
     JobRecord,
     JobSpec,
+    Move,
     NodeObserved,
     Policy,
 )
@@ -308,7 +309,7 @@ def _with_losses(view: _View, lost: tuple[Fault, ...]) -> _View:
         return view
     told = incidents.with_faults(incident, fresh)
     told = incidents.with_faults(told, faults.group_loss(plan, told.instance_ids, told.failed_at))
-    told = replace(told, decision=_in_words(told.instance_ids))
+    told = replace(told, decision=_decided(told.cause, told.instance_ids))
     return replace_record(view, incident=told, failures=faults.forgiven(view.record.failures, incident.generation_before))
 
 
@@ -429,7 +430,8 @@ def _watch(view: _View) -> Decision:
     puts: tuple[JobAction, ...] = checkpoints.due(plan, view.reports, view.seen.lineage, view.seen.checkpoints)
     if (fault := faults.permanent(view.reports)) is not None:
         return _ended(view, JobEvent.GAVE_UP, fault.message)
-    if all(_has_finished(view, node.node_id) for node in plan.nodes):
+    is_moving = record.move is not None and record.state is JobState.RUNNING
+    if not (is_moving and _was_agreed(view)) and all(_has_finished(view, node.node_id) for node in plan.nodes):
         return replace_actions(_finish(view, is_durable=not puts), puts)
     silences = {silence.node_id: silence for silence in record.silences if not view.seen.is_fleet_blind}
     others = progress_without(view.reports, plan.coordinator)
@@ -445,7 +447,7 @@ def _watch(view: _View) -> Decision:
     if found:
         return replace_actions(_new_generation(view, found, faults.failure_of_ranks(view.reports, plan.generation, record.max_boundary)), puts)
     if view.wants_stop:
-        return replace_actions(_moved(replace_record(view, suspicion=None), JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"), puts)
+        return replace_actions(_moved(replace_record(view, suspicion=None, move=None), JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"), puts)
     watched = _watch_clocks(view)
     if watched.faults:
         failure = hangs.failure(view.reports, plan.generation, record.max_boundary, view.now)
@@ -454,6 +456,8 @@ def _watch(view: _View) -> Decision:
     view = replace_record(view, suspicion=watched.suspicion)
     if record.state is JobState.PAUSING:
         return replace_actions(_pause(view), puts)
+    if (move := record.move or _due_move(view)) is not None:
+        return replace_actions(_leave(view, move), puts)
     if view.seen.gives_way_to:
         return replace_actions(_moved(view, JobEvent.PAUSE_ASKED, f"pauses for {view.seen.gives_way_to}"), puts)
     looks: tuple[JobAction, ...] = tuple(
@@ -463,6 +467,9 @@ def _watch(view: _View) -> Decision:
     )
     if watched.words:
         waiting = _stay(view, f"trains; {watched.words}", (*puts, *looks), requeue=LAUNCH_SECONDS if watched.ask else WATCH_SECONDS)
+        return replace(waiting, events=(*watched.events, *waiting.events))
+    if waits := notices.waits(view.nodes, (node.node_id for node in plan.nodes), view.now):
+        waiting = _stay(view, f"trains; {waits}", puts, requeue=WATCH_SECONDS)
         return replace(waiting, events=(*watched.events, *waiting.events))
     unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is Standing.UNCLEAR]
     reason = f"trains; {'; '.join(_without_figures(view, unclear))}" if unclear else f"trains from step {plan.base_step}"
@@ -504,6 +511,7 @@ def _with_progress(view: _View) -> _View:
         incident=incident,
         refused=() if is_safe else record.refused,
         pace=hangs.learned(record.pace, plan.world_size, view.reports),
+        upload_seconds=checkpoints.upload_seconds(view.reports) or record.upload_seconds,
     )
 
 
@@ -611,6 +619,98 @@ def _resumed(view: _View, why: Fault) -> Decision:
     return _new_generation(replace_record(view, no_pause_before=view.now + queue.PAUSE_AGAIN_SECONDS), (why,), None)
 
 
+# -- leaving nodes that AWS will take away ----------------------------------------------------------------------------
+
+
+def _due_move(view: _View) -> Move | None:
+    return notices.move_of(
+        view.plan, view.seen.assigned, view.nodes, upload_seconds=view.record.upload_seconds, now=view.now, timeouts=view.policy.timeouts
+    )
+
+
+def _leave(view: _View, move: Move) -> Decision:
+    """Stop at an agreed step, commit it, have it uploaded if time allows, and go on without the nodes that are announced to end.
+
+    The move is stored in one pass and the stop asked for in the next: ranks that stop without a stored reason would look like a job that is done.
+    """
+    record, plan = view.record, view.plan
+    if record.move is None:
+        moving = replace_record(view, move=move)
+        draft = EventDraft(type="NodesAnnounced", message=f"leaves {', '.join(move.node_ids)}: {'; '.join(move.evidence)}", node_id=move.node_ids[0])
+        return replace(_stay(moving, f"moves: {'; '.join(move.evidence)}", requeue=0.0), events=(draft,))
+    if not _was_agreed(view):
+        ask = SendStop(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation)
+        asks = (ask,) if _is_in(view, plan.coordinator, MemberPhase.RUNNING) else ()
+        return _stay(view, f"moves: {'; '.join(move.evidence)}", asks, requeue=LAUNCH_SECONDS)
+    reached = max(record.boundary, faults.reached(view.reports))
+    closed: tuple[IncidentRecord, ...] = ()
+    if record.incident is None or record.incident.state is not IncidentState.REPLACING:
+        closed, incident = _incident_of(view, _of_move(view, move), reached)
+        record, incident = _opened_ledger(record, incident)
+        view = replace(view, record=replace(record, incident=incident))
+    is_awaited, words = _awaits_copy(view, move)
+    assert view.record.incident is not None  # opened above
+    decision = f"{_decided(view.record.incident.cause, view.record.incident.instance_ids)}; {words}"
+    view = replace_record(view, incident=replace(view.record.incident, reached_step=reached, decision=decision))
+    if is_awaited:
+        stayed = _stay(view, f"stands at step {reached}: {words}", requeue=LAUNCH_SECONDS)
+        return replace(stayed, incidents=(*closed, *stayed.incidents))
+    moved = _new_generation(view, _of_move(view, move), None)
+    return replace(moved, incidents=(*closed, *moved.incidents))
+
+
+def _was_agreed(view: _View) -> bool:
+    """Say whether the agreed stop has been reached: every rank has ended well, or its last commit is decided and nothing more will be trained.
+
+    A script that came to its end by itself was not stopped, whatever was asked meanwhile.
+    """
+    status = next((report.round for report in view.reports.values() if report.round is not None), None)
+    if status is not None and status.finished:
+        return status.stopped
+    exits = [rank.exit for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
+    return len(exits) == view.plan.world_size and all(each.exit_class is ExitClass.SUCCESS for each in exits)
+
+
+def _awaits_copy(view: _View, move: Move) -> tuple[bool, str]:
+    """Say whether the stopped generation's last commit is still to become a checkpoint before the nodes are left, and why."""
+    record, incident = view.record, view.record.incident
+    newest = checkpoints.newest_step(view.seen.checkpoints)
+    if record.committed <= 0:
+        return False, "there was no step to keep"
+    if newest >= record.committed:
+        return False, f"step {newest} is in S3"
+    ready = notices.replacements(view.plan, view.seen.assigned, view.nodes, view.now, view.policy.timeouts)
+    return notices.checkpoint_wait(
+        notices.as_announced(move, view.nodes, view.now),
+        stopped_at=view.now if incident is None else incident.opened_at,
+        upload_seconds=record.upload_seconds,
+        is_replaceable=len(ready) >= len(move.node_ids),
+        is_held=notices.is_held_elsewhere(view.plan, view.reports, move.node_ids),
+        now=view.now,
+        timeouts=view.policy.timeouts,
+    )
+
+
+def _of_move(view: _View, move: Move) -> tuple[Fault, ...]:
+    """Return the planned end of a generation as faults: training stopped when its last rank did."""
+    exits = [rank.exit.at_seconds for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
+    at = min(max(exits, default=view.now), view.now)
+    return tuple(
+        Fault(cause=Cause.NOTICE, evidence=words, at=at, node_id=node_id) for node_id, words in zip(move.node_ids, move.evidence, strict=True)
+    )
+
+
+def _left_behind(view: _View) -> tuple[Verdict, ...]:
+    """Return the nodes that a new generation does not use because AWS has announced their end, as far as no step depends on them."""
+    move = view.record.move or _due_move(view)
+    if move is None or not (_was_agreed(view) or notices.is_held_elsewhere(view.plan, view.reports, move.node_ids)):
+        return ()
+    return tuple(
+        Verdict(node_id=node_id, standing=Standing.GONE, evidence=words, cause=Cause.NOTICE, may_terminate=True)
+        for node_id, words in zip(move.node_ids, move.evidence, strict=True)
+    )
+
+
 # -- a new generation -------------------------------------------------------------------------------------------------
 
 
@@ -619,15 +719,18 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
     record, plan = view.record, view.plan
     issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, view.spec.run)) + 1)
     gone = [verdict for verdict in view.verdicts.values() if verdict.is_final]
+    left = tuple(verdict for verdict in _left_behind(view) if not view.verdicts[verdict.node_id].is_final)
+    known = {fault.evidence for fault in found}
+    found = (
+        *found,
+        *(Fault(cause=each.cause, evidence=each.evidence, at=view.now, node_id=each.node_id) for each in left if each.evidence not in known),
+    )
     reached = max(record.boundary, faults.reached(view.reports))
     closed, incident = _incident_of(view, found, reached)
-    record = replace(record, exclusions=_exclusions(view, record, tuple(gone)))
-    is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED) for fault in found)
+    record = replace(record, exclusions=_exclusions(view, record, (*gone, *left)), move=None)
+    is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED, Cause.NOTICE) for fault in found)
     if incident.opened_at == view.now:
-        known_at = None if record.suspicion is None else record.suspicion.began_at  # from then on it was charged as stalled
-        record = accounting.recharge_detection(record, incident, known_at=known_at)
-        unnoticed = accounting.microseconds(incident.opened_at) - accounting.microseconds(incident.failed_at)
-        incident = replace(incident, node_microseconds_before=record.node_microseconds - unnoticed * record.node_count)
+        record, incident = _opened_ledger(record, incident)
     record = replace(
         record,
         issued_generation=issued,
@@ -651,6 +754,14 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
     return replace(moved, actions=halts, incidents=(*closed, *moved.incidents), events=(event, *moved.events))
 
 
+def _opened_ledger(record: JobRecord, incident: IncidentRecord) -> tuple[JobRecord, IncidentRecord]:
+    """Return both with the time before anybody knew of the failure charged to its detection."""
+    known_at = None if record.suspicion is None else record.suspicion.began_at  # from then on it was charged as stalled
+    charged = accounting.recharge_detection(record, incident, known_at=known_at)
+    unnoticed = accounting.microseconds(incident.opened_at) - accounting.microseconds(incident.failed_at)
+    return charged, replace(incident, node_microseconds_before=charged.node_microseconds - unnoticed * charged.node_count)
+
+
 def _incident_of(view: _View, found: tuple[Fault, ...], reached: Step) -> tuple[tuple[IncidentRecord, ...], IncidentRecord]:
     """Return the incident that the faults belong to, and the one before it if they end that.
 
@@ -661,18 +772,19 @@ def _incident_of(view: _View, found: tuple[Fault, ...], reached: Step) -> tuple[
     if before is not None and before.state not in (IncidentState.REWORKING, IncidentState.CLOSED):
         again = incidents.moved(before, IncidentEvent.FAILED_AGAIN, view.now)
         again = incidents.with_faults(again, tuple(replace(fault, at=max(fault.at, before.failed_at)) for fault in found))
-        if view.seen.plan is not None:
+        if view.seen.plan is not None and again.cause is not Cause.NOTICE:  # nodes that are left on purpose have left their last step in S3
             again = incidents.with_faults(again, faults.group_loss(view.seen.plan, again.instance_ids, again.failed_at))
-        return (), replace(again, decision=_in_words(again.instance_ids))
+        return (), replace(again, decision=again.decision if again.cause is Cause.NOTICE else _decided(again.cause, again.instance_ids))
     opened = incidents.opened(
         view.spec.run,
         view.plan.generation,
         found,
-        decision=_in_words(tuple(fault.node_id for fault in found if fault.node_id is not None)),
+        decision="",
         reason="the plan follows when every node has promised",
         reached=reached,
         now=view.now,
     )
+    opened = replace(opened, decision=_decided(opened.cause, opened.instance_ids))
     if before is None:
         return (), opened
     if before.state is IncidentState.CLOSED:  # in this very pass: it had caught up before the next failure was seen
@@ -680,9 +792,11 @@ def _incident_of(view: _View, found: tuple[Fault, ...], reached: Step) -> tuple[
     return (incidents.moved(before, IncidentEvent.JOB_ENDED, max(opened.failed_at, before.restored_at or 0.0)),), opened
 
 
-def _in_words(lost: tuple[NodeId, ...]) -> str:
+def _decided(cause: Cause, lost: tuple[NodeId, ...]) -> str:
     if not lost:
         return "restart all ranks on the same nodes"
+    if cause is Cause.NOTICE:
+        return f"stop at an agreed step and move the ranks of {', '.join(lost)} to other nodes"
     return f"replace {', '.join(lost)} and restart all ranks"
 
 

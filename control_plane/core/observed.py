@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from control_plane.core.states import IncidentState, JobState, NodeState
-from everstep.protocol.agent_messages import ExitClass, MemberReport
+from everstep.protocol.agent_messages import ExitClass, MemberReport, NoticeKind
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.manifest import ManifestShard
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
@@ -67,6 +67,17 @@ class InstanceCondition(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Something that AWS has announced for an instance."""
+
+    kind: NoticeKind
+    message: str
+    """AWS's own words."""
+    ends_at: float | None = None
+    """Unix seconds from which the instance may be gone; None where AWS names no time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeObserved:
     """One node as AWS and its agent show it."""
 
@@ -89,11 +100,17 @@ class NodeObserved:
     """What it last reported to do, whatever the run; None: nothing, or it has not reported."""
     domain: str | None = None
     """Failure domain, where AWS tells it."""
+    notices: tuple[Notice, ...] = ()
+    """What AWS has announced for its instance, one of a kind; `control_plane.core.notices` says what follows."""
 
 
 class Cause(StrEnum):
-    """Why an incident was opened, from the mildest to the gravest: a graver one found later replaces a milder."""
+    """Why an incident was opened, from the mildest to the gravest: a graver one found later replaces a milder.
 
+    NOTICE: nothing has failed; ranks leave a node that AWS has announced to take away. PAUSE_FAILED: nor here; the job was to pause, and could not.
+    """
+
+    NOTICE = "notice"
     PAUSE_FAILED = "pause_failed"
     LOAD_FAILED = "load_failed"
     RANK_EXIT = "rank_exit"
@@ -211,6 +228,18 @@ class RefusedSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Ranks that leave nodes before AWS takes these away: an agreed stop is asked for, a new generation without the nodes follows."""
+
+    node_ids: tuple[NodeId, ...]
+    evidence: tuple[str, ...]
+    """A sentence for each node, with AWS's words."""
+    asked_at: float
+    ends_at: float | None
+    """When the first of the instances may be gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """What is stored of a job. `decide` returns the next one."""
 
@@ -242,6 +271,10 @@ class JobRecord:
     refused: tuple[RefusedSource, ...] = ()
     stop_reason: str = ""
     """Why the job is stopped, when it is not a user who asked."""
+    move: Move | None = None
+    """Why the newest generation is asked to stop and another follows; None while it may train on."""
+    upload_seconds: float | None = None
+    """How long the slowest shard of the newest checkpoint took to S3; None before there was one."""
     microseconds: Mapping[str, int] = field(default_factory=dict)
     """By bucket of `accounting.Bucket`, up to `accounted_until`."""
     node_microseconds: int = 0
@@ -357,6 +390,14 @@ class GroupObserved:
     drift: tuple[str, ...]
     launch_failures: tuple[str, ...] = ()
     """In AWS's words, newest first."""
+    hook_seconds: float = 60.0
+    """How long the terminating hooks hold an instance."""
+    failed_at: float | None = None
+    """When the newest of the launch failures was, Unix seconds."""
+    launch_suspension: str | None = None
+    """AWS's reason while the group's Launch process is suspended; None while it is not."""
+    is_suspension_administrative: bool = False
+    """AWS itself suspended it, after launches had failed for long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,6 +426,7 @@ class FleetJob:
     """It is preemptible and trains, nothing is wrong with it, and saving has been seen to work."""
     not_before: float | None = None
     no_pause_before: float | None = None
+    move: Move | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.leases import Lease
-from control_plane.db.models import Fleet, Job, Node
+from control_plane.db.models import Fleet, Job, Node, Notice
 from control_plane.db.session import changed_rows, record_of, values_of
 
 
@@ -203,6 +203,7 @@ def remove(session: Session, lease: Lease) -> None:
     """
     leases.guard(session, lease)
     _require_idle(session, lease.key)
+    session.execute(delete(Notice).where(Notice.node_id.in_(select(Node.id).where(Node.fleet_name == lease.key))))
     session.execute(delete(Node).where(Node.fleet_name == lease.key))
     session.execute(delete(Fleet).where(Fleet.name == lease.key))
 

@@ -3,7 +3,7 @@
 Invariant: a row of this module never leaves `control_plane.db`; the nouns' modules turn rows into frozen dataclasses. Nothing here is known
 to one database only: SQLite and PostgreSQL create the same tables from it.
 
-    fleet ─ node                     job ─┬─ generation
+    fleet ─ node ─ notice            job ─┬─ generation
     token ─ redemption                    ├─ shard ─ replica
     source                                ├─ checkpoint
     intent   event                        └─ incident
@@ -165,11 +165,27 @@ class Node(Base):
     version: Mapped[str] = mapped_column(default="")
     instance_type: Mapped[str] = mapped_column(default="")
     availability_zone: Mapped[str] = mapped_column(default="")
+    failure_domain: Mapped[str | None]
+    """The network node that its instance hangs on; none while AWS has not told."""
     reason: Mapped[str] = mapped_column(Text, default="")
     created_at: Mapped[datetime]
     connected_at: Mapped[datetime | None]
     boot_seconds: Mapped[float | None]
     ended_at: Mapped[datetime | None]
+
+
+class Notice(Base):
+    """What AWS has announced for an instance; an event is one row however often it comes."""
+
+    __tablename__ = "notice"
+
+    node_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    event_id: Mapped[str] = mapped_column(primary_key=True)
+    source: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    message: Mapped[str] = mapped_column(Text)
+    ends_at: Mapped[datetime | None]
+    recorded_at: Mapped[datetime]
 
 
 class Job(Base):

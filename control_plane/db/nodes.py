@@ -34,6 +34,7 @@ class NodeRecord:
     version: str
     instance_type: str
     availability_zone: str
+    failure_domain: str | None
     reason: str
     created_at: datetime
     connected_at: datetime | None
@@ -49,6 +50,7 @@ class NodeUpdate(TypedDict, total=False):
     run_id: str | None
     instance_type: str
     availability_zone: str
+    failure_domain: str | None
     reason: str
     ended_at: datetime | None
 

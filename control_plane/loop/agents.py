@@ -20,7 +20,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from everstep.protocol.agent_messages import AgentReport, ControlToAgent, Hello, Load, MemberReport, MetricPoint, Release
+from everstep.protocol.agent_messages import AgentReport, ControlToAgent, Hello, Load, MetricPoint, Release
 from everstep.protocol.ids import FleetName, NodeId, RunId, Step
 
 QUEUE_LIMIT = 64
@@ -253,7 +253,7 @@ class AgentRegistry:
         if report.member is not None and report.metrics:
             self._log(report.member.run, report.metrics)
         is_watched = report.member is not None and report.member.run in self._watched
-        if is_watched or view.report is None or _news(report.member) != _news(view.report.member):
+        if is_watched or view.report is None or _news(report) != _news(view.report):
             self._wake()
 
     def _wake(self) -> None:
@@ -280,15 +280,17 @@ class AgentRegistry:
             self._wake()
 
 
-def _news(member: MemberReport | None) -> object:
+def _news(report: AgentReport) -> object:
     """What of a report cannot wait for the next look: anything but how far training is."""
+    member = report.member
     if member is None:
-        return None
+        return report.notices
     exits = tuple((rank.rank, rank.exit) for rank in member.ranks)
     views = tuple((shard.rank, shard.in_view, shard.reason) for shard in member.protection)
     ended = member.round is not None and (member.round.stopped or member.round.finished)
     looks = tuple((look.rank, look.number) for look in member.stacks)
-    return member.run, member.generation, member.phase, exits, views, member.silent_peers, ended, member.faults, member.uploads, looks
+    words = member.silent_peers, member.faults, member.uploads, looks, report.notices, report.faults
+    return member.run, member.generation, member.phase, exits, views, ended, words
 
 
 def _identity(message: ControlToAgent) -> object:

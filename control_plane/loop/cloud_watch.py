@@ -1,8 +1,10 @@
 """What AWS says, looked up in the background: the loops read the newest answer and never wait for one.
 
-Polled every `POLL_SECONDS`, and at once when an agent's line breaks or a change was asked for. Notices are hints to look, never facts.
+Polled every `POLL_SECONDS`, and at once when an agent's line breaks, an event came or a change was asked for. What EC2 has scheduled and where
+instances hang in the network changes seldom and is asked every `CLOSE_SECONDS`, at once for instances that are new.
 
-Invariant: an answer says when the question was asked; one asked before a change is not used to decide about that change again.
+Invariant: an answer says when the question was asked; one asked before a change is not used to decide about that change again. What AWS announces
+for an instance goes to the database, where the loop that owns its job finds it, whichever replica asked.
 """
 
 from __future__ import annotations
@@ -10,21 +12,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
-from control_plane.cloud.contract import drift
+from control_plane.cloud.contract import MAX_HOOK_TIMEOUT, drift
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.operator import TERMINATING_TRANSITION, CloudOperator, GroupState, InstanceState
+from control_plane.cloud.operator import TERMINATING_TRANSITION, CloudOperator, GroupState, InstanceState, LaunchFailure, ScheduledEvent
+from control_plane.core.capacity import waiting_words
 from control_plane.core.observed import GroupMember, GroupObserved, InstanceCondition
 from control_plane.core.states import NodeState
-from control_plane.db import fleets, nodes
+from control_plane.db import fleets, nodes, notices
+from control_plane.db.notices import NoticeRecord, NoticeSource
 from control_plane.db.session import Database
+from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import FleetName, NodeId
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+CLOSE_SECONDS = 60.0
 FORGET_SECONDS = 30.0
 """What AWS said that long ago says nothing about an instance that ran; that one has ended stays said."""
 
@@ -42,6 +49,18 @@ class CloudView:
     """By node: what AWS says of it, in AWS's words."""
 
 
+@dataclass(slots=True)
+class _Known:
+    """What is kept of a fleet between two answers."""
+
+    looked_closely_at: float = float("-inf")
+    asked: set[NodeId] = field(default_factory=set)
+    """Whose network nodes EC2 was asked for."""
+    domains: dict[NodeId, str] = field(default_factory=dict)
+    has_held: bool = True
+    """A terminating hook held one of its instances, or may have before this server started."""
+
+
 class CloudWatch:
     """The newest answer of AWS about every fleet. One per server; its methods run on the server's event loop.
 
@@ -50,10 +69,16 @@ class CloudWatch:
         operator: whom to ask; called in threads.
         when_changed: called when an answer differs from the one before.
         monotonic: seconds of a clock that never jumps.
+        now: the time in UTC.
     """
 
     def __init__(
-        self, database: Database, operator: CloudOperator, when_changed: Callable[[], None], monotonic: Callable[[], float] = time.monotonic
+        self,
+        database: Database,
+        operator: CloudOperator,
+        when_changed: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._database = database
         self._operator = operator
@@ -61,17 +86,25 @@ class CloudWatch:
         self._monotonic = monotonic
         self._views: dict[FleetName, CloudView] = {}
         self._not_before: dict[FleetName, float] = {}
-        self._failing: dict[FleetName, str] = {}
+        self._now = now
+        self._failing: dict[str, str] = {}
+        self._known: dict[FleetName, _Known] = {}
         self._look = asyncio.Event()
+        self._look_closer = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Poll until `stop` is set. Everything that goes wrong with one fleet is told once and tried again."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._repeat(stop, self.poll, self._look))
+            group.create_task(self._repeat(stop, self.survey, self._look_closer))
+
+    async def _repeat(self, stop: asyncio.Event, ask: Callable[[], Awaitable[None]], wake: asyncio.Event) -> None:
         while not stop.is_set():
-            self._look.clear()
-            await self.poll()
+            wake.clear()
+            await ask()
             try:
                 async with asyncio.timeout(POLL_SECONDS):
-                    await self._look.wait()
+                    await wake.wait()
             except TimeoutError:
                 continue
 
@@ -83,9 +116,7 @@ class CloudWatch:
             try:
                 view = await asyncio.to_thread(self._ask, fleet, asked_at)
             except CloudError as error:
-                if self._failing.get(name) != str(error):
-                    log.warning("fleet %s: the cloud does not answer: %s", name, error)
-                self._failing[name] = str(error)
+                self._tell_once(name, f"fleet {name}: the cloud does not answer: {error}")
                 continue
             self._failing.pop(name, None)
             before = self._views.get(name)
@@ -93,9 +124,23 @@ class CloudWatch:
             if before is None or (before.group, before.conditions) != (view.group, view.conditions):
                 self._when_changed()
 
+    async def survey(self) -> None:
+        """Ask what EC2 has scheduled and where instances hang, where that is due. Apart from `poll`: what is rare must not hold up what is urgent."""
+        for name, view in list(self._views.items()):
+            about = self._known.setdefault(name, _Known())
+            if await asyncio.to_thread(self._ask_closely, name, set(view.conditions), about):
+                self._when_changed()
+
     def look_now(self) -> None:
         """Poll at once: something may have changed."""
         self._look.set()
+        self._look_closer.set()
+
+    def look_closely(self) -> None:
+        """Poll at once, and ask what EC2 has scheduled, too."""
+        for known in self._known.values():
+            known.looked_closely_at = float("-inf")
+        self.look_now()
 
     def changed(self, fleet: FleetName) -> None:
         """Say that a change of the fleet's group was just asked for: answers to older questions are void."""
@@ -117,10 +162,15 @@ class CloudWatch:
             return InstanceCondition.UNKNOWN, ""
         return condition, words
 
-    def launch_failures(self, fleet: FleetName) -> tuple[str, ...]:
+    def domains(self, fleet: FleetName) -> Mapping[NodeId, str]:
+        """Return by node the network node that its instance hangs on; nodes that AWS tells nothing of are left out."""
+        known = self._known.get(fleet)
+        return dict(known.domains) if known is not None else {}
+
+    def waiting_words(self, fleet: FleetName) -> str:
         """Return why instances do not come, in AWS's words; empty when they do."""
         view = self._views.get(fleet)
-        return view.group.launch_failures if view is not None else ()
+        return waiting_words(view.group) if view is not None else ""
 
     def _fleets(self) -> tuple[fleets.FleetRecord, ...]:
         with self._database.read() as session:
@@ -130,19 +180,75 @@ class CloudWatch:
         group = self._operator.describe_group(fleet.auto_scaling_group_name)
         with self._database.read() as session:
             known = {NodeId(node.id) for node in nodes.of_fleet(session, fleet.name) if node.state != NodeState.GONE}
-        instances = self._operator.describe_instances(sorted(known | {member.instance_id for member in group.members}))
+        ids = known | {member.instance_id for member in group.members}
+        instances = self._operator.describe_instances(sorted(ids))
+        about = self._known.setdefault(FleetName(fleet.name), _Known())
+        self._note_held(group, ids, about)
         are_missing = sum(not member.is_leaving for member in group.members) < group.desired_count
         failures = self._operator.recent_launch_failures(fleet.auto_scaling_group_name) if are_missing else ()
         return CloudView(
             asked_at=asked_at,
-            group=_group(group, tuple(failure.message for failure in failures)),
+            group=_group(group, failures),
             instance_type=group.instance_type,
             availability_zone=", ".join(group.availability_zones),
             conditions=_conditions(group, instances),
         )
 
+    def _note_held(self, group: GroupState, ids: set[NodeId], about: _Known) -> None:
+        """Store which instances a terminating hook holds, and from the first sight until when."""
+        held = [member for member in group.members if member.awaits_termination]
+        if not held and not about.has_held:
+            return
+        ends_at = self._now() + timedelta(seconds=_hook_seconds(group))
+        found = [
+            NoticeRecord(
+                node_id=member.instance_id,
+                kind=NoticeKind.TERMINATING,
+                event_id=group.name,
+                source=NoticeSource.GROUP,
+                message=f"{group.name} is ending it: {member.lifecycle_state}",
+                ends_at=ends_at,
+            )
+            for member in held
+        ]
+        with self._database.write() as session:
+            notices.replace_polled(session, NoticeSource.GROUP, ids, found, self._now())
+        about.has_held = bool(held)
 
-def _group(group: GroupState, failures: tuple[str, ...]) -> GroupObserved:
+    def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
+        """Ask both questions about a fleet; without an answer both are unknown. Returns whether anything is news."""
+        asked_at, is_news = self._monotonic(), False
+        is_due = asked_at - about.looked_closely_at >= CLOSE_SECONDS
+        if is_due:
+            about.looked_closely_at = asked_at
+            try:
+                found = self._operator.scheduled_events(sorted(ids))
+            except CloudError as error:
+                self._tell_once(f"{fleet}/events", f"fleet {fleet}: what EC2 has scheduled is unknown: {_first_line(error)}")
+            else:
+                self._failing.pop(f"{fleet}/events", None)
+                scheduled = [_scheduled(node_id, event) for node_id, events in found.items() for event in events]
+                with self._database.write() as session:
+                    is_news = notices.replace_polled(session, NoticeSource.STATUS, ids, scheduled, self._now())
+        unknown = ids - about.domains.keys()
+        if not unknown or not (is_due or unknown - about.asked):
+            return is_news
+        about.asked |= unknown
+        try:
+            networks = self._operator.network_nodes(sorted(unknown))
+        except CloudError as error:
+            self._tell_once(f"{fleet}/topology", f"fleet {fleet}: the network nodes of its instances are unknown: {_first_line(error)}")
+            return is_news
+        about.domains = {**about.domains, **{node_id: network[-1] for node_id, network in networks.items()}}  # a new one: others may be reading
+        return is_news or bool(networks)
+
+    def _tell_once(self, key: str, words: str) -> None:
+        if self._failing.get(key) != words:
+            log.warning("%s", words)
+        self._failing[key] = words
+
+
+def _group(group: GroupState, failures: tuple[LaunchFailure, ...]) -> GroupObserved:
     return GroupObserved(
         desired_count=group.desired_count,
         min_size=group.min_size,
@@ -158,17 +264,44 @@ def _group(group: GroupState, failures: tuple[str, ...]) -> GroupObserved:
         ),
         termination_hooks=tuple(hook.name for hook in group.hooks if hook.transition == TERMINATING_TRANSITION),
         drift=drift(group),
-        launch_failures=failures,
+        launch_failures=tuple(failure.message for failure in failures),
+        failed_at=failures[0].at.timestamp() if failures else None,
+        launch_suspension=group.suspension_reasons.get("Launch", "") if "Launch" in group.suspended_processes else None,
+        is_suspension_administrative=group.is_suspended_by_aws("Launch"),
+        hook_seconds=_hook_seconds(group),
+    )
+
+
+def _first_line(error: CloudError) -> str:
+    """Return what fits a line of a log: an answer that does not parse comes whole."""
+    return str(error).partition("\n")[0]
+
+
+def _hook_seconds(group: GroupState) -> float:
+    """Return how long the group's terminating hooks hold an instance: the shortest of them counts."""
+    timeouts = [hook.heartbeat_timeout for hook in group.hooks if hook.transition == TERMINATING_TRANSITION]
+    return min(timeouts, default=MAX_HOOK_TIMEOUT).total_seconds()
+
+
+def _scheduled(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
+    begins = f", from {event.not_before:%Y-%m-%d %H:%M} UTC" if event.not_before is not None else ""
+    return NoticeRecord(
+        node_id=node_id,
+        kind=NoticeKind.MAINTENANCE,
+        event_id=event.event_id,
+        source=NoticeSource.STATUS,
+        message=f"{event.code}{begins}: {event.description}",
+        ends_at=event.not_before,
     )
 
 
 def _conditions(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> dict[NodeId, tuple[InstanceCondition, str]]:
-    """Return what AWS says of each node; a group that is ending a member says so before EC2 does."""
+    """Return what AWS says of each node; a group that is ending a member says so before EC2 does, unless a hook still holds it: that is a notice."""
     conditions = {}
     for node_id, instance in instances.items():
         words = f"{instance.state.value} ({instance.state_reason})" if instance.state_reason else instance.state.value
         conditions[node_id] = (InstanceCondition.ENDED if instance.state.has_ended else InstanceCondition.PRESENT, words)
     for member in group.members:
-        if member.is_leaving and conditions.get(member.instance_id, (None, ""))[0] is not InstanceCondition.ENDED:
+        if member.is_leaving and not member.awaits_termination and conditions.get(member.instance_id, (None, ""))[0] is not InstanceCondition.ENDED:
             conditions[member.instance_id] = (InstanceCondition.ENDED, f"leaving its Auto Scaling group ({member.lifecycle_state})")
     return conditions

@@ -14,7 +14,7 @@ import hmac
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from control_plane.cloud.errors import CloudError, NotFound
 from control_plane.cloud.objects import ObjectStore
@@ -22,8 +22,11 @@ from control_plane.cloud.operator import CloudOperator
 from control_plane.core.actions import (
     CompleteTermination,
     FleetAction,
+    HoldTermination,
     JobAction,
     PutManifest,
+    ResumeLaunch,
+    RetryLaunch,
     SendHalt,
     SendLoad,
     SendPrepare,
@@ -34,7 +37,8 @@ from control_plane.core.actions import (
     SetDesired,
     TerminateMember,
 )
-from control_plane.db import checkpoints, events, intents
+from control_plane.core.capacity import LONGEST_RETRY_SECONDS
+from control_plane.db import checkpoints, events, intents, notices
 from control_plane.db.errors import StaleLease
 from control_plane.db.intents import IntentState
 from control_plane.db.leases import Lease
@@ -45,6 +49,9 @@ from everstep.protocol.ids import Generation, RunId
 from everstep.protocol.manifest import encode_manifest
 
 log = logging.getLogger(__name__)
+
+GroupAction = SetDesired | TerminateMember | CompleteTermination | HoldTermination | RetryLaunch | ResumeLaunch
+"""What changes a fleet's group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +129,7 @@ class Executor:
             self._putting[key] = task
             task.add_done_callback(lambda _: self._putting.pop(key, None))
 
-    async def change_group(self, lease: Lease, action: SetDesired | TerminateMember | CompleteTermination) -> bool:
+    async def change_group(self, lease: Lease, action: GroupAction) -> bool:
         """Make one change of a fleet's group.
 
         Args:
@@ -156,7 +163,7 @@ class Executor:
         """Wait for what is under way."""
         await asyncio.gather(*self._putting.values(), return_exceptions=True)
 
-    def _call(self, action: SetDesired | TerminateMember | CompleteTermination) -> Call:
+    def _call(self, action: GroupAction) -> Call:
         """Return the call of an action. Its key holds for a minute: an effect that is not seen by then is tried again."""
         minute = int(self._now().timestamp() // 60)
         match action:
@@ -182,6 +189,34 @@ class Executor:
                     detail={"group": group, "hook": hook, "node_id": node_id},
                     make=lambda: self._operator.complete_termination(group, hook, node_id),
                 )
+            case RetryLaunch(group=group, desired_count=desired, failed_at=failed_at):
+                return Call(
+                    key=f"retry-launch/{group}/{failed_at}",
+                    name="SetDesiredCapacity",
+                    detail={"group": group, "desired_count": desired, "reason": "a launch has failed"},
+                    make=lambda: self._operator.set_desired(group, desired),
+                )
+            case ResumeLaunch(group=group, reason=reason):
+                return Call(
+                    key=f"resume-launch/{group}/{int(self._now().timestamp() // LONGEST_RETRY_SECONDS)}",
+                    name="ResumeProcesses",
+                    detail={"group": group, "processes": ["Launch"], "reason": reason},
+                    make=lambda: self._operator.resume_processes(group, ["Launch"]),
+                )
+            case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
+                # A third of the timeout: one heartbeat that fails or comes late lets nothing go.
+                return Call(
+                    key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
+                    name="RecordLifecycleActionHeartbeat",
+                    detail={"group": group, "hook": hook, "node_id": node_id},
+                    make=lambda: self._hold(action),
+                )
+
+    def _hold(self, action: HoldTermination) -> None:
+        until = self._now() + timedelta(seconds=action.seconds)
+        self._operator.hold_termination(action.group, action.hook, action.node_id)
+        with self._database.write() as session:
+            notices.hold(session, action.node_id, until)
 
     async def _put(self, lease: Lease, key: str, action: PutManifest) -> None:
         manifest = action.manifest

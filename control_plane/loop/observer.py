@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from control_plane.core.evidence import is_fleet_blind
+from control_plane.core.notices import merged
 from control_plane.core.observed import (
     CheckpointRecord,
     FleetHistory,
@@ -21,11 +22,12 @@ from control_plane.core.observed import (
     JobSpec,
     NodeObserved,
     NodeRecord,
+    Notice,
 )
 from control_plane.core.queue import Schedule, in_words, schedule
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import grace_seconds
-from control_plane.db import checkpoints, fleets, incidents, jobs, nodes
+from control_plane.db import checkpoints, fleets, incidents, jobs, nodes, notices
 from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry, AgentView
@@ -50,6 +52,20 @@ class StoredJob:
     """Of its fleet, ended ones included: they are evidence."""
     fleet: fleets.FleetRecord | None
     """None once it was forgotten; that takes jobs that have ended."""
+    notices: tuple[notices.NoticeRecord, ...]
+    """Of its fleet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFleet:
+    """What the database has on a fleet, read in one session."""
+
+    fleet: fleets.FleetRecord
+    nodes: tuple[nodes.NodeRecord, ...]
+    """Without the ended ones."""
+    jobs: tuple[jobs.JobRecord, ...]
+    """Those that have not ended."""
+    notices: tuple[notices.NoticeRecord, ...]
 
 
 class Hearing:
@@ -137,6 +153,7 @@ class Observer:
                 fleet_jobs=jobs.unfinished(session, job.fleet_name),
                 nodes=nodes.of_fleet(session, job.fleet_name, with_ended=True),
                 fleet=next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None),
+                notices=notices.of_fleet(session, job.fleet_name),
             )
         if plan is not None:
             self._plans[run] = plan  # immutable once stored: worth keeping
@@ -156,23 +173,23 @@ class Observer:
         planned = tuple(node.node_id for node in stored.plan.nodes) if stored.plan is not None else ()
         team = dict.fromkeys([*assigned, *planned])
         in_use = [row for row in rows.values() if row.state in (NodeState.SPARE, NodeState.ASSIGNED)]
-        fleet_nodes = [self._node(fleet, row, views.get(NodeId(row.id))) for row in in_use]
+        fleet_nodes = [self._node_by_id(fleet, NodeId(row.id), row, views.get(NodeId(row.id))) for row in in_use]
+        told = records.notices_of(stored.notices)
         turns = schedule_of(stored.fleet, stored.fleet_jobs, stored.nodes, now)
         first = turns.giving_way.get(run)
-        failures = self._cloud.launch_failures(fleet)
         return records.job_spec(stored.job), JobObserved(
             record=records.job_record(stored.job),
             plan=stored.plan,
             lineage=stored.lineage,
             checkpoints=stored.checkpoints,
             assigned=assigned,
-            nodes={node_id: self._node_by_id(fleet, node_id, rows.get(node_id), views.get(node_id)) for node_id in team},
+            nodes={node_id: self._node_by_id(fleet, node_id, rows.get(node_id), views.get(node_id), told.get(node_id, ())) for node_id in team},
             is_admitted=run in turns.admitted,
             gives_way_to=f"{first.job} (priority {first.priority})" if first is not None else "",
             queue_words=in_words(turns, run),
             newest_node_at=max((row.created_at.timestamp() for row in stored.nodes), default=None),
             is_fleet_blind=is_fleet_blind(fleet_nodes, self._timeouts),
-            waiting_words=failures[0] if failures else "",
+            waiting_words=self._cloud.waiting_words(fleet),
         )
 
     def read_history(self, name: FleetName) -> FleetHistory:
@@ -190,55 +207,48 @@ class Observer:
             kept = self._histories[name] = (self._monotonic(), history)
         return kept[1]
 
-    def read_fleet(self, name: FleetName) -> tuple[fleets.FleetRecord, tuple[nodes.NodeRecord, ...], tuple[jobs.JobRecord, ...]]:
+    def read_fleet(self, name: FleetName) -> StoredFleet:
         """Read a fleet, its nodes and its live jobs. Blocks: called in a thread.
 
         Args:
             name: of the fleet.
 
         Returns:
-            (the fleet, its nodes without the ended ones, its jobs that have not ended).
+            The fleet with all that its decision needs of the database, as of one moment.
 
         Raises:
             NotFound: it was removed.
         """
         with self._database.read() as session:
-            return fleets.get(session, name), nodes.of_fleet(session, name), jobs.unfinished(session, name)
+            return StoredFleet(
+                fleet=fleets.get(session, name),
+                nodes=nodes.of_fleet(session, name),
+                jobs=jobs.unfinished(session, name),
+                notices=notices.of_fleet(session, name),
+            )
 
-    def observe_fleet(
-        self,
-        fleet: fleets.FleetRecord,
-        rows: Iterable[nodes.NodeRecord],
-        live: Iterable[jobs.JobRecord],
-        view: CloudView,
-        history: FleetHistory,
-    ) -> tuple[FleetSpec, FleetObserved]:
+    def observe_fleet(self, stored: StoredFleet, view: CloudView, history: FleetHistory) -> tuple[FleetSpec, FleetObserved]:
         """Return what a pass over a fleet decides about. Runs on the server's event loop; waits for nothing."""
-        name = FleetName(fleet.name)
+        name = FleetName(stored.fleet.name)
         views = self._registry.views()
-        by_id = {NodeId(row.id): row for row in rows}
+        by_id = {NodeId(row.id): row for row in stored.nodes}
+        told = records.notices_of(stored.notices)
         table: tuple[NodeRecord, ...] = tuple(records.node_record(row) for row in by_id.values() if row.state != NodeState.GONE)
         ids = dict.fromkeys([*(row.node_id for row in table), *(member.node_id for member in view.group.members)])
-        return records.fleet_spec(fleet), FleetObserved(
+        return records.fleet_spec(stored.fleet), FleetObserved(
             group=view.group,
             records=table,
-            nodes={node_id: self._node_by_id(name, node_id, by_id.get(node_id), views.get(node_id)) for node_id in ids},
-            jobs=tuple(records.fleet_job(job) for job in live),
+            nodes={node_id: self._node_by_id(name, node_id, by_id.get(node_id), views.get(node_id), told.get(node_id, ())) for node_id in ids},
+            jobs=tuple(records.fleet_job(job) for job in stored.jobs),
             history=history,
         )
 
-    def _node_by_id(self, fleet: FleetName, node_id: NodeId, row: nodes.NodeRecord | None, view: AgentView | None) -> NodeObserved:
+    def _node_by_id(
+        self, fleet: FleetName, node_id: NodeId, row: nodes.NodeRecord | None, view: AgentView | None, told: tuple[Notice, ...] = ()
+    ) -> NodeObserved:
         condition, words = self._cloud.condition(fleet, node_id)
         if row is not None and row.state == NodeState.GONE and condition is not InstanceCondition.ENDED:
             condition, words = InstanceCondition.ENDED, row.reason.removeprefix("EC2: ")
-        return self._observed(node_id, condition, words, row, view)
-
-    def _node(self, fleet: FleetName, row: nodes.NodeRecord, view: AgentView | None) -> NodeObserved:
-        return self._node_by_id(fleet, NodeId(row.id), row, view)
-
-    def _observed(
-        self, node_id: NodeId, condition: InstanceCondition, words: str, row: nodes.NodeRecord | None, view: AgentView | None
-    ) -> NodeObserved:
         report = view.report if view is not None else None
         return NodeObserved(
             node_id=node_id,
@@ -252,6 +262,8 @@ class Observer:
             has_reported=report is not None,
             is_warm=report is not None and report.is_warm,
             member=report.member if report is not None else None,
+            domain=row.failure_domain if row is not None else None,
+            notices=merged([*told, *records.own_notices(report)]),
         )
 
 

@@ -5,6 +5,7 @@ Invariant: a core record that is stored and read back is equal to itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import msgspec
@@ -21,14 +22,17 @@ from control_plane.core.observed import (
     IncidentRecord,
     JobRecord,
     JobSpec,
+    Move,
     NodeRecord,
+    Notice,
     Pace,
     RefusedSource,
     Silence,
     Suspicion,
 )
 from control_plane.core.states import IncidentState, JobState, NodeState
-from control_plane.db import checkpoints, fleets, incidents, jobs, nodes
+from control_plane.db import checkpoints, fleets, incidents, jobs, nodes, notices
+from everstep.protocol.agent_messages import AgentReport, NoticeKind
 from everstep.protocol.codec import resolve
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.plan import ObjectReference, ScriptPlan, SourceArchive
@@ -51,6 +55,8 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
     stop_reason: str = ""
+    move: Move | None = None
+    upload_seconds: float | None = None
     node_count: int = 0
     gang_attempts: int = 0
     not_before: float | None = None
@@ -128,6 +134,8 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         silences=memo.silences,
         refused=memo.refused,
         stop_reason=memo.stop_reason,
+        move=memo.move,
+        upload_seconds=memo.upload_seconds,
         microseconds=dict(job.accounting),
         node_microseconds=job.node_microseconds,
         node_count=memo.node_count,
@@ -155,6 +163,8 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
         gang_attempts=record.gang_attempts,
         not_before=record.not_before,
         no_pause_before=record.no_pause_before,
+        move=record.move,
+        upload_seconds=record.upload_seconds,
         incident=record.incident,
         pace=record.pace,
         suspicion=record.suspicion,
@@ -273,6 +283,7 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         may_pause=_may_pause(job.spec, record),
         not_before=record.not_before,
         no_pause_before=record.no_pause_before,
+        move=record.move,
     )
 
 
@@ -290,6 +301,22 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
         reason=node.reason,
         created_at=node.created_at.timestamp(),
     )
+
+
+def notices_of(stored: Iterable[notices.NoticeRecord]) -> dict[NodeId, tuple[Notice, ...]]:
+    """Return the stored notices of each node, as the core sees them."""
+    found: dict[NodeId, tuple[Notice, ...]] = {}
+    for notice in stored:
+        told = Notice(kind=NoticeKind(notice.kind), message=notice.message, ends_at=_seconds(notice.ends_at))
+        found[NodeId(notice.node_id)] = (*found.get(NodeId(notice.node_id), ()), told)
+    return found
+
+
+def own_notices(report: AgentReport | None) -> tuple[Notice, ...]:
+    """Return what a node's own metadata announces, by its agent's newest report."""
+    if report is None:
+        return ()
+    return tuple(Notice(kind=notice.kind, message=notice.message, ends_at=notice.ends_at_seconds) for notice in report.notices)
 
 
 def _seconds(moment: datetime | None) -> float | None:

@@ -4,6 +4,7 @@
     job loop     woken by agents and requests, else about once a second       lease of each job
     fleet loop   woken likewise, and by AWS's answers                         lease of each fleet
     cloud watch  asks AWS in the background; the loops read its last answer
+    notices      reads AWS's events, where there is a queue of them: hints for the cloud watch, and notices for the database
 
 Invariant: what a pass stores is stored under its lease in one transaction, or not at all; what it sends follows from what was stored before, so a
 pass that dies anywhere is made good by the next one. One entity that fails does not hold up the others.
@@ -19,15 +20,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from control_plane.cloud.notices import EventQueue
 from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.core import fleets as core_fleets
 from control_plane.core import jobs as core_jobs
-from control_plane.core.actions import CompleteTermination, Decision, FleetDecision, PutManifest, SetDesired, TerminateMember
+from control_plane.core.actions import (
+    CompleteTermination,
+    Decision,
+    FleetDecision,
+    HoldTermination,
+    PutManifest,
+    ResumeLaunch,
+    RetryLaunch,
+    SetDesired,
+    TerminateMember,
+)
 from control_plane.core.observed import Policy
 from control_plane.core.states import ENDED_JOBS, FleetStatus, JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
-from control_plane.db import events, fleets, incidents, jobs, nodes, protection
+from control_plane.db import events, fleets, incidents, jobs, nodes, notices, protection
 from control_plane.db.errors import NotFound, StaleLease
 from control_plane.db.leases import Lease, LeaseKind, Leaser
 from control_plane.db.retention import DEFAULT, Retention, prune
@@ -36,9 +48,10 @@ from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.cloud_watch import CloudView, CloudWatch
 from control_plane.loop.executor import Executor
-from control_plane.loop.observer import Hearing, Observer, StoredJob
+from control_plane.loop.notice_reader import NoticeReader
+from control_plane.loop.observer import Hearing, Observer, StoredFleet, StoredJob
 from everstep.protocol.agent_messages import MemberReport
-from everstep.protocol.ids import FleetName, RunId
+from everstep.protocol.ids import FleetName, NodeId, RunId
 from everstep.protocol.plan import Timeouts
 
 log = logging.getLogger(__name__)
@@ -65,6 +78,8 @@ class LoopContext:
     """The server's own; generation keys are derived from it."""
     owner: str
     """Of leases: fresh at every start of the server."""
+    events: EventQueue | None = None
+    """Where AWS's events come from; None: AWS is polled only."""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     monotonic: Callable[[], float] = time.monotonic
     retention: Retention = DEFAULT
@@ -79,10 +94,13 @@ class Runner:
 
     def __init__(self, context: LoopContext) -> None:
         self._context = context
-        self.cloud = CloudWatch(context.database, context.operator, context.registry.hint, context.monotonic)
+        self.cloud = CloudWatch(context.database, context.operator, context.registry.hint, context.monotonic, context.now)
         self.hearing = Hearing(context.timeouts, context.monotonic)
         self.observer = Observer(context.database, context.registry, self.cloud, self.hearing, context.timeouts, context.monotonic)
         self.executor = Executor(context.database, context.registry, context.operator, context.objects, context.secret, context.now)
+        self.notices: NoticeReader | None = None
+        if context.events is not None:
+            self.notices = NoticeReader(context.events, context.database, context.operator, context.registry, self.cloud, context.now)
         self._job_leases = _Leases(context, "job")
         self._fleet_leases = _Leases(context, "fleet")
         self._policy = Policy(timeouts=context.timeouts)
@@ -100,6 +118,8 @@ class Runner:
             group.create_task(self._sweep(stop, self.sweep_jobs))
             group.create_task(self._sweep(stop, self.sweep_fleets))
             group.create_task(self._prune(stop))
+            if self.notices is not None:
+                group.create_task(self.notices.run(stop))
             await stop.wait()
             self.cloud.look_now()
             self._context.registry.hint()
@@ -190,12 +210,12 @@ class Runner:
         lease = await asyncio.to_thread(self._fleet_leases.hold, name)
         if lease is None:
             return None
-        fleet, rows, live = await asyncio.to_thread(self.observer.read_fleet, name)
+        stored = await asyncio.to_thread(self.observer.read_fleet, name)
         history = await asyncio.to_thread(self.observer.read_history, name)
-        spec, observed = self.observer.observe_fleet(fleet, rows, live, view, history)
+        spec, observed = self.observer.observe_fleet(stored, view, history)
         now = self._context.now().timestamp()
         decision = core_fleets.decide(now, spec, observed, self._policy)
-        await asyncio.to_thread(self._apply_fleet, lease, fleet, decision, view, now)
+        await asyncio.to_thread(self._apply_fleet, lease, stored, decision, view, now)
         for node_id in decision.forgotten:
             self._context.registry.forget(node_id)
         if decision.records:
@@ -206,6 +226,9 @@ class Runner:
                 self.cloud.changed(name)
                 await self.executor.change_group(lease, action)
                 self.cloud.changed(name)
+            elif isinstance(action, HoldTermination | RetryLaunch | ResumeLaunch):
+                # Decided again in every pass until AWS shows an effect, and made once: no reason to void what AWS said.
+                await self.executor.change_group(lease, action)
             else:
                 self.executor.tell(action)
         return decision
@@ -285,8 +308,8 @@ class Runner:
         if before.state != after.state.value or before.reason != after.reason:
             log.info("job %s: %s: %s", before.name, after.state.value, after.reason.partition("\n")[0])
 
-    def _apply_fleet(self, lease: Lease, fleet: fleets.FleetRecord, decision: FleetDecision, view: CloudView, now: float) -> None:
-        moment = records.at(now)
+    def _apply_fleet(self, lease: Lease, stored: StoredFleet, decision: FleetDecision, view: CloudView, now: float) -> None:
+        moment, fleet = records.at(now), stored.fleet
         state = FleetStatus.FROZEN if decision.is_frozen else FleetStatus.ACTIVE
         if fleet.delete_requested_at is not None:
             state = FleetStatus.DELETING
@@ -300,7 +323,9 @@ class Runner:
             reason=decision.reason,
         )
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
-        if is_same and not decision.records and not decision.events and not decision.is_empty:
+        told = self.cloud.domains(FleetName(fleet.name))
+        domains = {row.id: told[NodeId(row.id)] for row in stored.nodes if row.failure_domain is None and NodeId(row.id) in told}
+        if is_same and not decision.records and not decision.events and not decision.is_empty and not domains:
             return
         with self._context.database.write() as session:
             if decision.is_empty:
@@ -322,6 +347,9 @@ class Runner:
                     availability_zone=view.availability_zone,
                     ended_at=moment if row.state is NodeState.GONE else None,
                 )
+            for node_id, domain in domains.items():
+                nodes.change(session, lease, node_id, initial_state=NodeState.JOINING, now=moment, failure_domain=domain)
+            notices.forget(session, decision.forgotten)
             for draft in decision.events:
                 event = events.NewEvent(
                     at=moment, type=draft.type, message=draft.message, project=fleet.project, fleet_name=fleet.name, node_id=draft.node_id

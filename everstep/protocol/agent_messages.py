@@ -147,6 +147,8 @@ class UploadedShard(Message, frozen=True):
     payload_bytes: int
     payload_digest: bytes
     layout_hash: bytes
+    upload_seconds: float = 0.0
+    """How long it took: what the control plane expects of the next one."""
 
 
 class MetricPoint(Message, frozen=True):

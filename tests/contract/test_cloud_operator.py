@@ -202,6 +202,36 @@ def test_failed_launches_are_told_until_one_succeeds(world: World) -> None:
     assert world.operator.recent_launch_failures(name) == ()
 
 
+def test_a_suspension_is_told_with_its_reason_and_resumed(world: World) -> None:
+    name = world.make_group(desired=0)
+    world.operator.suspend_processes(name, ["Launch"])
+    group = world.operator.describe_group(name)
+    assert "Launch" in group.suspended_processes
+    assert not group.is_suspended_by_aws("Launch"), "a user's"
+    world.operator.resume_processes(name, ["Launch"])
+    world.operator.resume_processes(name, [])
+    assert "Launch" not in world.operator.describe_group(name).suspended_processes
+
+
+def test_a_held_termination_lasts_as_long_as_it_is_held(world: World) -> None:
+    name = world.make_group(desired=1)
+    (id,) = world.in_service(name, 1)
+    ensure(world.operator, name)
+    world.operator.terminate_member(id, decrement=True)
+    world.until(name, lambda group: group.members[0].awaits_termination)
+    world.operator.hold_termination(name, TERMINATION_HOOK.name, id)
+    assert world.operator.describe_group(name).members[0].awaits_termination
+    world.operator.complete_termination(name, TERMINATION_HOOK.name, id)
+    world.until(name, lambda group: not group.members)
+    world.operator.hold_termination(name, TERMINATION_HOOK.name, id)
+
+
+def test_nothing_is_scheduled_for_an_instance_that_runs_or_is_unknown(world: World) -> None:
+    name = world.make_group(desired=1)
+    (id,) = world.in_service(name, 1)
+    assert world.operator.scheduled_events([id, ABSENT]) == {}
+
+
 def test_a_group_without_the_tag_is_not_touched(world: World) -> None:
     name = world.make_group(tag="owner")
     operator = world.operator
@@ -211,6 +241,8 @@ def test_a_group_without_the_tag_is_not_touched(world: World) -> None:
         lambda: operator.complete_termination(name, "h", ABSENT),
         lambda: operator.protect_new_instances(name),
         lambda: operator.suspend_processes(name, ["Launch"]),
+        lambda: operator.resume_processes(name, ["Launch"]),
+        lambda: operator.hold_termination(name, "h", ABSENT),
         lambda: operator.put_termination_hook(name, TERMINATION_HOOK),
         lambda: ensure(operator, name),
     ):

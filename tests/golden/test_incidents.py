@@ -20,12 +20,14 @@ from everstep.protocol.agent_messages import (
     ExitClass,
     HaltRanks,
     Load,
+    NoticeKind,
     Prepare,
     Release,
     Start,
     StopTraining,
     TakeStacks,
 )
+from everstep.protocol.ids import NodeId
 from tests.unit.control_plane.loop.world import START, Agent, World
 
 SCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))
@@ -76,6 +78,20 @@ class Teller:
                 await world.train(int(steps))
             case ["upload", step]:
                 await world.upload(int(step))
+            case ["upload", step, "in", seconds]:
+                await world.upload(int(step), seconds=float(seconds))
+            case ["announce", kind, *places, "in", seconds]:
+                for place in places:
+                    world.announce(world.team()[int(place)], NoticeKind(kind), float(seconds))
+            case ["advise", *nodes]:
+                for node in nodes:
+                    world.announce(world.agents[NodeId(f"i-{int(node):017x}")], NoticeKind.REBALANCE)
+            case ["schedule", place, "in", seconds]:
+                world.schedule(world.team()[int(place)], float(seconds))
+            case ["shrink", place]:
+                world.operator.shrink(world.team()[int(place)].node_id)
+            case ["capacity", count]:
+                world.operator.capacity = None if count == "back" else int(count)
             case ["kill", "rank", rank]:
                 world.kill_rank(world.team()[int(rank)])
             case ["fail", "rank", rank, *lines]:

@@ -15,6 +15,8 @@ import secrets
 import threading
 from collections.abc import Collection, Iterator
 
+import msgspec
+
 from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank
@@ -83,11 +85,13 @@ async def upload_shard(objects: ObjectStore, slot: SlotFile, plan: GenerationPla
         except _Cancelled:
             return None  # nobody waits for it any more
 
+    clock = asyncio.get_running_loop().time
+    begun = clock()
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             uploaded = await in_thread(work)
             assert uploaded is not None, "a cancelled thread returned to somebody"
-            return uploaded
+            return msgspec.structs.replace(uploaded, upload_seconds=clock() - begun)
         except StorageError as error:
             if not error.retryable or attempt == MAX_ATTEMPTS:
                 raise

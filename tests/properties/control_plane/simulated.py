@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from control_plane.core import accounting, evidence, fleets, jobs, queue
+from control_plane.core import accounting, evidence, fleets, jobs, notices, queue
 from control_plane.core.actions import (
     Decision,
     PutManifest,
@@ -36,6 +36,7 @@ from control_plane.core.observed import (
     JobSpec,
     NodeObserved,
     NodeRecord,
+    Notice,
     Policy,
 )
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
@@ -47,6 +48,7 @@ from everstep.protocol.agent_messages import (
     Load,
     MemberPhase,
     MemberReport,
+    NoticeKind,
     Prepare,
     RankExit,
     Release,
@@ -126,6 +128,9 @@ class Simulation:
         self.booting: dict[NodeId, float] = {}
         self.table: dict[NodeId, NodeRecord] = {}
         self.is_stopped = False
+        self.announced: dict[NodeId, tuple[Notice, ...]] = {}
+        self.due: dict[NodeId, float] = {}
+        """When AWS will end instances, as it has announced."""
         self.losses = 0
         """Messages still to be lost."""
         specs = (spec_of("gpt", "a", 4, 2), spec_of("bert", "b", 3, 3))
@@ -153,6 +158,15 @@ class Simulation:
         for node_id in [node_id for node_id, due in self.booting.items() if due <= self.seconds]:
             del self.booting[node_id]
             self.agents[node_id] = Agent(self, node_id, int(node_id[2:]))  # type: ignore[arg-type]
+        for node_id in [node_id for node_id, due in self.due.items() if due <= self.seconds]:
+            del self.due[node_id]
+            if node_id in self.agents:
+                self.terminate(node_id)
+        for job in self.jobs:
+            team = self.running(job)
+            if any(agent.is_told_to_stop for agent in team):
+                for agent in team:
+                    agent.exit_all(ExitClass.SUCCESS, 0)
         self.pass_over_fleet()
         for job in self.jobs:
             self.pass_over_job(job)
@@ -182,6 +196,7 @@ class Simulation:
                 peer_port=1,
                 has_reported=agent is not None,
                 member=member,
+                notices=notices.merged(self.announced.get(node_id, ())),
             )
         return seen
 
@@ -232,6 +247,7 @@ class Simulation:
                 priority=0,
                 created_at=job.record.created_at,
                 exclusions=job.record.exclusions,
+                move=job.record.move,
             )
             for job in self.jobs
             if job.record.state not in ENDED_JOBS
@@ -385,6 +401,13 @@ class Simulation:
         self.agents.pop(node_id, None)
         self.cut.discard(node_id)
         self.ended[node_id] = "terminated"
+
+    def announce(self, node_id: NodeId, kind: NoticeKind, seconds: float, *, is_true: bool = True) -> None:
+        """Let AWS announce something for an instance, told twice; what is true comes about."""
+        notice = Notice(kind=kind, message="", ends_at=None if kind is NoticeKind.REBALANCE else self.seconds + seconds)
+        self.announced[node_id] = (notice, *self.announced.get(node_id, ()), notice)
+        if is_true and kind is not NoticeKind.REBALANCE:
+            self.due[node_id] = min(self.seconds + seconds, self.due.get(node_id, self.seconds + seconds))
 
     def upload(self, job: SimulatedJob) -> None:
         """Let the newest step that every rank has be complete in S3, from the generation that runs."""

@@ -8,11 +8,15 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from control_plane.core import placement
+from control_plane.core import notices, placement
+from control_plane.core.incidents import lost_steps
+from control_plane.core.observed import Cause, Notice
 from control_plane.core.states import JobState
+from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import NodeId
 from tests.properties.control_plane.simulated import fresh
 
+ENDING = sorted(notices.ENDING)
 EVENTS = st.one_of(
     st.tuples(st.just("train"), st.integers(0, 1), st.integers(1, 4)),
     st.tuples(st.just("upload"), st.integers(0, 1), st.just(0)),
@@ -23,6 +27,9 @@ EVENTS = st.one_of(
     st.tuples(st.just("forget"), st.integers(0, 11), st.just(0)),
     st.tuples(st.just("load fails"), st.integers(0, 11), st.booleans()),
     st.tuples(st.just("lose messages"), st.integers(1, 6), st.just(0)),
+    st.tuples(st.just("announce"), st.integers(0, 11), st.sampled_from([5, 60, 120, 4000])),
+    st.tuples(st.just("false alarm"), st.integers(0, 11), st.sampled_from([5, 120])),
+    st.tuples(st.just("advise"), st.integers(0, 11), st.just(0)),
     st.tuples(st.just("wait"), st.sampled_from([1, 2, 7, 40, 130]), st.just(0)),
     st.tuples(st.just("clock"), st.integers(-30, 600), st.just(0)),
 )
@@ -61,6 +68,12 @@ def test_whatever_happens(story: list[tuple[str, int, int]]) -> None:
                 simulation.cut.discard(agent.node_id)
             case "forget":
                 simulation.forget(agent)
+            case "announce":
+                simulation.announce(agent.node_id, ENDING[extra % len(ENDING)], extra)
+            case "false alarm":
+                simulation.announce(agent.node_id, ENDING[extra % len(ENDING)], extra, is_true=False)
+            case "advise":
+                simulation.announce(agent.node_id, NoticeKind.REBALANCE, 0)
             case "load fails":
                 agent.fails_load = bool(extra)
         simulation.step()
@@ -83,6 +96,45 @@ def test_one_lost_node_costs_no_committed_step(steps: int, data: st.DataObject) 
     assert job.plan is not None
     assert job.plan.base_step == steps
     assert job.plan.generation == 2
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 20), st.sampled_from(ENDING), st.sampled_from([40.0, 120.0, 600.0]), st.booleans(), st.data())
+def test_an_announced_end_costs_no_step(steps: int, kind: NoticeKind, seconds: float, is_uploading: bool, data: st.DataObject) -> None:
+    simulation = fresh()
+    job = simulation.jobs[data.draw(st.integers(0, 1))]
+    for _ in range(steps):
+        simulation.train(job, 1)
+        simulation.step(0.2)
+    team = simulation.running(job)
+    leaving = team[data.draw(st.integers(0, len(team) - 1))].node_id
+    simulation.announce(leaving, kind, seconds)
+    planned = []
+    while leaving in simulation.agents or job.record.state is not JobState.RUNNING or not simulation.running(job):
+        simulation.step()
+        simulation.check()
+        if is_uploading and job.record.incident is not None and job.plan is not None and job.plan.generation == 1:
+            simulation.upload(job)
+        if job.record.incident is not None:
+            planned.append(job.record.incident)
+        assert simulation.seconds < 10_000
+    assert planned, "nothing was recorded"
+    assert planned[-1].cause is Cause.NOTICE
+    assert planned[-1].instance_ids == (leaving,)
+    assert lost_steps(planned[-1]) == 0
+    assert job.plan is not None
+    assert job.plan.base_step == steps
+    assert job.plan.generation == 2, "one interruption"
+
+
+NOTICES = st.builds(Notice, kind=st.sampled_from(NoticeKind), message=st.sampled_from("ab"), ends_at=st.none() | st.integers(0, 5).map(float))
+
+
+@given(st.lists(NOTICES, max_size=8), st.data())
+def test_notices_doubled_late_or_out_of_order_change_nothing(told: list[Notice], data: st.DataObject) -> None:
+    again = data.draw(st.permutations([*told, *data.draw(st.lists(st.sampled_from(told), max_size=5) if told else st.just([]))]))
+    assert notices.merged(again) == notices.merged(told)
+    assert {notice.kind for notice in notices.merged(told)} == {notice.kind for notice in told}
 
 
 @given(st.integers(1, 40), st.data())

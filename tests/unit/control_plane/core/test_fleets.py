@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from control_plane.core import fleets
-from control_plane.core.actions import CompleteTermination, SendHalt, SendRelease, SetDesired, TerminateMember
+from control_plane.core.actions import (
+    CompleteTermination,
+    HoldTermination,
+    ResumeLaunch,
+    RetryLaunch,
+    SendHalt,
+    SendRelease,
+    SetDesired,
+    TerminateMember,
+)
 from control_plane.core.observed import (
     Exclusion,
     FleetHistory,
@@ -15,14 +25,16 @@ from control_plane.core.observed import (
     GroupMember,
     GroupObserved,
     InstanceCondition,
+    Move,
     NodeObserved,
     NodeRecord,
+    Notice,
     Policy,
 )
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import ladder
-from everstep.protocol.agent_messages import MemberPhase, MemberReport
+from everstep.protocol.agent_messages import MemberPhase, MemberReport, NoticeKind
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId
 
 POLICY = Policy(timeouts=ladder(3.0))
@@ -56,6 +68,8 @@ def seen(
     max_size: int = 10,
     failures: tuple[str, ...] = (),
     domains: dict[str, str] | None = None,
+    announced: dict[str, Notice] | None = None,
+    **group_changes: Any,
 ) -> FleetObserved:
     nodes = {
         record.node_id: NodeObserved(
@@ -68,6 +82,7 @@ def seen(
             is_warm=record.node_id not in cold,
             member=(working or {}).get(record.node_id),
             domain=(domains or {}).get(record.node_id),
+            notices=(announced[record.node_id],) if record.node_id in (announced or {}) else (),
         )
         for record in rows
     }
@@ -82,6 +97,7 @@ def seen(
         termination_hooks=("hook",),
         drift=drift,
         launch_failures=failures,
+        **group_changes,
     )
     return FleetObserved(group=group, records=tuple(rows), nodes=nodes, jobs=tuple(jobs))
 
@@ -284,3 +300,123 @@ def test_an_instance_that_a_hook_holds_is_let_go_once_no_job_has_it() -> None:
 
 def test_why_instances_do_not_come_is_said_in_aws_words() -> None:
     assert "InsufficientInstanceCapacity" in decide(seen([row("i1")], [], failures=("InsufficientInstanceCapacity: none",))).reason
+
+
+# What AWS announces
+
+
+def spot(seconds: float = 120.0) -> Notice:
+    return Notice(kind=NoticeKind.SPOT_INTERRUPTION, message="soon", ends_at=NOW + seconds)
+
+
+REBALANCE = Notice(kind=NoticeKind.REBALANCE, message="maybe")
+RUNNING = member_of("a", MemberPhase.RUNNING)
+
+
+def working_team(**changes: Any) -> FleetObserved:
+    rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3")]
+    return seen(rows, [job("a", JobState.RUNNING, 2)], working={"i1": RUNNING, "i2": RUNNING}, **changes)
+
+
+def test_a_job_with_a_node_to_leave_is_given_another_beside_it_and_capacity_is_asked_for() -> None:
+    decision = decide(working_team(announced={"i1": spot()}))
+    assert states(decision) == {"i3": ("assigned", "a")}
+    assert decision.actions == (SetDesired(group="group", desired_count=4),)
+
+
+def test_advice_and_far_maintenance_interrupt_nobody() -> None:
+    far = Notice(kind=NoticeKind.MAINTENANCE, message="next week", ends_at=NOW + 7 * 86400)
+    for notice in (REBALANCE, far):
+        assert decide(working_team(announced={"i1": notice})).records == ()
+
+
+def test_recovering_jobs_come_before_those_that_have_to_leave_a_node() -> None:
+    rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "b"), row("i3")]
+    jobs = [job("a", JobState.RUNNING, 1), job("b", JobState.PREPARING, 2, created=5.0)]
+    assert states(decide(seen(rows, jobs, announced={"i1": spot()}, working={"i1": RUNNING}))) == {"i3": ("assigned", "b")}
+
+
+def test_a_node_that_aws_takes_is_given_to_nobody_and_one_that_it_would_like_back_comes_last() -> None:
+    waiting = job("a", JobState.ALLOCATING, 1)
+    decision = decide(seen([row("i1"), row("i2"), row("i3")], [waiting], announced={"i1": spot(), "i2": REBALANCE}))
+    assert states(decision)["i3"] == ("assigned", "a")
+    assert states(decision)["i1"] == ("draining", None)
+    block = Notice(kind=NoticeKind.CAPACITY_BLOCK_END, message="over", ends_at=NOW + 600)
+    assert decide(seen([row("i1"), row("i2"), row("i3")], [], announced={"i1": block})).records == ()
+    assert decide(seen([row("i1")], [waiting], announced={"i1": block}, desired=2)).records == (), (
+        "nothing is placed on it, even where all else is taken"
+    )
+
+
+def test_what_may_go_is_replaced_one_by_one_while_all_else_is_whole() -> None:
+    rows, both = [row("i1"), row("i2"), row("i3")], {"i1": REBALANCE, "i2": REBALANCE}
+    decision = decide(seen(rows, [], announced=both))
+    assert states(decision) == {"i1": ("draining", None)}
+    assert decision.actions == (TerminateMember(group="group", node_id=NodeId("i1"), decrement=False, reason=decision.records[0].reason),)
+    for unrest in (
+        seen([*rows[:2], row("i3", NodeState.JOINING)], [], announced=both, silent=("i3",)),
+        seen(rows, [], announced=both, failures=("no p5",), desired=4),
+        seen(rows, [], announced=both, drift=("changed",)),
+    ):
+        assert decide(unrest, replace(SPEC, spare_count=unrest.group.desired_count - 2)).records == ()
+
+
+def test_surplus_nodes_that_may_go_anyway_are_ended_first() -> None:
+    decision = decide(seen([row("i1"), row("i2"), row("i3"), row("i4")], [], desired=4, announced={"i2": REBALANCE}, failures=("x",)))
+    assert states(decision) == {"i2": ("draining", None)}
+
+
+def test_the_node_that_was_left_takes_the_extra_capacity_with_it() -> None:
+    rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.DRAINING, reason="announced"), row("i3"), row("i4", NodeState.ASSIGNED, "a")]
+    decision = decide(seen(rows, [job("a", JobState.RUNNING, 2)], desired=4, working={"i1": RUNNING, "i4": RUNNING}))
+    assert decision.actions == (TerminateMember(group="group", node_id=NodeId("i2"), decrement=True, reason="announced"),)
+
+
+def test_a_node_that_is_needed_no_more_is_taken_back_unless_it_has_been_asked_for_a_promise() -> None:
+    rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3", NodeState.ASSIGNED, "a")]
+    team = {"i1": RUNNING, "i2": RUNNING}
+    assert states(decide(seen(rows, [job("a", JobState.RUNNING, 2)], working=team))) == {"i3": ("spare", None)}
+    assert decide(seen(rows, [job("a", JobState.RUNNING, 2)], working=team, announced={"i1": spot()}, desired=4)).records == ()
+    assert decide(seen(rows, [job("a", JobState.PREPARING, 2)], working=team)).records == ()
+    assert decide(seen(rows, [job("a", JobState.RUNNING, 2)], working={**team, "i3": member_of("a")})).records == ()
+
+
+def test_a_terminating_hook_is_completed_when_its_node_is_free_or_dead_and_held_while_a_step_is_saved() -> None:
+    complete = CompleteTermination(group="group", hook="hook", node_id=NodeId("i1"))
+    held = HoldTermination(group="group", hook="hook", node_id=NodeId("i1"), seconds=60.0)
+    assert complete not in decide(working_team(awaiting=("i1",))).actions
+    assert complete in decide(working_team(awaiting=("i1",), silent=("i1",))).actions
+    move = Move(node_ids=(NodeId("i1"),), evidence=("",), asked_at=NOW - 10, ends_at=NOW + 50)
+    moving = working_team(awaiting=("i1",))
+    moving = replace(moving, jobs=(replace(moving.jobs[0], move=move),))
+    assert held in decide(moving).actions
+    late = replace(moving, jobs=(replace(moving.jobs[0], move=replace(move, asked_at=NOW - fleets.HOLD_SECONDS)),))
+    assert held not in decide(late).actions
+
+
+# No capacity
+
+
+def short(**changes: Any) -> FleetObserved:
+    return seen([row("i1"), row("i2")], [], failures=("no p5",), **changes)
+
+
+def test_a_failed_launch_is_asked_for_again_after_a_while_and_ever_more_seldom() -> None:
+    again = RetryLaunch(group="group", desired_count=3, failed_at=NOW - 30)
+    assert decide(short(failed_at=NOW - 29)).actions == ()
+    assert decide(short(failed_at=NOW - 30)).actions == (again,)
+    assert "waits for 1 instances: no p5; asked for again at 00:16:40 UTC" in decide(short(failed_at=NOW - 30)).reason
+    thrice = seen([row("i1"), row("i2")], [], failures=("no p5",) * 3, failed_at=NOW - 119)
+    assert decide(thrice).actions == ()
+    often = seen([row("i1"), row("i2")], [], failures=("no p5",) * 90, failed_at=NOW - 900)
+    assert len(decide(often).actions) == 1
+
+
+def test_what_aws_suspended_is_lifted_and_what_a_user_suspended_is_named() -> None:
+    by_aws = short(failed_at=NOW - 30, launch_suspension="Administrative suspension", is_suspension_administrative=True)
+    assert decide(by_aws).actions == (ResumeLaunch(group="group", reason="Administrative suspension"),)
+    assert decide(replace(by_aws, group=replace(by_aws.group, failed_at=NOW - 29))).actions == ()
+    by_user = short(failed_at=NOW - 30, launch_suspension="User suspended at 2026-01-01T00:00:00Z")
+    assert decide(by_user).actions == ()
+    assert "User suspended at 2026-01-01T00:00:00Z" in decide(by_user).reason
+    assert decide(seen([row("i1"), row("i2"), row("i3")], [], launch_suspension="User suspended")).reason == "keeps 3 nodes"

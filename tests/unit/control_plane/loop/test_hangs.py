@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from control_plane.core.states import JobState
@@ -26,7 +28,7 @@ async def test_a_hang_is_found_across_a_restart_and_its_time_adds_up(world: Worl
     assert told[0].detail["stacks"][0]["ranks"] == [0, 1, 2, 3]
     job = world.job()
     assert job.accounted_until is not None
-    assert sum(job.accounting.values()) == pytest.approx((job.accounted_until - job.created_at).total_seconds())
+    assert sum(job.accounting.values()) == (job.accounted_until - job.created_at) // timedelta(microseconds=1)
     (incident,) = world.incidents()
     assert job.accounting["stall"] == pytest.approx(60.0, abs=1.5)
     assert incident.detect_seconds == pytest.approx(job.accounting["stall"] + job.accounting["detect"], abs=1.0)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
+from control_plane.cloud.operator import GroupState, ScheduledEvent
 from control_plane.core.observed import NO_GENERATION
 from control_plane.core.states import FleetStatus, JobState
 from control_plane.core.timeouts import ladder
@@ -32,6 +33,8 @@ from everstep.protocol.agent_messages import (
     MemberPhase,
     MemberReport,
     NodeFault,
+    NodeNotice,
+    NoticeKind,
     Prepare,
     RankExit,
     RankStacks,
@@ -72,9 +75,12 @@ class Agent:
     exits: dict[Rank, RankExit] = field(default_factory=dict)
     inventory: tuple[SlotRecord, ...] = ()
     faults: tuple[NodeFault, ...] = ()
+    notices: tuple[NodeNotice, ...] = ()
+    """What the instance's own metadata announces."""
     uploads: tuple[UploadedShard, ...] = ()
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
     fails_load: bool = False
+    is_told_to_stop: bool = False
     is_deaf: bool = False
     """Takes no messages and sends none, but lives: a cut control link."""
     keys: list[bytes] = field(default_factory=list)
@@ -104,12 +110,13 @@ class Agent:
         if self.connection is None or self.is_deaf:
             return
         self.sequence += 1
-        self.connection.report(AgentReport(node_id=self.node_id, sequence=self.sequence, member=self.member()))
+        self.connection.report(AgentReport(node_id=self.node_id, sequence=self.sequence, member=self.member(), notices=self.notices))
 
     def member(self) -> MemberReport | None:
         if self.run is None or self.job is None:
             return None
-        committed = max((max(self.boundary.values(), default=-1)) - 1, -1)
+        has_ended_well = bool(self.exits) and all(rank_exit.exit_class is ExitClass.SUCCESS for rank_exit in self.exits.values())
+        committed = max((max(self.boundary.values(), default=-1)) - (not has_ended_well), -1)  # the final round commits where all stand
         is_coordinator = self.plan is not None and self.plan.coordinator == self.node_id and self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
         running = self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
         protection = ()
@@ -139,8 +146,8 @@ class Agent:
                 proposed=Step(committed + 1),
                 boundary=Step(max(self.boundary.values(), default=-1)),
                 committed_at_seconds=self.world.now.timestamp(),
-                stopped=self.world.is_stopped,
-                finished=bool(self.exits),
+                stopped=self.is_told_to_stop,
+                finished=has_ended_well,
             )
             if is_coordinator
             else None,
@@ -197,7 +204,7 @@ class Agent:
                 self.job, self.run, self.generation, self.phase = job, run, generation, MemberPhase.PROMISED
                 self.plan, self.exits, self.uploads, self.faults = None, {}, (), ()
                 self.boundary, self.moved_at, self.look, self.looked_first = {}, {}, None, None
-                self.stands_at, self.stopped, self.cpu_share = {}, set(), 0.0
+                self.stands_at, self.stopped, self.cpu_share, self.is_told_to_stop = {}, set(), 0.0, False
                 self.inventory = tuple(self.slots[key] for key in sorted(self.slots))
             case Load(plan=plan, key=key):
                 if (plan.run, plan.generation) != (self.run, self.generation) or self.phase is not MemberPhase.PROMISED:
@@ -208,13 +215,14 @@ class Agent:
             case Start(generation=generation):
                 if generation == self.generation and self.phase is MemberPhase.LOADED and self.plan is not None:
                     self.phase = MemberPhase.RUNNING
+                    self.world.is_stopped = False
                     self.boundary = dict.fromkeys(self.plan.node(self.node_id).ranks, self.plan.base_step)
             case HaltRanks(generation=generation):
                 if generation == self.generation and self.phase is MemberPhase.RUNNING:
                     self.exit_all(ExitClass.HALTED, -9)
             case StopTraining(generation=generation):
                 if generation == self.generation:
-                    self.world.is_stopped = True
+                    self.is_told_to_stop = self.world.is_stopped = True
             case TakeStacks(generation=generation, number=number):
                 if generation == self.generation and (self.look is None or number > self.look[0]):
                     self.look = number, self.world.now
@@ -424,6 +432,7 @@ class World:
         if self.before_pass is not None:
             await self.before_pass()
         await self.runner.cloud.poll()
+        await self.runner.cloud.survey()
         await self.runner.sweep_fleets()
         await self.runner.sweep_jobs()
         await self.runner.executor.close()
@@ -454,8 +463,8 @@ class World:
                             self.agents[holder].seal(rank, plan.generation, agent.boundary[rank])
         await self.tick()
 
-    async def upload(self, step: int, name: str = "gpt") -> None:
-        """Let every agent's shard of a step be complete in S3."""
+    async def upload(self, step: int, name: str = "gpt", *, seconds: float = 0.0) -> None:
+        """Let every agent's shard of a step be complete in S3, after so long an upload."""
         for agent in self.team(name):
             assert agent.run is not None
             agent.uploads = tuple(
@@ -469,6 +478,7 @@ class World:
                     payload_bytes=100,
                     payload_digest=digest(rank, origin, step),
                     layout_hash=b"l" * 16,
+                    upload_seconds=seconds,
                 )
                 for rank in agent.boundary
                 for origin in [next((key[1] for key in agent.slots if key[0] == rank and key[2] == step), agent.generation)]
@@ -485,6 +495,25 @@ class World:
     def finish(self, name: str = "gpt") -> None:
         for agent in self.team(name):
             agent.exit_all(ExitClass.SUCCESS, 0)
+
+    def announce(self, agent: Agent, kind: NoticeKind, seconds: float | None = None) -> None:
+        """Let an instance's own metadata announce something, so far ahead."""
+        ends_at = None if seconds is None else self.now.timestamp() + seconds
+        agent.notices = (*agent.notices, NodeNotice(kind=kind, message="as AWS says it", ends_at_seconds=ends_at))
+
+    def schedule(self, agent: Agent, seconds: float) -> None:
+        """Let EC2 schedule the instance's retirement, so far ahead."""
+        event = ScheduledEvent(
+            event_id=f"instance-event-{agent.number}",
+            code="instance-retirement",
+            description="The instance is running on degraded hardware",
+            not_before=self.now + timedelta(seconds=seconds),
+        )
+        self.operator.events[agent.node_id] = (event,)
+
+    def suspended(self, reason: str) -> Callable[[GroupState], GroupState]:
+        """Return a change of the group that suspends its launches, for this reason."""
+        return lambda group: replace(group, suspended_processes=group.suspended_processes | {"Launch"}, suspension_reasons={"Launch": reason})
 
     def terminate(self, agent: Agent) -> None:
         self.operator.end_instance(agent.node_id)

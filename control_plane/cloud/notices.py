@@ -1,0 +1,237 @@
+"""What AWS says by itself: events of EventBridge, delivered to an SQS queue.
+
+    EC2, Auto Scaling, Health ──▶ EventBridge rule ──▶ SQS ──▶ `EventQueue` ──▶ `parse` ──▶ a hint to look, and for some kinds a notice
+
+Events come late, twice, out of order, or never; a rule that is too wide sends strangers. So an event is a hint: what is true is asked of EC2 and Auto
+Scaling. Only what neither of them can be asked for (a spot interruption, a rebalance recommendation, the end of a capacity block) is taken from it.
+
+Invariant: `parse` is pure and raises `MalformedEvent` alone.
+Source: Amazon EC2 User Guide (spot interruption notices, rebalance recommendations, state changes, Capacity Blocks), Auto Scaling User Guide
+(event reference), AWS Health User Guide (events in EventBridge).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, Protocol
+
+from control_plane.cloud.connection import Connection, translated
+from control_plane.cloud.errors import MalformedEvent
+from everstep.protocol.agent_messages import NoticeKind
+from everstep.protocol.ids import NodeId
+
+SPOT_NOTICE: Final = timedelta(minutes=2)
+"""From the warning to the interruption."""
+BLOCK_END_LEAD: Final = timedelta(minutes=30)
+"""Instances of a capacity block begin to be terminated this long before its end."""
+MAX_BODY_CHARACTERS: Final = 256 * 1024
+"""SQS's own limit."""
+RECEIVE_SECONDS: Final = 5
+"""A long poll: short enough for a server that stops, long enough to be cheap."""
+MESSAGES_PER_CALL: Final = 10
+"""SQS's limit."""
+
+_HINTS: Final = frozenset(
+    {
+        ("aws.ec2", "EC2 Instance State-change Notification"),
+        ("aws.autoscaling", "EC2 Instance-launch Lifecycle Action"),
+        ("aws.autoscaling", "EC2 Instance-terminate Lifecycle Action"),
+        ("aws.autoscaling", "EC2 Instance Launch Successful"),
+        ("aws.autoscaling", "EC2 Instance Launch Unsuccessful"),
+        ("aws.autoscaling", "EC2 Instance Terminate Successful"),
+        ("aws.autoscaling", "EC2 Instance Terminate Unsuccessful"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudEvent:
+    """An event that concerns instances, parsed."""
+
+    event_id: str
+    """The same for every delivery of it."""
+    detail_type: str
+    """In AWS's words."""
+    at: datetime
+    instance_ids: tuple[NodeId, ...] = ()
+    """Whom it is about, where it says so."""
+    group: str = ""
+    """Auto Scaling group, where it says so."""
+    capacity_reservation_id: str = ""
+    """The capacity block whose end it announces: it concerns every instance in it."""
+    kind: NoticeKind | None = None
+    """A notice that no other source of the control plane has; None: a hint to look."""
+    ends_at: datetime | None = None
+    """When the instances may be gone."""
+    is_scheduled_change: bool = False
+    """EC2 has scheduled, changed or cancelled something: its scheduled events are worth asking for."""
+
+    @property
+    def message(self) -> str:
+        """What is shown of it: AWS's words, and when."""
+        when = f" at {self.ends_at:%Y-%m-%d %H:%M:%S} UTC" if self.ends_at is not None else ""
+        return f"{self.detail_type}{when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedMessage:
+    """A message as the queue delivers it."""
+
+    message_id: str
+    receipt: str
+    """Of this delivery; what it is deleted by."""
+    body: str
+    delivery_count: int
+
+
+class EventQueue(Protocol):
+    """A queue of events, read by any number of replicas. Synchronous; raises `CloudError` alone."""
+
+    def receive(self) -> tuple[QueuedMessage, ...]:
+        """Wait a few seconds for messages; each stays in the queue, unseen for a while, until it is deleted."""
+
+    def delete(self, receipts: Collection[str]) -> None:
+        """Delete deliveries that are done with. Repeating it does nothing."""
+
+
+class SqsQueue:
+    """`EventQueue` over boto3.
+
+    Args:
+        connection: the cloud.
+        url: of the queue.
+    """
+
+    def __init__(self, connection: Connection, url: str) -> None:
+        self._sqs = connection.client("sqs")
+        self._url = url
+
+    def receive(self) -> tuple[QueuedMessage, ...]:
+        """Wait for messages; see `EventQueue`."""
+        with translated():
+            answer = self._sqs.receive_message(
+                QueueUrl=self._url,
+                MaxNumberOfMessages=MESSAGES_PER_CALL,
+                WaitTimeSeconds=RECEIVE_SECONDS,
+                MessageSystemAttributeNames=["ApproximateReceiveCount"],
+            )
+        return tuple(
+            QueuedMessage(
+                message_id=message["MessageId"],
+                receipt=message["ReceiptHandle"],
+                body=message["Body"],
+                delivery_count=int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1)),
+            )
+            for message in answer.get("Messages", ())
+        )
+
+    def delete(self, receipts: Collection[str]) -> None:
+        """Delete deliveries; see `EventQueue`."""
+        entries = [{"Id": str(number), "ReceiptHandle": receipt} for number, receipt in enumerate(receipts)]
+        for start in range(0, len(entries), MESSAGES_PER_CALL):
+            with translated():
+                self._sqs.delete_message_batch(QueueUrl=self._url, Entries=entries[start : start + MESSAGES_PER_CALL])
+
+
+def parse(body: str) -> CloudEvent | None:
+    """Return the event in a message.
+
+    Called for every message that a queue delivers.
+
+    Args:
+        body: the event as EventBridge writes it.
+
+    Returns:
+        The event, or None for one of a kind that concerns no instance: a rule that is too wide.
+
+    Raises:
+        MalformedEvent: not an event, or one that lacks what AWS documents.
+    """
+    if len(body) > MAX_BODY_CHARACTERS:
+        raise MalformedEvent(f"{len(body)} characters")
+    try:
+        event = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedEvent(f"not JSON: {error}") from error
+    if not isinstance(event, dict):
+        raise MalformedEvent("not a JSON object")
+    # The page on Capacity Blocks shows two keys that no other event has.
+    detail_type = _text(event, "detail-type", "detail_type")
+    source = _text(event, "source")
+    base = _Base(_text(event, "id", "customer_event_id"), detail_type, _time(_text(event, "time")))
+    detail = event.get("detail")
+    if not isinstance(detail, dict):
+        raise MalformedEvent("its detail is not a JSON object")
+    match source, detail_type:
+        case "aws.ec2", "EC2 Spot Instance Interruption Warning":
+            return base.about(_instance(detail, "instance-id"), kind=NoticeKind.SPOT_INTERRUPTION, ends_at=base.at + SPOT_NOTICE)
+        case "aws.ec2", "EC2 Instance Rebalance Recommendation":
+            return base.about(_instance(detail, "instance-id"), kind=NoticeKind.REBALANCE)
+        case "aws.ec2", "Capacity Block Reservation Expiration Warning":
+            reservation = _text(detail, "capacity-reservation-id")
+            ends_at = _time(_text(detail, "end-date")) - BLOCK_END_LEAD
+            return base.about(kind=NoticeKind.CAPACITY_BLOCK_END, ends_at=ends_at, capacity_reservation_id=reservation)
+        case "aws.health", "AWS Health Event":
+            if detail.get("service") != "EC2" or detail.get("eventTypeCategory") != "scheduledChange":
+                return None
+            return base.about(*_affected(detail), is_scheduled_change=True)
+        case pair if pair in _HINTS:
+            name = "instance-id" if source == "aws.ec2" else "EC2InstanceId"
+            group = detail.get("AutoScalingGroupName", "")
+            ids = (_instance(detail, name),) if detail.get(name) else ()  # a launch that failed names no instance
+            return base.about(*ids, group=group if isinstance(group, str) else "")
+        case _:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What every event has."""
+
+    event_id: str
+    detail_type: str
+    at: datetime
+
+    def about(self, *instance_ids: NodeId, **more: Any) -> CloudEvent:
+        return CloudEvent(event_id=self.event_id, detail_type=self.detail_type, at=self.at, instance_ids=instance_ids, **more)
+
+
+def _text(where: Mapping[str, object], *names: str) -> str:
+    for name in names:
+        value = where.get(name)
+        if isinstance(value, str) and 0 < len(value) <= 255:
+            return value
+    raise MalformedEvent(f"it has no {names[0]!r}")
+
+
+def _instance(detail: Mapping[str, object], name: str) -> NodeId:
+    found = _text(detail, name)
+    if not found.startswith("i-") or len(found) > 64:
+        raise MalformedEvent(f"{name!r} is not an instance id")
+    return NodeId(found)
+
+
+def _affected(detail: Mapping[str, object]) -> list[NodeId]:
+    entities = detail.get("affectedEntities", [])
+    if not isinstance(entities, list):
+        raise MalformedEvent("its affectedEntities are not a list")
+    return [_instance(entity, "entityValue") for entity in entities if isinstance(entity, dict) and str(entity.get("entityValue")).startswith("i-")]
+
+
+def _time(text: str) -> datetime:
+    """Return a moment in UTC; ISO 8601 as EventBridge writes it, or as mail headers do, which is what Health writes."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            found = parsedate_to_datetime(text)
+        except ValueError as error:
+            raise MalformedEvent(f"{text!r} is not a time") from error
+    try:
+        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except OverflowError as error:
+        raise MalformedEvent(f"{text!r} is not a time") from error

@@ -1,0 +1,161 @@
+"""Reads the queue of events: notices into the database, and everything as a hint to look at AWS now.
+
+Invariant: a message is deleted after what it says is stored, or after it is recorded that it says nothing; so a replica that dies in between has it
+delivered again, and the second delivery changes nothing. A queue that fails is tried again ever more slowly: AWS is polled all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import datetime
+
+from control_plane.cloud.errors import CloudError, MalformedEvent
+from control_plane.cloud.notices import CloudEvent, EventQueue, QueuedMessage, parse
+from control_plane.cloud.operator import CloudOperator
+from control_plane.core.notices import OVER_SECONDS
+from control_plane.db import events, nodes, notices
+from control_plane.db.notices import NoticeRecord, NoticeSource
+from control_plane.db.session import Database
+from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.cloud_watch import CloudWatch
+from everstep.protocol.ids import NodeId
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+"""Between two tries of a queue that fails; twice as long each time."""
+MAX_DELIVERIES = 5
+"""A message that could not be taken so often is recorded and deleted: whatever is wrong with it, it must not come back for ever."""
+EXCERPT_CHARACTERS = 300
+
+
+class NoticeReader:
+    """The loop that reads one queue of events. One per server; any number of servers may read the same queue.
+
+    Args:
+        queue: what EventBridge delivers to; called in threads.
+        database: where notices go.
+        operator: asked for the instances of a capacity block.
+        registry: whose loops are woken.
+        cloud: told to look.
+        now: the time in UTC.
+    """
+
+    def __init__(
+        self,
+        queue: EventQueue,
+        database: Database,
+        operator: CloudOperator,
+        registry: AgentRegistry,
+        cloud: CloudWatch,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._queue = queue
+        self._database = database
+        self._operator = operator
+        self._registry = registry
+        self._cloud = cloud
+        self._now = now
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Read until `stop` is set.
+
+        Args:
+            stop: set by the server when it ends.
+        """
+        pause = FIRST_PAUSE_SECONDS
+        while not stop.is_set():
+            try:
+                await self.read()
+                pause = FIRST_PAUSE_SECONDS
+            except CloudError as error:
+                log.warning("the queue of events cannot be read, AWS is polled; tried again in %.0f s: %s", pause, error)
+            except Exception:
+                log.exception("events could not be taken; they are delivered again")
+            else:
+                continue
+            try:
+                async with asyncio.timeout(pause):
+                    await stop.wait()
+            except TimeoutError:
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def read(self) -> int:
+        """Take one batch of messages.
+
+        Returns:
+            How many were delivered.
+
+        Raises:
+            CloudError: the queue or EC2 did not answer; what was not deleted is delivered again.
+        """
+        messages = await asyncio.to_thread(self._queue.receive)
+        is_news, is_close = False, False
+        for message in messages:
+            taken = await asyncio.to_thread(self._take, message)
+            is_news = is_news or taken is not None
+            is_close = is_close or (taken is not None and taken.is_scheduled_change)
+        if is_close:
+            self._cloud.look_closely()
+        elif is_news:
+            self._cloud.look_now()
+        if is_news:
+            self._registry.hint()
+        return len(messages)
+
+    def _take(self, message: QueuedMessage) -> CloudEvent | None:
+        """Store what one message says, then delete it."""
+        try:
+            event = parse(message.body)
+            if event is not None and event.kind is not None:
+                self._store(event)
+        except MalformedEvent as error:
+            self._refuse(message, str(error))
+            event = None
+        except CloudError:
+            raise
+        except Exception as error:
+            if message.delivery_count < MAX_DELIVERIES:
+                raise
+            log.exception("message %s could not be taken %d times", message.message_id, message.delivery_count)
+            self._refuse(message, repr(error))
+            event = None
+        self._queue.delete([message.receipt])
+        return event
+
+    def _store(self, event: CloudEvent) -> None:
+        assert event.kind is not None  # the caller has asked
+        now = self._now()
+        if event.ends_at is not None and (now - event.ends_at).total_seconds() > OVER_SECONDS:
+            log.info("%s of %s is too late to mean anything", event.detail_type, event.at)
+            return
+        ids = self._in_block(event.capacity_reservation_id) if event.capacity_reservation_id else event.instance_ids
+        with self._database.write() as session:
+            for node_id in ids:
+                notice = NoticeRecord(
+                    node_id=node_id,
+                    kind=event.kind,
+                    event_id=event.event_id,
+                    source=NoticeSource.EVENT,
+                    message=event.message,
+                    ends_at=event.ends_at,
+                )
+                if notices.record(session, notice, now):
+                    fleet = nodes.get(session, node_id).fleet_name
+                    told = events.NewEvent(at=now, type="NoticeReceived", message=event.message, fleet_name=fleet, node_id=node_id)
+                    events.append(session, told)
+
+    def _in_block(self, reservation: str) -> tuple[NodeId, ...]:
+        with self._database.read() as session:
+            known = [NodeId(node.id) for node in nodes.of_fleet(session)]
+        found = self._operator.describe_instances(known)
+        return tuple(node_id for node_id in known if found[node_id].capacity_reservation_id == reservation)
+
+    def _refuse(self, message: QueuedMessage, why: str) -> None:
+        excerpt = message.body[:EXCERPT_CHARACTERS].encode("unicode_escape").decode()
+        with self._database.write() as session:
+            words = f"message {message.message_id} of the queue of events is dropped: {why}: {excerpt}"
+            events.append(session, events.NewEvent(at=self._now(), type="EventRefused", message=words))

@@ -1,0 +1,57 @@
+"""What EC2 documents of scheduled events and of the network, as the operator reads it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from botocore.stub import ANY, Stubber
+
+from control_plane.cloud.aws import AwsOperator
+from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from control_plane.cloud.errors import CloudError
+from control_plane.cloud.operator import ScheduledEvent
+from everstep.protocol.ids import NodeId
+
+NODE, OTHER = NodeId("i-1234567890abcdef0"), NodeId("i-0598c7d356eba48d7")
+RETIREMENT = {
+    "InstanceEventId": "instance-event-0d59937288b749b32",
+    "Code": "instance-stop",
+    "Description": "The instance is running on degraded hardware",
+    "NotBefore": datetime(2026, 5, 23, tzinfo=UTC),
+}
+
+
+@pytest.fixture
+def operator() -> AwsOperator:
+    return AwsOperator(Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url="http://127.0.0.1:1")))
+
+
+def test_scheduled_events_that_are_over_are_left_out(operator: AwsOperator) -> None:
+    over = [{**RETIREMENT, "Description": f"[{word}] {RETIREMENT['Description']}"} for word in ("Completed", "Canceled")]
+    answer = {"InstanceStatuses": [{"InstanceId": NODE, "Events": [RETIREMENT, *over]}, {"InstanceId": OTHER, "Events": over}]}
+    with Stubber(operator._ec2) as stub:
+        stub.add_response("describe_instance_status", answer, {"Filters": ANY, "IncludeAllInstances": True})
+        found = operator.scheduled_events([NODE, OTHER])
+    event = ScheduledEvent(
+        event_id="instance-event-0d59937288b749b32",
+        code="instance-stop",
+        description="The instance is running on degraded hardware",
+        not_before=datetime(2026, 5, 23, tzinfo=UTC),
+    )
+    assert found == {NODE: (event,)}
+
+
+def test_network_nodes_are_told_nearest_last_and_unknown_ones_are_left_out(operator: AwsOperator) -> None:
+    network = ["nn-1111111111example", "nn-2222222222example", "nn-3333333333example"]
+    answer = {"Instances": [{"InstanceId": NODE, "InstanceType": "p4d.24xlarge", "NetworkNodes": network}, {"InstanceId": OTHER}]}
+    with Stubber(operator._ec2) as stub:
+        stub.add_response("describe_instance_topology", answer, {"InstanceIds": sorted([NODE, OTHER])})
+        assert operator.network_nodes([NODE, OTHER]) == {NODE: tuple(network)}
+
+
+def test_an_instance_type_without_topology_is_a_cloud_error(operator: AwsOperator) -> None:
+    with Stubber(operator._ec2) as stub:
+        stub.add_client_error("describe_instance_topology", "UnsupportedOperation")
+        with pytest.raises(CloudError):
+            operator.network_nodes([NODE])

@@ -1,0 +1,134 @@
+"""What AWS tells seldom: scheduled events, hooks that hold, the network, and why instances do not come."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from control_plane.cloud.errors import CloudUnavailable
+from control_plane.db import notices
+from control_plane.db.notices import NoticeRecord
+from control_plane.loop.cloud_watch import CLOSE_SECONDS
+from tests.unit.control_plane.loop.world import FLEET, GROUP, World
+
+
+def stored(world: World) -> tuple[NoticeRecord, ...]:
+    with world.database.read() as session:
+        return notices.of_fleet(session, FLEET)
+
+
+async def test_a_scheduled_event_is_a_notice_until_it_is_taken_back(world: World) -> None:
+    world.submit()
+    await world.running()
+    agent = world.team()[0]
+    world.schedule(agent, 86_400.0)
+    await world.tick()
+    assert stored(world) == (), "asked for once a minute"
+    world.runner.cloud.look_closely()
+    await world.tick()
+    (notice,) = stored(world)
+    assert (notice.node_id, notice.kind, notice.event_id) == (agent.node_id, "maintenance", f"instance-event-{agent.number}")
+    assert notice.message.startswith("instance-retirement, from 2026-03-02 00:00 UTC: The instance is running")
+    world.schedule(agent, 50_000.0)
+    await world.tick(CLOSE_SECONDS)
+    assert stored(world)[0].ends_at == world.now + timedelta(seconds=50_000 - CLOSE_SECONDS), "it was moved"
+    world.operator.events.clear()
+    await world.tick(CLOSE_SECONDS)
+    assert stored(world) == ()
+
+
+async def test_network_nodes_become_failure_domains_once_and_unknown_stays_unknown(world: World) -> None:
+    known = [f"i-{number:017x}" for number in (1, 2, 3, 4)]
+    world.operator.topology = {node: ("top", "middle", f"rack-{number % 2}") for number, node in enumerate(known)}  # type: ignore[misc]
+    world.submit()
+    await world.running()
+    assert [node.failure_domain for node in world.nodes().values()] == ["rack-0", "rack-1", "rack-0", "rack-1", None]
+    racks = {node_id: node.failure_domain for node_id, node in world.nodes().items()}
+    for rank in world.plan().ranks:
+        assert len({racks[holder] for holder in rank.holders}) == 2, "a shard and its replica hang on different network nodes"
+    world.operator.topology.clear()
+    world.start_server()
+    await world.tick()
+    assert next(iter(world.nodes().values())).failure_domain == "rack-0", "stored, for the servers to come"
+
+
+async def test_questions_that_fail_are_told_once_and_hold_up_nothing(world: World, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    def fail(*_: object) -> None:
+        raise CloudUnavailable("no answer")
+
+    monkeypatch.setattr(world.operator, "scheduled_events", fail)
+    monkeypatch.setattr(world.operator, "network_nodes", fail)
+    world.submit()
+    await world.running()
+    await world.tick(CLOSE_SECONDS)
+    assert sum("is unknown" in record.message for record in caplog.records) == 1
+    assert sum("are unknown" in record.message for record in caplog.records) == 1
+
+
+async def test_a_hook_s_time_runs_from_its_first_sight_also_for_a_server_that_comes_later(tmp_path: Path) -> None:
+    world = World(tmp_path, spares=0)
+    world.operator.capacity = 4
+    world.submit()
+    await world.running()
+    world.operator.shrink(world.team()[1].node_id)
+    await world.tick()
+    (first,) = stored(world)
+    assert first.ends_at == world.now + timedelta(seconds=60)
+    await world.tick(5)
+    world.start_server()
+    await world.tick()
+    assert stored(world) == (first,)
+    world.close()
+
+
+async def test_a_hook_is_held_while_the_last_step_has_only_nodes_that_go(world: World) -> None:
+    world.submit(copies=1)
+    await world.running()
+    await world.train(10)
+    leaving = world.team()[1]
+    world.operator.shrink(leaving.node_id)
+    await world.until(lambda: world.is_stopped)
+    world.finish()
+    for _ in range(200):  # longer than the hook would have waited
+        await world.tick()
+    assert leaving.node_id in world.agents
+    assert "only the nodes that it leaves hold its last step" in world.job().reason
+    holds = [call for call in world.operator.calls if call[0] == "hold_termination"]
+    assert 3 <= len(holds) <= 8, "a few in a hook's timeout, not one in every pass"
+    await world.upload(10)
+    await world.until(lambda: world.job().generation == 2)
+    assert world.plan().base_step == 10
+    await world.until(lambda: leaving.node_id not in world.agents)
+    (incident,) = world.incidents()
+    assert (incident.cause, incident.lost_steps) == ("notice", 0)
+
+
+async def test_launches_that_aws_suspended_after_failures_are_resumed_and_the_job_goes_on(world: World) -> None:
+    world.operator.launch_retry = timedelta(hours=1)
+    world.operator.capacity = 2
+    world.submit()
+    await world.tick(1)
+    await world.tick(1)
+    words = world.job().reason
+    assert "waits for 4 nodes: We currently do not have sufficient p5.48xlarge capacity" in words
+    assert "asked for again at 00:00:31 UTC" in words
+    world.operator.change_group(GROUP, world.suspended("Administrative suspension of Launch"))
+    world.operator.capacity = None
+    await world.tick(1)
+    assert "AWS has suspended it after failures; lifted and asked for again at" in world.job().reason
+    assert ("resume_processes", GROUP) not in world.operator.calls
+    await world.until(lambda: ("resume_processes", GROUP) in world.operator.calls)
+    await world.running()
+
+
+async def test_what_a_user_suspended_stays_so_and_is_named(world: World) -> None:
+    world.operator.change_group(GROUP, world.suspended("User suspended at 2026-03-01T00:00:00Z"))
+    world.submit()
+    for _ in range(20):
+        await world.tick(100)
+    assert ("resume_processes", GROUP) not in world.operator.calls
+    assert "Launch process is suspended (User suspended at 2026-03-01T00:00:00Z)" in world.job().reason
+    world.operator.resume_processes(GROUP, ["Launch"])
+    await world.running()

@@ -1,0 +1,149 @@
+"""Events of a queue on their way to the loops: doubled, late, foreign, malformed, and read by several replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from control_plane.cloud.errors import CloudUnavailable
+from control_plane.cloud.notices import QueuedMessage
+from control_plane.db import notices
+from control_plane.db.notices import NoticeRecord
+from control_plane.loop.cloud_watch import CloudWatch
+from control_plane.loop.notice_reader import MAX_DELIVERIES, NoticeReader
+from tests.unit.control_plane.cloud import aws_events
+from tests.unit.control_plane.loop.world import FLEET, START, World
+
+
+class Queue:
+    """SQS as far as it matters: what is not deleted comes again, whoever reads."""
+
+    def __init__(self, *bodies: str) -> None:
+        self.waiting = {f"receipt-{number}": body for number, body in enumerate(bodies)}
+        self.deliveries = dict.fromkeys(self.waiting, 0)
+        self.error: Exception | None = None
+
+    def receive(self) -> tuple[QueuedMessage, ...]:
+        if self.error is not None:
+            raise self.error
+        for receipt in self.waiting:
+            self.deliveries[receipt] += 1
+        return tuple(
+            QueuedMessage(message_id=receipt, receipt=receipt, body=body, delivery_count=self.deliveries[receipt])
+            for receipt, body in self.waiting.items()
+        )
+
+    def delete(self, receipts) -> None:
+        for receipt in receipts:
+            self.waiting.pop(receipt, None)
+
+
+def reader_of(world: World, queue: Queue) -> NoticeReader:
+    context = world.runner._context
+    return NoticeReader(queue, world.database, world.operator, world.registry, world.runner.cloud, lambda: context.now())
+
+
+def stored(world: World) -> tuple[NoticeRecord, ...]:
+    with world.database.read() as session:
+        return notices.of_fleet(session, FLEET)
+
+
+def at_start(body: str) -> str:
+    """An event of the world's own time."""
+    return body.replace(aws_events.TIME, START.isoformat())
+
+
+async def node_of(world: World) -> str:
+    await world.until(lambda: len(world.agents) == 5)
+    return sorted(world.agents)[1]
+
+
+async def test_a_spot_warning_reaches_the_job_through_the_database(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    queue = Queue(at_start(aws_events.spot(world.team()[1].node_id)))
+    await reader_of(world, queue).read()
+    assert not queue.waiting
+    world.start_server()  # whoever read it is gone; the one that takes the job over finds it
+    await world.until(lambda: world.is_stopped)
+    world.finish()
+    await world.until(lambda: world.job().generation == 2)
+    (incident,) = world.incidents()
+    assert (incident.cause, incident.lost_steps, incident.from_step) == ("notice", 0, 10)
+    assert "EC2 Spot Instance Interruption Warning at 2026-03-01 00:02:00 UTC" in incident.evidence[0]
+
+
+async def test_a_doubled_event_is_one_notice_and_one_line_of_history(world: World) -> None:
+    node = await node_of(world)
+    await reader_of(world, Queue(*[at_start(aws_events.spot(node))] * 3)).read()
+    await reader_of(world, Queue(at_start(aws_events.spot(node)))).read()
+    assert len(stored(world)) == 1
+    assert sum("Spot" in message for message in world.events()) == 1
+
+
+async def test_late_foreign_and_unknown_events_leave_nothing(world: World) -> None:
+    node = await node_of(world)
+    world.now += timedelta(hours=1)
+    queue = Queue(at_start(aws_events.spot(node)), aws_events.rebalance("i-0fffffffffffffff0"), aws_events.envelope("Object Created", {}))
+    assert await reader_of(world, queue).read() == 3
+    assert not queue.waiting
+    assert stored(world) == ()
+
+
+async def test_a_poison_message_is_recorded_and_deleted(world: World) -> None:
+    queue = Queue("\x00no event\n")
+    await reader_of(world, queue).read()
+    assert not queue.waiting
+    assert world.events() == [
+        "message receipt-0 of the queue of events is dropped: not JSON: Expecting value: line 1 column 1 (char 0): \\x00no event\\n"
+    ]
+
+
+async def test_a_message_that_cannot_be_stored_comes_again_but_not_for_ever(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await node_of(world)
+    queue = Queue(at_start(aws_events.spot(node)))
+    reader = reader_of(world, queue)
+    monkeypatch.setattr(reader, "_store", lambda event: 1 / 0)
+    for _ in range(MAX_DELIVERIES - 1):
+        with pytest.raises(ZeroDivisionError):
+            await reader.read()
+        assert queue.waiting
+    await reader.read()
+    assert not queue.waiting
+    assert "ZeroDivisionError" in world.events()[-1]
+
+
+async def test_the_end_of_a_capacity_block_concerns_its_instances(world: World) -> None:
+    await node_of(world)
+    first, second, *_ = sorted(world.agents)
+    for node, block in ((first, "cr-1"), (second, "cr-2")):
+        world.operator.put_in_block(node, block)
+    await reader_of(world, Queue(aws_events.block_end("cr-1").replace("2026-03-01T12:40", "2026-03-01T00:40"))).read()
+    assert [notice.node_id for notice in stored(world)] == [first]
+
+
+async def test_an_event_makes_the_cloud_watch_look_and_a_scheduled_change_look_closely(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr(CloudWatch, "look_now", lambda self: looks.append("now"))
+    monkeypatch.setattr(CloudWatch, "look_closely", lambda self: looks.append("closely"))
+    for body in (aws_events.state_change(), aws_events.health(), aws_events.envelope("Object Created", {})):
+        await reader_of(world, Queue(body)).read()
+    assert looks == ["now", "closely"]
+
+
+async def test_a_queue_that_fails_does_not_end_the_loop(world: World) -> None:
+    queue, stop = Queue(aws_events.state_change()), asyncio.Event()
+    reader = reader_of(world, queue)
+    failed = asyncio.Event()
+
+    async def fail_once() -> int:
+        stop.set()
+        failed.set()
+        raise CloudUnavailable("no answer")
+
+    reader.read = fail_once  # type: ignore[method-assign]
+    await reader.run(stop)
+    assert failed.is_set()

@@ -1,0 +1,186 @@
+"""What this instance's own metadata announces (IMDSv2): spot interruption, rebalance recommendation, maintenance, and its group's end of it.
+
+The nearest source of a notice there is: no event bus, no permission, no region. A service that is absent is quiet; one that fails keeps what it
+said last, for a notice does not go away because a question about it failed.
+
+Invariant: GET requests with a session token alone, each bounded in time and size, to one address that was given or to EC2's own on an EC2 instance.
+Source: Amazon EC2 User Guide, `Use the Instance Metadata Service`, `Spot Instance interruption notices`, `rebalance recommendations`, `scheduled
+events`; Amazon EC2 Auto Scaling User Guide, `Retrieve the target lifecycle state through instance metadata`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from everstep.protocol.agent_messages import NodeNotice, NoticeKind
+from everstep.protocol.loopback import url_host
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 5.0
+"""AWS's own advice for spot interruptions."""
+TIMEOUT_SECONDS = 1.0
+TOKEN_SECONDS = 21_600
+"""The longest that AWS gives."""
+MAX_ANSWER_BYTES = 64 * 1024
+EC2_ENDPOINT = "http://169.254.169.254"
+
+
+def endpoint_of(environment: Mapping[str, str], dmi: Path = Path("/sys/devices/virtual/dmi/id")) -> str | None:
+    """Return where this node's metadata service is, or None where there is none.
+
+    Args:
+        environment: of the agent; `AWS_EC2_METADATA_SERVICE_ENDPOINT` and `AWS_EC2_METADATA_DISABLED` as the AWS SDKs read them.
+        dmi: what the machine's firmware says of itself; readable by everybody.
+
+    Returns:
+        The endpoint that is named; else EC2's own, but only on an EC2 instance: elsewhere anybody may answer at a link-local address.
+    """
+    if environment.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return None
+    named = environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
+    if named and urlsplit(named).scheme == "http" and url_host(named):
+        return named.rstrip("/")
+    if named:
+        log.warning("AWS_EC2_METADATA_SERVICE_ENDPOINT %r is not an http URL: nothing is asked", named)
+        return None
+    try:
+        is_ec2 = (dmi / "sys_vendor").read_text().strip() == "Amazon EC2" or (dmi / "bios_vendor").read_text().strip() == "Amazon EC2"
+    except OSError:
+        return None
+    return EC2_ENDPOINT if is_ec2 else None
+
+
+class InstanceMetadata:
+    """Asks the metadata service every few seconds. Owned by the agent, which reports `notices`.
+
+    Args:
+        endpoint: `http://host[:port]`.
+        on_change: called on the event loop when the notices have changed.
+    """
+
+    def __init__(self, endpoint: str, on_change: Callable[[], None]) -> None:
+        parts = urlsplit(endpoint)
+        self._host, self._port = parts.hostname or "", parts.port or 80
+        self._on_change = on_change
+        self._token = ""
+        self._told: dict[str, tuple[NodeNotice, ...]] = {}
+        self._is_absent = False
+
+    @property
+    def notices(self) -> tuple[NodeNotice, ...]:
+        """What is announced, in a fixed order."""
+        return tuple(notice for path in _READERS for notice in self._told.get(path, ()))
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            await self.poll()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def poll(self) -> None:
+        """Ask once for everything."""
+        before = self.notices
+        try:
+            self._told = await asyncio.to_thread(self._ask, dict(self._told))
+            if self._is_absent:
+                log.info("the instance's metadata service answers")
+            self._is_absent = False
+        except (OSError, http.client.HTTPException, ValueError) as error:  # the last: a token that is no header
+            if not self._is_absent:
+                log.info("the instance's metadata service does not answer; nothing is announced by it: %s", error)
+            self._is_absent = True
+        if self.notices != before:
+            log.warning("announced for this instance: %s", "; ".join(f"{notice.kind}: {notice.message}" for notice in self.notices) or "nothing more")
+            self._on_change()
+
+    def _ask(self, told: dict[str, tuple[NodeNotice, ...]]) -> dict[str, tuple[NodeNotice, ...]]:
+        """Return what each path says now. Runs in a thread; one at a time."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_SECONDS)
+        try:
+            for path, read in _READERS.items():
+                status, body = self._get(connection, path)
+                if status == http.client.NOT_FOUND:
+                    told[path] = ()
+                elif status == http.client.OK:
+                    try:
+                        told[path] = read(body)
+                    except (ValueError, KeyError, TypeError, AttributeError) as error:
+                        log.warning("the metadata at %s is not what AWS documents: %r", path, error)
+        finally:
+            connection.close()
+        return told
+
+    def _get(self, connection: http.client.HTTPConnection, path: str) -> tuple[int, str]:
+        """Return status and body; with a fresh token where there is none or it has run out."""
+        for _ in range(2):
+            if not self._token:
+                status, token = _request(connection, "PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)})
+                if status != http.client.OK:
+                    return status if status != http.client.NOT_FOUND else http.client.SERVICE_UNAVAILABLE, ""
+                self._token = token
+            status, body = _request(connection, "GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._token})
+            if status != http.client.UNAUTHORIZED:
+                break
+            self._token = ""
+        return status, body
+
+
+def _request(connection: http.client.HTTPConnection, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+    connection.request(method, path, headers=headers)
+    response = connection.getresponse()
+    body = response.read(MAX_ANSWER_BYTES + 1)
+    if len(body) > MAX_ANSWER_BYTES:
+        raise http.client.HTTPException(f"more than {MAX_ANSWER_BYTES} bytes at {path}")
+    return response.status, body.decode(errors="replace").strip()
+
+
+def _spot(body: str) -> tuple[NodeNotice, ...]:
+    said = json.loads(body)
+    action, time = said["action"], said["time"]
+    return (NodeNotice(kind=NoticeKind.SPOT_INTERRUPTION, message=f"spot instance-action {action} at {time}", ends_at_seconds=_seconds(time)),)
+
+
+def _rebalance(body: str) -> tuple[NodeNotice, ...]:
+    return (NodeNotice(kind=NoticeKind.REBALANCE, message=f"rebalance recommendation of {json.loads(body)['noticeTime']}"),)
+
+
+def _maintenance(body: str) -> tuple[NodeNotice, ...]:
+    events = [event for event in json.loads(body) if event.get("State", "active") == "active"]
+    return tuple(
+        NodeNotice(
+            kind=NoticeKind.MAINTENANCE,
+            message=f"{event['Code']} from {event['NotBefore']}: {event.get('Description', '')}",
+            ends_at_seconds=_seconds(event["NotBefore"]),
+        )
+        for event in events
+    )
+
+
+def _lifecycle(body: str) -> tuple[NodeNotice, ...]:
+    return (NodeNotice(kind=NoticeKind.TERMINATING, message=f"target-lifecycle-state {body}"),) if body == "Terminated" else ()
+
+
+def _seconds(text: str) -> float:
+    """Return a time as Unix seconds: ISO 8601, or as mail headers write it, which is what scheduled events do."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = parsedate_to_datetime(text)
+    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+
+
+_READERS: dict[str, Callable[[str], tuple[NodeNotice, ...]]] = {
+    "spot/instance-action": _spot,
+    "events/recommendations/rebalance": _rebalance,
+    "events/maintenance/scheduled": _maintenance,
+    "autoscaling/target-lifecycle-state": _lifecycle,
+}
