@@ -31,6 +31,8 @@ class Environment:
     run: RunId
     generation: Generation
     final_round_seconds: float
+    cores: float = 1.0
+    """Of this node's processors, for each of its ranks."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
@@ -44,6 +46,7 @@ class Environment:
             run=RunId(variables.get("EVERSTEP_RUN_ID", "")),
             generation=Generation(int(variables.get("EVERSTEP_GENERATION", "0"))),
             final_round_seconds=float(variables.get("EVERSTEP_FINAL_ROUND_SECONDS", str(FINAL_ROUND_SECONDS))),
+            cores=len(os.sched_getaffinity(0)) / max(1, int(variables.get("LOCAL_WORLD_SIZE", "1"))),
         )
 
 

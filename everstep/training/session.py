@@ -85,7 +85,7 @@ class TrainingSession:
         self._has_many_streams = has_many_streams
         self._clock = clock
         self._guard = Guard()
-        self._snapshotter = Snapshotter(state, link, copier, self._guard, lambda step: self._publish(copying=step))
+        self._snapshotter = Snapshotter(state, link, copier, self._guard, lambda step: self._publish(copying=step), cores=environment.cores)
         self._ring = MetricRing(link.generation, link.send)
         self._half_lock = threading.Lock()  # the training thread and the copier both write the page
         self._half = RankHalf(generation=link.generation)

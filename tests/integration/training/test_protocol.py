@@ -606,7 +606,17 @@ def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path:
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the agent told of every few numbers that are copied, however small the state."""
     monkeypatch.setattr(snapshots, "STREAMED_BYTES", 1)
+    monkeypatch.setattr(snapshots, "STREAMED_CORES", 0)
     monkeypatch.setattr(copier, "PIECE_BYTES", 256)
+
+
+def test_without_cores_to_spare_nothing_is_said_ahead(tmp_path: Path, begin: Begin, streamed: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    monkeypatch.setattr(snapshots, "STREAMED_CORES", 1_000_000)
+    with FakeAgent(tmp_path, 1, commit_target=5) as agent:
+        session, step = begin(agent, width=100)
+        train(session, step, agent.reached.is_set)
+        assert agent.of_kind(Captured)
+        assert not agent.of_kind(Capturing)
 
 
 @pytest.mark.usefixtures("streamed")

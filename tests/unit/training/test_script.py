@@ -37,3 +37,9 @@ def test_an_empty_environment_is_one_rank_alone() -> None:
     environment = Environment.read({})
     assert (environment.rank, environment.world_size, environment.agent_socket) == (0, 1, None)
     assert environment.final_round_seconds == FINAL_ROUND_SECONDS
+
+
+def test_the_cores_of_a_node_are_shared_by_its_ranks() -> None:
+    alone = Environment.read({}).cores
+    assert alone >= 1
+    assert Environment.read({"LOCAL_WORLD_SIZE": "4"}).cores == alone / 4
