@@ -610,7 +610,7 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copier, "PIECE_BYTES", 256)
 
 
-def test_without_cores_to_spare_nothing_is_said_ahead(tmp_path: Path, begin: Begin, streamed: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+def test_without_cores_to_spare_nothing_is_said_ahead(tmp_path: Path, begin: Begin, streamed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "STREAMED_CORES", 1_000_000)
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent, width=100)
