@@ -54,6 +54,13 @@ class Contender(Protocol):
     def phases(self) -> dict[str, float]:
         """What the system's own record says of the last fault, once it is closed; empty without one."""
 
+    def revive(self) -> None:
+        """Start the job anew by hand: it has not come back by itself.
+
+        Raises:
+            BenchmarkFailed: that would hide a fault of ours.
+        """
+
 
 def traced(folder: Path) -> list[list[Passed]]:
     """Return what the ranks wrote down so far; nothing of one that has not begun."""
@@ -136,6 +143,9 @@ class UnderEverstep:
         incident = self._bench.client.list_incidents(TrainingJobName=self._job.name)["Incidents"][self._incidents]
         return {phase: float(incident[f"{phase.title()}Seconds"]) for phase in ("detect", "replace", "restore", "rework")}
 
+    def revive(self) -> None:
+        raise BenchmarkFailed(f"job {self._job.name} has not come back")
+
     def stop(self) -> None:
         """End the job."""
         self._bench.client.stop_training_job(TrainingJobName=self._job.name)
@@ -199,7 +209,10 @@ class UnderTorchrun:
         if fault is Fault.RANK:
             os.kill(next(pid for pid in self.pids() if _parent(pid) == second.pid), signal.SIGKILL)
             return
-        for launcher in (second, self._launchers[0]):  # left alone the rendezvous counts the dead agent in, waits for it for 60 s and gives up
+        self.revive()  # left alone the rendezvous counts the dead agent in, waits for it for 60 s and gives up
+
+    def revive(self) -> None:
+        for launcher in reversed(self._launchers):
             _end(launcher)
         self.start()
 
@@ -260,6 +273,10 @@ class UnderTorchft:
             raise BenchmarkFailed("torchft leaves machines to others")
         _end(self._replicas[1])
         self._replicas[1] = self._replica(1)
+
+    def revive(self) -> None:
+        self.stop()
+        self.start()
 
     def phases(self) -> dict[str, float]:
         return {}

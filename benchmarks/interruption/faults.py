@@ -38,10 +38,10 @@ class Blackout:
 
 
 def interrupt(contender: Contender, fault: Fault) -> Interruption:
-    """Make one fault and wait until training goes on.
+    """Make one fault and wait until training goes on; a peer that does not within `PATIENCE_SECONDS` is started anew by hand.
 
     Raises:
-        BenchmarkFailed: it does not.
+        BenchmarkFailed: Everstep does not.
     """
     contender.settle()
     pids = contender.pids()
@@ -53,7 +53,12 @@ def interrupt(contender: Contender, fault: Fault) -> Interruption:
     def resumption() -> object:
         return resumed(contender.trace(), hurt_at, waited_for=contender.waited_for, is_relaunched=contender.is_relaunched)
 
-    wait(f"{contender.name} goes on", lambda: resumption() is not None)
+    try:
+        wait(f"{contender.name} goes on", lambda: resumption() is not None)
+    except BenchmarkFailed:
+        contender.revive()
+        seconds = time.monotonic() - hurt_at
+        return Interruption(system=contender.name, job=contender.job, fault=fault, seconds=seconds, lost_steps=0, came_back=False)
     found = resumed(contender.trace(), hurt_at, waited_for=contender.waited_for, is_relaunched=contender.is_relaunched)
     assert found is not None, "it was waited for"
     return Interruption(
@@ -124,5 +129,6 @@ def repeated(what: Callable[[], Interruption], count: int, say: Callable[[str], 
         each = what()
         found.append(each)
         stopped = "" if each.stopped_seconds is None else f", the others gone after {each.stopped_seconds * 1000:.0f} ms"
-        say(f"  {number + 1} of {count}: {each.system}, {each.job}, {each.fault}: {each.seconds:.2f} s, {each.lost_steps} steps made again{stopped}")
+        came = f"{each.seconds:.2f} s, {each.lost_steps} steps made again" if each.came_back else f"not back after {each.seconds:.0f} s"
+        say(f"  {number + 1} of {count}: {each.system}, {each.job}, {each.fault}: {came}{stopped}")
     return found

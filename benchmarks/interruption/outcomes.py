@@ -37,6 +37,8 @@ class Interruption:
     """From the fault until every rank that has to go on had finished a step that none had finished before."""
     lost_steps: int
     """Finished before the fault and made again."""
+    came_back: bool = True
+    """False: it was given up after so many seconds, and started anew by hand."""
     stopped_seconds: float | None = None
     """From the fault until no other rank of the old launch was left; None where they go on."""
     phases: Mapping[str, float] = field(default_factory=dict)

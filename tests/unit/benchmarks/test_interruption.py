@@ -1,0 +1,119 @@
+"""What one failure cost, from what ranks wrote down; and the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks.interruption import report
+from benchmarks.interruption.faults import Blackout, Silence
+from benchmarks.interruption.outcomes import Fault, Interruption, Job, resumed
+from benchmarks.interruption.survivors import last_gone_at, watched
+from benchmarks.machine import Machine
+from benchmarks.traces import Passed
+
+BEFORE, AFTER = 1_000, 11_000
+"""Starts of the processes of two launches, milliseconds."""
+MACHINE = Machine(
+    processor="a processor",
+    cores=2,
+    memory_gib=8.0,
+    kernel="Linux",
+    python="3.11",
+    versions={"torch": "2", "deepspeed": "0"},
+    load_average=(0.1, 0.1, 0.1),
+)
+
+
+def steps(start: int, *moments: tuple[int, float]) -> list[Passed]:
+    return [Passed(start, step, at) for step, at in moments]
+
+
+def test_training_goes_on_when_the_last_rank_has_made_a_step_that_none_had_made_before() -> None:
+    ranks = [
+        steps(BEFORE, (8, 9.0), (9, 9.5), (10, 10.2)) + steps(AFTER, (9, 12.0), (10, 12.1), (11, 12.2)),
+        steps(BEFORE, (8, 9.0), (9, 9.6)) + steps(AFTER, (9, 12.0), (10, 12.1), (11, 12.5)),
+    ]
+    found = resumed(ranks, 10.0, waited_for=(0, 1), is_relaunched=True)
+    assert found is not None, "what a survivor of the old launch finished late is not new"
+    assert found.at == 12.5
+    assert found.lost_steps == 2
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_it_has_not_gone_on_while_a_rank_lacks_a_new_step(missing: int) -> None:
+    ranks = [steps(BEFORE, (9, 9.5)) + steps(AFTER, (9, 12.0), (10, 12.1)) for _ in range(2)]
+    ranks[missing] = ranks[missing][:-1]
+    assert resumed(ranks, 10.0, waited_for=(0, 1), is_relaunched=True) is None
+
+
+def test_a_survivor_goes_on_in_its_own_process() -> None:
+    ranks = [steps(BEFORE, (9, 9.9), (10, 11.0)), steps(BEFORE, (9, 9.9))]
+    found = resumed(ranks, 10.0, waited_for=(0,), is_relaunched=False)
+    assert found is not None
+    assert (found.at, found.lost_steps) == (11.0, 0)
+
+
+def test_the_end_of_processes_is_heard_from_the_kernel() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    assert child.stdin is not None
+    with watched([child.pid, os.getpid()]) as both, watched([child.pid]) as one:
+        assert last_gone_at(both, timeout_seconds=0) is None
+        child.stdin.close()
+        assert last_gone_at(one, timeout_seconds=30) is not None
+        assert last_gone_at(both, timeout_seconds=0) is None, "the other one lives"
+    child.wait()
+
+
+def interruption(system: str, seconds: float, fault: Fault = Fault.RANK, **changes: object) -> Interruption:
+    return dataclasses.replace(
+        Interruption(system=system, job=Job.DDP, fault=fault, seconds=seconds, lost_steps=0, stopped_seconds=0.05),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def run_of(*interruptions: Interruption, silences: Sequence[Silence] = (), blackouts: Sequence[Blackout] = ()) -> report.Run:
+    return report.Run(machine=MACHINE, interruptions=interruptions, silences=silences, blackouts=blackouts, is_quick=False, seconds=1.0)
+
+
+def short(run: report.Run) -> dict[str, bool]:
+    return {f"{row.what} {row.against}": row.falls_short for row in report.rows(run)}
+
+
+def test_a_fifth_of_torchruns_time_is_to_be_reached_and_no_more_than_torchfts() -> None:
+    peers = (interruption("torchrun + torch.save", 5.0), interruption("torchft", 0.9))
+    assert not any(short(run_of(interruption("Everstep", 0.9), *peers)).values())
+    found = short(run_of(interruption("Everstep", 1.0), *peers))
+    assert [what for what, falls_short in found.items() if falls_short] == ["rank killed, DDP, median torchft's 0.90 s"]
+    found = short(run_of(interruption("Everstep", 1.01), *peers))
+    assert sum(found.values()) == 2
+
+
+@pytest.mark.parametrize(
+    ("run", "what"),
+    [
+        (run_of(interruption("Everstep", 1.0, stopped_seconds=0.11)), "all survivors stopped"),
+        (run_of(interruption("Everstep", 1.0, lost_steps=3)), "steps lost, most"),
+        (run_of(silences=[Silence(verdict_seconds=4.1, detection_seconds=3.0)]), "verdict"),
+        (run_of(blackouts=[Blackout(seconds=3.0, lost_steps=0, restarted_ranks=1, steps=5)]), "ranks restarted"),
+        (run_of(blackouts=[Blackout(seconds=3.0, lost_steps=1, restarted_ranks=0, steps=5)]), "steps lost"),
+    ],
+)
+def test_every_limit_can_be_missed(run: report.Run, what: str) -> None:
+    missed = [row.what for row in report.rows(run) if row.falls_short]
+    assert len(missed) == 1
+    assert what in missed[0]
+
+
+def test_the_report_names_the_largest_phase_and_who_did_not_come_back() -> None:
+    phases = {"detect": 0.1, "replace": 0.2, "restore": 0.9, "rework": 0.0}
+    run = run_of(interruption("Everstep", 1.2, phases=phases), interruption("torchrun + DCP", 180.0, came_back=False))
+    text = report.render(run, "picture.svg")
+    assert "| DDP | rank killed | 0.10 | 0.20 | 0.90 | 0.00 | **restore** |" in text
+    assert "| torchrun + DCP | **180.00** | 180.00 to 180.00 | 180.00 to 180.00 | 50 | 0 | 1 | 1 |" in text
+    assert report.draw(run).count("<rect") > 6
