@@ -1,7 +1,7 @@
-"""The contract: every request and response of the API. The botocore service model, OpenAPI and TypeScript types are generated from here.
+"""The contract: every request and response of the API. `python -m control_plane.contract` makes everything from here that others build on.
 
-Names on the wire are PascalCase, as AWS's are; SageMaker's words where it has one. Times are ISO 8601 in UTC, durations whole seconds unless they
-are measurements.
+Names on the wire are PascalCase, as AWS's are; SageMaker's words where it has one. Times are seconds since 1970, as AWS's JSON has them, durations
+whole seconds unless they are measurements. What has no value is absent, never null.
 
 Invariant: a request that validates is well formed by itself; what depends on a fleet or a source is checked in `api/admission.py`.
 """
@@ -35,9 +35,22 @@ Tags = Annotated[dict[ShortText, ShortText], Field(max_length=50)]
 
 
 class Shape(BaseModel):
-    """Base of every request and response: PascalCase outside, unknown fields refused."""
+    """Base of everything that is answered: PascalCase outside, times as seconds since 1970."""
 
-    model_config = ConfigDict(alias_generator=to_pascal, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        alias_generator=to_pascal,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        ser_json_temporal="seconds",
+    )
+
+
+class Request(Shape):
+    """Base of everything that callers send: unknown fields are refused, and what is of another type is not made to fit."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 # Errors ----------------------------------------------------------------------------------------------------------------------------------
@@ -68,14 +81,14 @@ class ErrorResponse(Shape):
 # Training jobs ---------------------------------------------------------------------------------------------------------------------------
 
 
-class SourceConfig(Shape):
+class SourceConfig(Request):
     """The user's code."""
 
     source_id: Sha256
     """As PutSource returned it: the SHA-256 of the archive."""
 
 
-class ProtectionConfig(Shape):
+class ProtectionConfig(Request):
     """How many nodes keep every shard in memory, and what that may cost."""
 
     copies: int = Field(default=2, ge=1, le=8)
@@ -85,7 +98,7 @@ class ProtectionConfig(Shape):
     unless said; 1 on a local cluster, whose nodes share the cores of one machine, so that the figure would say nothing."""
 
 
-class CheckpointConfig(Shape):
+class CheckpointConfig(Request):
     """The durable tier."""
 
     every_steps: int = Field(default=0, ge=0, le=1_000_000_000)
@@ -96,30 +109,30 @@ class CheckpointConfig(Shape):
     """Keep a third slot per shard, so that an upload never makes snapshots wait."""
 
 
-class OutputDataConfig(Shape):
+class OutputDataConfig(Request):
     """Where outputs go."""
 
     s3_output_path: S3Uri | None = None
     """Prefix for outputs; the service's bucket by default."""
 
 
-class StoppingCondition(Shape):
+class StoppingCondition(Request):
     """Limits of a job."""
 
     max_runtime_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
     max_pending_time_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
-    max_cost_usd: float | None = Field(default=None, gt=0)
+    max_cost_usd: float | None = Field(default=None, ge=0.01)
     """Not available yet."""
 
 
-class RetryStrategy(Shape):
+class RetryStrategy(Request):
     """When to stop trying."""
 
     max_attempts: int = Field(default=3, ge=1, le=30)
     """The same failure at the same step this many times, and the job has failed."""
 
 
-class CreateTrainingJobRequest(Shape):
+class CreateTrainingJobRequest(Request):
     """A job to run."""
 
     training_job_name: Name
@@ -244,6 +257,8 @@ class TrainingJob(Shape):
     """By GROUP_RANK."""
     coordinator_node_id: str | None
     incident_count: int
+    open_incident_count: int
+    """Incidents from which the job has not recovered yet."""
     accounting_seconds: dict[str, float]
     """Every second of the job by bucket."""
     ettr_ratio: float | None
@@ -447,7 +462,7 @@ class ListEventsResponse(Shape):
 # Fleets and nodes ------------------------------------------------------------------------------------------------------------------------
 
 
-class CreateFleetRequest(Shape):
+class CreateFleetRequest(Request):
     """An Auto Scaling group to be kept as a fleet."""
 
     fleet_name: Name
@@ -460,7 +475,7 @@ class CreateFleetRequest(Shape):
     tags: Tags = Field(default_factory=dict)
 
 
-class UpdateFleetRequest(Shape):
+class UpdateFleetRequest(Request):
     """Figures to change; what is left out stays."""
 
     spare_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
@@ -535,7 +550,7 @@ class ListNodesResponse(Shape):
 # Tokens, sources, health -----------------------------------------------------------------------------------------------------------------
 
 
-class CreateJoinTokenRequest(Shape):
+class CreateJoinTokenRequest(Request):
     """A token that each new instance of a fleet's group may use once."""
 
     fleet_name: Name

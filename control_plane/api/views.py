@@ -57,13 +57,14 @@ def job_summary(job: JobRecord) -> schemas.TrainingJobSummary:
     )
 
 
-def job(job: JobRecord, *, plan: GenerationPlan | None, incident_count: int, now: datetime) -> schemas.TrainingJob:
+def job(job: JobRecord, *, plan: GenerationPlan | None, incident_count: int, open_incident_count: int, now: datetime) -> schemas.TrainingJob:
     """Return everything about a job.
 
     Args:
         job: as stored.
         plan: of its newest generation, if it has one.
         incident_count: how many incidents it has had.
+        open_incident_count: how many of them are not over.
         now: for the ratio of a job that goes on.
 
     Returns:
@@ -107,6 +108,7 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incident_count: int, now
         node_ids=[] if plan is None else [node.node_id for node in plan.nodes],
         coordinator_node_id=None if plan is None else plan.coordinator,
         incident_count=incident_count,
+        open_incident_count=open_incident_count,
         accounting_seconds=dict(job.accounting),
         ettr_ratio=_ettr(job, now),
     )

@@ -171,6 +171,11 @@ def count_of_run(session: Session, run_id: str) -> int:
     return session.scalar(select(func.count()).select_from(Incident).where(Incident.run_id == run_id)) or 0
 
 
+def open_count_of_run(session: Session, run_id: str) -> int:
+    """Return how many incidents of a run are not closed."""
+    return session.scalar(select(func.count()).select_from(Incident).where(Incident.run_id == run_id, Incident.closed_at.is_(None))) or 0
+
+
 def page(
     session: Session, *, job_name: str | None, project: str | None, after: tuple[datetime, str] | None, limit: int
 ) -> tuple[IncidentRecord, ...]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import uuid
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from sqlalchemy.orm import Session
 
 from control_plane.api import schemas, views
 from control_plane.api.admission import admit
 from control_plane.api.auth import Caller, Reader, User
-from control_plane.api.deps import MaxResults, NextToken, Services, ServicesDep, TrainingJobNamePath, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, TrainingJobNamePath, page_position, page_token
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud.errors import CloudError
@@ -23,7 +23,7 @@ from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import JobFilter, JobRecord, NewJob
 from everstep.protocol.ids import RunId
 
-router = APIRouter(prefix="/v1/training-jobs", tags=["TrainingJobs"])
+router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
 
 @router.post("", operation_id="CreateTrainingJob", status_code=201)
@@ -102,7 +102,8 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
         job = find_job(session, training_job_name, caller)
         plan = jobs.generation(session, job.run_id, job.generation).plan if job.generation else None
         incident_count = incidents.count_of_run(session, job.run_id)
-    return views.job(job, plan=plan, incident_count=incident_count, now=services.now())
+        open_count = incidents.open_count_of_run(session, job.run_id)
+    return views.job(job, plan=plan, incident_count=incident_count, open_incident_count=open_count, now=services.now())
 
 
 @router.post("/{TrainingJobName}/stop", operation_id="StopTrainingJob")

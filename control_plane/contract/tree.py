@@ -1,0 +1,57 @@
+"""What is made from the contract, and where it lies in the checkout.
+
+Invariant: a file is written only if it changes, so that nothing looks newer than it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from control_plane.api.surface import API_VERSION, make_surface
+from control_plane.contract.service_model import endpoint_rules, paginators, service_model
+from control_plane.contract.waiters import waiters
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+MODEL: Final = Path("everstep/data/everstep") / API_VERSION
+
+
+def files() -> Mapping[Path, str]:
+    """Return every generated file by its path below the checkout."""
+    document = make_surface().openapi()
+    model = service_model(document)
+    pages = paginators(model)
+    waits = waiters(model)
+    return {
+        Path("docs/openapi.json"): _json(document),
+        MODEL / "service-2.json": _json(model),
+        MODEL / "paginators-1.json": _json(pages),
+        MODEL / "waiters-2.json": _json(waits),
+        MODEL / "endpoint-rule-set-1.json": _json(endpoint_rules()),
+    }
+
+
+def stale(root: Path) -> list[Path]:
+    """Return the generated files that are not what they should be.
+
+    Args:
+        root: of the checkout.
+
+    Returns:
+        Their paths below it.
+    """
+    return [path for path, text in files().items() if not (root / path).exists() or (root / path).read_text() != text]
+
+
+def write(root: Path) -> None:
+    """Write what is stale below a checkout's root."""
+    for path, text in files().items():
+        if not (root / path).exists() or (root / path).read_text() != text:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
