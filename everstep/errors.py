@@ -5,6 +5,7 @@ EverstepError                    message, hint
 ├── SourceRefused                a source directory that cannot be packed: a link, a device, nothing in it
 ├── NothingToDownload            a job left no outputs
 ├── WaitFailed                   what was waited for did not happen, and will not
+├── ServiceFailed                what the service answered, or that it did not: boto3's errors, for those who tell people
 └── TransferFailed               bytes came that are not what was announced                  retryable
 
 What the service refuses is raised as boto3 raises it: `botocore.exceptions.ClientError`, and `client.exceptions.ValidationException` and so on.
@@ -12,6 +13,7 @@ What the service refuses is raised as boto3 raises it: `botocore.exceptions.Clie
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,6 +56,24 @@ class NothingToDownload(EverstepError):
 
 class WaitFailed(EverstepError):
     """What was waited for did not happen, and will not."""
+
+
+class ServiceFailed(EverstepError):
+    """What the service answered, or that it did not. Raised by `everstep.failures` alone.
+
+    Args:
+        message: the service's.
+        hint: the service's.
+        code: the error's type, as `ValidationException`; empty where it has none.
+        request_id: under which the service's log has it.
+        fields: what is wrong, field by field.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", code: str = "", request_id: str = "", fields: Sequence[FieldError] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.request_id = request_id
+        self.fields = tuple(fields)
 
 
 class TransferFailed(EverstepError):

@@ -97,10 +97,17 @@ def add_to(client: Any, token: str) -> None:
 
     client.meta.events.register(f"before-sign.{SERVICE}", sign)
     client.meta.events.register_first(f"before-parameter-build.{SERVICE}", validation.check)
+    client.meta.events.register(f"after-call.{SERVICE}", _require_ours)
 
 
 def _configuration(endpoint_url: str | None, token: str | None) -> config.ClientConfig:
     return config.load(endpoint_url, token)
+
+
+def _require_ours(http_response: Any, **_: Any) -> None:
+    """Refuse a success that is not the service's: botocore takes any page for an answer without members."""
+    if http_response.status_code < 300 and http_response.url and "x-amzn-requestid" not in http_response.headers:
+        raise ConfigurationError(f"What {http_response.url} answers is not Everstep's.", hint="Is this the address of an Everstep control plane?")
 
 
 def _add_conveniences(base_classes: list[type], **_: Any) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 from pydantic.alias_generators import to_pascal
 
 from everstep.protocol.ids import NAME_PATTERN
@@ -31,6 +31,8 @@ ShortText = Annotated[str, StringConstraints(max_length=256)]
 Value = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
 HyperParameterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}$")]
+LoggedNumber = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]})]
+"""JSON has no number that is not finite: such a one is text, as in AWS's own APIs; clients make it a number again."""
 Tags = Annotated[dict[ShortText, ShortText], Field(max_length=50)]
 
 
@@ -44,6 +46,7 @@ class Shape(BaseModel):
         frozen=True,
         use_attribute_docstrings=True,
         ser_json_temporal="seconds",
+        ser_json_inf_nan="strings",
     )
 
 
@@ -382,8 +385,8 @@ class Metric(Shape):
 
     generation: int
     step: int
-    values: Mapping[str, float | None]
-    """What is not finite is null: JSON has no word for it."""
+    values: Mapping[str, LoggedNumber]
+    """By name. What is not finite is the text NaN, Infinity or -Infinity on the wire."""
 
 
 class ListMetricsResponse(Shape):

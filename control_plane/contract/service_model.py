@@ -27,6 +27,9 @@ Json = dict[str, Any]
 
 LARGEST_INTEGER: Final = 2**31 - 1
 """What botocore calls an integer; above it, it is a long."""
+LOGGED_NUMBER: Final = "LoggedNumber"
+"""The shape of a number that may not be finite: text on the wire, then."""
+_NOT_FINITE = [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]
 _PROSE = frozenset({"description", "default", "title", "examples"})
 _SAID = {
     "string": frozenset({"type", "minLength", "maxLength", "pattern", "enum", "const", "x-idempotency-token"}),
@@ -146,8 +149,9 @@ class _Shapes:
     def member(self, owner: str, field: str, schema: Json) -> Json:
         """Return what a structure's member is, by a reference to its shape."""
         reference = self._reference(f"{owner}.{field}", owner, field, schema)
-        if schema.get("description"):
-            reference["documentation"] = _prose(schema["description"])
+        said = [schema.get("description", ""), _default(schema)]
+        if any(said):
+            reference["documentation"] = _prose(" ".join(said))
         if schema.get("x-idempotency-token"):
             reference["idempotencyToken"] = True
         return reference
@@ -160,12 +164,10 @@ class _Shapes:
                 return self.structure(name)
             self.made[name] = self._shape(name, owner, name, component)
             return {"shape": name}
-        choices = schema.get("anyOf")
-        if choices is not None:  # a null in a map is told by its absence in no other way
-            rest = [choice for choice in choices if choice != {"type": "null"}]
-            if len(rest) != 1:
+        if "anyOf" in schema:
+            if schema["anyOf"] != _NOT_FINITE:
                 raise ContractError(f"{where}: a value is of one type")
-            return self._reference(where, owner, hint, rest[0])
+            return self._named(LOGGED_NUMBER, {"type": "double"}, owner)
         if schema.keys() <= _PROSE:
             return self._named("Document", {"type": "structure", "members": {}, "document": True}, owner)
         unsaid = schema.keys() - _PROSE - _SAID.get(schema.get("type", ""), frozenset())
@@ -303,6 +305,12 @@ def _output(shapes: _Shapes, name: str, answer: Json) -> Json:
 def _blob(shapes: _Shapes) -> Json:
     shapes.made["Content"] = {"type": "blob", "streaming": True}
     return {"shape": "Content"}
+
+
+def _default(schema: Json) -> str:
+    """Say what a field is unless it is given, where that is a plain value."""
+    value = schema.get("default")
+    return "" if value is None or isinstance(value, (dict, list)) else f"{json.dumps(value)} unless given."
 
 
 def _bounds(schema: Json, low: str, high: str) -> Json:

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from control_plane.api.surface import API_VERSION, make_surface
+from control_plane.contract import reference
 from control_plane.contract.service_model import endpoint_rules, paginators, service_model
+from control_plane.contract.stubs import stubs
+from control_plane.contract.typescript import typescript
 from control_plane.contract.waiters import waiters
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MODEL: Final = Path("everstep/data/everstep") / API_VERSION
+REFERENCE: Final = Path("docs/reference")
 
 
 def files() -> Mapping[Path, str]:
@@ -30,6 +34,9 @@ def files() -> Mapping[Path, str]:
         MODEL / "paginators-1.json": _json(pages),
         MODEL / "waiters-2.json": _json(waits),
         MODEL / "endpoint-rule-set-1.json": _json(endpoint_rules()),
+        Path("everstep/service.pyi"): stubs(model, pages, waits),
+        Path("web/src/contract.ts"): typescript(model),
+        **{REFERENCE / name: text for name, text in reference.pages(document, model, pages, waits).items()},
     }
 
 

@@ -109,7 +109,7 @@ def _show(fleet: Json, output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
         show_json(fleet)
         return
-    price = fleet["PriceUsdPerHour"]
+    price = fleet.get("PriceUsdPerHour")
     counts = (("connected", "ConnectedNodeCount"), ("known", "NodeCount"), ("wanted", "DesiredNodeCount"), ("at most", "MaxNodeCount"))
     show_facts(
         [

@@ -29,13 +29,13 @@ def list_incidents(
         "OPENED (UTC)": lambda row: when(row["OpenedAt"]),
         "CAUSE": "Cause",
         "PHASE": "Phase",
-        "FROM": lambda row: row["RestoreSource"] or "-",
-        "BASE": lambda row: step(row["FromStep"]),
-        "LOST STEPS": lambda row: "-" if row["LostSteps"] is None else str(row["LostSteps"]),
-        "DETECT s": lambda row: seconds(row["DetectSeconds"]),
-        "REPLACE s": lambda row: seconds(row["ReplaceSeconds"]),
-        "RESTORE s": lambda row: seconds(row["RestoreSeconds"]),
-        "REWORK s": lambda row: seconds(row["ReworkSeconds"]),
+        "FROM": lambda row: row.get("RestoreSource") or "-",
+        "BASE": lambda row: step(row.get("FromStep")),
+        "LOST STEPS": lambda row: "-" if row.get("LostSteps") is None else str(row.get("LostSteps")),
+        "DETECT s": lambda row: seconds(row.get("DetectSeconds")),
+        "REPLACE s": lambda row: seconds(row.get("ReplaceSeconds")),
+        "RESTORE s": lambda row: seconds(row.get("RestoreSeconds")),
+        "REWORK s": lambda row: seconds(row.get("ReworkSeconds")),
     }
     show_rows(incidents, columns, empty="No incidents.")
 
@@ -56,7 +56,7 @@ def describe(
 
 def _facts(incident: Json) -> list[tuple[str, object]]:
     phases = ", ".join(f"{phase.lower()} {seconds(incident[f'{phase}Seconds'])} s" for phase in ("Detect", "Replace", "Restore", "Rework"))
-    after = incident["GenerationAfter"]
+    after = incident.get("GenerationAfter")
     return [
         ("incident", incident["IncidentId"]),
         ("job", incident["TrainingJobName"]),
@@ -67,13 +67,13 @@ def _facts(incident: Json) -> list[tuple[str, object]]:
         ("reason", incident["Reason"]),
         ("instances", ", ".join(incident["InstanceIds"]) or None),
         ("replaced by", ", ".join(incident["ReplacementInstanceIds"]) or None),
-        ("restored from", incident["RestoreSource"]),
-        ("base step", step(incident["FromStep"])),
-        ("reached before", step(incident["ReachedStep"])),
-        ("lost steps", incident["LostSteps"]),
+        ("restored from", incident.get("RestoreSource")),
+        ("base step", step(incident.get("FromStep"))),
+        ("reached before", step(incident.get("ReachedStep"))),
+        ("lost steps", incident.get("LostSteps")),
         ("generations", f"{incident['GenerationBefore']} → {'-' if after is None else after}"),
         ("phases", phases),
         ("failed", moment(incident["FailedAt"])),
         ("opened", moment(incident["OpenedAt"])),
-        ("closed", moment(incident["ClosedAt"])),
+        ("closed", moment(incident.get("ClosedAt"))),
     ]

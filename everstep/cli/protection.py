@@ -19,7 +19,7 @@ def describe(name: Annotated[str, typer.Argument(help="Name of the training job.
     if output is OutputFormat.JSON:
         show_json(protection)
         return
-    checkpoint = protection["LastCheckpoint"]
+    checkpoint = protection.get("LastCheckpoint")
     state, reason = protection["ProtectionState"], protection["Reason"]
     show_facts(
         [
@@ -29,7 +29,7 @@ def describe(name: Annotated[str, typer.Argument(help="Name of the training job.
             ("committed step", step(protection["CommittedStep"])),
             ("proposed step", step(protection["ProposedStep"])),
             ("boundary", step(protection["Boundary"])),
-            ("committed", moment(protection["CommittedAt"])),
+            ("committed", moment(protection.get("CommittedAt"))),
             ("copies", protection["Copies"]),
             ("memory survives", _odds(protection["RecoveryOdds"])),
             (

@@ -9,7 +9,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from control_plane.db import schema, tokens
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.settings import Settings
+from everstep import failures
+from everstep.errors import ServiceFailed
 
 BUCKET = "everstep"
 GROUP = "training-group"
@@ -100,6 +102,26 @@ class Service:
 
     def client(self, token: str | None = None, **options):
         return everstep.client(f"http://{self.address}", token or self.admin_token, **options)
+
+
+@contextmanager
+def refused(code: str, match: str | None = None):
+    """A block that is refused with this code, by the service or already by the client; what was said is the value of what it gives."""
+    with pytest.raises(ServiceFailed, match=match) as caught, failures.translated():
+        yield caught
+    assert caught.value.code == code
+
+
+def without_metadata(answer: dict) -> dict:
+    """What the service said, without what botocore says of the call."""
+    return {name: value for name, value in answer.items() if name != "ResponseMetadata"}
+
+
+def all_pages(client, operation: str, **query):
+    """Every item of a list, page by page."""
+    paginator = client.get_paginator(operation)
+    page_size = {"PageSize": query.pop("MaxResults")} if "MaxResults" in query else {}
+    return list(paginator.paginate(**query, PaginationConfig=page_size).search(f"{paginator.result_keys[0].expression}[]"))
 
 
 @pytest.fixture
