@@ -14,6 +14,7 @@ Invariant: the token goes over https, or to this machine, and nowhere else; noth
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import tempfile
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 import botocore.session
 from botocore import UNSIGNED
 from botocore.config import Config
+from botocore.loaders import Loader
 
 from everstep import config, sources, validation
 from everstep.errors import ConfigurationError, NothingToDownload, TransferFailed
@@ -75,8 +77,7 @@ def client(endpoint_url: str | None = None, token: str | None = None, *, config:
         # A proxy from the environment has no business between two processes of one machine.
         settings = settings.merge(Config(proxies={}))
     session = botocore.session.Session(session_vars=_UNREAD)
-    # In front of ~/.aws/models, where an older version may have installed its model.
-    session.get_component("data_loader").search_paths.insert(0, str(DATA))
+    session.register_component("data_loader", _loader())
     session.register(f"creating-client-class.{SERVICE}", _add_conveniences)
     made = session.create_client(SERVICE, region_name=REGION, endpoint_url=found.endpoint_url, config=settings.merge(config) if config else settings)
     add_to(made, found.token)
@@ -102,6 +103,12 @@ def add_to(client: Any, token: str) -> None:
 
 def _configuration(endpoint_url: str | None, token: str | None) -> config.ClientConfig:
     return config.load(endpoint_url, token)
+
+
+@functools.cache
+def _loader() -> Loader:
+    """Read botocore's data once for all clients; ours first: an older version may have installed its model in ~/.aws/models."""
+    return Loader(extra_search_paths=[str(DATA)])
 
 
 def _require_ours(http_response: Any, **_: Any) -> None:

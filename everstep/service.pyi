@@ -1,7 +1,7 @@
 """Types of `everstep.client()`; written by `python -m control_plane.contract`. There is no such module at run time:
 
-if TYPE_CHECKING:
-    from everstep.service import EverstepClient
+    if TYPE_CHECKING:
+        from everstep.service import EverstepClient
 """
 
 import os
@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NotRequired, Protocol, TypedDict, overload
 
 from botocore.client import ClientMeta
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError as Refusal
 from botocore.response import StreamingBody
 
 class Checkpoint(TypedDict):
     """A set of shards of one step in S3, complete or not."""
-
     Step: int
     Generation: int
     Status: str
@@ -27,7 +26,6 @@ class Checkpoint(TypedDict):
 
 class CheckpointConfig(TypedDict):
     """The durable tier."""
-
     EverySteps: NotRequired[int]
     """A checkpoint in S3 every so many steps; 0: only when the job stops. 0 unless given."""
     S3Uri: NotRequired[str]
@@ -37,7 +35,6 @@ class CheckpointConfig(TypedDict):
 
 class CreateJoinTokenResponse(TypedDict):
     """A join token for a fleet's launch template."""
-
     JoinToken: str
     """Shown once; the service keeps its digest alone."""
     TokenId: str
@@ -46,14 +43,12 @@ class CreateJoinTokenResponse(TypedDict):
 
 class CreateTrainingJobResponse(TypedDict):
     """The job is accepted and waits for its turn."""
-
     TrainingJobName: str
     RunId: str
     TrainingJobStatus: str
 
 class DescribeProtectionResponse(TypedDict):
     """How well the job's state is kept right now."""
-
     TrainingJobName: str
     Generation: int
     CommittedStep: int
@@ -70,7 +65,6 @@ class DescribeProtectionResponse(TypedDict):
 
 class Event(TypedDict):
     """Something that happened to a fleet, a job or a node; never changed afterwards."""
-
     EventId: int
     Time: datetime
     Type: str
@@ -82,7 +76,6 @@ class Event(TypedDict):
 
 class FieldError(TypedDict):
     """What is wrong with one field of a request."""
-
     Field: str
     """Path of the field, as `CheckpointConfig.EverySteps`."""
     Message: str
@@ -90,7 +83,6 @@ class FieldError(TypedDict):
 
 class Fleet(TypedDict):
     """A registered Auto Scaling group, as wanted and as it is."""
-
     FleetName: str
     AutoScalingGroupName: str
     Project: str
@@ -120,20 +112,17 @@ class GetOutputResponse(TypedDict):
 
 class HealthResponse(TypedDict):
     """The server answers."""
-
     Status: Literal["ok"]
     Version: str
 
 class Holder(TypedDict):
     """A node that keeps a copy of a shard."""
-
     NodeId: str
     InView: bool
     """It counts in the current rounds."""
 
 class Incident(TypedDict):
     """A failure and its recovery."""
-
     IncidentId: str
     TrainingJobName: str
     RunId: str
@@ -166,7 +155,6 @@ class Incident(TypedDict):
 
 class LastCheckpoint(TypedDict):
     """The newest complete checkpoint in S3."""
-
     Step: int
     Generation: int
     CompletedAt: datetime
@@ -174,59 +162,49 @@ class LastCheckpoint(TypedDict):
 
 class ListCheckpointsResponse(TypedDict):
     """A job's checkpoints, newest step first."""
-
     Checkpoints: list[Checkpoint]
 
 class ListEventsResponse(TypedDict):
     """A page of events."""
-
     Events: list[Event]
     """Oldest first."""
     NextToken: NotRequired[str]
 
 class ListFleetsResponse(TypedDict):
     """All fleets."""
-
     Fleets: list[Fleet]
 
 class ListIncidentsResponse(TypedDict):
     """A page of incidents."""
-
     Incidents: list[Incident]
     """In the order they were opened."""
     NextToken: NotRequired[str]
 
 class ListLogsResponse(TypedDict):
     """All streams of a job's ranks, every generation."""
-
     Logs: list[LogEntry]
 
 class ListMetricsResponse(TypedDict):
     """What a job logged lately."""
-
     Metrics: list[Metric]
     """The newest in memory; a restarted control plane begins anew."""
 
 class ListNodesResponse(TypedDict):
     """All nodes asked for, oldest first."""
-
     Nodes: list[Node]
 
 class ListOutputsResponse(TypedDict):
     """A page of a job's output files."""
-
     Outputs: list[OutputEntry]
     NextToken: NotRequired[str]
 
 class ListTrainingJobsResponse(TypedDict):
     """A page of jobs, newest first."""
-
     TrainingJobSummaries: list[TrainingJobSummary]
     NextToken: NotRequired[str]
 
 class LogEntry(TypedDict):
     """One stream of one rank in one generation, or the fact that it is missing."""
-
     Generation: int
     Rank: int
     Stream: NotRequired[Literal["stdout", "stderr"]]
@@ -237,7 +215,6 @@ class LogEntry(TypedDict):
 
 class Metric(TypedDict):
     """What rank 0 logged for one step."""
-
     Generation: int
     Step: int
     Values: dict[str, float]
@@ -245,7 +222,6 @@ class Metric(TypedDict):
 
 class Node(TypedDict):
     """An EC2 instance of a fleet and its agent."""
-
     NodeId: str
     """The EC2 instance id."""
     FleetName: str
@@ -271,13 +247,11 @@ class Node(TypedDict):
 
 class OutputDataConfig(TypedDict):
     """Where outputs go."""
-
     S3OutputPath: NotRequired[str]
     """Prefix for outputs; the service's bucket by default."""
 
 class OutputEntry(TypedDict):
     """One file that a rank left in its output directory."""
-
     Generation: int
     Path: str
     """Below the generation: `rank=0/model.safetensors`."""
@@ -286,7 +260,6 @@ class OutputEntry(TypedDict):
 
 class ProtectionConfig(TypedDict):
     """How many nodes keep every shard in memory, and what that may cost."""
-
     Copies: NotRequired[int]
     """The owner's node included; 1 protects against lost processes alone. One where there is one node, unless said. 2 unless given."""
     MaxSlowdown: NotRequired[float]
@@ -294,27 +267,23 @@ class ProtectionConfig(TypedDict):
 
 class PutSourceResponse(TypedDict):
     """A source archive that was checked and stored."""
-
     SourceId: str
     Bytes: int
     FileCount: int
 
 class RecoveryOdds(TypedDict):
     """What becomes of the job's memory when nodes are lost at once."""
-
     LostNodes: int
     Probability: float
     """That every shard keeps a copy, all sets of so many nodes equally likely; exact for the holders that count right now."""
 
 class RetryStrategy(TypedDict):
     """When to stop trying."""
-
     MaxAttempts: NotRequired[int]
     """The same failure at the same step this many times, and the job has failed. 3 unless given."""
 
 class SecondaryStatusTransition(TypedDict):
     """The job was in a state for a while."""
-
     Status: str
     """The derived status, SageMaker's words."""
     State: str
@@ -325,7 +294,6 @@ class SecondaryStatusTransition(TypedDict):
 
 class ShardProtection(TypedDict):
     """Who holds one rank's shard."""
-
     Rank: int
     OwnerNodeId: str
     CommittedStep: int
@@ -337,13 +305,11 @@ class ShardProtection(TypedDict):
 
 class SourceConfig(TypedDict):
     """The user's code."""
-
     SourceId: str
     """As PutSource returned it: the SHA-256 of the archive."""
 
 class StoppingCondition(TypedDict):
     """Limits of a job."""
-
     MaxRuntimeInSeconds: NotRequired[int]
     MaxPendingTimeInSeconds: NotRequired[int]
     MaxCostUsd: NotRequired[float]
@@ -351,7 +317,6 @@ class StoppingCondition(TypedDict):
 
 class TrainingJob(TypedDict):
     """Everything about a job."""
-
     TrainingJobName: str
     RunId: str
     FleetName: str
@@ -403,7 +368,6 @@ class TrainingJob(TypedDict):
 
 class TrainingJobSummary(TypedDict):
     """One line of a list of jobs."""
-
     TrainingJobName: str
     RunId: str
     FleetName: str
@@ -431,9 +395,7 @@ class ListEventsPages(Protocol):
     def search(self, expression: str) -> Iterator[Any]: ...
 
 class ListEventsPaginator(Protocol):
-    def paginate(
-        self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., PaginationConfig: PaginatorConfig = ...
-    ) -> ListEventsPages: ...
+    def paginate(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., PaginationConfig: PaginatorConfig = ...) -> ListEventsPages: ...
 
 class ListIncidentsPages(Protocol):
     def __iter__(self) -> Iterator[ListIncidentsResponse]: ...
@@ -457,14 +419,7 @@ class ListTrainingJobsPages(Protocol):
     def search(self, expression: str) -> Iterator[Any]: ...
 
 class ListTrainingJobsPaginator(Protocol):
-    def paginate(
-        self,
-        *,
-        StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ...,
-        NameContains: str = ...,
-        FleetName: str = ...,
-        PaginationConfig: PaginatorConfig = ...,
-    ) -> ListTrainingJobsPages: ...
+    def paginate(self, *, StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., PaginationConfig: PaginatorConfig = ...) -> ListTrainingJobsPages: ...
 
 class WaiterConfig(TypedDict, total=False):
     Delay: int
@@ -476,7 +431,7 @@ class TrainingJobRunningWaiter(Protocol):
 
 class TrainingJobRecoveredWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until no incident is open and the ranks train; a job that has completed has recovered, too. Fails when the job has ended another way."""
+        """Waits until no incident is open and the ranks train, or the job has completed. Fails when it has ended another way."""
 
 class TrainingJobCompletedOrStoppedWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
@@ -491,58 +446,26 @@ class CheckpointAvailableWaiter(Protocol):
         """Waits until the job has a complete checkpoint in S3."""
 
 class Exceptions(Protocol):
-    ClientError: type[ClientError]
-    AccessDeniedException: type[ClientError]
-    ConflictException: type[ClientError]
-    InternalServerException: type[ClientError]
-    ResourceNotFoundException: type[ClientError]
-    ServiceUnavailableException: type[ClientError]
-    ThrottlingException: type[ClientError]
-    ValidationException: type[ClientError]
+    ClientError: type[Refusal]
+    AccessDeniedException: type[Refusal]
+    ConflictException: type[Refusal]
+    InternalServerException: type[Refusal]
+    ResourceNotFoundException: type[Refusal]
+    ServiceUnavailableException: type[Refusal]
+    ThrottlingException: type[Refusal]
+    ValidationException: type[Refusal]
 
 class EverstepClient(Protocol):
     """Trains large models on EC2 Auto Scaling groups and keeps every optimizer step in cluster memory."""
-
     meta: ClientMeta
     exceptions: Exceptions
     def close(self) -> None: ...
     def can_paginate(self, operation_name: str) -> bool: ...
-    def create_fleet(
-        self,
-        *,
-        FleetName: str,
-        AutoScalingGroupName: str,
-        SpareCount: int = ...,
-        MinNodeCount: int = ...,
-        Project: str = ...,
-        Tags: Mapping[str, str] = ...,
-    ) -> Fleet:
+    def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., MinNodeCount: int = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> Fleet:
         """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
         """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
-    def create_training_job(
-        self,
-        *,
-        TrainingJobName: str,
-        Source: SourceConfig,
-        EntryPoint: str,
-        NodeCount: int,
-        FleetName: str = ...,
-        HyperParameters: Mapping[str, str] = ...,
-        Environment: Mapping[str, str] = ...,
-        Secrets: Mapping[str, str] = ...,
-        RoleArn: str = ...,
-        RanksPerNode: int = ...,
-        Protection: ProtectionConfig = ...,
-        CheckpointConfig: CheckpointConfig = ...,
-        InputDataConfig: Sequence[Any] = ...,
-        OutputDataConfig: OutputDataConfig = ...,
-        StoppingCondition: StoppingCondition = ...,
-        RetryStrategy: RetryStrategy = ...,
-        Priority: int = ...,
-        Project: str = ...,
-        Tags: Mapping[str, str] = ...,
-    ) -> CreateTrainingJobResponse:
+    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, FleetName: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Any] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> CreateTrainingJobResponse:
         """Start a training job: it waits for its nodes, runs, and survives what happens to them."""
     def delete_fleet(self, *, FleetName: str) -> Fleet:
         """End a fleet's nodes and forget it. Refused while jobs on it have not ended. Asking again changes nothing."""
@@ -566,9 +489,7 @@ class EverstepClient(Protocol):
         """Stream one output file, by the key that ListOutputs gave."""
     def list_checkpoints(self, *, TrainingJobName: str) -> ListCheckpointsResponse:
         """List a job's checkpoints in S3, newest step first."""
-    def list_events(
-        self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., MaxResults: int = ..., NextToken: str = ...
-    ) -> ListEventsResponse:
+    def list_events(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListEventsResponse:
         """List events, oldest first. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
     def list_fleets(self) -> ListFleetsResponse:
         """List all fleets."""
@@ -582,15 +503,7 @@ class EverstepClient(Protocol):
         """List nodes, oldest first; those that have ended on request."""
     def list_outputs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListOutputsResponse:
         """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
-    def list_training_jobs(
-        self,
-        *,
-        MaxResults: int = ...,
-        NextToken: str = ...,
-        StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ...,
-        NameContains: str = ...,
-        FleetName: str = ...,
-    ) -> ListTrainingJobsResponse:
+    def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ...) -> ListTrainingJobsResponse:
         """List training jobs, newest first."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""

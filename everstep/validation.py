@@ -3,7 +3,8 @@
 botocore itself checks types, minima and what is required, and says it in its own way; this checks maxima, patterns, enumerations, numbers of entries
 and SageMaker's fields, too, and names all that is wrong at once.
 
-Invariant: nothing is refused here that the service would take, and what is said is what the service would say.
+Invariant: nothing is refused here that the service would take, and what is said is what the service would say. (A None is refused, as boto3 does:
+it is never sent.)
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from everstep.protocol import constraints
 Path = tuple[str | int, ...]
 
 
-class ValidationError(ParamValidationError):
+class ValidationError(ParamValidationError):  # type: ignore[misc]  # botocore has no types
     """A request that cannot be sent; raised like botocore's own, with the service's message.
 
     Args:

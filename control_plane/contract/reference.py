@@ -74,9 +74,9 @@ def _errors(model: Json) -> str:
     lines = [
         "# Errors\n",
         _HEAD,
-        "Every refusal has the header `x-amzn-errortype` and the body [ErrorResponse](../openapi.json): `Code`, `Message`, `RequestId`, `Hint` and, "
-        "where single fields are wrong, `Fields`. The SDK raises `client.exceptions.<type>`, a `botocore.exceptions.ClientError`; `Hint` and `Fields` "
-        "are in its `response`.\n",
+        "Every refusal has the header `x-amzn-errortype` and the body `ErrorResponse` of [openapi.json](../openapi.json): `Code`, `Message`, "
+        "`RequestId`, `Hint` and, where single fields are wrong, `Fields`.",
+        "The SDK raises `client.exceptions.<type>`, a `botocore.exceptions.ClientError`; `Hint` and `Fields` are in its `response`.\n",
         "| type | status | meaning | tried again by the SDK |",
         "| --- | --- | --- | --- |",
     ]
@@ -84,8 +84,10 @@ def _errors(model: Json) -> str:
         shape = model["shapes"][name]
         is_again = "retryable" in shape or shape["error"]["httpStatusCode"] >= 500
         lines.append(f"| `{name}` | {shape['error']['httpStatusCode']} | {prose(shape)} | {'yes' if is_again else 'no'} |")
-    lines.append("\nA missing or unknown token is an `AccessDeniedException` with status 401; a body that is too long a `ValidationException` with 413, "
-                 "and a method that a path does not have one with 405.")  # fmt: skip
+    lines.append(
+        "\nA missing or unknown token is an `AccessDeniedException` with status 401; a body that is too long is a `ValidationException` with 413, "
+        "and a method that a path does not have one with 405."
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -94,7 +96,7 @@ def _waiters(waits: Json) -> str:
     for name, waiter in waits["waiters"].items():
         often = f"{waiter['delay']} s, {waiter['maxAttempts']} times"
         lines.append(f'| `client.get_waiter("{python_name(name)}")` | {waiter["description"]} | {waiter["operation"]} | {often} |')
-    lines.append("\nOther times: `wait(…, WaiterConfig={\"Delay\": 1, \"MaxAttempts\": 600})`.")  # fmt: skip
+    lines.append('\nOther times: `wait(…, WaiterConfig={"Delay": 1, "MaxAttempts": 600})`.')
     return "\n".join(lines) + "\n"
 
 

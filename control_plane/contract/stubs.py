@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NotRequired, Protocol, TypedDict, overload
 
 from botocore.client import ClientMeta
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError as Refusal
 from botocore.response import StreamingBody
 '''
 _TYPES = {"string": "str", "integer": "int", "long": "int", "double": "float", "boolean": "bool"}
@@ -87,8 +87,8 @@ def _waiters(model: Json, waits: Json) -> Iterator[str]:
 
 def _exceptions(model: Json) -> Iterator[str]:
     yield "class Exceptions(Protocol):"
-    yield "    ClientError: type[ClientError]"
-    yield from (f"    {name}: type[ClientError]" for name in error_names(model))
+    yield "    ClientError: type[Refusal]"
+    yield from (f"    {name}: type[Refusal]" for name in error_names(model))
     yield ""
 
 

@@ -36,7 +36,7 @@ def waiters(model: Json) -> Json:
             *(_matches("TrainingJobStatus", status, state="failure") for status in ("Completed", "Failed", "Stopped", "Stopping")),
         ),
         "TrainingJobRecovered": _job(
-            "Waits until no incident is open and the ranks train; a job that has completed has recovered, too. Fails when the job has ended another way.",
+            "Waits until no incident is open and the ranks train, or the job has completed. Fails when it has ended another way.",
             _matches("SecondaryStatus == 'Training' && OpenIncidentCount == `0`", True),
             _matches("TrainingJobStatus", "Completed"),
             *(_matches("TrainingJobStatus", status, state="failure") for status in ("Failed", "Stopped")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from datetime import UTC
 from enum import StrEnum
 from pathlib import Path
@@ -211,7 +212,7 @@ def stop(name: Name, output: Output = OutputFormat.TABLE) -> None:
     say(f"next: everstep jobs wait {name}")
 
 
-def _extent(entries: list[Json]) -> str:
+def _extent(entries: Sequence[Json]) -> str:
     """Say in words of which ranks and generations there are logs."""
     found = [(what, sorted({entry[what.capitalize()] for entry in entries})) for what in ("rank", "generation")]
     return ", ".join(f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {numbers[0]} to {numbers[-1]}" for what, numbers in found)

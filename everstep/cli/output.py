@@ -31,7 +31,8 @@ from everstep.errors import ConfigurationError, EverstepError, NothingToDownload
 if TYPE_CHECKING:
     from everstep.service import EverstepClient
 
-Json = dict[str, Any]
+Json = Mapping[str, Any]
+"""What the service answers."""
 Column = str | Callable[[Json], str]
 """What a column of a table shows: a field, by its name, or what a function makes of the row."""
 Columns = Mapping[str, Column]
@@ -208,7 +209,7 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def without_none(**fields: Any) -> Json:
+def without_none(**fields: Any) -> Any:
     """Return the fields that have a value."""
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -48,7 +49,7 @@ def describe(name: Annotated[str, typer.Argument(help="Name of the training job.
     show_rows(protection["Shards"], columns, empty="No shard is held in memory.")
 
 
-def _odds(odds: list[Json]) -> str | None:
+def _odds(odds: Sequence[Json]) -> str | None:
     return "; ".join(f"{each['LostNodes']} lost: {each['Probability']:.4%}" for each in odds) or None
 
 

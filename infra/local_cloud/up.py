@@ -19,13 +19,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import httpx
 import msgspec
 
-from everstep.client import EverstepClient
-from everstep.client import client as everstep_client
+from everstep import failures, sdk
 from everstep.errors import EverstepError
 from infra.local_cloud import preflight
 from infra.local_cloud.environment import REGION, aws_variables, local_client, process_environment
@@ -34,6 +33,9 @@ from infra.local_cloud.faults import CONDITIONS, Conditions
 from infra.local_cloud.instance_init import remove_memory
 from infra.local_cloud.parts import Parts, tail, write_private
 from infra.local_cloud.processes import descendants, end, is_agent, is_rank, kill_descendants, marked_with, wait_gone
+
+if TYPE_CHECKING:
+    from everstep.service import EverstepClient
 
 AWS, CONTROL_PLANE = "aws", "control-plane"
 BUCKET: Final = "everstep-local"
@@ -262,7 +264,7 @@ class LocalCluster:
 
     def client(self) -> EverstepClient:
         """Return a client of this cluster's control plane, with its admin token."""
-        return everstep_client(endpoint_url=self.endpoint_url, token=self.token)
+        return sdk.client(self.endpoint_url, self.token)
 
     def aws(self, service: str) -> Any:
         """Return a boto3 client of this cluster's AWS."""
@@ -342,7 +344,8 @@ class LocalCluster:
         with contextlib.closing(self.client()) as client:
             while time.monotonic() < deadline:
                 try:
-                    nodes = client.list_nodes(FleetName=FLEET)["Nodes"]
+                    with failures.translated():
+                        nodes = client.list_nodes(FleetName=FLEET)["Nodes"]
                 except EverstepError:
                     if not self._parts.is_alive(CONTROL_PLANE):
                         break
@@ -418,16 +421,17 @@ class LocalCluster:
         self._parts.wait_ready(record, timeout_seconds=START_SECONDS)
 
     def _create_fleet(self, description: ClusterFile) -> None:
-        with contextlib.closing(self.client()) as client:
+        with contextlib.closing(self.client()) as client, failures.translated():
             join_token = client.create_join_token(FleetName=description.fleet)["JoinToken"]
             self._create_group(description.group, join_token)
             try:
-                client.create_fleet(
-                    FleetName=description.fleet,
-                    AutoScalingGroupName=description.group,
-                    MinNodeCount=description.nodes,
-                    SpareCount=description.spares,
-                )
+                with failures.translated():
+                    client.create_fleet(
+                        FleetName=description.fleet,
+                        AutoScalingGroupName=description.group,
+                        MinNodeCount=description.nodes,
+                        SpareCount=description.spares,
+                    )
             except EverstepError as error:
                 raise StartFailed(f"the control plane did not accept the fleet: {error}; see {self.logs}/{CONTROL_PLANE}.log") from error
 

@@ -53,6 +53,28 @@ class Job:
     def put(self, kind: str, path: str, body: bytes = b"x") -> None:
         self.service.objects.put(ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={self.run}/{kind}/{path}"), body)
 
+    def open_incident(self, incident_id: str, number: int = 0) -> None:
+        self.write(
+            incidents.open_incident,
+            incident_id,
+            NewIncident(
+                job_name="gpt",
+                project="default",
+                phase="replace",
+                cause="instance_terminated",
+                evidence=("EC2 says terminated",),
+                decision="a spare takes over",
+                reason="lost",
+                reached_step=12,
+                generation_before=1,
+                instance_ids=("i-1",),
+                failed_at=START,
+                opened_at=START + timedelta(seconds=number),
+                detect_seconds=0.5,
+                detail={},
+            ),
+        )
+
 
 @pytest.fixture
 def job(service, client, fleet, source):
@@ -234,30 +256,12 @@ def test_a_job_without_outputs_says_so(client, job, tmp_path):
 
 def test_incidents_are_listed_and_described(client, job):
     for number in range(3):
-        job.write(
-            incidents.open_incident,
-            f"inc-{number}",
-            NewIncident(
-                job_name="gpt",
-                project="default",
-                phase="replace",
-                cause="instance_terminated",
-                evidence=("EC2 says terminated",),
-                decision="a spare takes over",
-                reason="lost",
-                reached_step=12,
-                generation_before=1,
-                instance_ids=("i-1",),
-                failed_at=START,
-                opened_at=START + timedelta(seconds=number),
-                detect_seconds=0.5,
-                detail={},
-            ),
-        )
+        job.open_incident(f"inc-{number}", number)
     assert [entry["IncidentId"] for entry in all_pages(client, "list_incidents", TrainingJobName="gpt", MaxResults=1)] == ["inc-0", "inc-1", "inc-2"]
     one = client.describe_incident(IncidentId="inc-1")
     assert (one["Cause"], one["InstanceId"], one.get("ReplacementInstanceId"), one["ReachedStep"]) == ("instance_terminated", "i-1", None, 12)
     assert client.describe_training_job(TrainingJobName="gpt")["IncidentCount"] == 3
+    assert client.describe_training_job(TrainingJobName="gpt")["OpenIncidentCount"] == 3
     with refused("ResourceNotFoundException"):
         client.describe_incident(IncidentId="inc-9")
     with refused("ResourceNotFoundException"):
