@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from botocore.exceptions import ConnectionError as NoConnection
 from botocore.parsers import ResponseParserError
 
 from everstep.errors import FieldError, ServiceFailed
@@ -32,7 +33,7 @@ def translated() -> Iterator[None]:
         raise _from_answer(error) from error
     except ValidationError as error:
         raise ServiceFailed(str(error), code="ValidationException", fields=error.fields) from error
-    except HTTPClientError as error:
+    except (HTTPClientError, NoConnection) as error:
         raise ServiceFailed(
             f"The service does not answer: {error}", hint="Does the control plane run? `everstep local status`, or ask who runs it.", code=UNAVAILABLE
         ) from error

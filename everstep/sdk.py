@@ -28,6 +28,7 @@ from botocore.config import Config
 from botocore.loaders import Loader
 
 from everstep import config, sources, validation
+from everstep.aws_models import DATA, SERVICE
 from everstep.errors import ConfigurationError, NothingToDownload, TransferFailed
 from everstep.protocol.loopback import is_loopback
 
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-DATA: Final = Path(__file__).with_name("data")
-"""Where the service model is; the form of `AWS_DATA_PATH`."""
-SERVICE: Final = "everstep"
 REGION: Final = "us-east-1"
 """botocore wants one; the service has none."""
 CHUNK_BYTES: Final = 1024 * 1024

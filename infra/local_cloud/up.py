@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import httpx
 import msgspec
 
-from everstep import failures, sdk
+from everstep import aws_models, failures, sdk
+from everstep.config import ClientConfig
 from everstep.errors import EverstepError
 from infra.local_cloud import preflight
 from infra.local_cloud.environment import REGION, aws_variables, local_client, process_environment
@@ -133,6 +134,7 @@ class LocalCluster:
         self.logs = self.state_dir / "logs"
         self.nodes_directory = self.state_dir / "nodes"
         self._local = self.state_dir / "local"
+        self._models = self._local / "models"
         self._parts = Parts(self._local, self.logs)
         self._progress = progress or Silent()
 
@@ -272,7 +274,13 @@ class LocalCluster:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that point the command line, the SDK and any AWS tool at this cluster."""
-        return {"EVERSTEP_ENDPOINT_URL": self.endpoint_url, "EVERSTEP_TOKEN": self.token, **aws_variables(self.aws_url)}
+        return {
+            "EVERSTEP_ENDPOINT_URL": self.endpoint_url,
+            "EVERSTEP_TOKEN": self.token,
+            "AWS_DATA_PATH": str(self._models),
+            "AWS_ENDPOINT_URL_EVERSTEP": self.endpoint_url,
+            **aws_variables(self.aws_url),
+        }
 
     def kill_control_plane(self) -> None:
         """SIGKILL the control plane, as a crash would."""
@@ -419,6 +427,7 @@ class LocalCluster:
         environment = {**process_environment(str(self.state_dir)), **aws_variables(self.aws_url)}
         record = self._parts.start(CONTROL_PLANE, "control_plane", ["--migrate", *flat], environment)
         self._parts.wait_ready(record, timeout_seconds=START_SECONDS)
+        aws_models.install(self._models, ClientConfig(self.endpoint_url, self.token))
 
     def _create_fleet(self, description: ClusterFile) -> None:
         with contextlib.closing(self.client()) as client, failures.translated():
