@@ -139,6 +139,10 @@ class CreateTrainingJobRequest(Request):
     """A job to run."""
 
     training_job_name: Name
+    client_request_token: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = Field(
+        default=None, json_schema_extra={"x-idempotency-token": True}
+    )
+    """The same request with the same token again changes nothing: it is answered with the job that it made. The SDK fills it in."""
     fleet_name: Name | None = None
     """May be left out where there is exactly one fleet."""
     source: SourceConfig

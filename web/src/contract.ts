@@ -67,6 +67,8 @@ export interface CreateJoinTokenResponse {
 /** A job to run. */
 export interface CreateTrainingJobRequest {
   TrainingJobName: string
+  /** The same request with the same token again changes nothing: it is answered with the job that it made. The SDK fills it in. */
+  ClientRequestToken?: string
   /** May be left out where there is exactly one fleet. */
   FleetName?: string
   Source: SourceConfig

@@ -86,6 +86,30 @@ def test_a_name_is_taken_once(client, request_):
     assert (caught.value.code, bool(caught.value.hint)) == ("ConflictException", True)
 
 
+def test_the_same_request_again_is_answered_with_the_job_that_it_made(client, request_, service):
+    """As when the answer was lost on its way: botocore sends the same body again, token included."""
+    made = client.create_training_job(**request_, ClientRequestToken="once")
+    again = client.create_training_job(**request_, ClientRequestToken="once")
+    assert without_metadata(again) == without_metadata(made)
+    assert [event["Type"] for event in client.list_events()["Events"]].count("TrainingJobCreated") == 1
+    with refused("ConflictException"):
+        client.create_training_job(**{**request_, "NodeCount": 3}, ClientRequestToken="once")
+    with refused("ConflictException"):
+        client.create_training_job(**request_, ClientRequestToken="twice")
+    with refused("ConflictException"):
+        client.create_training_job(**request_)  # the client's own token is another one each time
+
+
+def test_two_of_the_same_request_at_once_make_one_job(client, request_, service, monkeypatch):
+    made = client.create_training_job(**request_, ClientRequestToken="once")
+    lookups = [None]
+    known = jobs.made_by
+    monkeypatch.setattr(jobs, "made_by", lambda *arguments: lookups.pop() if lookups else known(*arguments))
+    monkeypatch.setattr("control_plane.api.routes.jobs._require_free", lambda *_: None)
+    assert client.create_training_job(**request_, ClientRequestToken="once")["RunId"] == made["RunId"]
+    assert names(client) == ["gpt"]
+
+
 def test_the_fleet_may_be_left_out_only_where_there_is_one(client, request_, service):
     service.operator.create_group("another")
     client.create_fleet(FleetName="second", AutoScalingGroupName="another")
