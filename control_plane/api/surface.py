@@ -27,7 +27,8 @@ EPOCH: Final = "epoch-seconds"
 OPEN_OPERATIONS: Final = frozenset({"GetHealth"})
 """They need no token."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
-_ROOMS = (jobs, results, incidents, events, fleets, nodes, tokens, sources, health, agents)
+ROOMS: Final = (jobs, results, incidents, events, fleets, nodes, tokens, sources, health, agents)
+"""Every module of routes."""
 
 
 def make_surface(**options: Any) -> FastAPI:
@@ -51,7 +52,7 @@ def make_surface(**options: Any) -> FastAPI:
         **options,
     )
     errors.install(app)
-    for room in _ROOMS:
+    for room in ROOMS:
         app.include_router(room.router)
     known: list[Json] = []
 

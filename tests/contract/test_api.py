@@ -19,6 +19,7 @@ from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ClientError, ParamValidationError, WaiterError
 from botocore.stub import Stubber
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -26,7 +27,7 @@ from pydantic import ValidationError as PydanticError
 
 import everstep
 from control_plane.api import errors, schemas
-from control_plane.api.surface import make_surface, operations
+from control_plane.api.surface import ROOMS, make_surface, operations
 from control_plane.contract.names import python_name
 from control_plane.contract.tree import ROOT, files, stale
 from everstep import validation
@@ -126,6 +127,12 @@ def test_whatever_can_be_sent_is_strict():
     """What the service would make to fit, the client would refuse: they must judge alike."""
     lax = [kind.__name__ for kind in subclasses(schemas.Shape) if kind.__name__ in reachable_inputs() and not kind.model_config.get("strict")]
     assert lax == []
+
+
+def test_no_route_answers_nulls():
+    routes = [route for room in ROOMS for route in room.router.routes if isinstance(route, APIRoute)]
+    assert len(routes) == len(MODEL["operations"])
+    assert [route.path for route in routes if not route.response_model_exclude_none] == [], "use Router of control_plane/api/deps.py"
 
 
 def subclasses(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
