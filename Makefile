@@ -24,17 +24,19 @@ demo:  ## set-up, then the main job: a training run that survives lost processes
 	@$(MAKE) --no-print-directory setup
 	@$(BIN)/python examples/demo/demo.py
 
-check: setup  ## lint, types, contracts
+check: setup  ## lint, types, contracts, and that what is made from the API is current
 	@$(BIN)/ruff format --check --quiet . || { echo "formatting differs: run make fix"; exit 1; }
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/pydoclint --quiet everstep control_plane worker infra
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m control_plane.contract --check
 
 fix: setup  ## format, mend what can be mended mechanically, renew generated documents
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python -m control_plane.contract
 
 test: setup  ## set-up, then every test but the long matrix
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not full'

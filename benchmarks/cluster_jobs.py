@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.errors import BenchmarkFailed
-from everstep.client import ENDED, EverstepClient
 from infra.local_cloud.up import FLEET, LocalCluster
 
 Json = dict[str, Any]
@@ -22,6 +21,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 POLL_SECONDS = 0.05
 """Asking costs the control plane time on the same few cores."""
 CONNECT_SECONDS = 120.0
+ENDED = ("Completed", "Stopped", "Failed")
 PATIENCE_SECONDS = 150.0
 """Without any progress; a run on a busy machine is slow, not stuck."""
 
@@ -31,7 +31,8 @@ class Bench:
     """What all benchmarks share."""
 
     cluster: LocalCluster
-    client: EverstepClient
+    client: Any
+    """`everstep.client()` of the cluster."""
     directory: Path
     """For what jobs leave; emptied before the run."""
     say: Callable[[str], None]

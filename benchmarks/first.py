@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from benchmarks.cluster_jobs import ROOT, Bench
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.machine import Machine
 from benchmarks.snapshot_blocking import Shape
+from everstep import failures
 from everstep.errors import EverstepError
 from infra.local_cloud.errors import LocalCloudError
 from infra.local_cloud.up import ClusterOptions, LocalCluster
@@ -73,7 +75,7 @@ def main() -> int:
     try:
         with cluster:
             cluster.up(ClusterOptions(nodes=NODES, spares=SPARES, node_memory_bytes=sizes.node_memory_bytes))
-            with cluster.client() as client:
+            with closing(cluster.client()) as client, failures.translated():
                 results = measure(Bench(cluster, client, home, say), sizes, arguments.only)
     except (BenchmarkFailed, LocalCloudError, EverstepError, OSError) as error:
         print(f"the benchmark failed: {error}\nlogs: {cluster.logs}/*.log, {cluster.nodes_directory}/*/", file=sys.stderr)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.cluster_jobs import CONNECT_SECONDS, Bench, BenchJob, Json
+from benchmarks.cluster_jobs import CONNECT_SECONDS, ENDED, Bench, BenchJob, Json
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import Floor, Summary
 from benchmarks.traces import Passed, first_beyond, highest_step, read_trace, step_seconds
@@ -114,7 +114,7 @@ def measure(bench: Bench, *, kills: int, steps_between: int) -> RecoveryRun:
     job.wait("the last steps", lambda seen: seen["Boundary"] >= reached + 2 * steps_between)
     after = undisturbed(look(), since=reached)
     bench.client.stop_training_job(TrainingJobName=job.name)
-    bench.client.get_waiter("training_job_ended").wait(TrainingJobName=job.name)
+    job.wait("its end", lambda seen: seen["TrainingJobStatus"] in ENDED)
     return RecoveryRun(recoveries=tuple(recoveries), step=Floor(before, after))
 
 
@@ -179,7 +179,7 @@ def _closed(bench: Bench, job: BenchJob, number: int) -> Json:
 
     def is_closed(_: Json) -> bool:
         found[:] = bench.client.list_incidents(TrainingJobName=job.name)["Incidents"]
-        return found[number]["ClosedAt"] is not None
+        return "ClosedAt" in found[number]
 
     job.wait("the incident to be closed", is_closed)
     return found[number]

@@ -19,10 +19,9 @@ from typing import Protocol
 
 from fastapi import FastAPI
 
-from control_plane.api import errors
 from control_plane.api.deps import Services, SourceLimits
 from control_plane.api.envelope import Envelope
-from control_plane.api.routes import agents, events, fleets, health, incidents, jobs, nodes, results, sources, tokens
+from control_plane.api.surface import make_surface
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudSettings, Connection
 from control_plane.cloud.notices import EventQueue, SqsQueue
@@ -39,7 +38,6 @@ from control_plane.settings import Settings
 
 log = logging.getLogger(__name__)
 
-DESCRIPTION = "Trains large models on EC2 Auto Scaling groups and keeps every optimizer step in cluster memory."
 STOP_SECONDS = 10.0
 """What the loops get to finish a pass when the server stops."""
 
@@ -130,21 +128,9 @@ def create_app(
             await _finish(tasks)
             await asyncio.to_thread(database.close)
 
-    app = FastAPI(
-        title="Everstep",
-        description=DESCRIPTION,
-        version="2026-01-01",
-        openapi_url="/v1/openapi.json",
-        docs_url=None,
-        redoc_url=None,
-        lifespan=lifespan,
-        redirect_slashes=False,
-    )
+    app = make_surface(lifespan=lifespan)
     app.state.services = services
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
-    errors.install(app)
-    for room in (jobs, results, incidents, events, fleets, nodes, tokens, sources, health, agents):
-        app.include_router(room.router)
     return app
 
 

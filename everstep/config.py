@@ -9,6 +9,7 @@ Invariant: a token never leaves this machine unencrypted, and is never read from
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -45,9 +46,7 @@ def load(endpoint_url: str | None = None, token: str | None = None, environment:
     filed = _read_file(_path(environment)) if not (endpoint_url and token) else {}
     url = endpoint_url or environment.get("EVERSTEP_ENDPOINT_URL") or filed.get("endpoint_url")
     secret = token or environment.get("EVERSTEP_TOKEN") or filed.get("token")
-    hint = (
-        'Local cloud: eval "$(everstep local env)". Otherwise set EVERSTEP_ENDPOINT_URL and EVERSTEP_TOKEN, or write ~/.config/everstep/config.toml.'
-    )
+    hint = 'Local cloud: eval "$(everstep local env)". Otherwise: everstep configure, or set EVERSTEP_ENDPOINT_URL and EVERSTEP_TOKEN.'
     if not url:
         raise ConfigurationError("No endpoint is configured.", hint=hint)
     if not secret:
@@ -78,6 +77,26 @@ def checked_endpoint(url: str) -> str:
             f"The endpoint {url} is plain http to another machine: the token would cross the network in the clear.", hint="Use its https endpoint."
         )
     return url.rstrip("/")
+
+
+def write(configuration: ClientConfig, environment: Mapping[str, str] = os.environ) -> Path:
+    """Write the user's configuration; called by `everstep configure`.
+
+    Args:
+        configuration: what counts from now on, unless the environment says otherwise.
+        environment: the process's.
+
+    Returns:
+        The file, readable by its owner alone.
+    """
+    path = _path(environment)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        # A JSON string is a TOML string, too.
+        file.write(f"endpoint_url = {json.dumps(configuration.endpoint_url)}\ntoken = {json.dumps(configuration.token)}\n")
+    draft.replace(path)
+    return path
 
 
 def _path(environment: Mapping[str, str]) -> Path:

@@ -1,20 +1,14 @@
-"""Errors of the client and the command line.
+"""Errors of the client and the command line that are not the service's.
 
-EverstepError                    message, hint, code, request_id, fields
+EverstepError                    message, hint
 ├── ConfigurationError           no endpoint, no token, or a token that would cross a network in the clear
 ├── SourceRefused                a source directory that cannot be packed: a link, a device, nothing in it
-├── WaitFailed                   a waiter's job ended another way, or the time was up
-├── ServiceError                 what the service answered
-│   ├── ValidationError          the request cannot be what was wanted; `fields` say where
-│   │   └── RequestTooLarge
-│   ├── Unauthorized             no token, or one that is not good
-│   ├── AccessDenied             the token's role or project does not allow it
-│   ├── NotFound                 there is no such thing
-│   ├── Conflict                 the name is taken, or it is not in a state for that
-│   ├── Throttled                too many requests                                           retryable
-│   ├── ServiceUnavailable       nobody answers, or something behind the service does not    retryable
-│   └── ServiceFault             the service failed
+├── NothingToDownload            a job left no outputs
+├── WaitFailed                   what was waited for did not happen, and will not
+├── ServiceFailed                what the service answered, or that it did not: boto3's errors, for those who tell people
 └── TransferFailed               bytes came that are not what was announced                  retryable
+
+What the service refuses is raised as boto3 raises it: `botocore.exceptions.ClientError`, and `client.exceptions.ValidationException` and so on.
 """
 
 from __future__ import annotations
@@ -56,23 +50,21 @@ class SourceRefused(EverstepError):
     """A source directory that cannot be packed."""
 
 
+class NothingToDownload(EverstepError):
+    """A job that left no outputs, or none of the generation that was asked for."""
+
+
 class WaitFailed(EverstepError):
     """What was waited for did not happen, and will not."""
 
 
-class TransferFailed(EverstepError):
-    """Bytes came that are not what was announced."""
-
-    retryable = True
-
-
-class ServiceError(EverstepError):
-    """What the service answered.
+class ServiceFailed(EverstepError):
+    """What the service answered, or that it did not. Raised by `everstep.failures` alone.
 
     Args:
         message: the service's.
         hint: the service's.
-        code: the error's type, as `ValidationException`.
+        code: the error's type, as `ValidationException`; empty where it has none.
         request_id: under which the service's log has it.
         fields: what is wrong, field by field.
     """
@@ -84,57 +76,7 @@ class ServiceError(EverstepError):
         self.fields = tuple(fields)
 
 
-class ValidationError(ServiceError):
-    """The request cannot be what was wanted."""
-
-
-class RequestTooLarge(ValidationError):
-    """The body is longer than the service takes."""
-
-
-class Unauthorized(ServiceError):
-    """No token, or one that is not good."""
-
-
-class AccessDenied(ServiceError):
-    """The token's role or project does not allow it."""
-
-
-class NotFound(ServiceError):
-    """There is no such thing."""
-
-
-class Conflict(ServiceError):
-    """The name is taken, or what it names is not in a state for that."""
-
-
-class Throttled(ServiceError):
-    """Too many requests."""
+class TransferFailed(EverstepError):
+    """Bytes came that are not what was announced."""
 
     retryable = True
-
-
-class ServiceUnavailable(ServiceError):
-    """Nobody answers, or something behind the service does not."""
-
-    retryable = True
-
-
-class ServiceFault(ServiceError):
-    """The service failed; its log has the request id."""
-
-
-BY_STATUS: dict[int, type[ServiceError]] = {
-    400: ValidationError,
-    401: Unauthorized,
-    403: AccessDenied,
-    404: NotFound,
-    405: ValidationError,
-    409: Conflict,
-    413: RequestTooLarge,
-    429: Throttled,
-    502: ServiceUnavailable,
-    503: ServiceUnavailable,
-    504: ServiceUnavailable,
-}
-"""Which error an HTTP status is; any other is a `ServiceFault`."""

@@ -81,6 +81,7 @@ def upgrade() -> None:
         sa.Column("project", sa.String(length=64), nullable=False),
         sa.Column("priority", sa.BigInteger(), nullable=False),
         sa.Column("tags", sa.JSON(), nullable=False),
+        sa.Column("request_digest", sa.String(length=64), nullable=True),
         sa.Column("spec", sa.JSON(), nullable=False),
         sa.Column("state", sa.String(length=64), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),

@@ -32,7 +32,7 @@ from benchmarks.data_plane.systems import PEERS, System, install
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.machine import Machine
 from benchmarks.measures import Floor, Summary
-from everstep import __version__
+from everstep import __version__, failures
 from everstep.errors import EverstepError
 from infra.local_cloud.errors import LocalCloudError
 from infra.local_cloud.up import ClusterOptions, LocalCluster
@@ -159,7 +159,7 @@ def _bench(home: Path, state_mib: int, say: Callable[[str], None]) -> Iterator[B
     say(f"starting {NODES} nodes for {state_mib} MiB of state per rank")
     with LocalCluster(home / "cluster") as cluster:
         cluster.up(ClusterOptions(nodes=NODES, spares=0, node_memory_bytes=slots_bytes))
-        with cluster.client() as client:
+        with contextlib.closing(cluster.client()) as client, failures.translated():
             bench = Bench(cluster, client, home, say)
             bench.wait_until_warm(NODES)
             yield bench

@@ -17,12 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster_jobs import PATIENCE_SECONDS, Bench, BenchJob, Json, pause
+from benchmarks.cluster_jobs import ENDED, PATIENCE_SECONDS, Bench, BenchJob, Json, pause
 from benchmarks.data_plane.launches import RANKS, tmpfs_folder
 from benchmarks.data_plane.rank.memory import folder_bytes, private_bytes
 from benchmarks.data_plane.rank.repeats import Repeats
 from benchmarks.errors import BenchmarkFailed
-from everstep.client import ENDED
 from everstep.protocol.slot import HEADER_BYTES
 from infra.local_cloud.instance_init import memory_directory
 from infra.local_cloud.processes import descendants, is_agent
@@ -165,7 +164,7 @@ def _stop(bench: Bench, job: BenchJob) -> None:
     """Take a job that went wrong off the nodes: others are measured after it."""
     if job.describe()["TrainingJobStatus"] not in ENDED:
         bench.client.stop_training_job(TrainingJobName=job.name)
-    bench.client.get_waiter("training_job_ended").wait(TrainingJobName=job.name)
+    job.wait("its end", lambda seen: seen["TrainingJobStatus"] in ENDED)
 
 
 def agents_of(bench: Bench) -> list[int]:

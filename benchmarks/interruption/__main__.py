@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from benchmarks.cluster_jobs import ROOT, Bench
@@ -23,6 +24,7 @@ from benchmarks.interruption.contenders import RANKS, SPARES, UnderEverstep, Und
 from benchmarks.interruption.faults import Blackout, Silence, blackout, interrupt, repeated, silence
 from benchmarks.interruption.outcomes import Fault, Interruption, Job
 from benchmarks.machine import Machine
+from everstep import failures
 from everstep.errors import EverstepError
 from infra.local_cloud.errors import LocalCloudError
 from infra.local_cloud.up import ClusterOptions, LocalCluster
@@ -115,8 +117,9 @@ def main() -> int:
         with LocalCluster(HOME / "cluster") as cluster:
             say(f"a cluster of {RANKS} nodes and {SPARES} spare")
             cluster.up(ClusterOptions(nodes=RANKS, spares=SPARES, detection_seconds=DETECTION_SECONDS))
-            race = Race(Bench(cluster, cluster.client(), HOME, say), per_block=1 if arguments.quick else arguments.per_block, parts=arguments.only)
-            race.run()
+            with closing(cluster.client()) as client, failures.translated():
+                race = Race(Bench(cluster, client, HOME, say), per_block=1 if arguments.quick else arguments.per_block, parts=arguments.only)
+                race.run()
     except (BenchmarkFailed, EverstepError, LocalCloudError) as error:
         print(f"the benchmark failed: {error}", file=sys.stderr)
         return 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.cluster_jobs import ROOT, Bench, BenchJob, pause
+from benchmarks.cluster_jobs import ENDED, ROOT, Bench, BenchJob, pause
 from benchmarks.data_plane.launches import free_ports
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.interruption.outcomes import Fault, Job
@@ -137,7 +137,7 @@ class UnderEverstep:
     def phases(self) -> dict[str, float]:
         def closed(_: object) -> bool:
             found = self._bench.client.list_incidents(TrainingJobName=self._job.name)["Incidents"]
-            return len(found) > self._incidents and found[self._incidents]["ClosedAt"] is not None
+            return len(found) > self._incidents and "ClosedAt" in found[self._incidents]
 
         self._job.wait("the incident to be closed", closed)
         incident = self._bench.client.list_incidents(TrainingJobName=self._job.name)["Incidents"][self._incidents]
@@ -149,7 +149,7 @@ class UnderEverstep:
     def stop(self) -> None:
         """End the job."""
         self._bench.client.stop_training_job(TrainingJobName=self._job.name)
-        self._bench.client.get_waiter("training_job_ended").wait(TrainingJobName=self._job.name)
+        self._job.wait("its end", lambda seen: seen["TrainingJobStatus"] in ENDED)
 
 
 class UnderTorchrun:

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi import Path as PathParameter
 
 from control_plane.api.errors import InvalidRequest
@@ -25,6 +25,14 @@ from control_plane.cloud.operator import CloudOperator
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from everstep.protocol.plan import Timeouts
+
+
+class Router(APIRouter):
+    """Routes whose answers leave out what has no value."""
+
+    def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        """Add a route; called by its decorators."""
+        super().add_api_route(path, endpoint, **{**options, "response_model_exclude_none": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +76,22 @@ def services(request: Request) -> Services:
 
 ServicesDep = Annotated[Services, Depends(services)]
 MaxResults = Annotated[int, Query(alias="MaxResults", ge=1, le=1000)]
-TrainingJobNamePath = Annotated[str, PathParameter(alias="TrainingJobName", max_length=63)]
-FleetNamePath = Annotated[str, PathParameter(alias="FleetName", max_length=63)]
-NodeIdPath = Annotated[str, PathParameter(alias="NodeId", max_length=63)]
-IncidentIdPath = Annotated[str, PathParameter(alias="IncidentId", max_length=63)]
+TrainingJobNamePath = Annotated[str, PathParameter(alias="TrainingJobName", min_length=1, max_length=63)]
+FleetNamePath = Annotated[str, PathParameter(alias="FleetName", min_length=1, max_length=63)]
+NodeIdPath = Annotated[str, PathParameter(alias="NodeId", min_length=1, max_length=63)]
+IncidentIdPath = Annotated[str, PathParameter(alias="IncidentId", min_length=1, max_length=63)]
 SourceIdPath = Annotated[str, PathParameter(alias="SourceId", pattern=r"^[0-9a-f]{64}$")]
 NextToken = Annotated[str | None, Query(alias="NextToken", max_length=1024)]
+
+
+def binary_body(media_type: str) -> dict[str, Any]:
+    """Return what the contract says of a request whose body is bytes, for a route that reads them as they come."""
+    return {"requestBody": {"required": True, "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}}
+
+
+def binary_answer(media_type: str) -> dict[int | str, dict[str, Any]]:
+    """Return what the contract says of an answer that is bytes."""
+    return {200: {"description": "The content.", "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}}
 
 
 def page_token(*position: Any) -> str:

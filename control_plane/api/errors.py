@@ -2,12 +2,13 @@
 
     ApiError                            status  x-amzn-errortype
     ├── InvalidRequest                  400     ValidationException          fields say what is wrong
-    ├── Unauthenticated                 401     UnauthorizedException
+    │   ├── MethodNotAllowed            405
+    │   └── TooLarge                    413
     ├── Forbidden                       403     AccessDeniedException
-    ├── NotFound                        404     ResourceNotFound
-    ├── MethodNotAllowed                405     MethodNotAllowedException
-    ├── InUse                           409     ResourceInUse
-    ├── TooLarge                        413     RequestTooLargeException
+    │   └── Unauthenticated             401
+    ├── NotFound                        404     ResourceNotFoundException
+    ├── InUse                           409     ConflictException
+    ├── Throttled                       429     ThrottlingException          retryable
     ├── Unavailable                     503     ServiceUnavailableException  retryable
     └── InternalError                   500     InternalServerException      the server's log has the request id
 
@@ -17,8 +18,9 @@ Invariant: every answer that is not a success has the same body, `schemas.ErrorR
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import ClassVar
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -29,8 +31,22 @@ from control_plane.api.schemas import ErrorResponse, FieldError
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.errors import NotFound as CloudNotFound
 from control_plane.db import errors as db
+from everstep.protocol import constraints
 
 log = logging.getLogger(__name__)
+
+_KINDS = {
+    "int_": "integer",
+    "float_": "double",
+    "finite_number": "double",
+    "bool_": "boolean",
+    "string_type": "string",
+    "datetime_": "timestamp",
+    "list_type": "list",
+    "dict_type": "map",
+    "model_": "structure",
+}
+"""How pydantic's words for a wrong type begin, and the contract's name of the type."""
 
 
 class ApiError(Exception):
@@ -54,56 +70,61 @@ class ApiError(Exception):
 
 
 class InvalidRequest(ApiError):
-    """The request cannot be what the caller wants."""
+    """The request cannot be what the caller wants; Fields say where."""
 
     status = 400
     code = "ValidationException"
 
 
-class Unauthenticated(ApiError):
-    """No token, or one that is not good."""
+class MethodNotAllowed(InvalidRequest):
+    """The path exists, the method does not."""
 
-    status = 401
-    code = "UnauthorizedException"
+    status = 405
+
+
+class TooLarge(InvalidRequest):
+    """The body is longer than allowed."""
+
+    status = 413
 
 
 class Forbidden(ApiError):
-    """The token's role or project does not allow it."""
+    """No good token was sent, or its role or project does not allow it."""
 
     status = 403
     code = "AccessDeniedException"
+
+
+class Unauthenticated(Forbidden):
+    """No token, or one that is not good."""
+
+    status = 401
 
 
 class NotFound(ApiError):
     """There is no such thing, or the caller may not know of it."""
 
     status = 404
-    code = "ResourceNotFound"
-
-
-class MethodNotAllowed(ApiError):
-    """The path exists, the method does not."""
-
-    status = 405
-    code = "MethodNotAllowedException"
+    code = "ResourceNotFoundException"
 
 
 class InUse(ApiError):
     """The name is taken, or what it names is not in a state for that."""
 
     status = 409
-    code = "ResourceInUse"
+    code = "ConflictException"
 
 
-class TooLarge(ApiError):
-    """The body is longer than allowed."""
+class Throttled(ApiError):
+    """Too many requests; the same request may succeed later."""
 
-    status = 413
-    code = "RequestTooLargeException"
+    status = 429
+    code = "ThrottlingException"
+    retryable = True
 
 
 class Unavailable(ApiError):
-    """Something that this server needs did not answer; the same request may succeed later."""
+    """Something that the service needs did not answer; the same request may succeed later."""
 
     status = 503
     code = "ServiceUnavailableException"
@@ -111,7 +132,11 @@ class Unavailable(ApiError):
 
 
 class InternalError(ApiError):
-    """A fault of ours."""
+    """The request failed inside the service; its log has the request id."""
+
+
+MODELED: tuple[type[ApiError], ...] = (InvalidRequest, Forbidden, NotFound, InUse, Throttled, InternalError, Unavailable)
+"""One for each type of error; the contract is made from them."""
 
 
 def install(app: FastAPI) -> None:
@@ -169,9 +194,8 @@ def _from_cloud(error: CloudError) -> ApiError:
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:
-    fields = [FieldError(field=_path(entry["loc"]), message=_words(entry)) for entry in error.errors()]
-    told = "; ".join(f"{field.field}: {field.message}" if field.field else field.message for field in fields)
-    return InvalidRequest(f"The request is not valid: {told}", fields=fields)
+    fields = [FieldError(field=path, message=_words(path, entry)) for entry in error.errors() for path in [_path(entry["loc"])]]
+    return InvalidRequest(constraints.told([(field.field, field.message) for field in fields]), fields=fields)
 
 
 def _from_http(error: HTTPException) -> ApiError:
@@ -187,24 +211,37 @@ def _from_http(error: HTTPException) -> ApiError:
 def _path(location: tuple[int | str, ...]) -> str:
     """Return `A.B[0]` for a location that pydantic reports, without the part of the request that it is in."""
     parts = location[1:] if location and location[0] in ("body", "query", "path", "header") else location
-    path = ""
-    for part in parts:
-        if part == "[key]":  # pydantic's mark for a dictionary's key
-            continue
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return path.lstrip(".")
+    return constraints.path_of([part for part in parts if part != "[key]"])  # pydantic's mark for a dictionary's key
 
 
-def _words(entry: dict[str, object]) -> str:
-    message = str(entry["msg"])
-    given = entry.get("input")
-    if entry["type"] == "missing":
-        return "is missing"
-    if entry["type"] == "extra_forbidden":
-        return "is not a field of this request"
-    if isinstance(given, (str, int, float)) and not isinstance(given, bool):
-        return f"{message[0].lower()}{message[1:]}, not {str(given)[:100]!r}"
-    return f"{message[0].lower()}{message[1:]}"
+def _words(path: str, entry: Mapping[str, Any]) -> str:
+    """Return pydantic's complaint in the words that the client has for it, too."""
+    kind, given, context = str(entry["type"]), entry.get("input"), entry.get("ctx", {})
+    match kind:
+        case "missing":
+            return constraints.MISSING
+        case "extra_forbidden":
+            return constraints.unknown(path)
+        case "greater_than_equal":
+            return constraints.at_least(context["ge"], given)
+        case "less_than_equal":
+            return constraints.at_most(context["le"], given)
+        case "string_too_short":
+            return constraints.too_short(context["min_length"])
+        case "string_too_long":
+            return constraints.too_long(context["max_length"])
+        case "string_pattern_mismatch":
+            return constraints.mismatch(context["pattern"], given)
+        case "too_short":
+            return constraints.too_few(context["min_length"])
+        case "too_long":
+            return constraints.too_many(context["max_length"])
+        case "literal_error" | "enum":
+            return constraints.none_of(re.findall(r"'([^']*)'", context["expected"]), given)
+        case "json_invalid":
+            return constraints.NOT_JSON
+    expected = next((ours for theirs, ours in _KINDS.items() if kind.startswith(theirs)), None)
+    return f"{str(entry['msg'])[:1].lower()}{str(entry['msg'])[1:]}" if expected is None else constraints.wrong_type(expected, given)
 
 
 def _sentence(text: str) -> str:

@@ -1,7 +1,7 @@
-"""The contract: every request and response of the API. The botocore service model, OpenAPI and TypeScript types are generated from here.
+"""The contract: every request and response of the API. `python -m control_plane.contract` makes everything from here that others build on.
 
-Names on the wire are PascalCase, as AWS's are; SageMaker's words where it has one. Times are ISO 8601 in UTC, durations whole seconds unless they
-are measurements.
+Names on the wire are PascalCase, as AWS's are; SageMaker's words where it has one. Times are seconds since 1970, as AWS's JSON has them, durations
+whole seconds unless they are measurements. What has no value is absent, never null.
 
 Invariant: a request that validates is well formed by itself; what depends on a fleet or a source is checked in `api/admission.py`.
 """
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 from pydantic.alias_generators import to_pascal
 
 from everstep.protocol.ids import NAME_PATTERN
@@ -32,13 +32,29 @@ ShortText = Annotated[str, StringConstraints(max_length=256)]
 Value = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
 HyperParameterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}$")]
+LoggedNumber = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]})]
+"""JSON has no number that is not finite: such a one is text, as in AWS's own APIs; clients make it a number again."""
 Tags = Annotated[dict[ShortText, ShortText], Field(max_length=50)]
 
 
 class Shape(BaseModel):
-    """Base of every request and response: PascalCase outside, unknown fields refused."""
+    """Base of everything that is answered: PascalCase outside, times as seconds since 1970."""
 
-    model_config = ConfigDict(alias_generator=to_pascal, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        alias_generator=to_pascal,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        ser_json_temporal="seconds",
+        ser_json_inf_nan="strings",
+    )
+
+
+class Request(Shape):
+    """Base of everything that callers send: unknown fields are refused, and what is of another type is not made to fit."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 # Errors ----------------------------------------------------------------------------------------------------------------------------------
@@ -69,14 +85,14 @@ class ErrorResponse(Shape):
 # Training jobs ---------------------------------------------------------------------------------------------------------------------------
 
 
-class SourceConfig(Shape):
+class SourceConfig(Request):
     """The user's code."""
 
     source_id: Sha256
     """As PutSource returned it: the SHA-256 of the archive."""
 
 
-class ProtectionConfig(Shape):
+class ProtectionConfig(Request):
     """How many nodes keep every shard in memory, and what that may cost."""
 
     copies: int = Field(default=2, ge=1, le=8)
@@ -86,7 +102,7 @@ class ProtectionConfig(Shape):
     unless said; 1 on a local cluster, whose nodes share the cores of one machine, so that the figure would say nothing."""
 
 
-class CheckpointConfig(Shape):
+class CheckpointConfig(Request):
     """The durable tier."""
 
     every_steps: int = Field(default=0, ge=0, le=1_000_000_000)
@@ -97,35 +113,39 @@ class CheckpointConfig(Shape):
     """Keep a third slot per shard, so that an upload never makes snapshots wait."""
 
 
-class OutputDataConfig(Shape):
+class OutputDataConfig(Request):
     """Where outputs go."""
 
     s3_output_path: S3Uri | None = None
     """Prefix for outputs; the service's bucket by default."""
 
 
-class StoppingCondition(Shape):
+class StoppingCondition(Request):
     """Limits of a job."""
 
     max_runtime_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
     """From its first start; time without nodes after it was paused is not counted."""
     max_pending_time_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
     """From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile."""
-    max_cost_usd: float | None = Field(default=None, gt=0)
+    max_cost_usd: float | None = Field(default=None, ge=0.01)
     """Not available yet."""
 
 
-class RetryStrategy(Shape):
+class RetryStrategy(Request):
     """When to stop trying."""
 
     max_attempts: int = Field(default=3, ge=1, le=30)
     """The same failure at the same step this many times, and the job has failed."""
 
 
-class CreateTrainingJobRequest(Shape):
+class CreateTrainingJobRequest(Request):
     """A job to run."""
 
     training_job_name: Name
+    client_request_token: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = Field(
+        default=None, json_schema_extra={"x-idempotency-token": True}
+    )
+    """The same request with the same token again changes nothing: it is answered with the job that it made. The SDK fills it in."""
     fleet_name: Name | None = None
     """May be left out where there is exactly one fleet."""
     source: SourceConfig
@@ -208,17 +228,17 @@ class Reliability(Shape):
     """How much of the time was training, and how often and how long it was interrupted."""
 
     ettr_ratio: float | None
-    """Seconds of training ÷ all seconds but those without nodes (queue, provision, paused); null before the first start."""
+    """Seconds of training ÷ all seconds but those without nodes (queue, provision, paused); absent before the first start."""
     ettr_with_queue_ratio: float | None
     """Seconds of training ÷ all seconds since the job was created."""
     mttf_seconds: float | None
-    """Mean time to failure: seconds of training and stall ÷ incidents; null before the first."""
+    """Mean time to failure: seconds of training and stall ÷ incidents; absent before the first."""
     mttr_seconds: float | None
     """Mean time to recovery, from the failure until training is where it was before; of incidents that are closed."""
     lost_steps: int
     """Steps done again."""
     incident_cost_usd: float | None
-    """What nodes cost while they made no new step; null where the fleet has no price."""
+    """What nodes cost while they made no new step; absent where the fleet has no price."""
 
 
 class TrainingJob(Shape):
@@ -249,7 +269,7 @@ class TrainingJob(Shape):
     priority: int
     preemptible: bool
     queue_position: int | None
-    """Its place in the fleet's queue, from 1; null while it does not wait there."""
+    """Its place in the fleet's queue, from 1; absent while it does not wait there."""
     queued_behind: list[str]
     """Names of the jobs that are ahead of it there."""
     tags: dict[str, str]
@@ -271,6 +291,8 @@ class TrainingJob(Shape):
     """By GROUP_RANK; empty while it has none."""
     coordinator_node_id: str | None
     incident_count: int
+    open_incident_count: int
+    """Incidents from which the job has not recovered yet."""
     accounting_seconds: dict[str, float]
     """Every second from CreationTime to AccountedUntil by bucket, to the microsecond: they add up exactly."""
     accounted_until: datetime | None
@@ -279,7 +301,7 @@ class TrainingJob(Shape):
     node_seconds: float
     """How long nodes have worked for the job, all together."""
     cost_usd: float | None
-    """What they have cost so far at the fleet's price; null where it has none."""
+    """What they have cost so far at the fleet's price; absent where it has none."""
 
 
 # Protection, checkpoints, logs, outputs, metrics -----------------------------------------------------------------------------------------
@@ -399,8 +421,8 @@ class Metric(Shape):
 
     generation: int
     step: int
-    values: Mapping[str, float | None]
-    """What is not finite is null: JSON has no word for it."""
+    values: Mapping[str, LoggedNumber]
+    """By name. What is not finite is the text NaN, Infinity or -Infinity on the wire."""
 
 
 class ListMetricsResponse(Shape):
@@ -453,7 +475,7 @@ class Incident(Shape):
     restore_seconds: float | None
     rework_seconds: float | None
     cost_usd: float | None
-    """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Null where the fleet has no price."""
+    """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Absent where the fleet has no price."""
     rank_sources: list[RankSource]
     """By rank; empty before that is known, or when nothing was restored."""
 
@@ -490,14 +512,14 @@ class ListEventsResponse(Shape):
 # Fleets and nodes ------------------------------------------------------------------------------------------------------------------------
 
 
-class SparePolicy(Shape):
+class SparePolicy(Request):
     """How many spares are kept, from what the fleet has seen of failures and replacements."""
 
     probability: float = Field(ge=0.5, le=0.999999)
     """How probable it has to be that a spare is free when a failure comes."""
 
 
-class CreateFleetRequest(Shape):
+class CreateFleetRequest(Request):
     """An Auto Scaling group to be kept as a fleet."""
 
     fleet_name: Name
@@ -508,20 +530,20 @@ class CreateFleetRequest(Shape):
     """Counts spares instead of SpareCount."""
     min_node_count: int = Field(default=0, ge=0, le=MAX_NODE_COUNT)
     """Nodes kept even when no job runs, spares not included."""
-    price_usd_per_hour: float | None = Field(default=None, gt=0, le=MAX_PRICE_USD_PER_HOUR)
+    price_usd_per_hour: float | None = Field(default=None, ge=0.0001, le=MAX_PRICE_USD_PER_HOUR)
     """What one instance costs you; jobs and incidents are valued at it."""
     project: Name | None = None
     tags: Tags = Field(default_factory=dict)
 
 
-class UpdateFleetRequest(Shape):
+class UpdateFleetRequest(Request):
     """Figures to change; what is left out stays."""
 
     spare_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
     """Ends a SparePolicy, unless one is given as well."""
     spare_policy: SparePolicy | None = None
     min_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
-    price_usd_per_hour: float | None = Field(default=None, gt=0, le=MAX_PRICE_USD_PER_HOUR)
+    price_usd_per_hour: float | None = Field(default=None, ge=0.0001, le=MAX_PRICE_USD_PER_HOUR)
     """Jobs and incidents that have not ended are valued anew; what has ended keeps its figure."""
 
 
@@ -586,7 +608,7 @@ class Node(Shape):
     instance_type: str
     availability_zone: str
     failure_domain: str | None
-    """The network node that its instance hangs on; null while AWS has not told, which it does not for every instance type."""
+    """The network node that its instance hangs on; absent while AWS has not told, which it does not for every instance type."""
     agent_version: str
     refused_message_count: int
     """Messages of its agent that were not decodable, too long or of another node, since this server started."""
@@ -608,7 +630,7 @@ class ListNodesResponse(Shape):
 # Tokens, sources, health -----------------------------------------------------------------------------------------------------------------
 
 
-class CreateJoinTokenRequest(Shape):
+class CreateJoinTokenRequest(Request):
     """A token that each new instance of a fleet's group may use once."""
 
     fleet_name: Name

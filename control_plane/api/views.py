@@ -121,6 +121,7 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotal
         node_ids=[] if plan is None or _is_paused(job) else [node.node_id for node in plan.nodes],
         coordinator_node_id=None if plan is None or _is_paused(job) else plan.coordinator,
         incident_count=incidents.count,
+        open_incident_count=incidents.count - incidents.closed_count,
         accounting_seconds={name: spent / MICRO for name, spent in job.accounting.items()},
         accounted_until=job.accounted_until,
         reliability=_reliability(job.accounting, incidents, is_started=job.started_at is not None),

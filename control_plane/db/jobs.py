@@ -145,6 +145,7 @@ class NewJob:
     spec: JobSpec
     state: str
     reason: str
+    request_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +206,12 @@ def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
     except IntegrityError as error:
         raise AlreadyExists("training job", job.name) from error
     return _record(row)
+
+
+def made_by(session: Session, name: str, request_digest: str) -> JobRecord | None:
+    """Return the job of this name if this very request has made it, or None."""
+    row = session.scalar(select(Job).where(Job.name == name, Job.request_digest == request_digest))
+    return None if row is None else _record(row)
 
 
 def get(session: Session, name: str) -> JobRecord:

@@ -199,6 +199,8 @@ class Job(Base):
     project: Mapped[str] = mapped_column(String(NAME_LENGTH))
     priority: Mapped[int] = mapped_column(default=0)
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
+    request_digest: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
+    """Of the request that made it and its ClientRequestToken, so that the same request again is known for what it is."""
     spec: Mapped[dict[str, Any]]
     """`jobs.JobSpec`, checked before the row is made."""
     state: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)

@@ -22,7 +22,7 @@ def job_time(shown: Json) -> str | None:
 
 def ettr_words(shown: Json) -> str | None:
     """Return both ratios, and what each divides by."""
-    without, with_queue = shown["Reliability"]["EttrRatio"], shown["Reliability"]["EttrWithQueueRatio"]
+    without, with_queue = shown["Reliability"].get("EttrRatio"), shown["Reliability"].get("EttrWithQueueRatio")
     if without is None or with_queue is None:
         return None
     return f"{without:.3f} (training ÷ time with nodes), {with_queue:.3f} (training ÷ all time, queueing included)"
@@ -32,12 +32,12 @@ def incident_words(shown: Json) -> str:
     """Return how many incidents there were, how far apart, how long and how dear."""
     found = shown["Reliability"]
     told = [str(shown["IncidentCount"])]
-    if found["MttfSeconds"] is not None:
+    if "MttfSeconds" in found:
         told.append(f"MTTF {seconds(found['MttfSeconds'])} s")
-    if found["MttrSeconds"] is not None:
+    if "MttrSeconds" in found:
         told.append(f"MTTR {seconds(found['MttrSeconds'])} s")
     if found["LostSteps"]:
         told.append(f"{found['LostSteps']} steps done again")
-    if found["IncidentCostUsd"] is not None:
+    if "IncidentCostUsd" in found:
         told.append(dollars(found["IncidentCostUsd"]))
     return ", ".join(told)

@@ -29,7 +29,7 @@ def list_events(
         "ID": "EventId",
         "TIME (UTC)": lambda event: when(event["Time"]),
         "TYPE": "Type",
-        "ABOUT": lambda event: event["TrainingJobName"] or event["NodeId"] or event["FleetName"] or "",
+        "ABOUT": lambda event: event.get("TrainingJobName") or event.get("NodeId") or event.get("FleetName") or "",
         "MESSAGE": "Message",
     }
     show_rows(events, columns, empty="No events.")

@@ -117,7 +117,7 @@ def _policy(probability: float | None) -> Json | None:
 
 
 def _spares(fleet: Json) -> str:
-    policy = fleet["SparePolicy"]
+    policy = fleet.get("SparePolicy")
     return f"{fleet['SpareCount']} spares" if policy is None else f"as many spares as make it {policy['Probability']:.4%} probable that one is free"
 
 
@@ -125,7 +125,7 @@ def _show(fleet: Json, output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
         show_json(fleet)
         return
-    price = fleet["PriceUsdPerHour"]
+    price, cost = fleet.get("PriceUsdPerHour"), fleet.get("CostUsd")
     counts = (("connected", "ConnectedNodeCount"), ("known", "NodeCount"), ("wanted", "DesiredNodeCount"), ("at most", "MaxNodeCount"))
     show_facts(
         [
@@ -141,7 +141,7 @@ def _show(fleet: Json, output: OutputFormat) -> None:
             ("time of jobs", job_time(fleet)),
             ("ETTR", ettr_words(fleet)),
             ("incidents", incident_words(fleet)),
-            ("cost", None if fleet["CostUsd"] is None else f"{dollars(fleet['CostUsd'])} for {hours(fleet['NodeSeconds'])} node-hours of jobs"),
+            ("cost", None if cost is None else f"{dollars(cost)} for {hours(fleet['NodeSeconds'])} node-hours of jobs"),
             ("drift", "\n".join(fleet["Drift"]) or None),
             ("project", fleet["Project"]),
             ("created", moment(fleet["CreationTime"])),

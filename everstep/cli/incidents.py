@@ -30,13 +30,13 @@ def list_incidents(
         "OPENED (UTC)": lambda row: when(row["OpenedAt"]),
         "CAUSE": "Cause",
         "PHASE": "Phase",
-        "FROM": lambda row: row["RestoreSource"] or "-",
-        "BASE": lambda row: step(row["FromStep"]),
-        "LOST STEPS": lambda row: "-" if row["LostSteps"] is None else str(row["LostSteps"]),
-        "DETECT s": lambda row: seconds(row["DetectSeconds"]),
-        "REPLACE s": lambda row: seconds(row["ReplaceSeconds"]),
-        "RESTORE s": lambda row: seconds(row["RestoreSeconds"]),
-        "REWORK s": lambda row: seconds(row["ReworkSeconds"]),
+        "FROM": lambda row: row.get("RestoreSource") or "-",
+        "BASE": lambda row: step(row.get("FromStep")),
+        "LOST STEPS": lambda row: "-" if row.get("LostSteps") is None else str(row.get("LostSteps")),
+        "DETECT s": lambda row: seconds(row.get("DetectSeconds")),
+        "REPLACE s": lambda row: seconds(row.get("ReplaceSeconds")),
+        "RESTORE s": lambda row: seconds(row.get("RestoreSeconds")),
+        "REWORK s": lambda row: seconds(row.get("ReworkSeconds")),
     }
     show_rows(incidents, columns, empty="No incidents.")
 
@@ -65,8 +65,8 @@ def _sources(incident: Json) -> str:
 
 
 def _facts(incident: Json) -> list[tuple[str, object]]:
-    phases = ", ".join(f"{phase.lower()} {seconds(incident[f'{phase}Seconds'])} s" for phase in ("Detect", "Replace", "Restore", "Rework"))
-    after = incident["GenerationAfter"]
+    phases = ", ".join(f"{phase.lower()} {seconds(incident.get(f'{phase}Seconds'))} s" for phase in ("Detect", "Replace", "Restore", "Rework"))
+    after, cost = incident.get("GenerationAfter"), incident.get("CostUsd")
     return [
         ("incident", incident["IncidentId"]),
         ("job", incident["TrainingJobName"]),
@@ -77,14 +77,14 @@ def _facts(incident: Json) -> list[tuple[str, object]]:
         ("reason", incident["Reason"]),
         ("instances", ", ".join(incident["InstanceIds"]) or None),
         ("replaced by", ", ".join(incident["ReplacementInstanceIds"]) or None),
-        ("restored from", _sources(incident) or incident["RestoreSource"]),
-        ("base step", step(incident["FromStep"])),
-        ("reached before", step(incident["ReachedStep"])),
-        ("lost steps", incident["LostSteps"]),
+        ("restored from", _sources(incident) or incident.get("RestoreSource")),
+        ("base step", step(incident.get("FromStep"))),
+        ("reached before", step(incident.get("ReachedStep"))),
+        ("lost steps", incident.get("LostSteps")),
         ("generations", f"{incident['GenerationBefore']} → {'-' if after is None else after}"),
         ("phases", phases),
-        ("cost", None if incident["CostUsd"] is None else f"{dollars(incident['CostUsd'])}: its nodes made no new step meanwhile"),
+        ("cost", None if cost is None else f"{dollars(cost)}: its nodes made no new step meanwhile"),
         ("failed", moment(incident["FailedAt"])),
         ("opened", moment(incident["OpenedAt"])),
-        ("closed", moment(incident["ClosedAt"])),
+        ("closed", moment(incident.get("ClosedAt"))),
     ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from datetime import UTC
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +21,6 @@ from everstep.cli.output import (
     listed,
     moment,
     pairs,
-    parse_time,
     say,
     show_facts,
     show_json,
@@ -30,7 +31,7 @@ from everstep.cli.output import (
     without_none,
 )
 from everstep.cli.progress import Progress
-from everstep.client import EverstepClient
+from everstep.cli.waiting import ended
 from everstep.errors import WaitFailed
 
 app = typer.Typer(help="Training jobs.", no_args_is_help=True)
@@ -151,9 +152,8 @@ def wait(
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Follow a training job until it ends. Exit code 0 only when it is Completed."""
-    settings = {"Delay": interval, **without_none(TimeoutSeconds=timeout)}
     with connect() as service, Progress(service, name) as progress:
-        job = service.get_waiter("training_job_ended").wait(TrainingJobName=name, WaiterConfig=settings, on_progress=progress.show)
+        job = ended(service, name, show=progress.show, interval_seconds=interval, timeout_seconds=timeout)
     status = job["TrainingJobStatus"]
     if status != "Completed":
         raise WaitFailed(f"{name} is {status}: {job['Reason']}", hint=f"everstep jobs logs {name} --rank 0")
@@ -171,13 +171,13 @@ def logs(
 ) -> None:
     """Print what the ranks printed, all generations in order; their stdout to stdout, all else to stderr."""
     with connect() as service:
-        there = [entry for entry in service.list_logs(TrainingJobName=name)["Logs"] if entry["Bytes"] != 0]
+        there = [entry for entry in service.list_logs(TrainingJobName=name)["Logs"] if entry.get("Bytes") != 0]
         entries = [
             entry
             for entry in there
             if (rank is None or entry["Rank"] == rank)
             and (generation is None or entry["Generation"] == generation)
-            and (stream is Stream.BOTH or entry["Stream"] in (stream.value, None))
+            and (stream is Stream.BOTH or entry.get("Stream") in (stream.value, None))
         ]
         if output is OutputFormat.JSON:
             show_json({"Logs": entries})
@@ -216,32 +216,33 @@ def stop(name: Name, output: Output = OutputFormat.TABLE) -> None:
     say(f"next: everstep jobs wait {name}")
 
 
-def _extent(entries: list[Json]) -> str:
+def _extent(entries: Sequence[Json]) -> str:
     """Say in words of which ranks and generations there are logs."""
     found = [(what, sorted({entry[what.capitalize()] for entry in entries})) for what in ("rank", "generation")]
     return ", ".join(f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {numbers[0]} to {numbers[-1]}" for what, numbers in found)
 
 
-def _print_log(service: EverstepClient, name: str, entry: Json) -> None:
+def _print_log(service: Any, name: str, entry: Json) -> None:
     of = f"generation {entry['Generation']} · rank {entry['Rank']}"
-    if entry["Key"] is None:
+    if entry.get("Key") is None:
         say(f"--- {of} · missing: {entry['MissingReason']}")
         return
     say(f"--- {of} · {entry['Stream']} · {size(entry['Bytes'])}")
-    target = sys.stdout if entry["Stream"] == "stdout" else sys.stderr
+    target = sys.stdout if entry.get("Stream") == "stdout" else sys.stderr
     target.flush()
-    for chunk in service.get_log(TrainingJobName=name, Key=entry["Key"]):
+    for chunk in service.get_log(TrainingJobName=name, Key=entry["Key"])["Body"].iter_chunks():
         target.buffer.write(chunk)
     target.buffer.flush()
 
 
 def _facts(job: Json) -> list[tuple[str, object]]:
     stopping = job["StoppingCondition"]
+    cost = job.get("CostUsd")
     return [
         ("name", job["TrainingJobName"]),
         ("status", f"{job['TrainingJobStatus']} ({job['SecondaryStatus']})"),
         ("reason", job["Reason"]),
-        ("queue", None if job["QueuePosition"] is None else _queue(job)),
+        ("queue", _queue(job) if "QueuePosition" in job else None),
         ("run", job["RunId"]),
         ("fleet", job["FleetName"]),
         ("project", job["Project"]),
@@ -249,7 +250,7 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("generation", f"{job['Generation']} (from step {job['BaseStep']})" if job["Generation"] else "none yet"),
         ("step", f"{step(job['Boundary'])}, committed {step(job['CommittedStep'])}, highest {step(job['MaxBoundary'])}"),
         ("nodes", ", ".join(job["NodeIds"]) or None),
-        ("coordinator", job["CoordinatorNodeId"]),
+        ("coordinator", job.get("CoordinatorNodeId")),
         ("incidents", incident_words(job)),
         ("entry point", job["EntryPoint"]),
         ("hyperparameters", ", ".join(f"{name}={value}" for name, value in job["HyperParameters"].items()) or None),
@@ -257,11 +258,11 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("outputs", job["OutputDataConfig"]["S3OutputPath"]),
         ("limits", ", ".join(f"{name} {value}" for name, value in stopping.items() if value is not None) or None),
         ("created", moment(job["CreationTime"])),
-        ("started", moment(job["TrainingStartTime"])),
-        ("ended", moment(job["TrainingEndTime"])),
+        ("started", moment(job.get("TrainingStartTime"))),
+        ("ended", moment(job.get("TrainingEndTime"))),
         ("time spent", job_time(job)),
         ("ETTR", ettr_words(job)),
-        ("cost so far", None if job["CostUsd"] is None else f"{dollars(job['CostUsd'])} for {hours(job['NodeSeconds'])} node-hours"),
+        ("cost so far", None if cost is None else f"{dollars(cost)} for {hours(job['NodeSeconds'])} node-hours"),
         ("story", "\n".join(_story(job)) or None),
     ]
 
@@ -274,6 +275,6 @@ def _queue(job: Json) -> str:
 def _story(job: Json) -> list[str]:
     lines = []
     for transition in job["SecondaryStatusTransitions"]:
-        time = parse_time(transition["StartTime"]).strftime("%H:%M:%S")
+        time = transition["StartTime"].astimezone(UTC).strftime("%H:%M:%S")
         lines.append(f"{time} {transition['Status']}: {transition['StatusMessage']}")
     return lines

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, moment, show_facts, show_json, show_rows, size, when
+from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, moment, show_facts, show_json, show_rows, size, when, without_none
 
 app = typer.Typer(help="Instances of the fleets, and what each is used for.", no_args_is_help=True)
 
@@ -19,7 +19,7 @@ def list_nodes(
 ) -> None:
     """List nodes, oldest first."""
     with connect() as service:
-        answer = service.list_nodes(FleetName=fleet, IncludeEnded=ended)
+        answer = service.list_nodes(**without_none(FleetName=fleet, IncludeEnded=ended))
     if output is OutputFormat.JSON:
         show_json(answer)
         return
@@ -28,7 +28,7 @@ def list_nodes(
         "FLEET": "FleetName",
         "STATUS": "NodeStatus",
         "AGENT": lambda node: ("warm" if node["Warm"] else "connected") if node["Connected"] else "-",
-        "JOB": lambda node: node["TrainingJobName"] or "-",
+        "JOB": lambda node: node.get("TrainingJobName") or "-",
         "ADDRESS": "Address",
         "TYPE": "InstanceType",
         "SINCE (UTC)": lambda node: when(node["CreationTime"]),
@@ -50,7 +50,7 @@ def describe(node_id: Annotated[str, typer.Argument(help="Id of the node: its EC
         ("fleet", node["FleetName"]),
         ("status", node["NodeStatus"]),
         ("agent", _agent(node)),
-        ("job", node["TrainingJobName"]),
+        ("job", node.get("TrainingJobName")),
         ("refused", _refusals(node)),
         ("address", node["Address"]),
         ("memory for slots", size(node["MemoryBytes"])),
@@ -58,7 +58,7 @@ def describe(node_id: Annotated[str, typer.Argument(help="Id of the node: its EC
         ("zone", node["AvailabilityZone"] or None),
         ("reason", node["Reason"] or None),
         ("known since", moment(node["CreationTime"])),
-        ("ended", moment(node["EndTime"])),
+        ("ended", moment(node.get("EndTime"))),
     ]
     show_facts(facts)
 

@@ -15,32 +15,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import islice
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from everstep.client import EverstepClient, client
-from everstep.errors import (
-    AccessDenied,
-    ConfigurationError,
-    Conflict,
-    EverstepError,
-    NotFound,
-    ServiceError,
-    ServiceUnavailable,
-    SourceRefused,
-    Throttled,
-    Unauthorized,
-    ValidationError,
-)
+from everstep.errors import ConfigurationError, EverstepError, NothingToDownload, ServiceFailed, SourceRefused
 
-Json = dict[str, Any]
+if TYPE_CHECKING:
+    from everstep.service import EverstepClient
+
+Json = Mapping[str, Any]
+"""What the service answers."""
 Column = str | Callable[[Json], str]
 """What a column of a table shows: a field, by its name, or what a function makes of the row."""
 Columns = Mapping[str, Column]
@@ -51,17 +43,15 @@ LARGEST_PAGE = 1_000
 PIPE_WIDTH = 240
 """Columns where stdout is not a terminal: nothing is cut."""
 
-_EXIT_CODES: tuple[tuple[type[EverstepError], int], ...] = (
-    (ValidationError, 2),
-    (ConfigurationError, 2),
-    (SourceRefused, 2),
-    (NotFound, 3),
-    (Unauthorized, 4),
-    (AccessDenied, 4),
-    (Conflict, 5),
-    (Throttled, 6),
-    (ServiceUnavailable, 6),
-)
+_EXIT_CODES = {
+    "ValidationException": 2,
+    "ResourceNotFoundException": 3,
+    "AccessDeniedException": 4,
+    "ConflictException": 5,
+    "ThrottlingException": 6,
+    "ServiceUnavailableException": 6,
+}
+"""By the service's word for what went wrong."""
 
 
 class OutputFormat(StrEnum):
@@ -74,24 +64,34 @@ class OutputFormat(StrEnum):
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="table for people, json for programs (the service's own answer).")]
 
 
-def connect() -> EverstepClient:
-    """Return a client with the user's configuration."""
-    return client()
+@contextmanager
+def connect() -> Iterator[EverstepClient]:
+    """Give a client with the user's configuration; what it raises can be told."""
+    from everstep import failures, sdk  # with botocore, which no --help needs
+
+    service = sdk.client()
+    try:
+        with failures.translated():
+            yield service
+    finally:
+        service.close()
 
 
-def listed(service: EverstepClient, operation: str, limit: int, **query: Any) -> list[Json]:
+def listed(service: Any, operation: str, limit: int, **query: Any) -> list[Json]:
     """Return the first items of a list, fetched in pages as large as the service gives.
 
     Args:
         service: the client.
-        operation: one that `EverstepClient.paginate` knows.
+        operation: one that has pages.
         limit: how many items at the most.
-        **query: the operation's arguments, the page's size excepted.
+        **query: the operation's arguments, the page's size excepted; what is None is left out.
 
     Returns:
         The items, in the service's order.
     """
-    return list(islice(service.paginate(operation, **query, MaxResults=min(limit, LARGEST_PAGE)), limit))
+    paginator = service.get_paginator(operation)
+    pages = paginator.paginate(**without_none(**query), PaginationConfig={"PageSize": min(limit, LARGEST_PAGE)})
+    return list(islice(pages.search(f"{paginator.result_keys[0].expression}[]"), limit))
 
 
 def stdout() -> Console:
@@ -104,9 +104,15 @@ def stderr() -> Console:
     return Console(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH, highlight=False)
 
 
-def show_json(value: Any) -> None:
-    """Print one JSON document to stdout."""
-    typer.echo(json.dumps(value, indent=2))
+def show_json(value: Json) -> None:
+    """Print one JSON document to stdout: what the service answered, times as text."""
+    typer.echo(json.dumps({name: inner for name, inner in value.items() if name != "ResponseMetadata"}, indent=2, default=_as_text))
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    raise TypeError(f"{type(value).__name__} has no place in JSON")
 
 
 def show_rows(rows: Sequence[Json], columns: Columns, *, empty: str) -> None:
@@ -149,19 +155,14 @@ def escaped(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-def when(time: str | None) -> str:
+def when(time: datetime | None) -> str:
     """Return a time of the service as people write it, in UTC; empty for none."""
-    return "" if time is None else parse_time(time).strftime("%Y-%m-%d %H:%M:%S")
+    return "" if time is None else time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def moment(time: str | None) -> str | None:
+def moment(time: datetime | None) -> str | None:
     """Return a time as a fact of its own, with its zone; None for none."""
     return None if time is None else f"{when(time)} UTC"
-
-
-def parse_time(time: str) -> datetime:
-    """Return a time of the service."""
-    return datetime.fromisoformat(time).astimezone(UTC)
 
 
 def seconds(value: float | None) -> str:
@@ -208,7 +209,7 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def without_none(**fields: Any) -> Json:
+def without_none(**fields: Any) -> Any:
     """Return the fields that have a value."""
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -219,18 +220,22 @@ def tell(error: EverstepError) -> int:
     console.print(f"[bold red]error:[/] {escaped(error.message)}", soft_wrap=True)
     if error.hint:
         console.print(f"hint: {error.hint}", markup=False, soft_wrap=True)
-    if isinstance(error, ServiceError) and error.request_id and exit_code(error) == 1:
+    if isinstance(error, ServiceFailed) and error.request_id and exit_code(error) == 1:
         console.print(f"request id: {error.request_id}", markup=False, soft_wrap=True)
     return exit_code(error)
 
 
 def exit_code(error: EverstepError) -> int:
     """Return the exit code of an error."""
-    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
+    if isinstance(error, ServiceFailed):
+        return _EXIT_CODES.get(error.code, 1)
+    if isinstance(error, NothingToDownload):
+        return 3
+    return 2 if isinstance(error, (ConfigurationError, SourceRefused)) else 1
 
 
 def _cell(row: Json, column: Column) -> str:
     if callable(column):
         return column(row)
-    value = row[column]
+    value = row.get(column)
     return "" if value is None else str(value)

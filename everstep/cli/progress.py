@@ -6,14 +6,12 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from rich.console import Console
 from rich.status import Status
 
-from everstep.cli.output import Json, escaped, seconds, stderr, step
-from everstep.client import EverstepClient
-from everstep.errors import ServiceUnavailable
+from everstep.cli.output import LARGEST_PAGE, Json, escaped, listed, seconds, stderr, step
 
 QUIET_SECONDS: Final = 10.0
 """Where nobody watches live, a step alone is worth a line this often."""
@@ -29,9 +27,7 @@ class Progress:
         monotonic: seconds of a clock that never jumps.
     """
 
-    def __init__(
-        self, service: EverstepClient, name: str, *, console: Console | None = None, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, service: Any, name: str, *, console: Console | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._service = service
         self._name = name
         self._console = console or stderr()
@@ -66,12 +62,8 @@ class Progress:
     def _show_incidents(self, job: Json) -> None:
         if not job["IncidentCount"]:
             return
-        try:
-            incidents = list(self._service.paginate("list_incidents", TrainingJobName=self._name))
-        except ServiceUnavailable:
-            return  # the job's own description was just there; the next look tells
-        for incident in incidents:
-            state = "closed" if incident["ClosedAt"] else "open"
+        for incident in listed(self._service, "list_incidents", LARGEST_PAGE, TrainingJobName=self._name):
+            state = "closed" if incident.get("ClosedAt") else "open"
             if self._incidents.get(incident["IncidentId"]) != state:
                 self._incidents[incident["IncidentId"]] = state
                 self._console.print(incident_line(incident), markup=False, soft_wrap=True)
@@ -89,12 +81,12 @@ def line_of(job: Json) -> str:
 
 def incident_line(incident: Json) -> str:
     """Return one line on an incident: what failed, or how it was overcome."""
-    if not incident["ClosedAt"]:
+    if not incident.get("ClosedAt"):
         evidence = incident["Evidence"][0] if incident["Evidence"] else incident["Reason"]
         return f"! {incident['Cause']}: {evidence} → {incident['Decision']}"
-    phases = [incident[f"{phase}Seconds"] for phase in ("Detect", "Replace", "Restore", "Rework")]
+    phases = [incident.get(f"{phase}Seconds") for phase in ("Detect", "Replace", "Restore", "Rework")]
     total = seconds(sum(phase or 0.0 for phase in phases))
     return (
-        f"✓ {incident['Cause']}: training again from step {step(incident['FromStep'])} ({incident['RestoreSource'] or 'nothing'}), "
-        f"{incident['LostSteps'] or 0} steps lost, {total} s"
+        f"✓ {incident['Cause']}: training again from step {step(incident.get('FromStep'))} ({incident.get('RestoreSource', 'nothing')}), "
+        f"{incident.get('LostSteps', 0)} steps lost, {total} s"
     )

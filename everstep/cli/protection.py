@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -19,7 +20,7 @@ def describe(name: Annotated[str, typer.Argument(help="Name of the training job.
     if output is OutputFormat.JSON:
         show_json(protection)
         return
-    checkpoint = protection["LastCheckpoint"]
+    checkpoint = protection.get("LastCheckpoint")
     state, reason = protection["ProtectionState"], protection["Reason"]
     show_facts(
         [
@@ -29,7 +30,7 @@ def describe(name: Annotated[str, typer.Argument(help="Name of the training job.
             ("committed step", step(protection["CommittedStep"])),
             ("proposed step", step(protection["ProposedStep"])),
             ("boundary", step(protection["Boundary"])),
-            ("committed", moment(protection["CommittedAt"])),
+            ("committed", moment(protection.get("CommittedAt"))),
             ("copies", protection["Copies"]),
             ("memory survives", _odds(protection["RecoveryOdds"])),
             (
@@ -48,7 +49,7 @@ def describe(name: Annotated[str, typer.Argument(help="Name of the training job.
     show_rows(protection["Shards"], columns, empty="No shard is held in memory.")
 
 
-def _odds(odds: list[Json]) -> str | None:
+def _odds(odds: Sequence[Json]) -> str | None:
     return "; ".join(f"{each['LostNodes']} lost: {each['Probability']:.4%}" for each in odds) or None
 
 

@@ -128,7 +128,7 @@ def env(
     from infra.local_cloud.up import LocalCluster
 
     if unset:
-        print(f"unset EVERSTEP_ENDPOINT_URL EVERSTEP_TOKEN {' '.join(aws_variables('http://127.0.0.1'))}")
+        print(f"unset EVERSTEP_ENDPOINT_URL EVERSTEP_TOKEN AWS_DATA_PATH AWS_ENDPOINT_URL_EVERSTEP {' '.join(aws_variables('http://127.0.0.1'))}")
         return
     variables = LocalCluster(state_dir).environment()
     print(f"unset {' '.join(POISONOUS)}")

@@ -20,13 +20,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import httpx
 import msgspec
 
-from everstep.client import EverstepClient
-from everstep.client import client as everstep_client
+from everstep import aws_models, failures, sdk
+from everstep.config import ClientConfig
 from everstep.errors import EverstepError
 from infra.local_cloud import network, preflight
 from infra.local_cloud.environment import REGION, aws_variables, local_client, process_environment
@@ -36,6 +36,9 @@ from infra.local_cloud.faults import CONDITIONS, Conditions
 from infra.local_cloud.instance_init import remove_memory
 from infra.local_cloud.parts import Parts, tail, write_private
 from infra.local_cloud.processes import end, kill_descendants, marked_with, wait_gone
+
+if TYPE_CHECKING:
+    from everstep.service import EverstepClient
 
 AWS, CONTROL_PLANE = "aws", "control-plane"
 BUCKET: Final = "everstep-local"
@@ -141,6 +144,7 @@ class LocalCluster:
         self.logs = self.state_dir / "logs"
         self.nodes_directory = self.state_dir / "nodes"
         self._local = self.state_dir / "local"
+        self._models = self._local / "models"
         self._parts = Parts(self._local, self.logs)
         self._progress = progress or Silent()
 
@@ -273,7 +277,7 @@ class LocalCluster:
 
     def client(self) -> EverstepClient:
         """Return a client of this cluster's control plane, with its admin token."""
-        return everstep_client(endpoint_url=self.endpoint_url, token=self.token)
+        return sdk.client(self.endpoint_url, self.token)
 
     def aws(self, service: str) -> Any:
         """Return a boto3 client of this cluster's AWS."""
@@ -281,7 +285,13 @@ class LocalCluster:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that point the command line, the SDK and any AWS tool at this cluster."""
-        return {"EVERSTEP_ENDPOINT_URL": self.endpoint_url, "EVERSTEP_TOKEN": self.token, **aws_variables(self.aws_url)}
+        return {
+            "EVERSTEP_ENDPOINT_URL": self.endpoint_url,
+            "EVERSTEP_TOKEN": self.token,
+            "AWS_DATA_PATH": str(self._models),
+            "AWS_ENDPOINT_URL_EVERSTEP": self.endpoint_url,
+            **aws_variables(self.aws_url),
+        }
 
     def kill_control_plane(self) -> None:
         """SIGKILL the control plane, as a crash would."""
@@ -400,7 +410,8 @@ class LocalCluster:
         with contextlib.closing(self.client()) as client:
             while time.monotonic() < deadline:
                 try:
-                    nodes = client.list_nodes(FleetName=FLEET)["Nodes"]
+                    with failures.translated():
+                        nodes = client.list_nodes(FleetName=FLEET)["Nodes"]
                 except EverstepError:
                     if not self._parts.is_alive(CONTROL_PLANE):
                         break
@@ -491,18 +502,20 @@ class LocalCluster:
         }
         record = self._parts.start(CONTROL_PLANE, "control_plane", ["--migrate", *flat], environment)
         self._parts.wait_ready(record, timeout_seconds=START_SECONDS)
+        aws_models.install(self._models, ClientConfig(self.endpoint_url, self.token))
 
     def _create_fleet(self, description: ClusterFile) -> None:
-        with contextlib.closing(self.client()) as client:
+        with contextlib.closing(self.client()) as client, failures.translated():
             join_token = client.create_join_token(FleetName=description.fleet)["JoinToken"]
             self._create_group(description.group, join_token)
             try:
-                client.create_fleet(
-                    FleetName=description.fleet,
-                    AutoScalingGroupName=description.group,
-                    MinNodeCount=description.nodes,
-                    SpareCount=description.spares,
-                )
+                with failures.translated():
+                    client.create_fleet(
+                        FleetName=description.fleet,
+                        AutoScalingGroupName=description.group,
+                        MinNodeCount=description.nodes,
+                        SpareCount=description.spares,
+                    )
             except EverstepError as error:
                 raise StartFailed(f"the control plane did not accept the fleet: {error}; see {self.logs}/{CONTROL_PLANE}.log") from error
 

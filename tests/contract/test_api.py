@@ -1,93 +1,491 @@
-"""The API as others rely on it: `api.json` beside this file is what was promised. A change here is a change for every caller.
+"""The contract from both ends: a real boto3 client over the generated model, against the real application on loopback.
 
-python -m tests.contract.test_api      writes api.json anew; read the difference before you commit it
+`docs/openapi.json` and the service model are the snapshots of what was promised: `python -m control_plane.contract` writes them anew; a difference
+there is a change for every caller.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import re
-import tempfile
-from pathlib import Path
+import pickle
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
+import httpx
 import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.exceptions import ClientError, ParamValidationError, WaiterError
+from botocore.stub import Stubber
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from pydantic import ValidationError as PydanticError
 
-from control_plane.app import create_app
-from control_plane.cloud.connection import CloudMode
-from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
-from control_plane.db import schema
-from control_plane.db.session import Database
-from control_plane.settings import Settings
-from everstep.client import EverstepClient
+import everstep
+from control_plane.api import errors, schemas
+from control_plane.api.surface import ROOMS, make_surface, operations
+from control_plane.contract.names import python_name
+from control_plane.contract.tree import ROOT, files, stale
+from everstep import validation
+from everstep.protocol.plan import ObjectReference
+from everstep.sdk import SERVICE
+from tests.unit.control_plane.api.conftest import BUCKET, GROUP, START, Service, all_pages, without_metadata
+from tests.unit.control_plane.api.test_results import Job
 
-SNAPSHOT = Path(__file__).with_name("api.json")
-
-
-def document() -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as directory:
-        settings = Settings(state_directory=Path(directory), bucket="b", mode=CloudMode.LOCAL, aws_endpoint_url="http://127.0.0.1:1")
-        database = Database(settings.database)
-        schema.migrate(database)
-        database.close()
-        app = create_app(settings, operator=FakeOperator(), objects=MemoryObjectStore(), loops=lambda *_: ())
-        described: dict[str, Any] = app.openapi()
-        app.state.services.database.close()
-    return described
-
-
-def summary(described: dict[str, Any]) -> dict[str, Any]:
-    """Return operations and shapes without prose, defaults or order."""
-    operations = {
-        operation["operationId"]: {
-            "call": f"{method.upper()} {path}",
-            "parameters": sorted(parameter["name"] for parameter in operation.get("parameters", [])),
-        }
-        for path, methods in described["paths"].items()
-        for method, operation in methods.items()
-    }
-    shapes = {
-        name: {
-            "fields": {field: _type(value) for field, value in sorted(shape.get("properties", {}).items())},
-            "required": sorted(shape.get("required", [])),
-        }
-        for name, shape in described["components"]["schemas"].items()
-        if name not in ("HTTPValidationError", "ValidationError")
-    }
-    return {"operations": dict(sorted(operations.items())), "shapes": dict(sorted(shapes.items()))}
-
-
-def _type(field: dict[str, Any]) -> str:
-    if "$ref" in field:
-        return field["$ref"].rpartition("/")[2]
-    if "anyOf" in field:
-        return " | ".join(_type(part) for part in field["anyOf"])
-    if "enum" in field:
-        return "one of " + ", ".join(field["enum"])
-    if "const" in field:
-        return repr(field["const"])
-    if field.get("type") == "array":
-        return f"list of {_type(field['items'])}"
-    if field.get("type") == "object" and isinstance(field.get("additionalProperties"), dict):
-        return f"map to {_type(field['additionalProperties'])}"
-    return field.get("format") or field.get("type", "any")
+MODEL = json.loads(files()[next(path for path in files() if path.name == "service-2.json")])
+SOURCE_ID = "0" * 64
 
 
 @pytest.fixture(scope="module")
-def described() -> dict[str, Any]:
-    return document()
+def service(tmp_path_factory) -> Iterator[Service]:
+    """One for all, with a fleet, a job that has run, and something of everything that can be described."""
+    with Service(tmp_path_factory.mktemp("service")) as running:
+        running.operator.create_group(GROUP, max_size=8)
+        yield running
 
 
-def test_the_contract_is_what_was_promised(described):
-    assert summary(described) == json.loads(SNAPSHOT.read_text()), "run python -m tests.contract.test_api if the change is meant"
+@pytest.fixture(scope="module")
+def client(service) -> Iterator[Any]:
+    with closing(service.client()) as connected:
+        yield connected
 
 
-def test_the_client_has_every_operation_under_its_boto3_name(described):
-    operations = summary(described)["operations"]
-    names = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in operations} - {"put_source", "describe_source"}
-    missing = {name for name in names if not callable(getattr(EverstepClient, name, None))}
-    assert missing == set()
+@pytest.fixture(scope="module")
+def http(service) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://{service.address}", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False) as made:
+        yield made
 
 
-if __name__ == "__main__":
-    SNAPSHOT.write_text(json.dumps(summary(document()), indent=1) + "\n")
+@pytest.fixture(scope="module")
+def world(service, client, tmp_path_factory) -> dict[str, Any]:
+    """Names to describe things by, and how each operation is called so that it succeeds."""
+    client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2)
+    directory = tmp_path_factory.mktemp("code")
+    (directory / "train.py").write_text("pass")
+    source = client.upload_source(Directory=directory)
+    job = Job(service, client, source)
+    job.launch(1)
+    job.connect("i-0", "i-1")
+    job.put("logs", "gen=1/rank=0.stdout", b"hello\n")
+    job.put("output", "gen=1/rank=0/model.bin", b"weights")
+    job.open_incident("inc-0")
+    client.update_fleet(FleetName="main", SpareCount=0)  # one more event
+    return {"source": source, "job": job}
+
+
+def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    job = {"TrainingJobName": "gpt"}
+    prefix = f"jobs/gpt/run={world['job'].run}"
+    new = {"TrainingJobName": "second", "Source": world["source"], "EntryPoint": "train.py", "NodeCount": 1, "FleetName": "main"}
+    return {
+        "CreateFleet": {"FleetName": "other", "AutoScalingGroupName": "another"},
+        "CreateJoinToken": {"FleetName": "main"},
+        "CreateTrainingJob": new,
+        "DeleteFleet": {"FleetName": "other"},
+        "DescribeFleet": {"FleetName": "main"},
+        "DescribeIncident": {"IncidentId": "inc-0"},
+        "DescribeNode": {"NodeId": "i-0"},
+        "DescribeProtection": job,
+        "DescribeSource": world["source"],
+        "DescribeTrainingJob": job,
+        "GetHealth": {},
+        "GetLog": {**job, "Key": f"{prefix}/logs/gen=1/rank=0.stdout"},
+        "GetOutput": {**job, "Key": f"{prefix}/output/gen=1/rank=0/model.bin"},
+        "ListCheckpoints": job,
+        "ListEvents": {"MaxResults": 1},
+        "ListFleets": {},
+        "ListIncidents": job,
+        "ListLogs": job,
+        "ListMetrics": job,
+        "ListNodes": {"FleetName": "main", "IncludeEnded": True},
+        "ListOutputs": job,
+        "ListTrainingJobs": {"StatusEquals": "InProgress"},
+        "PutSource": {**world["source"]},
+        "StopTrainingJob": job,
+        "UpdateFleet": {"FleetName": "main", "SpareCount": 2},
+    }
+
+
+# The tree
+
+
+def test_everything_that_is_made_from_the_api_is_current():
+    assert stale(ROOT) == [], "run python -m control_plane.contract, and read what changes"
+
+
+def test_every_route_is_an_operation_of_the_model_and_a_method_of_the_client(client):
+    named = {operation["operationId"] for _, _, operation in operations(make_surface().openapi())}
+    assert named == MODEL["operations"].keys()
+    assert [name for name in named if not callable(getattr(client, python_name(name), None))] == []
+
+
+def test_whatever_can_be_sent_is_strict():
+    """What the service would make to fit, the client would refuse: they must judge alike."""
+    lax = [kind.__name__ for kind in subclasses(schemas.Shape) if kind.__name__ in reachable_inputs() and not kind.model_config.get("strict")]
+    assert lax == []
+
+
+def test_no_route_answers_nulls():
+    routes = [route for room in ROOMS for route in room.router.routes if isinstance(route, APIRoute)]
+    assert len(routes) == len(MODEL["operations"])
+    assert [route.path for route in routes if not route.response_model_exclude_none] == [], "use Router of control_plane/api/deps.py"
+
+
+def subclasses(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for inner in kind.__subclasses__():
+        yield inner
+        yield from subclasses(inner)
+
+
+def reachable_inputs() -> set[str]:
+    found: set[str] = set()
+
+    def walk(name: str) -> None:
+        shape = MODEL["shapes"][name]
+        if name not in found:
+            found.add(name)
+            for reference in [*shape.get("members", {}).values(), *(shape[part] for part in ("member", "key", "value") if part in shape)]:
+                walk(reference["shape"])
+
+    for operation in MODEL["operations"].values():
+        if "input" in operation:
+            walk(operation["input"]["shape"])
+    return found
+
+
+# Calls
+
+
+def test_every_operation_goes_there_and_back(service, client, world):
+    service.operator.create_group("another")
+    wanted = calls(world)
+    assert wanted.keys() == MODEL["operations"].keys()
+    sources = world["job"].service.objects
+    archive = next(sources.get(info.reference) for info in sources.list(reference("sources/")))
+    order = sorted(wanted, key=lambda name: (name.startswith("Delete"), name.startswith("Stop")))
+    for name in order:
+        extra = {"Body": archive} if name == "PutSource" else {}
+        answer = getattr(client, python_name(name))(**wanted[name], **extra)
+        metadata = answer["ResponseMetadata"]
+        assert metadata["HTTPStatusCode"] == MODEL["operations"][name]["http"]["responseCode"], name
+        assert metadata["RequestId"] == metadata["HTTPHeaders"]["x-amzn-requestid"], name
+        shape = MODEL["shapes"][MODEL["operations"][name]["output"]["shape"]]
+        assert set(shape.get("required", ())) <= answer.keys(), name
+        if "Body" in answer:
+            assert answer["Body"].read() in (b"hello\n", b"weights")
+
+
+def reference(key: str) -> Any:
+    return ObjectReference(bucket=BUCKET, key=key)
+
+
+def test_what_is_answered_is_what_the_model_has_and_nothing_is_null(http, world, client):
+    """botocore drops what it does not know: an answer is held against the model as it is on the wire."""
+    jobs = ("training-jobs", *(f"training-jobs/gpt{rest}" for rest in ("", "/protection", "/logs", "/outputs", "/checkpoints", "/metrics")))
+    for path in (*jobs, "incidents", "incidents/inc-0", "events", "fleets", "fleets/main", "nodes", "nodes/i-0"):
+        answer = http.get(f"/v1/{path}")
+        template = f"/v1/{path}".replace("gpt", "{TrainingJobName}").replace("inc-0", "{IncidentId}").replace("/main", "/{FleetName}")
+        template = template.replace("i-0", "{NodeId}")
+        (operation,) = [o for o in MODEL["operations"].values() if (o["http"]["method"], o["http"]["requestUri"]) == ("GET", template)]
+        hold(answer.json(), operation["output"]["shape"], path)
+
+
+def hold(value: Any, name: str, where: str) -> None:
+    """Hold a value on the wire against its shape."""
+    shape = MODEL["shapes"][name]
+    kind = shape["type"]
+    assert value is not None, where
+    if shape.get("document"):
+        return
+    if kind == "structure":
+        assert value.keys() <= shape["members"].keys(), where
+        assert set(shape.get("required", ())) <= value.keys(), where
+        for field, inner in value.items():
+            hold(inner, shape["members"][field]["shape"], f"{where}.{field}")
+    elif kind == "list":
+        for inner in value:
+            hold(inner, shape["member"]["shape"], f"{where}[]")
+    elif kind == "map":
+        for inner in value.values():
+            hold(inner, shape["value"]["shape"], f"{where}{{}}")
+    else:
+        types = {"string": str, "boolean": bool, "integer": int, "long": int, "double": (int, float), "timestamp": (int, float)}
+        assert isinstance(value, types[kind]), where
+        assert value in shape.get("enum", [value]), where
+
+
+def test_times_are_seconds_on_the_wire_and_datetimes_here(http, client, world):
+    assert http.get("/v1/fleets/main").json()["CreationTime"] == START.timestamp()
+    assert client.describe_fleet(FleetName="main")["CreationTime"] == START
+
+
+def test_pages_follow_each_other(client, world):
+    paged = all_pages(client, "list_events", MaxResults=1)
+    assert len(paged) > 2
+    assert paged == client.list_events()["Events"]
+    limited = client.get_paginator("list_events").paginate(PaginationConfig={"MaxItems": 2, "PageSize": 1}).build_full_result()
+    assert limited["Events"] == paged[:2]
+    rest = client.get_paginator("list_events").paginate(PaginationConfig={"StartingToken": limited["NextToken"]})
+    assert [event for page in rest for event in page["Events"]] == paged[2:]
+
+
+# Refusals
+
+
+def test_every_kind_of_refusal_is_typed(client, service, world):
+    with pytest.raises(client.exceptions.ResourceNotFoundException, match="no training job named 'none'") as missing:
+        client.describe_training_job(TrainingJobName="none")
+    assert missing.value.response["ResponseMetadata"]["HTTPStatusCode"] == 404
+    assert missing.value.response["ResponseMetadata"]["RequestId"]
+    with pytest.raises(client.exceptions.ConflictException) as taken:
+        client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP)
+    assert taken.value.response["Hint"].startswith("Choose another name")
+    with pytest.raises(client.exceptions.ValidationException) as wrong:
+        client.create_fleet(FleetName="new", AutoScalingGroupName="gone")
+    assert [error["Field"] for error in wrong.value.response["Fields"]] == ["AutoScalingGroupName"]
+    with closing(service.client("est_wrong")) as nobody, pytest.raises(nobody.exceptions.AccessDeniedException, match="unknown, expired or revoked"):
+        nobody.list_fleets()
+
+
+@pytest.mark.parametrize(
+    ("send", "status", "code"),
+    [
+        (lambda http: http.get("/v1/nothing"), 404, "ResourceNotFoundException"),
+        (lambda http: http.delete("/v1/training-jobs"), 405, "ValidationException"),
+        (lambda http: http.post("/v1/fleets", content=b"x" * (2**20 + 1)), 413, "ValidationException"),
+        (lambda http: http.post("/v1/fleets", content=b"{"), 400, "ValidationException"),
+        (lambda http: http.post("/v1/fleets", json=[]), 400, "ValidationException"),
+        (lambda http: http.get("/v1/events", params={"MaxResults": "many"}), 400, "ValidationException"),
+    ],
+)
+def test_what_no_client_of_ours_would_send_is_refused_as_the_model_says(http, send, status, code):
+    answer = send(http)
+    assert (answer.status_code, answer.headers["x-amzn-errortype"], answer.json()["Code"]) == (status, code, code)
+    assert code in MODEL["shapes"]
+    assert answer.json()["RequestId"] == answer.headers["x-amzn-requestid"]
+
+
+def test_every_error_of_the_service_is_in_the_model():
+    kinds = {kind.code for kind in subclasses_of_errors(errors.ApiError)}
+    assert kinds == {name for name, shape in MODEL["shapes"].items() if shape.get("exception")}
+
+
+def subclasses_of_errors(kind: type[errors.ApiError]) -> Iterator[type[errors.ApiError]]:
+    for inner in kind.__subclasses__():
+        yield inner
+        yield from subclasses_of_errors(inner)
+
+
+# The same on both sides
+
+GOOD = {"TrainingJobName": "gpt", "Source": {"SourceId": SOURCE_ID}, "EntryPoint": "train.py", "NodeCount": 4}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"NodeCount": 0}, "NodeCount: must be at least 1, not '0'"),
+        ({"NodeCount": 4097}, "NodeCount: must be at most 4096, not '4097'"),
+        ({"NodeCount": "4"}, "NodeCount: must be a whole number, not '4'"),
+        ({"NodeCount": True}, "NodeCount: must be a whole number, not true"),
+        ({"NodeCount": 1.5}, "NodeCount: must be a whole number, not '1.5'"),
+        ({"Protection": {"MaxSlowdown": 2}}, "Protection.MaxSlowdown: must be at most 1, not '2'"),
+        ({"Protection": {"MaxSlowdown": "x"}}, "Protection.MaxSlowdown: must be a number, not 'x'"),
+        ({"Protection": []}, "Protection: must be an object"),
+        ({"CheckpointConfig": {"ThirdSlot": 1}}, "CheckpointConfig.ThirdSlot: must be true or false, not '1'"),
+        ({"CheckpointConfig": {"S3Uri": "http://x"}}, "CheckpointConfig.S3Uri: must match ^s3://"),
+        ({"TrainingJobName": "trailing\n"}, "TrainingJobName: must match ^"),
+        ({"EntryPoint": ""}, "EntryPoint: must have at least 1 characters"),
+        ({"EntryPoint": "x" * 513}, "EntryPoint: must have at most 512 characters"),
+        ({"EntryPoint": 7}, "EntryPoint: must be text, not '7'"),
+        ({"Source": {"SourceId": "../../etc"}}, "Source.SourceId: must match ^[0-9a-f]{64}$, not '../../etc'"),
+        ({"Source": {}}, "Source.SourceId: is missing"),
+        ({"Environment": {"A=B": "x"}}, "Environment.A=B: must match ^"),
+        ({"HyperParameters": {"a": 1}}, "HyperParameters.a: must be text, not '1'"),
+        ({"HyperParameters": {f"p{number}": "" for number in range(101)}}, "HyperParameters: must have at most 100 entries"),
+        ({"Tags": {"x" * 257: ""}}, "must have at most 256 characters"),
+        ({"InputDataConfig": {}}, "InputDataConfig: must be a list"),
+        ({"Unknown": 1}, "Unknown: is not a field of this request"),
+        ({"Source": {"SourceId": SOURCE_ID, "Path": ""}}, "Source.Path: is not a field of this request"),
+        ({"ResourceConfig": {}}, "ResourceConfig: is a field of SageMaker's that Everstep does not have; use FleetName, NodeCount and RanksPerNode"),
+        ({"StoppingCondition": {"MaxWaitTimeInSeconds": 1}}, "does not have; use StoppingCondition.MaxPendingTimeInSeconds"),
+        ({"NodeCount": 0, "RanksPerNode": 65}, "NodeCount: must be at least 1, not '0'; RanksPerNode: must be at most 64, not '65'"),
+    ],
+)
+def test_client_and_service_say_the_same_about_a_field(client, http, change, said):
+    request = {**GOOD, **change}
+    with pytest.raises(ParamValidationError) as here:
+        client.create_training_job(**request)
+    there = http.post("/v1/training-jobs", json=request)
+    assert there.status_code == 400
+    assert said in str(here.value)
+    assert there.json()["Message"] == str(here.value)
+    assert [(error["Field"], error["Message"]) for error in there.json()["Fields"]] == [(error.field, error.message) for error in here.value.fields]
+
+
+def test_parameters_of_the_path_and_the_query_are_judged_alike(client, http):
+    for send, path in (
+        (lambda: client.list_events(MaxResults=0), "/v1/events?MaxResults=0"),
+        (lambda: client.list_training_jobs(StatusEquals="Sleeping"), "/v1/training-jobs?StatusEquals=Sleeping"),
+        (lambda: client.describe_node(NodeId="i" * 64), f"/v1/nodes/{'i' * 64}"),
+        (lambda: client.describe_source(SourceId="x"), "/v1/sources/x"),
+    ):
+        with pytest.raises(ParamValidationError) as here:
+            send()
+        assert http.get(path).json()["Message"] == str(here.value)
+
+
+def test_a_refusal_of_the_client_survives_a_queue(client):
+    with pytest.raises(ParamValidationError) as refused:
+        client.create_training_job(**{**GOOD, "NodeCount": 0})
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+
+
+def values(name: str, depth: int = 0) -> st.SearchStrategy[Any]:
+    """Values for a shape, about as often wrong as right."""
+    shape = MODEL["shapes"][name]
+    junk = st.sampled_from(["", "x", 0, -1, 1.5, True, [], {}, "a" * 300, 10**9])
+    if shape.get("document"):
+        return st.just({})
+    if shape["type"] == "structure":
+        fields = {field: values(member["shape"], depth + 1) for field, member in shape["members"].items()}
+        required = {field: fields[field] for field in shape.get("required", ())}
+        free = {field: strategy for field, strategy in fields.items() if field not in required}
+        right = st.fixed_dictionaries(required, optional={**free, "VpcConfig": st.just({})} if depth == 0 else free)
+        return right if depth == 0 else right | junk
+    if shape["type"] == "list":
+        return st.lists(values(shape["member"]["shape"], depth + 1), max_size=2) | junk
+    if shape["type"] == "map":
+        return st.dictionaries(st.text(max_size=4), values(shape["value"]["shape"], depth + 1), max_size=2) | junk
+    limits = {"min_value": shape.get("min", -5) - 1, "max_value": min(shape.get("max", 10), 10**6) + 1}
+    if shape["type"] in ("integer", "long"):
+        return st.integers(**limits) | junk
+    if shape["type"] == "double":
+        return st.floats(**limits, allow_nan=False) | junk
+    if shape["type"] == "boolean":
+        return st.booleans() | junk
+    return (st.from_regex(shape["pattern"], fullmatch=True) | junk) if "pattern" in shape else st.text(max_size=3) | junk
+
+
+BODIES = [schemas.CreateTrainingJobRequest, schemas.CreateFleetRequest, schemas.CreateJoinTokenRequest]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), kind=st.sampled_from(BODIES))
+def test_whatever_is_sent_both_sides_judge_alike(data, kind):
+    request = data.draw(values(kind.__name__))
+    shape = SHAPES.operation_model(kind.__name__.removesuffix("Request"))
+    assert judged_here(request, shape) == judged_there(request, kind)
+
+
+def judged_here(request: dict[str, Any], operation: Any) -> list[tuple[str, str]]:
+    try:
+        validation.check(request, operation)
+    except validation.ValidationError as error:
+        return sorted((wrong.field, wrong.message) for wrong in error.fields)
+    return []
+
+
+def judged_there(request: dict[str, Any], kind: type[BaseModel]) -> list[tuple[str, str]]:
+    try:
+        kind.model_validate(request, by_alias=True)
+    except PydanticError as error:
+        refusal = errors._from_validation(RequestValidationError([{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()]))
+        return sorted((wrong.field, wrong.message) for wrong in refusal.fields)
+    return []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shapes(client) -> None:
+    global SHAPES
+    SHAPES = client.meta.service_model
+
+
+SHAPES: Any = None
+
+
+# What users' own tests and scripts do
+
+
+def test_a_stubber_works():
+    client = everstep.client("http://127.0.0.1:1", "t")
+    with Stubber(client) as stub:
+        stub.add_response("stop_training_job", {**summary(), "TrainingJobStatus": "Stopping"}, {"TrainingJobName": "gpt"})
+        stub.add_client_error("describe_training_job", "ResourceNotFoundException", "No.", 404)
+        assert client.stop_training_job(TrainingJobName="gpt")["TrainingJobStatus"] == "Stopping"
+        with pytest.raises(client.exceptions.ResourceNotFoundException):
+            client.describe_training_job(TrainingJobName="gpt")
+
+
+def summary() -> dict[str, Any]:
+    shape = MODEL["shapes"]["TrainingJobSummary"]
+    kinds = {field: MODEL["shapes"][shape["members"][field]["shape"]]["type"] for field in shape["required"]}
+    return {field: START if kind == "timestamp" else "x" if kind == "string" else 1 for field, kind in kinds.items()}
+
+
+@pytest.mark.parametrize(
+    ("waiter", "operation", "looks", "is_failure"),
+    [
+        ("training_job_running", "DescribeTrainingJob", [{"SecondaryStatus": "Pending"}, {"SecondaryStatus": "Training"}], False),
+        ("training_job_running", "DescribeTrainingJob", [{"SecondaryStatus": "Pending"}, {"TrainingJobStatus": "Failed"}], True),
+        (
+            "training_job_recovered",
+            "DescribeTrainingJob",
+            [{"SecondaryStatus": "Restarting", "OpenIncidentCount": 1}, {"SecondaryStatus": "Training", "OpenIncidentCount": 1},
+             {"SecondaryStatus": "Training", "OpenIncidentCount": 0}],
+            False,
+        ),
+        ("training_job_recovered", "DescribeTrainingJob", [{"OpenIncidentCount": 1, "TrainingJobStatus": "Failed"}], True),
+        ("training_job_recovered", "DescribeTrainingJob", [{"OpenIncidentCount": 1, "TrainingJobStatus": "Completed"}], False),
+        ("training_job_completed_or_stopped", "DescribeTrainingJob", [{"TrainingJobStatus": "InProgress"}, {"TrainingJobStatus": "Stopped"}], False),
+        ("training_job_completed_or_stopped", "DescribeTrainingJob", [{"TrainingJobStatus": "Failed"}], True),
+        (
+            "fleet_ready",
+            "DescribeFleet",
+            [{"FleetStatus": "active", "DesiredNodeCount": 0, "ConnectedNodeCount": 0}, {"FleetStatus": "active", "DesiredNodeCount": 3,
+             "ConnectedNodeCount": 2}, {"FleetStatus": "active", "DesiredNodeCount": 3, "ConnectedNodeCount": 3}],
+            False,
+        ),
+        ("fleet_ready", "DescribeFleet", [{"FleetStatus": "frozen", "DesiredNodeCount": 3, "ConnectedNodeCount": 3}], True),
+        ("checkpoint_available", "ListCheckpoints", [{"Checkpoints": []}, {"Checkpoints": [{"Status": "uploading"}]},
+         {"Checkpoints": [{"Status": "uploading"}, {"Status": "complete"}]}], False),
+    ],
+)  # fmt: skip
+def test_waiters_wait_for_what_they_say(waiter, operation, looks, is_failure):
+    client = everstep.client("http://127.0.0.1:1", "t")
+    asked: list[dict[str, Any]] = []
+
+    def answer(model: Any, **_: Any) -> Any:
+        assert model.name == operation
+        asked.append(looks[len(asked)])
+        return answered(200), {**asked[-1], "ResponseMetadata": {"HTTPStatusCode": 200}}
+
+    client.meta.events.register(f"before-call.{SERVICE}", answer)
+    wanted = {"FleetName": "main"} if operation == "DescribeFleet" else {"TrainingJobName": "gpt"}
+    if is_failure:
+        with pytest.raises(WaiterError, match="terminal failure"):
+            client.get_waiter(waiter).wait(**wanted, WaiterConfig={"Delay": 0})
+    else:
+        client.get_waiter(waiter).wait(**wanted, WaiterConfig={"Delay": 0})
+    assert len(asked) == len(looks)
+
+
+def answered(status: int) -> Any:
+    return AWSResponse(None, status, {}, io.BytesIO())
+
+
+def test_every_waiter_of_the_model_is_tested():
+    waiters = json.loads(files()[next(path for path in files() if path.name == "waiters-2.json")])["waiters"]
+    (marks,) = [mark for mark in test_waiters_wait_for_what_they_say.pytestmark if mark.name == "parametrize"]
+    assert {python_name(name) for name in waiters} == {row[0] for row in marks.args[1]}
+
+
+def test_errors_can_be_caught_by_code_too(client, world):
+    with pytest.raises(ClientError) as refused:
+        client.describe_node(NodeId="i-9")
+    assert refused.value.response["Error"] == {"Code": "ResourceNotFoundException", "Message": "There is no node named 'i-9'."}
+    assert without_metadata(refused.value.response)["Hint"] == ""

@@ -81,7 +81,7 @@ def workplace(
         stack.callback(signal.signal, signal.SIGTERM, before)
         cluster = stack.enter_context(LocalCluster(_newest_state_dir))
         cluster.up(options)
-        client = stack.enter_context(cluster.client())
+        client = stack.enter_context(contextlib.closing(cluster.client()))
         yield Workplace(cluster, client, references, directory, nodes + spares)
 
 
@@ -92,7 +92,7 @@ def settled(place: Workplace) -> Iterator[None]:
     yield
     for hold in place.directory.glob("gates/*/hold *"):
         hold.unlink()  # of a test that has failed: what stands cannot stop
-    for summary in place.client.paginate("list_training_jobs"):
+    for summary in place.client.get_paginator("list_training_jobs").paginate().search("TrainingJobSummaries[]"):
         if summary["TrainingJobStatus"] not in ENDED:
             place.client.stop_training_job(TrainingJobName=summary["TrainingJobName"])
     wait_until("what the test has started to end", lambda: not left_over(place), lambda: left_over(place))
@@ -104,7 +104,7 @@ def left_over(place: Workplace) -> list[str]:
     for instance_id in place.cluster.instances():
         left += [f"slot {path}" for path in memory_directory(instance_id).glob("*/*")]
     for node in place.client.list_nodes(FleetName="local")["Nodes"]:
-        if node["TrainingJobName"] is not None:
+        if "TrainingJobName" in node:
             left.append(f"{node['NodeId']} has job {node['TrainingJobName']}")
     return left
 

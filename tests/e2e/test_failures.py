@@ -64,7 +64,7 @@ def test_a_lost_group(start: Callable[..., Job]) -> None:
     interval = 4
     job = start(PAIRS, request={"CheckpointConfig": {"EverySteps": interval}})
     in_mid_training(job)
-    job.wait("a checkpoint", lambda _: job.protection()["LastCheckpoint"])
+    job.wait("a checkpoint", lambda _: job.protection().get("LastCheckpoint"))
     victims = job.groups()[0]
     assert len(victims) == 2
     job.let_go(FIRST)

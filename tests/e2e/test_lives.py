@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from everstep.errors import EverstepError, ServiceError
 from tests.e2e.jobs import SHAPES, Shape, Workplace, assert_identical, wait_until
 
 PAIR = SHAPES[2]
@@ -70,10 +69,10 @@ def test_state_that_does_not_fit(place: Workplace) -> None:
 def test_what_is_refused_creates_nothing(place: Workplace, field: str, wrong: dict[str, object]) -> None:
     source = place.client.upload_source(Directory=Path(__file__).parent / "scripts")
     request = {"TrainingJobName": "refused", "Source": source, "EntryPoint": "train.py", "NodeCount": 2, **wrong}
-    with pytest.raises(ServiceError) as refused:
+    with pytest.raises(place.client.exceptions.ValidationException) as refused:
         place.client.create_training_job(**request)
-    assert [error.field for error in refused.value.fields] == [field]
-    with pytest.raises(EverstepError, match="refused"):
+    assert [error["Field"] for error in refused.value.response["Fields"]] == [field]
+    with pytest.raises(place.client.exceptions.ResourceNotFoundException, match="refused"):
         place.client.describe_training_job(TrainingJobName="refused")
 
 

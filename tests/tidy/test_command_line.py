@@ -49,7 +49,7 @@ def test_every_option_and_command_has_a_help_text():
 
 def test_the_client_and_the_command_line_need_the_base_install_alone():
     heavy = ("torch", "deepspeed", "numpy", "fastapi", "sqlalchemy", "moto", "pydantic", "control_plane", "worker", "infra")
-    code = f"import sys, everstep, everstep.client, everstep.cli.main; print([name for name in {heavy!r} if name in sys.modules])"
+    code = f"import sys, everstep, everstep.sdk, everstep.failures, everstep.cli.main; print([name for name in {heavy!r} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

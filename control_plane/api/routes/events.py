@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Reader
-from control_plane.api.deps import MaxResults, NextToken, ServicesDep, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_position, page_token
 from control_plane.db import events
 
-router = APIRouter(prefix="/v1/events", tags=["Events"])
+router = Router(prefix="/v1/events", tags=["Events"])
 
 
 @router.get("", operation_id="ListEvents")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from control_plane.api import schemas, views
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import FleetNamePath, Services, ServicesDep
+from control_plane.api.deps import FleetNamePath, Router, Services, ServicesDep
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud import contract
@@ -20,7 +18,7 @@ from control_plane.db.errors import AlreadyExists, NotFound
 from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord, FleetWishes, NewFleet
 
-router = APIRouter(prefix="/v1/fleets", tags=["Fleets"])
+router = Router(prefix="/v1/fleets", tags=["Fleets"])
 
 
 @router.post("", operation_id="CreateFleet", status_code=201)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from fastapi import APIRouter
-
 from control_plane.api import schemas
+from control_plane.api.deps import Router
 
-router = APIRouter(prefix="/v1/health", tags=["Health"])
+router = Router(prefix="/v1/health", tags=["Health"])
 
 
 @router.get("", operation_id="GetHealth")

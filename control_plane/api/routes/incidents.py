@@ -5,15 +5,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Reader
-from control_plane.api.deps import IncidentIdPath, MaxResults, NextToken, ServicesDep, page_position, page_token
+from control_plane.api.deps import IncidentIdPath, MaxResults, NextToken, Router, ServicesDep, page_position, page_token
 from control_plane.api.routes.jobs import find_job
 from control_plane.db import incidents
 
-router = APIRouter(prefix="/v1/incidents", tags=["Incidents"])
+router = Router(prefix="/v1/incidents", tags=["Incidents"])
 
 
 @router.get("", operation_id="ListIncidents")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import uuid
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from sqlalchemy.orm import Session
 
 from control_plane.api import schemas, views
 from control_plane.api.admission import admit
 from control_plane.api.auth import Caller, Reader, User
-from control_plane.api.deps import MaxResults, NextToken, Services, ServicesDep, TrainingJobNamePath, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, TrainingJobNamePath, page_position, page_token
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud.errors import CloudError
@@ -24,14 +26,18 @@ from control_plane.db.jobs import JobFilter, JobRecord, NewJob
 from control_plane.loop.observer import schedule_of
 from everstep.protocol.ids import RunId
 
-router = APIRouter(prefix="/v1/training-jobs", tags=["TrainingJobs"])
+router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
 
 @router.post("", operation_id="CreateTrainingJob", status_code=201)
 def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User, services: ServicesDep) -> schemas.CreateTrainingJobResponse:
     """Start a training job: it waits for its nodes, runs, and survives what happens to them."""
     project = caller.choose_project(request.project)
+    digest = _digest(request, project)
     with services.database.read() as session:
+        made = jobs.made_by(session, request.training_job_name, digest) if digest is not None else None
+        if made is not None:
+            return _created(made)
         _require_free(session, request.training_job_name)
         fleet = _fleet(session, request.fleet_name)
         source = _source(session, request)
@@ -45,30 +51,28 @@ def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User,
         bucket=services.bucket,
         default_max_slowdown=services.default_max_slowdown,
     )
-    now = services.now()
-    with services.database.write() as session:
-        job = jobs.create(
-            session,
-            NewJob(
-                run_id=run_id,
-                name=request.training_job_name,
-                fleet_name=fleet.name,
-                project=project,
-                priority=request.priority,
-                tags=request.tags,
-                spec=spec,
-                state=JobState.QUEUED,
-                reason=f"Waiting for its turn in the fleet {fleet.name}.",
-            ),
-            now,
-        )
-        message = f"{job.name} was created: {spec.node_count} nodes × {spec.ranks_per_node} ranks, {spec.copies} copies."
-        events.append(
-            session,
-            NewEvent(at=now, type="TrainingJobCreated", message=message, project=project, fleet_name=fleet.name, job_name=job.name),
-        )
+    new = NewJob(
+        run_id=run_id,
+        name=request.training_job_name,
+        fleet_name=fleet.name,
+        project=project,
+        priority=request.priority,
+        tags=request.tags,
+        spec=spec,
+        state=JobState.QUEUED,
+        reason=f"Waiting for its turn in the fleet {fleet.name}.",
+        request_digest=digest,
+    )
+    try:
+        job = _store(services, new)
+    except AlreadyExists:
+        with services.database.read() as session:  # the same request came twice at once, and the other was quicker
+            made = jobs.made_by(session, new.name, digest) if digest is not None else None
+        if made is None:
+            raise
+        return _created(made)
     services.wake()
-    return schemas.CreateTrainingJobResponse(training_job_name=job.name, run_id=job.run_id, training_job_status=views.status_of(job))
+    return _created(job)
 
 
 @router.get("", operation_id="ListTrainingJobs")
@@ -176,6 +180,27 @@ def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
     job = jobs.get(session, name)
     caller.require_sight("training job", name, job.project)
     return job
+
+
+def _digest(request: schemas.CreateTrainingJobRequest, project: str) -> str | None:
+    """Return what the same request with the same ClientRequestToken has in common with this one, or None without a token."""
+    if request.client_request_token is None:
+        return None
+    return hashlib.sha256(f"{project}\n{json.dumps(request.model_dump(mode='json'), sort_keys=True)}".encode()).hexdigest()
+
+
+def _store(services: Services, new: NewJob) -> JobRecord:
+    now = services.now()
+    with services.database.write() as session:
+        job = jobs.create(session, new, now)
+        message = f"{job.name} was created: {new.spec.node_count} nodes × {new.spec.ranks_per_node} ranks, {new.spec.copies} copies."
+        event = NewEvent(at=now, type="TrainingJobCreated", message=message, project=new.project, fleet_name=new.fleet_name, job_name=job.name)
+        events.append(session, event)
+    return job
+
+
+def _created(job: JobRecord) -> schemas.CreateTrainingJobResponse:
+    return schemas.CreateTrainingJobResponse(training_job_name=job.name, run_id=job.run_id, training_job_status=views.status_of(job))
 
 
 def _require_free(session: Session, name: str) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from sqlalchemy.orm import Session
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Caller, Reader
-from control_plane.api.deps import NodeIdPath, Services, ServicesDep
+from control_plane.api.deps import NodeIdPath, Router, Services, ServicesDep
 from control_plane.db import jobs, nodes
 from control_plane.db.nodes import NodeRecord
 from everstep.protocol.ids import NodeId
 
-router = APIRouter(prefix="/v1/nodes", tags=["Nodes"])
+router = Router(prefix="/v1/nodes", tags=["Nodes"])
 
 
 @router.get("", operation_id="ListNodes")

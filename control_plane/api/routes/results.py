@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import StreamingResponse
 
-from control_plane.api import schemas
+from control_plane.api import deps, schemas
 from control_plane.api.auth import Caller, Reader
-from control_plane.api.deps import MaxResults, NextToken, Services, ServicesDep, TrainingJobNamePath, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, TrainingJobNamePath, page_position, page_token
 from control_plane.api.errors import NotFound
 from control_plane.api.routes.jobs import find_job
 from control_plane.cloud.objects import ObjectInfo
@@ -24,7 +24,7 @@ from control_plane.db import jobs, nodes
 from control_plane.db.jobs import GenerationRecord, JobRecord
 from everstep.protocol.plan import ObjectReference
 
-router = APIRouter(prefix="/v1/training-jobs/{TrainingJobName}", tags=["Results"])
+router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["Results"])
 
 _LOG = re.compile(r"gen=(\d+)/rank=(\d+)\.(stdout|stderr)")
 _OUTPUT = re.compile(r"gen=(\d+)/(.+)", re.DOTALL)
@@ -44,7 +44,7 @@ def list_logs(training_job_name: TrainingJobNamePath, caller: Reader, services: 
     return schemas.ListLogsResponse(logs=sorted(entries, key=lambda entry: (entry.generation, entry.rank, entry.stream or "")))
 
 
-@router.get("/logs/content", operation_id="GetLog", response_class=StreamingResponse)
+@router.get("/logs/content", operation_id="GetLog", response_class=StreamingResponse, responses=deps.binary_answer("text/plain"))
 def get_log(training_job_name: TrainingJobNamePath, key: Key, caller: Reader, services: ServicesDep) -> StreamingResponse:
     """Stream one log, by the key that ListLogs gave."""
     return _content(services, _reference(_find(services, training_job_name, caller).spec.log_uri), key, "text/plain; charset=utf-8")
@@ -64,7 +64,7 @@ def list_outputs(
     return schemas.ListOutputsResponse(outputs=entries, next_token=more)
 
 
-@router.get("/outputs/content", operation_id="GetOutput", response_class=StreamingResponse)
+@router.get("/outputs/content", operation_id="GetOutput", response_class=StreamingResponse, responses=deps.binary_answer("application/octet-stream"))
 def get_output(training_job_name: TrainingJobNamePath, key: Key, caller: Reader, services: ServicesDep) -> StreamingResponse:
     """Stream one output file, by the key that ListOutputs gave."""
     return _content(services, _reference(_find(services, training_job_name, caller).spec.output_uri), key, "application/octet-stream")

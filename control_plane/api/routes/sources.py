@@ -7,25 +7,25 @@ import hashlib
 import tempfile
 from typing import BinaryIO, cast
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
-from control_plane.api import schemas
+from control_plane.api import deps, schemas
 from control_plane.api.archive import RefusedArchive, inspect
 from control_plane.api.auth import Caller, Reader, User
-from control_plane.api.deps import Services, ServicesDep, SourceIdPath
+from control_plane.api.deps import Router, Services, ServicesDep, SourceIdPath
 from control_plane.api.errors import InvalidRequest, TooLarge
 from control_plane.api.schemas import FieldError
 from control_plane.db import sources
 from control_plane.db.sources import SourceRecord
 from everstep.protocol.plan import ObjectReference
 
-router = APIRouter(prefix="/v1/sources", tags=["Sources"])
+router = Router(prefix="/v1/sources", tags=["Sources"])
 
 IN_MEMORY_BYTES = 1024 * 1024
 """Archives up to this size never touch the disk of the control plane."""
 
 
-@router.put("/{SourceId}", operation_id="PutSource")
+@router.put("/{SourceId}", operation_id="PutSource", openapi_extra=deps.binary_body("application/gzip"))
 async def put_source(source_id: SourceIdPath, request: Request, caller: User, services: ServicesDep) -> schemas.PutSourceResponse:
     """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
     limit = services.source_limits.archive_bytes

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from fastapi import APIRouter
-
 from control_plane.api import schemas
 from control_plane.api.auth import Admin
-from control_plane.api.deps import ServicesDep
+from control_plane.api.deps import Router, ServicesDep
 from control_plane.db import events, tokens
 from control_plane.db.events import NewEvent
 from control_plane.db.tokens import NewToken, Role, TokenKind
 
-router = APIRouter(prefix="/v1/join-tokens", tags=["JoinTokens"])
+router = Router(prefix="/v1/join-tokens", tags=["JoinTokens"])
 
 
 @router.post("", operation_id="CreateJoinToken", status_code=201)

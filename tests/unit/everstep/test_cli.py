@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 
+from everstep import sdk
 from everstep.cli import main as cli
-from everstep.cli import output, programs
+from everstep.cli import programs
 from everstep.cli.progress import incident_line, line_of
-from everstep.client import EverstepClient
-from everstep.errors import AccessDenied, Conflict, FieldError, NotFound, ServiceFault, ServiceUnavailable, SourceRefused, ValidationError
+from everstep.cli.waiting import UNANSWERED_SECONDS, ended
+from everstep.errors import FieldError, ServiceFailed, SourceRefused, WaitFailed
+from everstep.sdk import Conveniences
 
 JOB = {
     "TrainingJobName": "gpt",
@@ -21,10 +25,9 @@ JOB = {
     "TrainingJobStatus": "Completed",
     "SecondaryStatus": "Completed",
     "SecondaryStatusTransitions": [
-        {"Status": "Pending", "State": "queued", "StartTime": "2026-03-01T12:00:00Z", "EndTime": None, "StatusMessage": "Waiting [its] turn."}
+        {"Status": "Pending", "State": "queued", "StartTime": datetime.fromisoformat("2026-03-01T12:00:00Z"), "StatusMessage": "Waiting [its] turn."}
     ],
     "Reason": "All ranks exited with success.",
-    "FailureReason": None,
     "EntryPoint": "train.py",
     "HyperParameters": {"steps": "200"},
     "NodeCount": 4,
@@ -32,10 +35,10 @@ JOB = {
     "Protection": {"Copies": 2},
     "CheckpointConfig": {"EverySteps": 100, "S3Uri": "s3://b/c/", "ThirdSlot": False},
     "OutputDataConfig": {"S3OutputPath": "s3://b/o/"},
-    "StoppingCondition": {"MaxRuntimeInSeconds": None, "MaxPendingTimeInSeconds": None, "MaxCostUsd": None},
-    "CreationTime": "2026-03-01T12:00:00Z",
-    "TrainingStartTime": "2026-03-01T12:00:10Z",
-    "TrainingEndTime": "2026-03-01T12:05:00Z",
+    "StoppingCondition": {},
+    "CreationTime": datetime.fromisoformat("2026-03-01T12:00:00Z"),
+    "TrainingStartTime": datetime.fromisoformat("2026-03-01T12:00:10Z"),
+    "TrainingEndTime": datetime.fromisoformat("2026-03-01T12:05:00Z"),
     "Generation": 3,
     "BaseStep": 120,
     "CommittedStep": 199,
@@ -53,7 +56,6 @@ JOB = {
         "LostSteps": 3,
         "IncidentCostUsd": 1.5,
     },
-    "QueuePosition": None,
     "QueuedBehind": [],
     "NodeSeconds": 7200.0,
     "CostUsd": 20.0,
@@ -75,9 +77,9 @@ INCIDENT = {
     "GenerationAfter": 3,
     "InstanceIds": ["i-1"],
     "ReplacementInstanceIds": ["i-5"],
-    "FailedAt": "2026-03-01T12:01:00Z",
-    "OpenedAt": "2026-03-01T12:01:01Z",
-    "ClosedAt": "2026-03-01T12:01:05Z",
+    "FailedAt": datetime.fromisoformat("2026-03-01T12:01:00Z"),
+    "OpenedAt": datetime.fromisoformat("2026-03-01T12:01:01Z"),
+    "ClosedAt": datetime.fromisoformat("2026-03-01T12:01:05Z"),
     "DetectSeconds": 1.0,
     "ReplaceSeconds": 0.5,
     "RestoreSeconds": 2.0,
@@ -91,7 +93,7 @@ PROTECTION = {
     "CommittedStep": 9,
     "ProposedStep": 10,
     "Boundary": 10,
-    "CommittedAt": "2026-03-01T12:01:05Z",
+    "CommittedAt": datetime.fromisoformat("2026-03-01T12:01:05Z"),
     "Copies": 2,
     "ProtectionState": "Degraded",
     "Reason": "rank 0 has 1.",
@@ -106,33 +108,53 @@ PROTECTION = {
             "Reason": "silent",
         }
     ],
-    "LastCheckpoint": None,
 }
 
 
-class Client(EverstepClient):
+class Client(Conveniences):
     """Remembers what it is asked and answers from a table; an exception in it is raised."""
 
     def __init__(self, answers: dict) -> None:
         self.answers = answers
         self.calls: list[tuple[str, dict]] = []
-        self._pause = lambda _seconds: None
 
     def close(self) -> None:
         pass
 
-    def __getattribute__(self, name: str):
-        if name.startswith(("_", "answers", "calls", "close", "get_waiter", "paginate", "download")):
-            return super().__getattribute__(name)
+    def upload_source(self, **request):
+        return self._call("upload_source", request)
 
-        def call(**request):
-            self.calls.append((name, request))
-            answer = self.answers[name]
-            if isinstance(answer, Exception):
-                raise answer
-            return answer(**request) if callable(answer) else answer
+    def __getattr__(self, name: str):
+        return lambda **request: self._call(name, request)
 
-        return call
+    def get_paginator(self, operation: str):
+        items = {"list_training_jobs": "TrainingJobSummaries"}.get(operation, operation.removeprefix("list_").capitalize())
+
+        def search(query: dict, expression: str):
+            assert expression == f"{items}[]"
+            while True:
+                page = self._call(operation, query)
+                yield from page[items]
+                if "NextToken" not in page:
+                    return
+                query = {**query, "NextToken": page["NextToken"]}
+
+        def paginate(PaginationConfig=None, **query):
+            size = {"MaxResults": PaginationConfig["PageSize"]} if PaginationConfig else {}
+            return SimpleNamespace(search=lambda expression: search({**query, **size}, expression))
+
+        return SimpleNamespace(result_keys=[SimpleNamespace(expression=items)], paginate=paginate)
+
+    def _call(self, name: str, request: dict):
+        self.calls.append((name, request))
+        answer = self.answers[name]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer(**request) if callable(answer) else answer
+
+
+def body(content: bytes) -> dict:
+    return {"Body": SimpleNamespace(iter_chunks=lambda *_: iter([content[:2], content[2:]]))}
 
 
 @pytest.fixture
@@ -141,7 +163,7 @@ def run(monkeypatch, capsys):
 
     def run(*arguments: str, **answers):
         client = Client(answers)
-        monkeypatch.setattr(output, "client", lambda: client)
+        monkeypatch.setattr(sdk, "client", lambda: client)
         monkeypatch.setattr(sys, "argv", ["everstep", *arguments])
         monkeypatch.setenv("COLUMNS", "200")
         monkeypatch.setenv("NO_COLOR", "1")
@@ -195,13 +217,14 @@ def test_a_wrong_option_is_wrong_usage(run, bad):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ValidationError("NodeCount: 9 nodes.", hint="Fewer.", fields=[FieldError("NodeCount", "9 nodes")]), 2),
+        (ServiceFailed("NodeCount: 9 nodes.", hint="Fewer.", code="ValidationException", fields=[FieldError("NodeCount", "9 nodes")]), 2),
         (SourceRefused("a is a link."), 2),
-        (NotFound("There is no training job named 'gpt'."), 3),
-        (AccessDenied("No."), 4),
-        (Conflict("There is already one."), 5),
-        (ServiceUnavailable("Nobody answers."), 6),
-        (ServiceFault("It failed [inside].", request_id="r-9"), 1),
+        (ServiceFailed("There is no training job named 'gpt'.", code="ResourceNotFoundException"), 3),
+        (ServiceFailed("No.", code="AccessDeniedException"), 4),
+        (ServiceFailed("There is already one.", code="ConflictException"), 5),
+        (ServiceFailed("Slow down.", code="ThrottlingException"), 6),
+        (ServiceFailed("Nobody answers.", code="ServiceUnavailableException"), 6),
+        (ServiceFailed("It failed [inside].", code="InternalServerException", request_id="r-9"), 1),
     ],
 )
 def test_errors_are_one_line_with_a_hint_and_an_exit_code(run, error, code):
@@ -284,7 +307,13 @@ def test_wait_ends_badly_with_the_reason(run):
 )
 def test_a_node_shows_what_was_refused(run, messages, sessions, words):
     names = ("NodeId", "FleetName", "NodeStatus", "AgentVersion", "TrainingJobName", "Address", "InstanceType", "AvailabilityZone", "Reason")
-    node = {**dict.fromkeys(names, "x"), "Connected": True, "Warm": True, "MemoryBytes": 1, "CreationTime": "2026-03-01T12:00:00Z", "EndTime": None}
+    node = {
+        **dict.fromkeys(names, "x"),
+        "Connected": True,
+        "Warm": True,
+        "MemoryBytes": 1,
+        "CreationTime": datetime.fromisoformat("2026-03-01T12:00:00Z"),
+    }
     node |= {"RefusedMessageCount": messages, "RefusedSessionCount": sessions}
     _, out, _, _ = run("nodes", "describe", "i-1", describe_node=node)
     assert ("refused" in out) is (words is not None)
@@ -303,13 +332,13 @@ def test_what_was_asked_for_and_is_not_there_is_told_from_nothing_at_all(run):
 
 def test_logs_go_to_the_streams_they_came_from(run):
     logs = [
-        {"Generation": 1, "Rank": 0, "Stream": "stderr", "Key": "e", "Bytes": 4, "MissingReason": None},
-        {"Generation": 1, "Rank": 0, "Stream": "stdout", "Key": "a", "Bytes": 4, "MissingReason": None},
-        {"Generation": 1, "Rank": 1, "Stream": "stdout", "Key": "x", "Bytes": 4, "MissingReason": None},
-        {"Generation": 2, "Rank": 0, "Stream": None, "Key": None, "Bytes": None, "MissingReason": "node i-1 was lost"},
+        {"Generation": 1, "Rank": 0, "Stream": "stderr", "Key": "e", "Bytes": 4},
+        {"Generation": 1, "Rank": 0, "Stream": "stdout", "Key": "a", "Bytes": 4},
+        {"Generation": 1, "Rank": 1, "Stream": "stdout", "Key": "x", "Bytes": 4},
+        {"Generation": 2, "Rank": 0, "MissingReason": "node i-1 was lost"},
     ]
     content = {"a": b"one\n", "e": b"bad\n", "x": b"other\n"}
-    answers = {"list_logs": {"Logs": logs}, "get_log": lambda TrainingJobName, Key: iter([content[Key]])}
+    answers = {"list_logs": {"Logs": logs}, "get_log": lambda TrainingJobName, Key: body(content[Key])}
     code, out, err, _ = run("jobs", "logs", "gpt", "--rank", "0", **answers)
     assert (code, out) == (0, "one\n")
     assert "bad\n" in err
@@ -321,7 +350,7 @@ def test_logs_go_to_the_streams_they_came_from(run):
 
 def test_outputs_are_downloaded(run, tmp_path):
     outputs = [{"Generation": 2, "Path": "rank=0/model.bin", "Key": "k", "Bytes": 3}]
-    answers = {"list_outputs": {"Outputs": outputs}, "get_output": lambda TrainingJobName, Key: iter([b"ab", b"c"])}
+    answers = {"list_outputs": {"Outputs": outputs}, "get_output": lambda TrainingJobName, Key: body(b"abc")}
     code, out, _, _ = run("jobs", "output", "gpt", "--to", str(tmp_path / "out"), **answers)
     assert (code, out) == (0, f"1 files, 3 B, in {tmp_path / 'out'}\n")
     assert (tmp_path / "out/rank=0/model.bin").read_bytes() == b"abc"
@@ -357,7 +386,10 @@ def test_a_line_on_a_job_that_waits_has_its_reason():
 
 
 def test_a_line_on_an_open_incident_has_its_evidence():
-    assert incident_line({**INCIDENT, "ClosedAt": None}) == "! instance_terminated: EC2 says that i-1 is terminated → a spare takes over"
+    assert (
+        incident_line({name: value for name, value in INCIDENT.items() if name != "ClosedAt"})
+        == "! instance_terminated: EC2 says that i-1 is terminated → a spare takes over"
+    )
 
 
 @pytest.mark.parametrize(
@@ -380,3 +412,68 @@ def test_a_limited_list_is_as_long_as_asked_for_in_pages_that_the_service_gives(
     _, out, _, calls = run(*arguments, "--limit", "3", "--output", "json", **{operation: page})
     assert json.loads(out) == {items: [0, 1, 2]}
     assert [request["MaxResults"] for _, request in calls] == [3]
+
+
+# Waiting
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+GONE = ServiceFailed("Nobody answers.", code="ServiceUnavailableException")
+
+
+def wait(*looks: object, timeout_seconds: float | None = None) -> tuple[Clock, list[str], dict]:
+    """Wait for a job that looks like this, again and again in the end."""
+    clock, seen, left = Clock(), [], list(looks)
+
+    def look(**_):
+        now = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(now, Exception):
+            raise now
+        return {"TrainingJobStatus": now}
+
+    job = ended(
+        Client({"describe_training_job": look}),
+        "gpt",
+        show=lambda job: seen.append(job["TrainingJobStatus"]),
+        interval_seconds=2,
+        timeout_seconds=timeout_seconds,
+        pause=clock.pause,
+        monotonic=clock,
+    )
+    return clock, seen, job
+
+
+def test_waiting_looks_until_the_job_has_ended():
+    clock, seen, job = wait("InProgress", "Stopping", "Stopped")
+    assert (seen, clock.pauses, job) == (["InProgress", "Stopping", "Stopped"], [2, 2], {"TrainingJobStatus": "Stopped"})
+
+
+def test_waiting_gives_up_in_time():
+    with pytest.raises(WaitFailed, match="within 5 s"):
+        wait("InProgress", timeout_seconds=5)
+
+
+def test_waiting_sits_out_a_restart_of_the_control_plane():
+    assert wait(*[GONE] * 20, "Completed")[1] == ["Completed"]
+
+
+def test_waiting_does_not_wait_for_a_control_plane_for_ever():
+    with pytest.raises(ServiceFailed, match="Nobody answers"):
+        wait("InProgress", *[GONE] * (int(UNANSWERED_SECONDS) // 2 + 1), "Completed")
+
+
+def test_waiting_ends_where_the_service_refuses():
+    with pytest.raises(ServiceFailed, match="none of that name"):
+        wait(ServiceFailed("There is none of that name.", code="ResourceNotFoundException"), "Completed")

@@ -64,7 +64,7 @@ def test_a_cluster_is_up_used_and_down(cluster: LocalCluster, tmp_path: Path) ->
     cluster.up(EMPTY)
     assert [(part.name, part.is_alive) for part in cluster.status()] == [("aws", True), ("control-plane", True)]
     assert all(part.url.startswith("http://127.0.0.1:") for part in cluster.status())
-    with cluster.client() as client:
+    with contextlib.closing(cluster.client()) as client:
         (fleet,) = client.list_fleets()["Fleets"]
     assert fleet["FleetName"] == "local"
     assert fleet["AutoScalingGroupName"] == cluster.group
@@ -87,6 +87,9 @@ def test_a_cluster_is_up_used_and_down(cluster: LocalCluster, tmp_path: Path) ->
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     told = subprocess.run(["/bin/sh", "-c", script], env={**poisoned, "PATH": path}, capture_output=True, text=True, timeout=50, check=False)
     assert told.stdout.strip() == "everstep-local", told.stderr
+    script = f"{lines}\npython -c \"import boto3; print(boto3.client('everstep').list_fleets()['Fleets'][0]['FleetName'])\"\n"
+    told = subprocess.run(["/bin/sh", "-c", script], env={**poisoned, "PATH": path}, capture_output=True, text=True, timeout=50, check=False)
+    assert told.stdout.strip() == "local", told.stderr
     undone = run(cluster.state_dir, "env", "--unset").stdout
     assert undone.startswith("unset ")
     assert set(cluster.environment()) <= set(undone.split())
@@ -112,7 +115,7 @@ def test_the_control_plane_dies_and_comes_back_at_its_address(cluster: LocalClus
     assert run(cluster.state_dir, "status").returncode == 3
     cluster.restart_control_plane()
     assert (cluster.endpoint_url, cluster.token) == (url, token)
-    with cluster.client() as client:
+    with contextlib.closing(cluster.client()) as client:
         assert [fleet["FleetName"] for fleet in client.list_fleets()["Fleets"]] == ["local"]
     cluster.restart_control_plane()
     assert cluster.endpoint_url == url

@@ -9,12 +9,14 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import uvicorn
 
+import everstep
 from control_plane.app import create_app
 from control_plane.cloud.connection import CloudMode
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
@@ -22,8 +24,8 @@ from control_plane.db import schema, tokens
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.settings import Settings
-from everstep.client import EverstepClient
-from everstep.config import ClientConfig
+from everstep import failures
+from everstep.errors import ServiceFailed
 
 BUCKET = "everstep"
 GROUP = "training-group"
@@ -98,8 +100,28 @@ class Service:
         with self.database.write() as session:
             return tokens.mint(session, NewToken(kind=TokenKind.USER, role=role, project=project), self.clock())[0]
 
-    def client(self, token: str | None = None) -> EverstepClient:
-        return EverstepClient(ClientConfig(f"http://{self.address}", token or self.admin_token), pause=lambda _: None)
+    def client(self, token: str | None = None, **options):
+        return everstep.client(f"http://{self.address}", token or self.admin_token, **options)
+
+
+@contextmanager
+def refused(code: str, match: str | None = None):
+    """A block that is refused with this code, by the service or already by the client; what was said is the value of what it gives."""
+    with pytest.raises(ServiceFailed, match=match) as caught, failures.translated():
+        yield caught
+    assert caught.value.code == code
+
+
+def without_metadata(answer: dict) -> dict:
+    """What the service said, without what botocore says of the call."""
+    return {name: value for name, value in answer.items() if name != "ResponseMetadata"}
+
+
+def all_pages(client, operation: str, **query):
+    """Every item of a list, page by page."""
+    paginator = client.get_paginator(operation)
+    page_size = {"PageSize": query.pop("MaxResults")} if "MaxResults" in query else {}
+    return list(paginator.paginate(**query, PaginationConfig=page_size).search(f"{paginator.result_keys[0].expression}[]"))
 
 
 @pytest.fixture
@@ -110,18 +132,18 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 @pytest.fixture
-def client(service: Service) -> Iterator[EverstepClient]:
-    with service.client() as connected:
+def client(service: Service):
+    with closing(service.client()) as connected:
         yield connected
 
 
 @pytest.fixture
-def fleet(client: EverstepClient) -> str:
+def fleet(client) -> str:
     return client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=4, SpareCount=1)["FleetName"]
 
 
 @pytest.fixture
-def source(client: EverstepClient, tmp_path: Path) -> dict[str, str]:
+def source(client, tmp_path: Path) -> dict[str, str]:
     directory = tmp_path / "code"
     directory.mkdir()
     (directory / "train.py").write_text("print('hello')\n")

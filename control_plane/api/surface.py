@@ -1,0 +1,157 @@
+"""The surface of the service: all its routes in one application, and the OpenAPI document that says what they take and answer.
+
+The document is FastAPI's, put right where it says something else than the service does: errors have one form, times are seconds since 1970, and
+what has no value is absent instead of null. Everything else that describes the contract is made from it (`control_plane.contract`).
+
+Invariant: nothing here knows what stands behind the routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from control_plane.api import errors
+from control_plane.api.routes import agents, events, fleets, health, incidents, jobs, nodes, results, sources, tokens
+from control_plane.api.schemas import ErrorResponse, FieldError
+
+Json = dict[str, Any]
+
+API_VERSION: Final = "2026-01-01"
+DESCRIPTION: Final = "Trains large models on EC2 Auto Scaling groups and keeps every optimizer step in cluster memory."
+EPOCH: Final = "epoch-seconds"
+"""The format of a time: a number of seconds since 1970, UTC."""
+OPEN_OPERATIONS: Final = frozenset({"GetHealth"})
+"""They need no token."""
+_OF_FASTAPI = ("HTTPValidationError", "ValidationError")
+ROOMS: Final = (jobs, results, incidents, events, fleets, nodes, tokens, sources, health, agents)
+"""Every module of routes."""
+
+
+def make_surface(**options: Any) -> FastAPI:
+    """Return an application with every route.
+
+    Args:
+        **options: further ones of the application, as its lifespan.
+
+    Returns:
+        It has no services yet: those are in its state when it serves.
+    """
+    app = FastAPI(
+        title="Everstep",
+        description=DESCRIPTION,
+        version=API_VERSION,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        separate_input_output_schemas=False,
+        **options,
+    )
+    errors.install(app)
+    for room in ROOMS:
+        app.include_router(room.router)
+    known: list[Json] = []
+
+    def openapi() -> Json:
+        if not known:
+            known.append(_document(app))
+        return known[0]
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to another document
+    return app
+
+
+def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
+    """Yield path, method (in capitals) and description of every operation of an OpenAPI document."""
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield path, method.upper(), operation
+
+
+def _document(app: FastAPI) -> Json:
+    document: Json = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        separate_input_output_schemas=False,
+    )
+    schemas: Json = document["components"]["schemas"]
+    for name in _OF_FASTAPI:
+        schemas.pop(name, None)
+    for shape in (ErrorResponse, FieldError):
+        described = shape.model_json_schema(ref_template="#/components/schemas/{model}")
+        described.pop("$defs", None)
+        schemas[shape.__name__] = described
+    document["components"]["schemas"] = {name: _without_titles(_plain(schemas[name])) for name in sorted(schemas)}
+    document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    for _, _, operation in operations(document):
+        is_open = operation["operationId"] in OPEN_OPERATIONS
+        operation["security"] = [] if is_open else [{"bearer": []}]
+        operation.pop("summary", None)
+        operation["parameters"] = [_without_titles(_plain(parameter)) for parameter in operation.get("parameters", [])]
+        operation["responses"] = {
+            **{status: answer for status, answer in operation["responses"].items() if status.startswith("2")},
+            **{status: {"$ref": f"#/components/responses/{status}"} for status in _error_answers(is_open)},
+        }
+    document["components"]["responses"] = _error_answers(is_open=False)
+    return document
+
+
+def _error_answers(is_open: bool) -> Json:
+    """Return the answers that any operation may give instead of its own."""
+    said: dict[int, list[str]] = {}
+    for kind in _every(errors.ApiError):
+        if "status" in vars(kind) and not (is_open and issubclass(kind, errors.Forbidden)):
+            said.setdefault(kind.status, []).append(f"`{kind.code}`: {(kind.__doc__ or '').strip()}")
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
+    return {str(status): {"description": " ".join(words), "content": content} for status, words in sorted(said.items())}
+
+
+def _every(kind: type[errors.ApiError]) -> Iterator[type[errors.ApiError]]:
+    for inner in kind.__subclasses__():
+        yield inner
+        yield from _every(inner)
+
+
+def _plain(schema: Any) -> Any:
+    """Return a schema with times as they are sent, and whose fields are absent where they would be null."""
+    if isinstance(schema, list):
+        return [_plain(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("format") == "date-time":
+        return {**schema, "type": "number", "format": EPOCH}
+    plain = {key: _plain(value) for key, value in schema.items()}
+    if "schema" in schema:  # a parameter
+        plain["schema"] = _not_null(plain["schema"])
+    if "properties" in schema:
+        plain["properties"] = {name: _not_null(value) for name, value in plain["properties"].items()}
+        required = [name for name in schema.get("required", []) if not _may_be_null(schema["properties"][name])]
+        plain = {**{key: value for key, value in plain.items() if key != "required"}, **({"required": required} if required else {})}
+    return plain
+
+
+def _not_null(schema: Json) -> Json:
+    if not _may_be_null(schema):
+        return schema
+    choices = [choice for choice in schema["anyOf"] if choice != {"type": "null"}]
+    outer = {key: value for key, value in schema.items() if key != "anyOf" and not (key == "default" and value is None)}
+    return {**(choices[0] if len(choices) == 1 else {"anyOf": choices}), **outer}
+
+
+def _may_be_null(schema: Json) -> bool:
+    return {"type": "null"} in schema.get("anyOf", [])
+
+
+def _without_titles(schema: Any, *, is_fields: bool = False) -> Any:
+    """Return a schema without the titles that pydantic makes of names."""
+    if isinstance(schema, list):
+        return [_without_titles(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _without_titles(value, is_fields=key == "properties") for key, value in schema.items() if is_fields or key != "title"}

@@ -1,0 +1,94 @@
+"""Types of the API for the dashboard, made from the service model: `web/src/contract.ts`. Pure.
+
+What is on the wire is what is typed: times are numbers, seconds since 1970; bytes are not typed at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from control_plane.contract.names import error_names, prose, structures
+from control_plane.contract.service_model import LOGGED_NUMBER
+
+Json = dict[str, Any]
+
+_TYPES = {
+    "string": "string",
+    "integer": "number",
+    "long": "number",
+    "double": "number",
+    "boolean": "boolean",
+    "timestamp": "Timestamp",
+    "blob": "Blob",
+}
+
+
+def typescript(model: Json) -> str:
+    """Return the text of `web/src/contract.ts`.
+
+    Args:
+        model: service-2.json.
+
+    Returns:
+        The module.
+    """
+    return "\n".join([*_head(model), *_interfaces(model), *_operations(model)]) + "\n"
+
+
+def _head(model: Json) -> Iterator[str]:
+    yield "// Written by `python -m control_plane.contract`; change the models of control_plane/api/schemas.py, not this file."
+    yield ""
+    yield "/** Seconds since 1970, UTC. */\nexport type Timestamp = number\n"
+    yield f"export type ErrorCode = {' | '.join(repr(name) for name in error_names(model))}\n"
+    yield "/** What every refused request answers. */"
+    yield "export interface ErrorResponse {\n  Code: ErrorCode\n  Message: string\n  RequestId: string\n  Hint: string\n  Fields: FieldError[]\n}\n"
+
+
+def _interfaces(model: Json) -> Iterator[str]:
+    for name, shape in structures(model).items():
+        if prose(shape):
+            yield f"/** {_comment(prose(shape))} */"
+        yield f"export interface {name} {{"
+        for field, member in shape["members"].items():
+            if prose(member):
+                yield f"  /** {_comment(prose(member))} */"
+            yield f"  {field}{'' if field in shape.get('required', ()) else '?'}: {_type(model, member['shape'])}"
+        yield "}\n"
+
+
+def _operations(model: Json) -> Iterator[str]:
+    yield "/** What each operation takes and answers. */"
+    yield "export interface Operations {"
+    for name, operation in model["operations"].items():
+        taken = operation["input"]["shape"] if "input" in operation else "Record<string, never>"
+        yield f"  {name}: {{ request: {taken}; response: {operation['output']['shape']} }}"
+    yield "}\n"
+    yield "/** How each operation is called: fields that are not named here are the body. */"
+    yield "export const operations = {"
+    for name, operation in model["operations"].items():
+        members = model["shapes"][operation["input"]["shape"]]["members"] if "input" in operation else {}
+        in_query = [repr(field) for field, member in members.items() if member.get("location") == "querystring"]
+        http = operation["http"]
+        yield f"  {name}: {{ method: '{http['method']}', path: '{http['requestUri']}', query: [{', '.join(in_query)}] }},"
+    yield "} as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>"
+
+
+def _type(model: Json, name: str) -> str:
+    shape = model["shapes"][name]
+    if name == LOGGED_NUMBER:
+        return "number | 'NaN' | 'Infinity' | '-Infinity'"
+    if shape["type"] == "structure":
+        return "unknown" if shape.get("document") else name
+    if shape["type"] == "list":
+        inner = _type(model, shape["member"]["shape"])
+        return f"({inner})[]" if " " in inner else f"{inner}[]"
+    if shape["type"] == "map":
+        return f"Record<string, {_type(model, shape['value']['shape'])}>"
+    if shape.get("enum"):
+        return " | ".join(repr(word) for word in shape["enum"])
+    return _TYPES[shape["type"]]
+
+
+def _comment(text: str) -> str:
+    return text.replace("*/", "* /")

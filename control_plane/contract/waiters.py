@@ -1,0 +1,101 @@
+"""What one may wait for: the only part of the contract that no route or model says. Checked against the model when it is written.
+
+Invariant: a waiter never waits for what cannot come any more: each state that nothing follows is its success or its failure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jmespath
+
+from control_plane.contract.errors import ContractError
+
+Json = dict[str, Any]
+
+TWELVE_HOURS = 43_200
+"""Seconds that a waiter waits unless it is told otherwise."""
+
+
+def waiters(model: Json) -> Json:
+    """Return waiters-2.json.
+
+    Args:
+        model: service-2.json.
+
+    Returns:
+        The waiters.
+
+    Raises:
+        ContractError: one asks for something that the model does not have.
+    """
+    found = {
+        "TrainingJobRunning": _job(
+            "Waits until the ranks train. Fails when the job has ended or is being stopped.",
+            _matches("SecondaryStatus", "Training"),
+            *(_matches("TrainingJobStatus", status, state="failure") for status in ("Completed", "Failed", "Stopped", "Stopping")),
+        ),
+        "TrainingJobRecovered": _job(
+            "Waits until no incident is open and the ranks train, or the job has completed. Fails when it has ended another way.",
+            _matches("SecondaryStatus == 'Training' && OpenIncidentCount == `0`", True),
+            _matches("TrainingJobStatus", "Completed"),
+            *(_matches("TrainingJobStatus", status, state="failure") for status in ("Failed", "Stopped")),
+        ),
+        "TrainingJobCompletedOrStopped": _job(
+            "Waits until the job has completed or was stopped. Fails when it has failed.",
+            _matches("TrainingJobStatus", "Completed"),
+            _matches("TrainingJobStatus", "Stopped"),
+            _matches("TrainingJobStatus", "Failed", state="failure"),
+        ),
+        "FleetReady": _waiter(
+            "DescribeFleet",
+            "Waits until every node that the fleet wants is connected. Fails when the fleet is frozen or being deleted.",
+            _matches("FleetStatus == 'active' && DesiredNodeCount > `0` && ConnectedNodeCount >= DesiredNodeCount", True),
+            *(_matches("FleetStatus", status, state="failure") for status in ("frozen", "deleting")),
+        ),
+        "CheckpointAvailable": _waiter(
+            "ListCheckpoints",
+            "Waits until the job has a complete checkpoint in S3.",
+            _matches("length(Checkpoints[?Status=='complete']) > `0`", True),
+        ),
+    }
+    for name, waiter in found.items():
+        _check(model, name, waiter)
+    return {"version": 2, "waiters": found}
+
+
+def _job(said: str, *acceptors: Json) -> Json:
+    return _waiter("DescribeTrainingJob", said, *acceptors)
+
+
+def _waiter(operation: str, said: str, *acceptors: Json, delay_seconds: int = 5) -> Json:
+    described = {"operation": operation, "description": said, "delay": delay_seconds, "maxAttempts": TWELVE_HOURS // delay_seconds}
+    return {**described, "acceptors": list(acceptors)}
+
+
+def _matches(path: str, value: object, *, state: str = "success") -> Json:
+    return {"matcher": "path", "argument": path, "expected": value, "state": state}
+
+
+def _check(model: Json, name: str, waiter: Json) -> None:
+    operation = model["operations"].get(waiter["operation"])
+    if operation is None:
+        raise ContractError(f"the waiter {name} asks for {waiter['operation']}, which is no operation")
+    for acceptor in waiter["acceptors"]:
+        for field in _fields(jmespath.compile(acceptor["argument"]).parsed):
+            if not any(field in shape.get("members", {}) for shape in _reachable(model, operation["output"]["shape"], set())):
+                raise ContractError(f"the waiter {name} looks at {field}, which {waiter['operation']} does not answer")
+
+
+def _fields(node: Json) -> list[str]:
+    own = [node["value"]] if node["type"] == "field" else []
+    return own + [field for child in node["children"] if isinstance(child, dict) for field in _fields(child)]
+
+
+def _reachable(model: Json, name: str, seen: set[str]) -> list[Json]:
+    if name in seen:
+        return []
+    seen.add(name)
+    shape = model["shapes"][name]
+    inner = [*shape.get("members", {}).values(), *(shape[part] for part in ("member", "value") if part in shape)]
+    return [shape, *(found for reference in inner for found in _reachable(model, reference["shape"], seen))]

@@ -1,0 +1,86 @@
+"""What makes plain boto3 and the AWS CLI speak to an Everstep service: its model, where botocore looks, with the endpoint and the token in it.
+
+botocore itself sends a bearer token over https only, and finds one in the environment or in a login of IAM Identity Center; a local cluster has
+neither. But its endpoint rules may name headers. So the installed rules hold the one endpoint that is configured and the header that goes there:
+
+    no endpoint given                      the configured one, with the token
+    the configured one given               the same
+    any other                              refused: there is no token for it
+
+Invariant: the token goes to the endpoint that it was configured for and nowhere else, over https or to this machine; the file that holds it is
+readable by its owner alone from the first moment on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from everstep.config import ClientConfig, checked_endpoint
+
+Json = dict[str, Any]
+
+DATA: Final = Path(__file__).with_name("data")
+"""Where the generated model is; of the form of `AWS_DATA_PATH`."""
+SERVICE: Final = "everstep"
+RULES: Final = "endpoint-rule-set-1.json"
+
+
+def default_directory(home: Path) -> Path:
+    """Return the directory that every botocore looks into."""
+    return home / ".aws" / "models"
+
+
+def install(directory: Path, configuration: ClientConfig) -> list[Path]:
+    """Write the model of the service for one endpoint; what is there already is replaced.
+
+    Args:
+        directory: `~/.aws/models`, or one that `AWS_DATA_PATH` names.
+        configuration: the endpoint and its token.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ConfigurationError: the token would cross a network in the clear.
+    """
+    url = checked_endpoint(configuration.endpoint_url)
+    written = []
+    for source in sorted((DATA / SERVICE).glob("*/*.json")):
+        document: Json = json.loads(source.read_text())
+        if source.name == "service-2.json":
+            document = _without_signing(document)
+        elif source.name == RULES:
+            document = _rules(document, url, configuration.token)
+        target = directory / source.relative_to(DATA)
+        for parent in (directory, *reversed(target.relative_to(directory).parents[:-1])):
+            (directory / parent).mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(document, file)
+        draft.replace(target)
+        written.append(target)
+    return written
+
+
+def _without_signing(model: Json) -> Json:
+    """Return the model of a service whose requests nobody signs: the token comes with the endpoint, and AWS keys must not."""
+    metadata = {**{name: value for name, value in model["metadata"].items() if name != "auth"}, "signatureVersion": "v4"}
+    unsigned = {name: {**operation, "auth": ["smithy.api#noAuth"]} for name, operation in model["operations"].items()}
+    return {**model, "metadata": metadata, "operations": unsigned}
+
+
+def _rules(rules: Json, url: str, token: str) -> Json:
+    endpoint = {"url": url, "properties": {}, "headers": {"Authorization": [f"Bearer {token}"]}}
+    is_given: Json = {"fn": "isSet", "argv": [{"ref": "Endpoint"}]}
+    ours = [
+        {"conditions": [{"fn": "not", "argv": [is_given]}], "endpoint": endpoint, "type": "endpoint"},
+        *(
+            {"conditions": [is_given, {"fn": "stringEquals", "argv": [{"ref": "Endpoint"}, same]}], "endpoint": endpoint, "type": "endpoint"}
+            for same in (url, f"{url}/")
+        ),
+    ]
+    refusal = {"conditions": [], "error": f"No token is configured for this endpoint, only for {url}: everstep configure", "type": "error"}
+    return {**rules, "rules": [*ours, refusal]}

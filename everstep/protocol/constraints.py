@@ -1,0 +1,142 @@
+"""What is said about a field that breaks a constraint of the contract: one sentence each, the same from the client, before a request is sent, and
+from the service.
+
+Invariant: pure, and nothing but words; who checks what is not known here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+LONGEST_QUOTE: Final = 100
+SAGEMAKER_FIELDS: Final = {
+    "AlgorithmSpecification": "use Source and EntryPoint",
+    "CheckpointConfig.LocalPath": "state is taken from memory",
+    "DebugHookConfig": "leave it out",
+    "DebugRuleConfigurations": "leave it out",
+    "EnableInterContainerTrafficEncryption": "leave it out",
+    "EnableManagedSpotTraining": "spot instances are a matter of the fleet's Auto Scaling group",
+    "EnableNetworkIsolation": "networks are a matter of the fleet's launch template",
+    "ExperimentConfig": "use Tags",
+    "InfraCheckConfig": "leave it out",
+    "MlflowConfig": "leave it out",
+    "ModelPackageConfig": "leave it out",
+    "OutputDataConfig.CompressionType": "outputs are stored as they are",
+    "OutputDataConfig.KmsKeyId": "encryption is a matter of the bucket",
+    "ProfilerConfig": "leave it out",
+    "ProfilerRuleConfigurations": "leave it out",
+    "RemoteDebugConfig": "leave it out",
+    "ResourceConfig": "use FleetName, NodeCount and RanksPerNode",
+    "RetryStrategy.MaximumRetryAttempts": "use RetryStrategy.MaxAttempts",
+    "ServerlessJobConfig": "leave it out",
+    "SessionChainingConfig": "leave it out",
+    "StoppingCondition.MaxWaitTimeInSeconds": "use StoppingCondition.MaxPendingTimeInSeconds",
+    "TensorBoardOutputConfig": "leave it out",
+    "VpcConfig": "networks are a matter of the fleet's launch template",
+}
+"""Fields of SageMaker's CreateTrainingJob that a request of ours does not have, and what to do instead."""
+
+MISSING: Final = "is missing"
+NOT_JSON: Final = "the body is not JSON"
+KINDS: Final = {
+    "string": "text",
+    "integer": "a whole number",
+    "long": "a whole number",
+    "float": "a number",
+    "double": "a number",
+    "boolean": "true or false",
+    "timestamp": "a time",
+    "list": "a list",
+    "map": "an object of names and values",
+    "structure": "an object",
+    "blob": "bytes",
+}
+"""By botocore's name of a type, what is said of it."""
+
+
+def unknown(field: str) -> str:
+    """Return what is said of a field that is not one.
+
+    Args:
+        field: its path, as `CheckpointConfig.LocalPath`.
+
+    Returns:
+        The sentence; a field of SageMaker's is told as such.
+    """
+    instead = SAGEMAKER_FIELDS.get(field)
+    return "is not a field of this request" if instead is None else f"is a field of SageMaker's that Everstep does not have; {instead}"
+
+
+def wrong_type(kind: str, given: object) -> str:
+    """Return what is said of a value of another type than `kind`, one of `KINDS`."""
+    return f"must be {KINDS[kind]}{_not(given)}"
+
+
+def at_least(minimum: float, given: object) -> str:
+    """Return what is said of a number that is too small."""
+    return f"must be at least {_number(minimum)}{_not(given)}"
+
+
+def at_most(maximum: float, given: object) -> str:
+    """Return what is said of a number that is too large."""
+    return f"must be at most {_number(maximum)}{_not(given)}"
+
+
+def too_short(minimum: int) -> str:
+    """Return what is said of text that is too short."""
+    return f"must have at least {minimum} characters"
+
+
+def too_long(maximum: int) -> str:
+    """Return what is said of text that is too long."""
+    return f"must have at most {maximum} characters"
+
+
+def too_few(minimum: int) -> str:
+    """Return what is said of a list or map with too few entries."""
+    return f"must have at least {minimum} entries"
+
+
+def too_many(maximum: int) -> str:
+    """Return what is said of a list or map with too many entries."""
+    return f"must have at most {maximum} entries"
+
+
+def mismatch(pattern: str, given: object) -> str:
+    """Return what is said of text that does not match a pattern."""
+    return f"must match {pattern}{_not(given)}"
+
+
+def none_of(values: Sequence[str], given: object) -> str:
+    """Return what is said of a word that is none of those allowed."""
+    return f"must be one of {', '.join(values)}{_not(given)}"
+
+
+def told(fields: Sequence[tuple[str, str]]) -> str:
+    """Return the message of a whole request.
+
+    Args:
+        fields: path and sentence of all that is wrong.
+
+    Returns:
+        One sentence.
+    """
+    return "The request is not valid: " + "; ".join(f"{field}: {message}" if field else message for field, message in fields)
+
+
+def path_of(parts: Sequence[str | int]) -> str:
+    """Return `A.B[0]` for the way to a field."""
+    return re.sub(r"\.(?=\[)", "", ".".join(f"[{part}]" if isinstance(part, int) else part for part in parts))
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) and not value.is_integer() else f"{int(value)}"
+
+
+def _not(given: object) -> str:
+    """Quote what was given, where it is short and tells something."""
+    if isinstance(given, bool):
+        return f", not {str(given).lower()}"
+    return f", not {str(given)[:LONGEST_QUOTE]!r}" if isinstance(given, (str, int, float)) else ""

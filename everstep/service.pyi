@@ -1,0 +1,591 @@
+"""Types of `everstep.client()`; written by `python -m control_plane.contract`. There is no such module at run time:
+
+    if TYPE_CHECKING:
+        from everstep.service import EverstepClient
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NotRequired, Protocol, TypedDict, overload
+
+from botocore.client import ClientMeta
+from botocore.exceptions import ClientError as Refusal
+from botocore.response import StreamingBody
+
+class Checkpoint(TypedDict):
+    """A set of shards of one step in S3, complete or not."""
+    Step: int
+    Generation: int
+    Status: str
+    S3Uri: str
+    Bytes: int
+    CreationTime: datetime
+    CompletionTime: NotRequired[datetime]
+
+class CheckpointConfig(TypedDict):
+    """The durable tier."""
+    EverySteps: NotRequired[int]
+    """A checkpoint in S3 every so many steps; 0: only when the job stops. 0 unless given."""
+    S3Uri: NotRequired[str]
+    """Prefix for checkpoints; the service's bucket by default."""
+    ThirdSlot: NotRequired[bool]
+    """Keep a third slot per shard, so that an upload never makes snapshots wait. false unless given."""
+
+class CreateJoinTokenResponse(TypedDict):
+    """A join token for a fleet's launch template."""
+    JoinToken: str
+    """Shown once; the service keeps its digest alone."""
+    TokenId: str
+    FleetName: str
+    ExpirationTime: NotRequired[datetime]
+
+class CreateTrainingJobResponse(TypedDict):
+    """The job is accepted and waits for its turn."""
+    TrainingJobName: str
+    RunId: str
+    TrainingJobStatus: str
+
+class DescribeProtectionResponse(TypedDict):
+    """How well the job's state is kept right now."""
+    TrainingJobName: str
+    Generation: int
+    CommittedStep: int
+    ProposedStep: int
+    Boundary: int
+    CommittedAt: NotRequired[datetime]
+    Copies: int
+    ProtectionState: Literal["Protected", "Degraded", "Unprotected"]
+    Reason: str
+    RecoveryOdds: list[RecoveryOdds]
+    """For one, two and three lost nodes, as far as they can be counted in time; empty while not every shard is committed."""
+    Shards: list[ShardProtection]
+    LastCheckpoint: NotRequired[LastCheckpoint]
+
+class Event(TypedDict):
+    """Something that happened to a fleet, a job or a node; never changed afterwards."""
+    EventId: int
+    Time: datetime
+    Type: str
+    Message: str
+    FleetName: NotRequired[str]
+    TrainingJobName: NotRequired[str]
+    NodeId: NotRequired[str]
+    Detail: Any
+
+class FieldError(TypedDict):
+    """What is wrong with one field of a request."""
+    Field: str
+    """Path of the field, as `CheckpointConfig.EverySteps`."""
+    Message: str
+    """A sentence with the figures."""
+
+class Fleet(TypedDict):
+    """A registered Auto Scaling group, as wanted and as it is."""
+    FleetName: str
+    AutoScalingGroupName: str
+    Project: str
+    FleetStatus: str
+    """active, frozen, deleting."""
+    Reason: str
+    SpareCount: int
+    SparePolicy: NotRequired[SparePolicy]
+    """Counts spares instead of SpareCount."""
+    MinNodeCount: int
+    MaxNodeCount: int
+    """The group's MaxSize."""
+    DesiredNodeCount: int
+    NodeCount: int
+    ConnectedNodeCount: int
+    InstanceType: str
+    AvailabilityZone: str
+    PriceUsdPerHour: NotRequired[float]
+    AccountingSeconds: dict[str, float]
+    """Of all its jobs, by bucket."""
+    Reliability: Reliability
+    """Of all its jobs together."""
+    IncidentCount: int
+    LostNodeCount: int
+    """Nodes that its jobs have lost."""
+    NodeSeconds: float
+    """How long its nodes have worked for jobs, all together."""
+    CostUsd: NotRequired[float]
+    """What that has cost; idle nodes and spares are not in it."""
+    Drift: list[str]
+    """How the group differs from what Everstep needs; freezes destructive actions."""
+    Tags: dict[str, str]
+    CreationTime: datetime
+
+class GetLogResponse(TypedDict):
+    Body: NotRequired[StreamingBody]
+
+class GetOutputResponse(TypedDict):
+    Body: NotRequired[StreamingBody]
+
+class HealthResponse(TypedDict):
+    """The server answers."""
+    Status: Literal["ok"]
+    Version: str
+
+class Holder(TypedDict):
+    """A node that keeps a copy of a shard."""
+    NodeId: str
+    InView: bool
+    """It counts in the current rounds."""
+
+class Incident(TypedDict):
+    """A failure and its recovery."""
+    IncidentId: str
+    TrainingJobName: str
+    RunId: str
+    Cause: str
+    Phase: str
+    Evidence: list[str]
+    Decision: str
+    Reason: str
+    RestoreSource: NotRequired[Literal["local", "peer", "s3"]]
+    """The farthest source that any rank used."""
+    FromStep: NotRequired[int]
+    ReachedStep: NotRequired[int]
+    LostSteps: NotRequired[int]
+    """Steps done again: reached_step − from_step."""
+    GenerationBefore: int
+    GenerationAfter: NotRequired[int]
+    InstanceId: NotRequired[str]
+    """The first of those that were lost, if any."""
+    ReplacementInstanceId: NotRequired[str]
+    InstanceIds: list[str]
+    ReplacementInstanceIds: list[str]
+    FailedAt: datetime
+    OpenedAt: datetime
+    ClosedAt: NotRequired[datetime]
+    DetectSeconds: NotRequired[float]
+    ReplaceSeconds: NotRequired[float]
+    RestoreSeconds: NotRequired[float]
+    ReworkSeconds: NotRequired[float]
+    CostUsd: NotRequired[float]
+    """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Absent where the fleet has no price."""
+    RankSources: list[RankSource]
+    """By rank; empty before that is known, or when nothing was restored."""
+
+class LastCheckpoint(TypedDict):
+    """The newest complete checkpoint in S3."""
+    Step: int
+    Generation: int
+    CompletedAt: datetime
+    Bytes: int
+
+class ListCheckpointsResponse(TypedDict):
+    """A job's checkpoints, newest step first."""
+    Checkpoints: list[Checkpoint]
+
+class ListEventsResponse(TypedDict):
+    """A page of events."""
+    Events: list[Event]
+    """Oldest first."""
+    NextToken: NotRequired[str]
+
+class ListFleetsResponse(TypedDict):
+    """All fleets."""
+    Fleets: list[Fleet]
+
+class ListIncidentsResponse(TypedDict):
+    """A page of incidents."""
+    Incidents: list[Incident]
+    """In the order they were opened."""
+    NextToken: NotRequired[str]
+
+class ListLogsResponse(TypedDict):
+    """All streams of a job's ranks, every generation."""
+    Logs: list[LogEntry]
+
+class ListMetricsResponse(TypedDict):
+    """What a job logged lately."""
+    Metrics: list[Metric]
+    """The newest in memory; a restarted control plane begins anew."""
+
+class ListNodesResponse(TypedDict):
+    """All nodes asked for, oldest first."""
+    Nodes: list[Node]
+
+class ListOutputsResponse(TypedDict):
+    """A page of a job's output files."""
+    Outputs: list[OutputEntry]
+    NextToken: NotRequired[str]
+
+class ListTrainingJobsResponse(TypedDict):
+    """A page of jobs, newest first."""
+    TrainingJobSummaries: list[TrainingJobSummary]
+    NextToken: NotRequired[str]
+
+class LogEntry(TypedDict):
+    """One stream of one rank in one generation, or the fact that it is missing."""
+    Generation: int
+    Rank: int
+    Stream: NotRequired[Literal["stdout", "stderr"]]
+    """None for what is missing altogether."""
+    Key: NotRequired[str]
+    Bytes: NotRequired[int]
+    MissingReason: NotRequired[str]
+
+class Metric(TypedDict):
+    """What rank 0 logged for one step."""
+    Generation: int
+    Step: int
+    Values: dict[str, float]
+    """By name. What is not finite is the text NaN, Infinity or -Infinity on the wire."""
+
+class Node(TypedDict):
+    """An EC2 instance of a fleet and its agent."""
+    NodeId: str
+    """The EC2 instance id."""
+    FleetName: str
+    NodeStatus: str
+    """joining, spare, assigned, held, draining, gone."""
+    Connected: bool
+    Warm: bool
+    """Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there."""
+    TrainingJobName: NotRequired[str]
+    Address: str
+    MemoryBytes: int
+    InstanceType: str
+    AvailabilityZone: str
+    FailureDomain: NotRequired[str]
+    """The network node that its instance hangs on; absent while AWS has not told, which it does not for every instance type."""
+    AgentVersion: str
+    RefusedMessageCount: int
+    """Messages of its agent that were not decodable, too long or of another node, since this server started."""
+    RefusedSessionCount: int
+    """Sessions of other agents and of ranks that its agent refused or closed for what they said, since the agent started. A few around a restart of ranks are stale ones; more are worth a look at its log."""
+    Reason: str
+    CreationTime: datetime
+    ConnectionTime: NotRequired[datetime]
+    EndTime: NotRequired[datetime]
+
+class OutputDataConfig(TypedDict):
+    """Where outputs go."""
+    S3OutputPath: NotRequired[str]
+    """Prefix for outputs; the service's bucket by default."""
+
+class OutputEntry(TypedDict):
+    """One file that a rank left in its output directory."""
+    Generation: int
+    Path: str
+    """Below the generation: `rank=0/model.safetensors`."""
+    Key: str
+    Bytes: int
+
+class ProtectionConfig(TypedDict):
+    """How many nodes keep every shard in memory, and what that may cost."""
+    Copies: NotRequired[int]
+    """The owner's node included; 1 protects against lost processes alone. One where there is one node, unless said. 2 unless given."""
+    MaxSlowdown: NotRequired[float]
+    """What snapshots may cost training, as a part of the mean iteration. Above it they are taken less often, below it as often as every step. 0.01 unless said; 1 on a local cluster, whose nodes share the cores of one machine, so that the figure would say nothing."""
+
+class PutSourceResponse(TypedDict):
+    """A source archive that was checked and stored."""
+    SourceId: str
+    Bytes: int
+    FileCount: int
+
+class RankSource(TypedDict):
+    """Where the shards of some ranks came from."""
+    Source: Literal["local", "peer", "s3"]
+    FirstRank: int
+    LastRank: int
+
+class RecoveryOdds(TypedDict):
+    """What becomes of the job's memory when nodes are lost at once."""
+    LostNodes: int
+    Probability: float
+    """That every shard keeps a copy, all sets of so many nodes equally likely; exact for the holders that count right now."""
+
+class Reliability(TypedDict):
+    """How much of the time was training, and how often and how long it was interrupted."""
+    EttrRatio: NotRequired[float]
+    """Seconds of training ÷ all seconds but those without nodes (queue, provision, paused); absent before the first start."""
+    EttrWithQueueRatio: NotRequired[float]
+    """Seconds of training ÷ all seconds since the job was created."""
+    MttfSeconds: NotRequired[float]
+    """Mean time to failure: seconds of training and stall ÷ incidents; absent before the first."""
+    MttrSeconds: NotRequired[float]
+    """Mean time to recovery, from the failure until training is where it was before; of incidents that are closed."""
+    LostSteps: int
+    """Steps done again."""
+    IncidentCostUsd: NotRequired[float]
+    """What nodes cost while they made no new step; absent where the fleet has no price."""
+
+class RetryStrategy(TypedDict):
+    """When to stop trying."""
+    MaxAttempts: NotRequired[int]
+    """The same failure at the same step this many times, and the job has failed. 3 unless given."""
+
+class SecondaryStatusTransition(TypedDict):
+    """The job was in a state for a while."""
+    Status: str
+    """The derived status, SageMaker's words."""
+    State: str
+    """Everstep's own, finer state."""
+    StartTime: datetime
+    EndTime: NotRequired[datetime]
+    StatusMessage: str
+
+class ShardProtection(TypedDict):
+    """Who holds one rank's shard."""
+    Rank: int
+    OwnerNodeId: str
+    CommittedStep: int
+    Bytes: int
+    Holders: list[Holder]
+    """The owner's node first."""
+    Reason: str
+    """Why a holder is out of view or snapshots are refused; empty when all is well."""
+
+class SourceConfig(TypedDict):
+    """The user's code."""
+    SourceId: str
+    """As PutSource returned it: the SHA-256 of the archive."""
+
+class SparePolicy(TypedDict):
+    """How many spares are kept, from what the fleet has seen of failures and replacements."""
+    Probability: float
+    """How probable it has to be that a spare is free when a failure comes."""
+
+class StoppingCondition(TypedDict):
+    """Limits of a job."""
+    MaxRuntimeInSeconds: NotRequired[int]
+    """From its first start; time without nodes after it was paused is not counted."""
+    MaxPendingTimeInSeconds: NotRequired[int]
+    """From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile."""
+    MaxCostUsd: NotRequired[float]
+    """Not available yet."""
+
+class TrainingJob(TypedDict):
+    """Everything about a job."""
+    TrainingJobName: str
+    RunId: str
+    FleetName: str
+    Project: str
+    TrainingJobStatus: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
+    SecondaryStatus: str
+    SecondaryStatusTransitions: list[SecondaryStatusTransition]
+    Reason: str
+    """Why it is where it is: what it waits for, or how it ended."""
+    FailureReason: NotRequired[str]
+    """Set once the job has failed."""
+    Source: SourceConfig
+    EntryPoint: str
+    HyperParameters: dict[str, str]
+    Environment: dict[str, str]
+    NodeCount: int
+    RanksPerNode: int
+    Protection: ProtectionConfig
+    CheckpointConfig: CheckpointConfig
+    OutputDataConfig: OutputDataConfig
+    StoppingCondition: StoppingCondition
+    RetryStrategy: RetryStrategy
+    Priority: int
+    Preemptible: bool
+    QueuePosition: NotRequired[int]
+    """Its place in the fleet's queue, from 1; absent while it does not wait there."""
+    QueuedBehind: list[str]
+    """Names of the jobs that are ahead of it there."""
+    Tags: dict[str, str]
+    CreationTime: datetime
+    TrainingStartTime: NotRequired[datetime]
+    TrainingEndTime: NotRequired[datetime]
+    StopRequestedTime: NotRequired[datetime]
+    Generation: int
+    """The launch of all ranks that runs now; 0 before the first."""
+    BaseStep: int
+    """What that launch resumed from."""
+    CommittedStep: int
+    """Held, verified, by all holders in view; -1 before the first."""
+    Boundary: int
+    """Steps that the ranks have finished; -1 before they start."""
+    MaxBoundary: int
+    """The highest that any generation reached."""
+    NodeIds: list[str]
+    """By GROUP_RANK; empty while it has none."""
+    CoordinatorNodeId: NotRequired[str]
+    IncidentCount: int
+    OpenIncidentCount: int
+    """Incidents from which the job has not recovered yet."""
+    AccountingSeconds: dict[str, float]
+    """Every second from CreationTime to AccountedUntil by bucket, to the microsecond: they add up exactly."""
+    AccountedUntil: NotRequired[datetime]
+    """The end, once the job has ended."""
+    Reliability: Reliability
+    NodeSeconds: float
+    """How long nodes have worked for the job, all together."""
+    CostUsd: NotRequired[float]
+    """What they have cost so far at the fleet's price; absent where it has none."""
+
+class TrainingJobSummary(TypedDict):
+    """One line of a list of jobs."""
+    TrainingJobName: str
+    RunId: str
+    FleetName: str
+    Project: str
+    TrainingJobStatus: str
+    SecondaryStatus: str
+    Reason: str
+    Priority: int
+    NodeCount: int
+    Generation: int
+    CommittedStep: int
+    Boundary: int
+    CreationTime: datetime
+    TrainingStartTime: NotRequired[datetime]
+    TrainingEndTime: NotRequired[datetime]
+
+class PaginatorConfig(TypedDict, total=False):
+    MaxItems: int
+    PageSize: int
+    StartingToken: str
+
+class ListEventsPages(Protocol):
+    def __iter__(self) -> Iterator[ListEventsResponse]: ...
+    def build_full_result(self) -> ListEventsResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListEventsPaginator(Protocol):
+    def paginate(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., PaginationConfig: PaginatorConfig = ...) -> ListEventsPages: ...
+
+class ListIncidentsPages(Protocol):
+    def __iter__(self) -> Iterator[ListIncidentsResponse]: ...
+    def build_full_result(self) -> ListIncidentsResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListIncidentsPaginator(Protocol):
+    def paginate(self, *, TrainingJobName: str = ..., PaginationConfig: PaginatorConfig = ...) -> ListIncidentsPages: ...
+
+class ListOutputsPages(Protocol):
+    def __iter__(self) -> Iterator[ListOutputsResponse]: ...
+    def build_full_result(self) -> ListOutputsResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListOutputsPaginator(Protocol):
+    def paginate(self, *, TrainingJobName: str, PaginationConfig: PaginatorConfig = ...) -> ListOutputsPages: ...
+
+class ListTrainingJobsPages(Protocol):
+    def __iter__(self) -> Iterator[ListTrainingJobsResponse]: ...
+    def build_full_result(self) -> ListTrainingJobsResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListTrainingJobsPaginator(Protocol):
+    def paginate(self, *, StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., PaginationConfig: PaginatorConfig = ...) -> ListTrainingJobsPages: ...
+
+class WaiterConfig(TypedDict, total=False):
+    Delay: int
+    MaxAttempts: int
+
+class TrainingJobRunningWaiter(Protocol):
+    def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
+        """Waits until the ranks train. Fails when the job has ended or is being stopped."""
+
+class TrainingJobRecoveredWaiter(Protocol):
+    def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
+        """Waits until no incident is open and the ranks train, or the job has completed. Fails when it has ended another way."""
+
+class TrainingJobCompletedOrStoppedWaiter(Protocol):
+    def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
+        """Waits until the job has completed or was stopped. Fails when it has failed."""
+
+class FleetReadyWaiter(Protocol):
+    def wait(self, *, FleetName: str, WaiterConfig: WaiterConfig = ...) -> None:
+        """Waits until every node that the fleet wants is connected. Fails when the fleet is frozen or being deleted."""
+
+class CheckpointAvailableWaiter(Protocol):
+    def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
+        """Waits until the job has a complete checkpoint in S3."""
+
+class Exceptions(Protocol):
+    ClientError: type[Refusal]
+    AccessDeniedException: type[Refusal]
+    ConflictException: type[Refusal]
+    InternalServerException: type[Refusal]
+    ResourceNotFoundException: type[Refusal]
+    ServiceUnavailableException: type[Refusal]
+    ThrottlingException: type[Refusal]
+    ValidationException: type[Refusal]
+
+class EverstepClient(Protocol):
+    """Trains large models on EC2 Auto Scaling groups and keeps every optimizer step in cluster memory."""
+    meta: ClientMeta
+    exceptions: Exceptions
+    def close(self) -> None: ...
+    def can_paginate(self, operation_name: str) -> bool: ...
+    def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> Fleet:
+        """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances."""
+    def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
+        """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
+    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Any] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> CreateTrainingJobResponse:
+        """Start a training job: it waits for its nodes, runs, and survives what happens to them."""
+    def delete_fleet(self, *, FleetName: str) -> Fleet:
+        """End a fleet's nodes and forget it. Refused while jobs on it have not ended. Asking again changes nothing."""
+    def describe_fleet(self, *, FleetName: str) -> Fleet:
+        """Describe one fleet."""
+    def describe_incident(self, *, IncidentId: str) -> Incident:
+        """Describe one incident: its evidence, what was decided and why, and what it cost."""
+    def describe_node(self, *, NodeId: str) -> Node:
+        """Describe one node."""
+    def describe_protection(self, *, TrainingJobName: str) -> DescribeProtectionResponse:
+        """Describe who holds which shard of a job right now."""
+    def describe_source(self, *, SourceId: str) -> PutSourceResponse:
+        """Say whether a source is stored already, so that nobody uploads it twice."""
+    def describe_training_job(self, *, TrainingJobName: str) -> TrainingJob:
+        """Describe one training job: what it is, where it stands, and why."""
+    def get_health(self) -> HealthResponse:
+        """Say that the server answers, and which version it is."""
+    def get_log(self, *, TrainingJobName: str, Key: str) -> GetLogResponse:
+        """Stream one log, by the key that ListLogs gave."""
+    def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
+        """Stream one output file, by the key that ListOutputs gave."""
+    def list_checkpoints(self, *, TrainingJobName: str) -> ListCheckpointsResponse:
+        """List a job's checkpoints in S3, newest step first."""
+    def list_events(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListEventsResponse:
+        """List events, oldest first. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
+    def list_fleets(self) -> ListFleetsResponse:
+        """List all fleets."""
+    def list_incidents(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListIncidentsResponse:
+        """List incidents in the order they were opened, of all jobs or of one."""
+    def list_logs(self, *, TrainingJobName: str) -> ListLogsResponse:
+        """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
+    def list_metrics(self, *, TrainingJobName: str, AfterStep: int = ..., MaxResults: int = ...) -> ListMetricsResponse:
+        """List what a job's rank 0 has logged, by step; of a step that was done again, the newest values."""
+    def list_nodes(self, *, FleetName: str = ..., IncludeEnded: bool = ...) -> ListNodesResponse:
+        """List nodes, oldest first; those that have ended on request."""
+    def list_outputs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListOutputsResponse:
+        """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
+    def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ...) -> ListTrainingJobsResponse:
+        """List training jobs, newest first."""
+    def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
+        """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
+    def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
+        """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
+    def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ...) -> Fleet:
+        """Change how many nodes and spares are kept."""
+    def upload_source(self, *, Directory: str | os.PathLike[str] | None = ..., Body: bytes | BinaryIO | None = ...) -> SourceConfig:
+        """Store a user's code: a directory, packed as it is, or a gzipped tar."""
+    def download_outputs(self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = ...) -> list[Path]:
+        """Write the outputs of one generation below a directory."""
+    @overload
+    def get_paginator(self, operation_name: Literal["list_events"]) -> ListEventsPaginator: ...
+    @overload
+    def get_paginator(self, operation_name: Literal["list_incidents"]) -> ListIncidentsPaginator: ...
+    @overload
+    def get_paginator(self, operation_name: Literal["list_outputs"]) -> ListOutputsPaginator: ...
+    @overload
+    def get_paginator(self, operation_name: Literal["list_training_jobs"]) -> ListTrainingJobsPaginator: ...
+    @overload
+    def get_waiter(self, waiter_name: Literal["training_job_running"]) -> TrainingJobRunningWaiter: ...
+    @overload
+    def get_waiter(self, waiter_name: Literal["training_job_recovered"]) -> TrainingJobRecoveredWaiter: ...
+    @overload
+    def get_waiter(self, waiter_name: Literal["training_job_completed_or_stopped"]) -> TrainingJobCompletedOrStoppedWaiter: ...
+    @overload
+    def get_waiter(self, waiter_name: Literal["fleet_ready"]) -> FleetReadyWaiter: ...
+    @overload
+    def get_waiter(self, waiter_name: Literal["checkpoint_available"]) -> CheckpointAvailableWaiter: ...

@@ -1,0 +1,129 @@
+"""What `everstep configure` leaves behind, and that plain boto3 and the AWS CLI speak to the service with nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep import aws_models, config
+from everstep.cli import main as cli
+from everstep.config import ClientConfig
+from everstep.errors import ConfigurationError
+from tests.unit.control_plane.api.conftest import Service
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with Service(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_CONFIG_HOME", "EVERSTEP_ENDPOINT_URL", "EVERSTEP_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def configure(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["everstep", "configure", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def configured(home, service, monkeypatch) -> Path:
+    assert configure(monkeypatch, "--endpoint-url", f"http://{service.address}", "--token", service.admin_token) == 0
+    return home
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Nothing of this process's but the way to programs; no instance is asked for credentials."""
+    return {"HOME": str(home), "PATH": os.environ["PATH"], "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+def run_python(home: Path, code: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-c", code]
+    return subprocess.run(command, env={**environment(home), **more}, cwd=home, capture_output=True, text=True, timeout=50, check=False)
+
+
+def test_the_sdk_and_the_command_line_find_what_was_configured(configured, service):
+    assert config.load() == ClientConfig(f"http://{service.address}", service.admin_token)
+    told = run_python(configured, "import everstep; print(everstep.client().get_health()['Status'])")
+    assert told.stdout == "ok\n", told.stderr
+
+
+@pytest.mark.parametrize("session", ['boto3.Session(profile_name="everstep")', 'boto3.Session(region_name="eu-west-1")'])
+def test_plain_boto3_speaks_to_the_service(configured, session):
+    told = run_python(
+        configured,
+        f"import boto3\nc = {session}.client('everstep')\nprint(c.list_fleets()['Fleets'], c.get_waiter('fleet_ready').name)\n"
+        "try:\n    c.describe_node(NodeId='i-1')\nexcept c.exceptions.ResourceNotFoundException as e: print(e)",
+    )
+    assert told.stdout.startswith("[] FleetReady\nAn error occurred (ResourceNotFoundException)"), told.stderr
+
+
+def test_the_token_goes_nowhere_else(configured, service):
+    """Not even where AWS_ENDPOINT_URL leads everything to: the request is not made."""
+    told = run_python(
+        configured, "import boto3; boto3.client('everstep').list_fleets()", AWS_PROFILE="everstep", AWS_ENDPOINT_URL="http://127.0.0.1:9"
+    )
+    assert "No token is configured for this endpoint, only for http://127.0.0.1" in told.stderr
+    assert service.admin_token not in told.stderr
+
+
+@pytest.mark.skipif(shutil.which("aws") is None, reason="the AWS CLI is not installed")
+def test_the_aws_cli_speaks_to_the_service(configured):
+    command = ["aws", "--profile", "everstep", "everstep", "list-fleets", "--output", "json"]
+    told = subprocess.run(command, env=environment(configured), cwd=configured, capture_output=True, text=True, timeout=50, check=False)
+    assert json.loads(told.stdout) == {"Fleets": []}, told.stderr
+
+
+def test_whatever_holds_the_token_is_its_owners_alone(configured, service):
+    holding = [path for path in configured.rglob("*") if path.is_file() and service.admin_token in path.read_text()]
+    assert {path.name for path in holding} == {"config.toml", "endpoint-rule-set-1.json"}
+    assert [oct(path.stat().st_mode & 0o777) for path in holding] == ["0o600", "0o600"]
+
+
+def test_configuring_again_changes_the_service_and_keeps_what_is_the_users(configured, monkeypatch):
+    path = configured / ".aws" / "config"
+    path.write_text("[default]\nregion = eu-west-3\n\n" + path.read_text().replace("us-east-1", "eu-north-1"))
+    before = path.read_text()
+    assert configure(monkeypatch, "--endpoint-url", "https://everstep.example/", "--token", "another", "--no-check") == 0
+    assert config.load() == ClientConfig("https://everstep.example", "another")
+    assert path.read_text() == before
+
+
+def test_a_profile_is_added_behind_those_that_are_there(home, monkeypatch):
+    (home / ".aws").mkdir()
+    (home / ".aws" / "config").write_text("[default]\nregion = eu-west-3")
+    assert configure(monkeypatch, "--endpoint-url", "https://everstep.example", "--token", "t", "--no-check") == 0
+    assert (home / ".aws" / "config").read_text() == "[default]\nregion = eu-west-3\n\n[profile everstep]\nregion = us-east-1\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("--endpoint-url", "http://10.0.0.1", "--token", "t"), 2),
+        (("--endpoint-url", "{url}", "--token", "wrong"), 4),
+        (("--endpoint-url", "http://127.0.0.1:9", "--token", "t"), 6),
+    ],
+)
+def test_what_does_not_work_is_not_written_down(home, service, monkeypatch, arguments, code):
+    monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
+    assert configure(monkeypatch, *(word.replace("{url}", f"http://{service.address}") for word in arguments)) == code
+    assert list(home.iterdir()) == []
+
+
+def test_a_token_in_the_clear_is_not_installed(tmp_path):
+    with pytest.raises(ConfigurationError, match="in the clear"):
+        aws_models.install(tmp_path, ClientConfig("http://10.0.0.1", "t"))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,714 @@
+// Written by `python -m control_plane.contract`; change the models of control_plane/api/schemas.py, not this file.
+
+/** Seconds since 1970, UTC. */
+export type Timestamp = number
+
+export type ErrorCode = 'AccessDeniedException' | 'ConflictException' | 'InternalServerException' | 'ResourceNotFoundException' | 'ServiceUnavailableException' | 'ThrottlingException' | 'ValidationException'
+
+/** What every refused request answers. */
+export interface ErrorResponse {
+  Code: ErrorCode
+  Message: string
+  RequestId: string
+  Hint: string
+  Fields: FieldError[]
+}
+
+/** A set of shards of one step in S3, complete or not. */
+export interface Checkpoint {
+  Step: number
+  Generation: number
+  Status: string
+  S3Uri: string
+  Bytes: number
+  CreationTime: Timestamp
+  CompletionTime?: Timestamp
+}
+
+/** The durable tier. */
+export interface CheckpointConfig {
+  /** A checkpoint in S3 every so many steps; 0: only when the job stops. 0 unless given. */
+  EverySteps?: number
+  /** Prefix for checkpoints; the service's bucket by default. */
+  S3Uri?: string
+  /** Keep a third slot per shard, so that an upload never makes snapshots wait. false unless given. */
+  ThirdSlot?: boolean
+}
+
+/** An Auto Scaling group to be kept as a fleet. */
+export interface CreateFleetRequest {
+  FleetName: string
+  /** It must carry the tag `everstep:fleet`, one Availability Zone and one launch template. */
+  AutoScalingGroupName: string
+  /** 1 unless given. */
+  SpareCount?: number
+  /** Counts spares instead of SpareCount. */
+  SparePolicy?: SparePolicy
+  /** Nodes kept even when no job runs, spares not included. 0 unless given. */
+  MinNodeCount?: number
+  /** What one instance costs you; jobs and incidents are valued at it. */
+  PriceUsdPerHour?: number
+  Project?: string
+  Tags?: Record<string, string>
+}
+
+/** A token that each new instance of a fleet's group may use once. */
+export interface CreateJoinTokenRequest {
+  /** The fleet may be created later. */
+  FleetName: string
+  ExpiresInSeconds?: number
+}
+
+/** A join token for a fleet's launch template. */
+export interface CreateJoinTokenResponse {
+  /** Shown once; the service keeps its digest alone. */
+  JoinToken: string
+  TokenId: string
+  FleetName: string
+  ExpirationTime?: Timestamp
+}
+
+/** A job to run. */
+export interface CreateTrainingJobRequest {
+  TrainingJobName: string
+  /** The same request with the same token again changes nothing: it is answered with the job that it made. The SDK fills it in. */
+  ClientRequestToken?: string
+  /** May be left out where there is exactly one fleet. */
+  FleetName?: string
+  Source: SourceConfig
+  /** Path of a Python file in the source. */
+  EntryPoint: string
+  /** Given to the script as EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value`. */
+  HyperParameters?: Record<string, string>
+  Environment?: Record<string, string>
+  /** Not available yet. */
+  Secrets?: Record<string, string>
+  /** Not available yet. */
+  RoleArn?: string
+  NodeCount: number
+  /** 1 unless given. */
+  RanksPerNode?: number
+  /** Two copies where there are two nodes, one where there is one, unless said. */
+  Protection?: ProtectionConfig
+  CheckpointConfig?: CheckpointConfig
+  /** Not available yet. */
+  InputDataConfig?: unknown[]
+  OutputDataConfig?: OutputDataConfig
+  StoppingCondition?: StoppingCondition
+  RetryStrategy?: RetryStrategy
+  /** Higher first; of equal ones the oldest. 0 unless given. */
+  Priority?: number
+  /** A job of higher priority that needs its nodes may pause it: all ranks stop at one agreed step, kept in S3, and it resumes by itself. false unless given. */
+  Preemptible?: boolean
+  /** The token's project, unless the token may name another. */
+  Project?: string
+  Tags?: Record<string, string>
+}
+
+/** The job is accepted and waits for its turn. */
+export interface CreateTrainingJobResponse {
+  TrainingJobName: string
+  RunId: string
+  TrainingJobStatus: string
+}
+
+export interface DeleteFleetRequest {
+  FleetName: string
+}
+
+export interface DescribeFleetRequest {
+  FleetName: string
+}
+
+export interface DescribeIncidentRequest {
+  IncidentId: string
+}
+
+export interface DescribeNodeRequest {
+  NodeId: string
+}
+
+export interface DescribeProtectionRequest {
+  TrainingJobName: string
+}
+
+/** How well the job's state is kept right now. */
+export interface DescribeProtectionResponse {
+  TrainingJobName: string
+  Generation: number
+  CommittedStep: number
+  ProposedStep: number
+  Boundary: number
+  CommittedAt?: Timestamp
+  Copies: number
+  ProtectionState: 'Protected' | 'Degraded' | 'Unprotected'
+  Reason: string
+  /** For one, two and three lost nodes, as far as they can be counted in time; empty while not every shard is committed. */
+  RecoveryOdds: RecoveryOdds[]
+  Shards: ShardProtection[]
+  LastCheckpoint?: LastCheckpoint
+}
+
+export interface DescribeSourceRequest {
+  SourceId: string
+}
+
+export interface DescribeTrainingJobRequest {
+  TrainingJobName: string
+}
+
+/** Something that happened to a fleet, a job or a node; never changed afterwards. */
+export interface Event {
+  EventId: number
+  Time: Timestamp
+  Type: string
+  Message: string
+  FleetName?: string
+  TrainingJobName?: string
+  NodeId?: string
+  Detail: unknown
+}
+
+/** What is wrong with one field of a request. */
+export interface FieldError {
+  /** Path of the field, as `CheckpointConfig.EverySteps`. */
+  Field: string
+  /** A sentence with the figures. */
+  Message: string
+}
+
+/** A registered Auto Scaling group, as wanted and as it is. */
+export interface Fleet {
+  FleetName: string
+  AutoScalingGroupName: string
+  Project: string
+  /** active, frozen, deleting. */
+  FleetStatus: string
+  Reason: string
+  SpareCount: number
+  /** Counts spares instead of SpareCount. */
+  SparePolicy?: SparePolicy
+  MinNodeCount: number
+  /** The group's MaxSize. */
+  MaxNodeCount: number
+  DesiredNodeCount: number
+  NodeCount: number
+  ConnectedNodeCount: number
+  InstanceType: string
+  AvailabilityZone: string
+  PriceUsdPerHour?: number
+  /** Of all its jobs, by bucket. */
+  AccountingSeconds: Record<string, number>
+  /** Of all its jobs together. */
+  Reliability: Reliability
+  IncidentCount: number
+  /** Nodes that its jobs have lost. */
+  LostNodeCount: number
+  /** How long its nodes have worked for jobs, all together. */
+  NodeSeconds: number
+  /** What that has cost; idle nodes and spares are not in it. */
+  CostUsd?: number
+  /** How the group differs from what Everstep needs; freezes destructive actions. */
+  Drift: string[]
+  Tags: Record<string, string>
+  CreationTime: Timestamp
+}
+
+export interface GetLogRequest {
+  TrainingJobName: string
+  Key: string
+}
+
+export interface GetLogResponse {
+  Body?: Blob
+}
+
+export interface GetOutputRequest {
+  TrainingJobName: string
+  Key: string
+}
+
+export interface GetOutputResponse {
+  Body?: Blob
+}
+
+/** The server answers. */
+export interface HealthResponse {
+  Status: 'ok'
+  Version: string
+}
+
+/** A node that keeps a copy of a shard. */
+export interface Holder {
+  NodeId: string
+  /** It counts in the current rounds. */
+  InView: boolean
+}
+
+/** A failure and its recovery. */
+export interface Incident {
+  IncidentId: string
+  TrainingJobName: string
+  RunId: string
+  Cause: string
+  Phase: string
+  Evidence: string[]
+  Decision: string
+  Reason: string
+  /** The farthest source that any rank used. */
+  RestoreSource?: 'local' | 'peer' | 's3'
+  FromStep?: number
+  ReachedStep?: number
+  /** Steps done again: reached_step − from_step. */
+  LostSteps?: number
+  GenerationBefore: number
+  GenerationAfter?: number
+  /** The first of those that were lost, if any. */
+  InstanceId?: string
+  ReplacementInstanceId?: string
+  InstanceIds: string[]
+  ReplacementInstanceIds: string[]
+  FailedAt: Timestamp
+  OpenedAt: Timestamp
+  ClosedAt?: Timestamp
+  DetectSeconds?: number
+  ReplaceSeconds?: number
+  RestoreSeconds?: number
+  ReworkSeconds?: number
+  /** The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Absent where the fleet has no price. */
+  CostUsd?: number
+  /** By rank; empty before that is known, or when nothing was restored. */
+  RankSources: RankSource[]
+}
+
+/** The newest complete checkpoint in S3. */
+export interface LastCheckpoint {
+  Step: number
+  Generation: number
+  CompletedAt: Timestamp
+  Bytes: number
+}
+
+export interface ListCheckpointsRequest {
+  TrainingJobName: string
+}
+
+/** A job's checkpoints, newest step first. */
+export interface ListCheckpointsResponse {
+  Checkpoints: Checkpoint[]
+}
+
+export interface ListEventsRequest {
+  TrainingJobName?: string
+  FleetName?: string
+  /** 0 unless given. */
+  AfterEventId?: number
+  /** 100 unless given. */
+  MaxResults?: number
+  NextToken?: string
+}
+
+/** A page of events. */
+export interface ListEventsResponse {
+  /** Oldest first. */
+  Events: Event[]
+  NextToken?: string
+}
+
+/** All fleets. */
+export interface ListFleetsResponse {
+  Fleets: Fleet[]
+}
+
+export interface ListIncidentsRequest {
+  TrainingJobName?: string
+  /** 100 unless given. */
+  MaxResults?: number
+  NextToken?: string
+}
+
+/** A page of incidents. */
+export interface ListIncidentsResponse {
+  /** In the order they were opened. */
+  Incidents: Incident[]
+  NextToken?: string
+}
+
+export interface ListLogsRequest {
+  TrainingJobName: string
+}
+
+/** All streams of a job's ranks, every generation. */
+export interface ListLogsResponse {
+  Logs: LogEntry[]
+}
+
+export interface ListMetricsRequest {
+  TrainingJobName: string
+  /** -1 unless given. */
+  AfterStep?: number
+  /** 1000 unless given. */
+  MaxResults?: number
+}
+
+/** What a job logged lately. */
+export interface ListMetricsResponse {
+  /** The newest in memory; a restarted control plane begins anew. */
+  Metrics: Metric[]
+}
+
+export interface ListNodesRequest {
+  FleetName?: string
+  /** false unless given. */
+  IncludeEnded?: boolean
+}
+
+/** All nodes asked for, oldest first. */
+export interface ListNodesResponse {
+  Nodes: Node[]
+}
+
+export interface ListOutputsRequest {
+  TrainingJobName: string
+  /** 1000 unless given. */
+  MaxResults?: number
+  NextToken?: string
+}
+
+/** A page of a job's output files. */
+export interface ListOutputsResponse {
+  Outputs: OutputEntry[]
+  NextToken?: string
+}
+
+export interface ListTrainingJobsRequest {
+  /** 100 unless given. */
+  MaxResults?: number
+  NextToken?: string
+  StatusEquals?: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
+  NameContains?: string
+  FleetName?: string
+}
+
+/** A page of jobs, newest first. */
+export interface ListTrainingJobsResponse {
+  TrainingJobSummaries: TrainingJobSummary[]
+  NextToken?: string
+}
+
+/** One stream of one rank in one generation, or the fact that it is missing. */
+export interface LogEntry {
+  Generation: number
+  Rank: number
+  /** None for what is missing altogether. */
+  Stream?: 'stdout' | 'stderr'
+  Key?: string
+  Bytes?: number
+  MissingReason?: string
+}
+
+/** What rank 0 logged for one step. */
+export interface Metric {
+  Generation: number
+  Step: number
+  /** By name. What is not finite is the text NaN, Infinity or -Infinity on the wire. */
+  Values: Record<string, number | 'NaN' | 'Infinity' | '-Infinity'>
+}
+
+/** An EC2 instance of a fleet and its agent. */
+export interface Node {
+  /** The EC2 instance id. */
+  NodeId: string
+  FleetName: string
+  /** joining, spare, assigned, held, draining, gone. */
+  NodeStatus: string
+  Connected: boolean
+  /** Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there. */
+  Warm: boolean
+  TrainingJobName?: string
+  Address: string
+  MemoryBytes: number
+  InstanceType: string
+  AvailabilityZone: string
+  /** The network node that its instance hangs on; absent while AWS has not told, which it does not for every instance type. */
+  FailureDomain?: string
+  AgentVersion: string
+  /** Messages of its agent that were not decodable, too long or of another node, since this server started. */
+  RefusedMessageCount: number
+  /** Sessions of other agents and of ranks that its agent refused or closed for what they said, since the agent started. A few around a restart of ranks are stale ones; more are worth a look at its log. */
+  RefusedSessionCount: number
+  Reason: string
+  CreationTime: Timestamp
+  ConnectionTime?: Timestamp
+  EndTime?: Timestamp
+}
+
+/** Where outputs go. */
+export interface OutputDataConfig {
+  /** Prefix for outputs; the service's bucket by default. */
+  S3OutputPath?: string
+}
+
+/** One file that a rank left in its output directory. */
+export interface OutputEntry {
+  Generation: number
+  /** Below the generation: `rank=0/model.safetensors`. */
+  Path: string
+  Key: string
+  Bytes: number
+}
+
+/** How many nodes keep every shard in memory, and what that may cost. */
+export interface ProtectionConfig {
+  /** The owner's node included; 1 protects against lost processes alone. One where there is one node, unless said. 2 unless given. */
+  Copies?: number
+  /** What snapshots may cost training, as a part of the mean iteration. Above it they are taken less often, below it as often as every step. 0.01 unless said; 1 on a local cluster, whose nodes share the cores of one machine, so that the figure would say nothing. */
+  MaxSlowdown?: number
+}
+
+export interface PutSourceRequest {
+  SourceId: string
+  Body: Blob
+}
+
+/** A source archive that was checked and stored. */
+export interface PutSourceResponse {
+  SourceId: string
+  Bytes: number
+  FileCount: number
+}
+
+/** Where the shards of some ranks came from. */
+export interface RankSource {
+  Source: 'local' | 'peer' | 's3'
+  FirstRank: number
+  LastRank: number
+}
+
+/** What becomes of the job's memory when nodes are lost at once. */
+export interface RecoveryOdds {
+  LostNodes: number
+  /** That every shard keeps a copy, all sets of so many nodes equally likely; exact for the holders that count right now. */
+  Probability: number
+}
+
+/** How much of the time was training, and how often and how long it was interrupted. */
+export interface Reliability {
+  /** Seconds of training ÷ all seconds but those without nodes (queue, provision, paused); absent before the first start. */
+  EttrRatio?: number
+  /** Seconds of training ÷ all seconds since the job was created. */
+  EttrWithQueueRatio?: number
+  /** Mean time to failure: seconds of training and stall ÷ incidents; absent before the first. */
+  MttfSeconds?: number
+  /** Mean time to recovery, from the failure until training is where it was before; of incidents that are closed. */
+  MttrSeconds?: number
+  /** Steps done again. */
+  LostSteps: number
+  /** What nodes cost while they made no new step; absent where the fleet has no price. */
+  IncidentCostUsd?: number
+}
+
+/** When to stop trying. */
+export interface RetryStrategy {
+  /** The same failure at the same step this many times, and the job has failed. 3 unless given. */
+  MaxAttempts?: number
+}
+
+/** The job was in a state for a while. */
+export interface SecondaryStatusTransition {
+  /** The derived status, SageMaker's words. */
+  Status: string
+  /** Everstep's own, finer state. */
+  State: string
+  StartTime: Timestamp
+  EndTime?: Timestamp
+  StatusMessage: string
+}
+
+/** Who holds one rank's shard. */
+export interface ShardProtection {
+  Rank: number
+  OwnerNodeId: string
+  CommittedStep: number
+  Bytes: number
+  /** The owner's node first. */
+  Holders: Holder[]
+  /** Why a holder is out of view or snapshots are refused; empty when all is well. */
+  Reason: string
+}
+
+/** The user's code. */
+export interface SourceConfig {
+  /** As PutSource returned it: the SHA-256 of the archive. */
+  SourceId: string
+}
+
+/** How many spares are kept, from what the fleet has seen of failures and replacements. */
+export interface SparePolicy {
+  /** How probable it has to be that a spare is free when a failure comes. */
+  Probability: number
+}
+
+export interface StopTrainingJobRequest {
+  TrainingJobName: string
+}
+
+/** Limits of a job. */
+export interface StoppingCondition {
+  /** From its first start; time without nodes after it was paused is not counted. */
+  MaxRuntimeInSeconds?: number
+  /** From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile. */
+  MaxPendingTimeInSeconds?: number
+  /** Not available yet. */
+  MaxCostUsd?: number
+}
+
+/** Everything about a job. */
+export interface TrainingJob {
+  TrainingJobName: string
+  RunId: string
+  FleetName: string
+  Project: string
+  TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
+  SecondaryStatus: string
+  SecondaryStatusTransitions: SecondaryStatusTransition[]
+  /** Why it is where it is: what it waits for, or how it ended. */
+  Reason: string
+  /** Set once the job has failed. */
+  FailureReason?: string
+  Source: SourceConfig
+  EntryPoint: string
+  HyperParameters: Record<string, string>
+  Environment: Record<string, string>
+  NodeCount: number
+  RanksPerNode: number
+  Protection: ProtectionConfig
+  CheckpointConfig: CheckpointConfig
+  OutputDataConfig: OutputDataConfig
+  StoppingCondition: StoppingCondition
+  RetryStrategy: RetryStrategy
+  Priority: number
+  Preemptible: boolean
+  /** Its place in the fleet's queue, from 1; absent while it does not wait there. */
+  QueuePosition?: number
+  /** Names of the jobs that are ahead of it there. */
+  QueuedBehind: string[]
+  Tags: Record<string, string>
+  CreationTime: Timestamp
+  TrainingStartTime?: Timestamp
+  TrainingEndTime?: Timestamp
+  StopRequestedTime?: Timestamp
+  /** The launch of all ranks that runs now; 0 before the first. */
+  Generation: number
+  /** What that launch resumed from. */
+  BaseStep: number
+  /** Held, verified, by all holders in view; -1 before the first. */
+  CommittedStep: number
+  /** Steps that the ranks have finished; -1 before they start. */
+  Boundary: number
+  /** The highest that any generation reached. */
+  MaxBoundary: number
+  /** By GROUP_RANK; empty while it has none. */
+  NodeIds: string[]
+  CoordinatorNodeId?: string
+  IncidentCount: number
+  /** Incidents from which the job has not recovered yet. */
+  OpenIncidentCount: number
+  /** Every second from CreationTime to AccountedUntil by bucket, to the microsecond: they add up exactly. */
+  AccountingSeconds: Record<string, number>
+  /** The end, once the job has ended. */
+  AccountedUntil?: Timestamp
+  Reliability: Reliability
+  /** How long nodes have worked for the job, all together. */
+  NodeSeconds: number
+  /** What they have cost so far at the fleet's price; absent where it has none. */
+  CostUsd?: number
+}
+
+/** One line of a list of jobs. */
+export interface TrainingJobSummary {
+  TrainingJobName: string
+  RunId: string
+  FleetName: string
+  Project: string
+  TrainingJobStatus: string
+  SecondaryStatus: string
+  Reason: string
+  Priority: number
+  NodeCount: number
+  Generation: number
+  CommittedStep: number
+  Boundary: number
+  CreationTime: Timestamp
+  TrainingStartTime?: Timestamp
+  TrainingEndTime?: Timestamp
+}
+
+/** Figures to change; what is left out stays. */
+export interface UpdateFleetRequest {
+  FleetName: string
+  /** Ends a SparePolicy, unless one is given as well. */
+  SpareCount?: number
+  SparePolicy?: SparePolicy
+  MinNodeCount?: number
+  /** Jobs and incidents that have not ended are valued anew; what has ended keeps its figure. */
+  PriceUsdPerHour?: number
+}
+
+/** What each operation takes and answers. */
+export interface Operations {
+  CreateFleet: { request: CreateFleetRequest; response: Fleet }
+  CreateJoinToken: { request: CreateJoinTokenRequest; response: CreateJoinTokenResponse }
+  CreateTrainingJob: { request: CreateTrainingJobRequest; response: CreateTrainingJobResponse }
+  DeleteFleet: { request: DeleteFleetRequest; response: Fleet }
+  DescribeFleet: { request: DescribeFleetRequest; response: Fleet }
+  DescribeIncident: { request: DescribeIncidentRequest; response: Incident }
+  DescribeNode: { request: DescribeNodeRequest; response: Node }
+  DescribeProtection: { request: DescribeProtectionRequest; response: DescribeProtectionResponse }
+  DescribeSource: { request: DescribeSourceRequest; response: PutSourceResponse }
+  DescribeTrainingJob: { request: DescribeTrainingJobRequest; response: TrainingJob }
+  GetHealth: { request: Record<string, never>; response: HealthResponse }
+  GetLog: { request: GetLogRequest; response: GetLogResponse }
+  GetOutput: { request: GetOutputRequest; response: GetOutputResponse }
+  ListCheckpoints: { request: ListCheckpointsRequest; response: ListCheckpointsResponse }
+  ListEvents: { request: ListEventsRequest; response: ListEventsResponse }
+  ListFleets: { request: Record<string, never>; response: ListFleetsResponse }
+  ListIncidents: { request: ListIncidentsRequest; response: ListIncidentsResponse }
+  ListLogs: { request: ListLogsRequest; response: ListLogsResponse }
+  ListMetrics: { request: ListMetricsRequest; response: ListMetricsResponse }
+  ListNodes: { request: ListNodesRequest; response: ListNodesResponse }
+  ListOutputs: { request: ListOutputsRequest; response: ListOutputsResponse }
+  ListTrainingJobs: { request: ListTrainingJobsRequest; response: ListTrainingJobsResponse }
+  PutSource: { request: PutSourceRequest; response: PutSourceResponse }
+  StopTrainingJob: { request: StopTrainingJobRequest; response: TrainingJobSummary }
+  UpdateFleet: { request: UpdateFleetRequest; response: Fleet }
+}
+
+/** How each operation is called: fields that are not named here are the body. */
+export const operations = {
+  CreateFleet: { method: 'POST', path: '/v1/fleets', query: [] },
+  CreateJoinToken: { method: 'POST', path: '/v1/join-tokens', query: [] },
+  CreateTrainingJob: { method: 'POST', path: '/v1/training-jobs', query: [] },
+  DeleteFleet: { method: 'DELETE', path: '/v1/fleets/{FleetName}', query: [] },
+  DescribeFleet: { method: 'GET', path: '/v1/fleets/{FleetName}', query: [] },
+  DescribeIncident: { method: 'GET', path: '/v1/incidents/{IncidentId}', query: [] },
+  DescribeNode: { method: 'GET', path: '/v1/nodes/{NodeId}', query: [] },
+  DescribeProtection: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/protection', query: [] },
+  DescribeSource: { method: 'GET', path: '/v1/sources/{SourceId}', query: [] },
+  DescribeTrainingJob: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
+  GetHealth: { method: 'GET', path: '/v1/health', query: [] },
+  GetLog: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/content', query: ['Key'] },
+  GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'] },
+  ListCheckpoints: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: [] },
+  ListEvents: { method: 'GET', path: '/v1/events', query: ['TrainingJobName', 'FleetName', 'AfterEventId', 'MaxResults', 'NextToken'] },
+  ListFleets: { method: 'GET', path: '/v1/fleets', query: [] },
+  ListIncidents: { method: 'GET', path: '/v1/incidents', query: ['TrainingJobName', 'MaxResults', 'NextToken'] },
+  ListLogs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs', query: [] },
+  ListMetrics: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metrics', query: ['AfterStep', 'MaxResults'] },
+  ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded'] },
+  ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
+  ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName'] },
+  PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [] },
+  StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [] },
+  UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [] },
+} as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>
