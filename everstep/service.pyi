@@ -18,7 +18,7 @@ class Checkpoint(TypedDict):
     """A set of shards of one step in S3, complete or not."""
     Step: int
     Generation: int
-    Status: str
+    Status: Literal["Uploading", "Complete"]
     S3Uri: str
     Bytes: int
     CreationTime: datetime

@@ -368,7 +368,7 @@ class Checkpoint(Shape):
 
     step: int
     generation: int
-    status: str
+    status: Literal["Uploading", "Complete"]
     s3_uri: str
     bytes: int
     creation_time: datetime

@@ -193,7 +193,7 @@ def checkpoint(record: CheckpointRecord) -> schemas.Checkpoint:
     return schemas.Checkpoint(
         step=record.step,
         generation=record.generation,
-        status=record.state.capitalize(),
+        status="Uploading" if record.completed_at is None else "Complete",
         s3_uri=f"s3://{record.bucket}/{record.manifest_key}",
         bytes=record.object_bytes,
         creation_time=record.created_at,

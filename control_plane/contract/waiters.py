@@ -56,7 +56,7 @@ def waiters(model: Json) -> Json:
         "CheckpointAvailable": _waiter(
             "ListCheckpoints",
             "Waits until the job has a complete checkpoint in S3.",
-            _matches("length(Checkpoints[?Status=='complete']) > `0`", True),
+            _matches("length(Checkpoints[?Status=='Complete']) > `0`", True),
         ),
     }
     for name, waiter in found.items():
@@ -81,15 +81,29 @@ def _check(model: Json, name: str, waiter: Json) -> None:
     operation = model["operations"].get(waiter["operation"])
     if operation is None:
         raise ContractError(f"the waiter {name} asks for {waiter['operation']}, which is no operation")
+    reachable = _reachable(model, operation["output"]["shape"], set())
     for acceptor in waiter["acceptors"]:
-        for field in _fields(jmespath.compile(acceptor["argument"]).parsed):
-            if not any(field in shape.get("members", {}) for shape in _reachable(model, operation["output"]["shape"], set())):
+        parsed = jmespath.compile(acceptor["argument"]).parsed
+        for field in _fields(parsed):
+            if not any(field in shape.get("members", {}) for shape in reachable):
                 raise ContractError(f"the waiter {name} looks at {field}, which {waiter['operation']} does not answer")
+        for field, value in [*_compared(parsed), *([(parsed["value"], acceptor["expected"])] if parsed["type"] == "field" else [])]:
+            shapes = [model["shapes"][shape["members"][field]["shape"]] for shape in reachable if field in shape.get("members", {})]
+            if all(value not in shape.get("enum", [value]) for shape in shapes):
+                raise ContractError(f"the waiter {name} waits for {field} to be {value!r}, which it never is")
 
 
 def _fields(node: Json) -> list[str]:
     own = [node["value"]] if node["type"] == "field" else []
     return own + [field for child in node["children"] if isinstance(child, dict) for field in _fields(child)]
+
+
+def _compared(node: Json) -> list[tuple[str, object]]:
+    """Return the fields that an expression compares with a value, and the value."""
+    children = [child for child in node["children"] if isinstance(child, dict)]
+    if node["type"] == "comparator" and [child["type"] for child in children] == ["field", "literal"]:
+        return [(children[0]["value"], children[1]["value"])]
+    return [found for child in children for found in _compared(child)]
 
 
 def _reachable(model: Json, name: str, seen: set[str]) -> list[Json]:

@@ -82,7 +82,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
     prefix = f"jobs/gpt/run={world['job'].run}"
     new = {"TrainingJobName": "second", "Source": world["source"], "EntryPoint": "train.py", "NodeCount": 1, "FleetName": "main"}
     return {
-        "CreateFleet": {"FleetName": "other", "AutoScalingGroupName": "another"},
+        "CreateFleet": {"FleetName": "other", "AutoScalingGroupName": "another", "PriceUsdPerHour": 98.32, "SparePolicy": {"Probability": 0.99}},
         "CreateJoinToken": {"FleetName": "main"},
         "CreateTrainingJob": new,
         "DeleteFleet": {"FleetName": "other"},
@@ -451,8 +451,8 @@ def summary() -> dict[str, Any]:
             False,
         ),
         ("fleet_ready", "DescribeFleet", [{"FleetStatus": "frozen", "DesiredNodeCount": 3, "ConnectedNodeCount": 3}], True),
-        ("checkpoint_available", "ListCheckpoints", [{"Checkpoints": []}, {"Checkpoints": [{"Status": "uploading"}]},
-         {"Checkpoints": [{"Status": "uploading"}, {"Status": "complete"}]}], False),
+        ("checkpoint_available", "ListCheckpoints", [{"Checkpoints": []}, {"Checkpoints": [{"Status": "Uploading"}]},
+         {"Checkpoints": [{"Status": "Uploading"}, {"Status": "Complete"}]}], False),
     ],
 )  # fmt: skip
 def test_waiters_wait_for_what_they_say(waiter, operation, looks, is_failure):

@@ -18,7 +18,7 @@ export interface ErrorResponse {
 export interface Checkpoint {
   Step: number
   Generation: number
-  Status: string
+  Status: 'Uploading' | 'Complete'
   S3Uri: string
   Bytes: number
   CreationTime: Timestamp

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from everstep import sdk
+from everstep.aws_models import DATA
 from everstep.cli import main as cli
 from everstep.cli import programs
 from everstep.cli.progress import incident_line, line_of
@@ -282,6 +283,50 @@ def test_an_empty_list_says_so_and_prints_nothing(run, arguments, answers):
     code, out, err, _ = run(*arguments, **answers)
     assert (code, out) == (0, "")
     assert err.startswith("No ")
+
+
+MODEL = json.loads((DATA / "everstep/2026-01-01/service-2.json").read_text())
+
+
+def least(name: str) -> object:
+    """Return the least that the service may answer in this shape: what may be absent is absent."""
+    shape = MODEL["shapes"][name]
+    if shape["type"] == "structure":
+        # What has no required field is part of a request, and is answered with its defaults filled in.
+        return {field: least(shape["members"][field]["shape"]) for field in shape.get("required", shape["members"])}
+    if shape["type"] in ("list", "map"):
+        return [least(shape["member"]["shape"])] if shape["type"] == "list" else {"any": least(shape["value"]["shape"])}
+    plain = {"string": "any", "timestamp": JOB["CreationTime"], "boolean": False}
+    return shape["enum"][0] if "enum" in shape else plain.get(shape["type"], 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "operation", "shape"),
+    [
+        (("jobs", "describe", "gpt"), "describe_training_job", "TrainingJob"),
+        (("jobs", "list"), "list_training_jobs", "ListTrainingJobsResponse"),
+        (("jobs", "submit", "--name", "n", "--source-dir", ".", "--entry-point", "e", "--node-count", "1"), "create_training_job", "TrainingJob"),
+        (("jobs", "stop", "gpt"), "stop_training_job", "TrainingJob"),
+        (("protection", "describe", "gpt"), "describe_protection", "DescribeProtectionResponse"),
+        (("incidents", "describe", "any"), "describe_incident", "Incident"),
+        (("incidents", "list"), "list_incidents", "ListIncidentsResponse"),
+        (("events", "list"), "list_events", "ListEventsResponse"),
+        (("nodes", "describe", "any"), "describe_node", "Node"),
+        (("nodes", "list"), "list_nodes", "ListNodesResponse"),
+        (("fleets", "describe", "any"), "describe_fleet", "Fleet"),
+        (("fleets", "list"), "list_fleets", "ListFleetsResponse"),
+        (("fleets", "join-token", "any"), "create_join_token", "CreateJoinTokenResponse"),
+    ],
+)
+def test_what_may_be_absent_is_not_missed(run, arguments, operation, shape):
+    code, _, err, _ = run(*arguments, upload_source={"SourceId": "s"}, **{operation: least(shape)})
+    assert (code, "Traceback" in err) == (0, False)
+
+
+def test_incidents_of_which_little_is_known_are_told():
+    incident = least("Incident")
+    assert incident_line(incident).startswith("! any: any")
+    assert incident_line({**incident, "ClosedAt": JOB["CreationTime"]}) == "✓ any: training again from step - (nothing), 0 steps lost, 0.0 s"
 
 
 def test_wait_shows_the_way_and_ends_well(run):

@@ -184,6 +184,7 @@ def test_checkpoints_are_listed_and_the_last_complete_one_is_shown(client, job):
         (100, "Complete", f"s3://{BUCKET}/100/manifest.json"),
     ]
     assert client.describe_protection(TrainingJobName="gpt")["LastCheckpoint"]["Step"] == 100
+    client.get_waiter("checkpoint_available").wait(TrainingJobName="gpt", WaiterConfig={"MaxAttempts": 1})
 
 
 def test_logs_come_in_order_and_what_is_missing_is_said(client, job):

@@ -170,11 +170,17 @@ def test_half_a_page_is_refused(output, names):
         ({"operation": "None", "acceptors": []}, "which is no operation"),
         ({"operation": "DescribeThing", "acceptors": [{"argument": "Name == 'a' && Inner[].Gone"}]}, "looks at Inner"),
         ({"operation": "DescribeThing", "acceptors": [{"argument": "length(Gone) > `0`"}]}, "looks at Gone"),
+        (
+            {"operation": "DescribeThing", "acceptors": [{"argument": "Status", "expected": "ready"}]},
+            "waits for Status to be 'ready', which it never is",
+        ),
+        ({"operation": "DescribeThing", "acceptors": [{"argument": "Name == 'a' && Status == 'ready'", "expected": True}]}, "to be 'ready'"),
     ],
 )
 def test_a_waiter_for_what_is_not_there_is_refused(waiter, words):
+    thing = {"Name": {"type": "string"}, "Status": {"type": "string", "enum": ["Ready", "Gone"]}}
     with pytest.raises(ContractError, match=words):
-        _check(service_model(document()), "Ready", waiter)
+        _check(service_model(document(thing)), "Ready", waiter)
 
 
 def test_types_for_people_and_programs():
