@@ -14,16 +14,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from control_plane.core import accounting, checkpoints, faults, incidents, launch, recovery
+from control_plane.core import accounting, breakers, checkpoints, faults, incidents, launch, moves, recovery, remedies
 from control_plane.core.actions import Decision, EventDraft, JobAction, SendHalt, SendLoad, SendPrepare, SendStart, SendStop
+from control_plane.core.breakers import Course
 from control_plane.core.evidence import (
     Standing,
     Verdict,
+    blamed,
     current_reports,
     is_silent,
     judge,
     nodes_out_of_view,
     progress_without,
+    track_impairments,
     track_silences,
 )
 from control_plane.core.incidents import Fault
@@ -31,12 +34,17 @@ from control_plane.core.observed import (
     Cause,
     Exclusion,
     FailureRecord,
+    Implication,
     IncidentRecord,
     JobObserved,
     JobRecord,
     JobSpec,
+    Move,
     NodeObserved,
     Policy,
+    RefusedSource,
+    Remedy,
+    Trial,
 )
 from control_plane.core.states import (
     ENDED_JOBS,
@@ -105,6 +113,10 @@ class _View:
     """Of the members of the newest plan, of its generation."""
     verdicts: Mapping[NodeId, Verdict]
     """On the members of the newest plan and on all nodes assigned."""
+    implications: tuple[Implication, ...] = ()
+    """What this pass adds to the histories of nodes."""
+    events: tuple[EventDraft, ...] = ()
+    """What this pass has to tell besides a change of state."""
 
     @property
     def plan(self) -> GenerationPlan:
@@ -129,7 +141,11 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
     progress = {node_id: progress_without(reports, node_id) for node_id in team}
     silences = track_silences(record.silences, tuple(nodes.values()), progress, now, policy.timeouts)
     since = {silence.node_id: silence for silence in silences}
-    out_of_view = nodes_out_of_view(reports)
+    heard = {node_id: report for node_id, report in reports.items() if not is_silent(nodes[node_id], policy.timeouts)}  # old words prove nothing
+    out_of_view = nodes_out_of_view(heard)
+    first_to_leave = blamed(heard, [node_id for node_id in team if not is_silent(nodes[node_id], policy.timeouts)])
+    impairments = track_impairments(record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts)
+    impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind else ())}
     verdicts = {
         node_id: judge(
             node,
@@ -138,6 +154,9 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
             is_blind=seen.is_fleet_blind,
             now=now,
             timeouts=policy.timeouts,
+            impairment=impaired.get(node_id),
+            is_training=record.state in (JobState.RUNNING, JobState.STOPPING),
+            is_blamed=node_id == first_to_leave,
         )
         for node_id, node in nodes.items()
     }
@@ -147,6 +166,7 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
     record = replace(
         record,
         silences=silences,
+        impairments=impairments if not seen.is_fleet_blind else (),
         stop_reason=record.stop_reason or _limit(record, spec, now),
         exclusions=tuple(exclusion for exclusion in record.exclusions if exclusion.node_id in seen.assigned),
     )
@@ -195,6 +215,8 @@ def _prepare(view: _View) -> Decision:
     view = _without_lost(view)
     view = _with_asked(view)
     view = _without_unreachable(view)
+    view = _without_moved(view)
+    view, gives_up = _with_ruling(view)
     record, spec = view.record, view.spec
     roll = launch.call_roll(spec, view.seen, record, view.policy)
     asks: list[JobAction] = [
@@ -202,8 +224,8 @@ def _prepare(view: _View) -> Decision:
         for node_id in roll.late
         if view.nodes[node_id].is_connected
     ]
-    if not roll.late and not roll.unreachable and (why := faults.breaker(record.failures, spec)) is not None:
-        return _ended(view, JobEvent.GAVE_UP, why)
+    if gives_up:
+        return _ended(view, JobEvent.GAVE_UP, gives_up)
     if roll.is_complete:
         return _planned(view, roll)
     waits = []
@@ -247,7 +269,7 @@ def _without_lost(view: _View) -> _View:
 def _exclusions(view: _View, record: JobRecord, fresh: tuple[Verdict, ...]) -> tuple[Exclusion, ...]:
     """Return the exclusions with new ones; a node that the fleet has taken away already needs none."""
     added = [
-        Exclusion(node_id=verdict.node_id, evidence=verdict.evidence, may_terminate=verdict.may_terminate)
+        Exclusion(node_id=verdict.node_id, evidence=verdict.evidence, may_terminate=verdict.may_terminate, remedy=verdict.remedy)
         for verdict in fresh
         if verdict.node_id in view.seen.assigned
     ]
@@ -259,7 +281,9 @@ def _loss(view: _View, verdict: Verdict) -> tuple[Fault, ...]:
     if view.seen.plan is None or all(node.node_id != verdict.node_id for node in view.seen.plan.nodes):
         return ()
     heard = view.nodes[verdict.node_id].heard_at
-    return (Fault(cause=verdict.cause, evidence=verdict.evidence, at=view.now if heard is None else min(heard, view.now), node_id=verdict.node_id),)
+    at = view.now if heard is None else min(heard, view.now)
+    line = faults.implied(verdict, view.now)
+    return (Fault(cause=verdict.cause, evidence=verdict.evidence, at=at, node_id=verdict.node_id, implicates=line),)
 
 
 def _with_losses(view: _View, lost: tuple[Fault, ...]) -> _View:
@@ -270,7 +294,8 @@ def _with_losses(view: _View, lost: tuple[Fault, ...]) -> _View:
     told = incidents.with_faults(incident, fresh)
     told = incidents.with_faults(told, faults.group_loss(plan, told.instance_ids, told.failed_at))
     told = replace(told, decision=_in_words(told.instance_ids))
-    return replace_record(view, incident=told, failures=faults.forgiven(view.record.failures, incident.generation_before))
+    view = replace_record(view, incident=told, failures=breakers.forgiven(view.record.failures, incident.generation_before))
+    return _implicating(view, fresh, told)
 
 
 def _without_unreachable(view: _View) -> _View:
@@ -294,6 +319,98 @@ def _without_unreachable(view: _View) -> _View:
     verdicts = tuple(Verdict(node_id=node_id, standing=Standing.GONE, evidence=words) for node_id, words in dropped)
     excluded = replace_record(view, exclusions=_exclusions(view, record, verdicts))
     return _with_losses(excluded, tuple(fault for verdict in verdicts for fault in _loss(view, verdict)))
+
+
+def _without_moved(view: _View) -> _View:
+    """Leave the members that are to be left, as far as that costs no committed step; one that holds what nobody else has stays for now."""
+    record = view.record
+    known = {exclusion.node_id for exclusion in record.exclusions}
+    due = [move for move in record.moves if move.node_id in view.seen.assigned and move.node_id not in known]
+    lent = moves.lent(view.seen.plan, view.seen.assigned) if view.seen.plan is not None else []
+    due = due[: len(lent) + view.seen.spare_count]  # who works and has no successor stays
+    if not due:
+        return view
+    leaving = {move.node_id for move in due}
+    roll = launch.call_roll(view.spec, view.seen, record, view.policy)
+    if any(node_id not in leaving for node_id in (*roll.late, *roll.unreachable)):
+        return view  # what the others still have is not known yet
+    verdicts = tuple(moves.verdict(move) for move in due)
+    without = replace(record, exclusions=_exclusions(view, record, verdicts))
+    rest = launch.call_roll(view.spec, view.seen, without, view.policy)
+    left = recovery.choose(launch.survey(view.spec, view.seen, without, rest)).base_step
+    floor = launch.floor_of(view.seen, record)
+    if left < floor:
+        if roll.late or roll.unreachable:
+            return view
+        event = f"{', '.join(sorted(leaving))} stays: without it step {left} is left of the committed step {floor}"
+        later = view.now + view.policy.timeouts.blind_wait_seconds
+        kept = tuple(move for move in record.moves if move.node_id not in leaving)
+        return replace(replace_record(view, moves=kept, moves_after=later), events=(*view.events, EventDraft(type="NodeKept", message=event)))
+    return _with_losses(replace(view, record=without), tuple(fault for verdict in verdicts for fault in _loss(view, verdict)))
+
+
+def _with_ruling(view: _View) -> tuple[_View, str]:
+    """Ask the breakers once all members have promised; change what they say, or return why the job is given up."""
+    record, spec = view.record, view.spec
+    roll = launch.call_roll(spec, view.seen, record, view.policy)
+    if roll.late or roll.unreachable or not record.failures:
+        return view, ""
+    last = record.failures[-1]
+    refused = _refused_state(view, last)
+    older = recovery.choose(launch.survey(spec, view.seen, replace(record, refused=(*record.refused, *refused)), roll)).base_step
+    has_spare = view.seen.spare_count > 0
+    ruling = breakers.rule(record.failures, record.trials, spec, has_spare=has_spare, older_base=older)
+    match ruling.course:
+        case Course.AGAIN:
+            return view, ""
+        case Course.GIVE_UP:
+            return view, ruling.why
+        case Course.OTHER_NODE:
+            assert last.node_id is not None  # what the ruling stands on
+            words = f"{last.node_id} is left once, to tell a bad node from a bad script: {ruling.why}".partition("\n")[0]
+            exclusion = Exclusion(node_id=last.node_id, evidence=words, may_terminate=False, remedy=Remedy.RELEASE)
+            trial = Trial(kind="node", failure=last, node_id=last.node_id)
+            view = replace_record(view, exclusions=(*record.exclusions, exclusion), trials=(*record.trials, trial))
+        case Course.OLDER_STATE:
+            words = f"step {last.base_step} is left out once, to tell a bad state from a bad script: {ruling.why}".partition("\n")[0]
+            trial = Trial(kind="state", failure=last)
+            view = replace_record(view, refused=tuple(dict.fromkeys([*record.refused, *refused])), trials=(*record.trials, trial))
+    if (incident := view.record.incident) is not None:
+        view = replace_record(view, incident=replace(incident, decision=words))
+    return replace(view, events=(*view.events, EventDraft(type="OneThingChanged", message=words))), ""
+
+
+def _refused_state(view: _View, failure: FailureRecord) -> tuple[RefusedSource, ...]:
+    """Return all sources of the state that a failed generation began with."""
+    plan = view.seen.plan
+    if plan is None or plan.base_step != failure.base_step:
+        return ()
+    return tuple(
+        RefusedSource(rank=rank.rank, origin_generation=origin, step=plan.base_step, is_object=is_object)
+        for rank in plan.ranks
+        for origin in sorted({source.origin_generation for source in rank.sources})
+        for is_object in (False, True)
+    )
+
+
+def _implicating(view: _View, found: tuple[Fault, ...], incident: IncidentRecord) -> _View:
+    """Add what faults say of nodes to these nodes' histories; a node that has become a lemon by it is left in the same recovery."""
+    lines = [replace(fault.implicates, incident_id=incident.id) for fault in found if fault.implicates is not None]
+    view = replace(view, implications=(*view.implications, *lines))
+    left = {move.node_id for move in view.record.moves} | {exclusion.node_id for exclusion in view.record.exclusions}
+    for line in lines:
+        node = view.nodes.get(line.node_id)
+        history = [*(node.history if node is not None else ()), line]
+        why = remedies.lemon(history, view.now)
+        if why is not None and line.node_id not in left:
+            remedy = remedies.of_lemon(history, view.now)
+            words = f"{line.node_id} is not used again: {why}"
+            move = Move(
+                node_id=line.node_id, evidence=words, cause=Cause.NODE_FAULT, remedy=remedy, may_terminate=remedy is Remedy.REPLACE, is_history=True
+            )
+            left.add(line.node_id)
+            view = replace_record(view, moves=(*view.record.moves, move))
+    return view
 
 
 def _planned(view: _View, roll: launch.Roll) -> Decision:
@@ -322,6 +439,8 @@ def _planned(view: _View, roll: launch.Roll) -> Decision:
         base_step=plan.base_step,
         committed=min(view.record.committed, plan.base_step),
         boundary=plan.base_step,
+        moves=(),
+        impairments=(),
     )
     return replace(_moved(moved, JobEvent.PLANNED, reason), plan=plan)
 
@@ -345,7 +464,7 @@ def _launch(view: _View) -> Decision:
     )
     if found:
         failure = faults.failure_of_loads(plan, view.reports, record.max_boundary, view.now)
-        failure = failure or faults.failure_of_ranks(view.reports, plan.generation, record.max_boundary)
+        failure = failure or faults.failure_of_ranks(plan, view.reports, record.max_boundary)
         return _new_generation(view, found, failure)
     if is_loading:
         return _load(view)
@@ -390,7 +509,7 @@ def _watch(view: _View) -> Decision:
     if (fault := faults.permanent(view.reports)) is not None:
         return _ended(view, JobEvent.GAVE_UP, fault.message)
     if all(_has_finished(view, node.node_id) for node in plan.nodes):
-        return replace_actions(_finish(view, is_durable=not puts), puts)
+        return replace_actions(_leave(view, is_durable=not puts) if _stopped_to_move(view) else _finish(view, is_durable=not puts), puts)
     silences = {silence.node_id: silence for silence in record.silences if not view.seen.is_fleet_blind}
     others = progress_without(view.reports, plan.coordinator)
     found = (
@@ -403,12 +522,78 @@ def _watch(view: _View) -> Decision:
     if record.state is JobState.STOPPING:
         return replace_actions(_stop(view, found, is_durable=not puts), puts)
     if found:
-        return replace_actions(_new_generation(view, found, faults.failure_of_ranks(view.reports, plan.generation, record.max_boundary)), puts)
+        return replace_actions(_new_generation(view, found, faults.failure_of_ranks(plan, view.reports, record.max_boundary)), puts)
     if view.wants_stop:
         return replace_actions(_moved(view, JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"), puts)
+    view = _with_moves(view)
+    if view.record.moves:
+        return replace_actions(_move(view), puts)
     unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is Standing.UNCLEAR]
     reason = f"trains; {'; '.join(_without_figures(view, unclear))}" if unclear else f"trains from step {plan.base_step}"
     return _stay(view, reason, puts, requeue=WATCH_SECONDS)
+
+
+# -- leaving a node while training goes well --------------------------------------------------------------------------
+
+
+def _with_moves(view: _View) -> _View:
+    """Note which members are to be left, and give back the nodes that were lent for that and are not needed."""
+    record = view.record
+    found = moves.wanted(record.moves, view.verdicts, view.now, record.moves_after)
+    view = replace_record(view, moves=found)
+    lent = moves.lent(view.plan, view.seen.assigned)
+    known = {exclusion.node_id for exclusion in record.exclusions}
+    back = [node_id for node_id in lent[len(found) :] if node_id not in known]
+    if not back:
+        return view
+    words = "nobody is to be left any more"
+    return replace_record(
+        view,
+        exclusions=(
+            *record.exclusions,
+            *(Exclusion(node_id=node_id, evidence=words, may_terminate=False, remedy=Remedy.RELEASE) for node_id in back),
+        ),
+    )
+
+
+def _move(view: _View) -> Decision:
+    """Leave members that are impaired: first another node for each, then a stop that all ranks agree upon, then the next generation without them."""
+    record, plan = view.record, view.plan
+    names = ", ".join(move.node_id for move in record.moves)
+    why = "; ".join(move.evidence for move in record.moves)
+    if not moves.is_asked(record.moves):
+        ready = [node_id for node_id in moves.lent(plan, view.seen.assigned) if view.nodes[node_id].is_connected]
+        if len(ready) < len(record.moves):
+            return _stay(view, f"trains; {names} is to be left once another node is there: {why}", requeue=WATCH_SECONDS)
+        asked = replace_record(view, moves=tuple(replace(move, asked_at=view.now) for move in record.moves))
+        event = EventDraft(type="NodeToBeLeft", message=f"{names} is left at an agreed stop, {', '.join(ready)} takes over: {why}")
+        return _stay(replace(asked, events=(*view.events, event)), f"agrees on a stop, to leave {names}: {why}", requeue=0.0)
+    if moves.is_stuck(record.moves, record.progress_at, view.now, view.policy.timeouts):
+        return _new_generation(view, tuple(moves.fault(move, view.now, "no stop could be agreed upon") for move in record.moves), None)
+    ask: tuple[JobAction, ...] = ()
+    if _is_in(view, plan.coordinator, MemberPhase.RUNNING):
+        ask = (SendStop(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation),)
+    return _stay(view, f"agrees on a stop, to leave {names}: {why}", ask, requeue=LAUNCH_SECONDS)
+
+
+def _stopped_to_move(view: _View) -> bool:
+    """Say whether all ranks ended because they had agreed on a stop, and the stop was asked for to leave a node."""
+    status = next((report.round for report in view.reports.values() if report.round is not None), None)
+    has_stopped = status is not None and status.stopped
+    return view.record.state is JobState.RUNNING and has_stopped and not view.wants_stop and moves.is_asked(view.record.moves)
+
+
+def _leave(view: _View, *, is_durable: bool) -> Decision:
+    """Go on without the members that are to be left; what only they hold is given the time to become a checkpoint."""
+    left = {move.node_id for move in view.record.moves}
+    shards = [shard for report in view.reports.values() for shard in report.protection]
+    is_elsewhere = len(shards) == view.plan.world_size and all(set(shard.in_view) - left for shard in shards)
+    if not is_elsewhere and _awaits_checkpoint(view, is_durable=is_durable):
+        return _stay(
+            view, f"stopped at step {view.record.boundary} to leave {', '.join(sorted(left))}; waits for its checkpoint", requeue=LAUNCH_SECONDS
+        )
+    at = f"left at an agreed stop after step {view.record.boundary}"
+    return _new_generation(view, tuple(moves.fault(move, view.now, at) for move in view.record.moves), None)
 
 
 def _with_progress(view: _View) -> _View:
@@ -427,8 +612,11 @@ def _with_progress(view: _View) -> _View:
     if incident is not None and incident.state is IncidentState.REWORKING and boundary >= incident.reached_step:
         incident = incidents.moved(incident, IncidentEvent.CAUGHT_UP, view.now)
     is_safe = status is not None and status.committed > plan.base_step
+    told = breakers.passed(record.trials, plan.generation, boundary)
+    view = _told_by_trials(view, told)
     return replace_record(
         view,
+        trials=tuple(trial for trial in record.trials if trial not in told),
         boundary=boundary,
         max_boundary=max(record.max_boundary, boundary),
         committed=committed,
@@ -437,6 +625,23 @@ def _with_progress(view: _View) -> _View:
         incident=incident,
         refused=() if is_safe else record.refused,
     )
+
+
+def _told_by_trials(view: _View, told: tuple[Trial, ...]) -> _View:
+    """A failure that stayed behind with its node speaks against the node."""
+    lines = tuple(
+        Implication(
+            node_id=trial.node_id,
+            incident_id=incidents.incident_id(view.spec.run, trial.failure.generation),
+            at=view.now,
+            what=Cause.RANK_EXIT.value,
+            evidence=f"ranks failed alike on {trial.node_id} after step {trial.failure.step}, and pass that step without it",
+            remedy=Remedy.RELEASE,
+        )
+        for trial in told
+        if trial.node_id is not None
+    )
+    return replace(view, implications=(*view.implications, *lines))
 
 
 def _trains_again(view: _View) -> bool:
@@ -515,9 +720,12 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
     record, plan = view.record, view.plan
     issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, view.spec.run)) + 1)
     gone = [verdict for verdict in view.verdicts.values() if verdict.is_final]
+    found_moves = moves.wanted(record.moves, view.verdicts, view.now, record.moves_after)
     reached = max(record.boundary, faults.reached(view.reports))
     closed, incident = _incident_of(view, found, reached)
     record = replace(record, exclusions=_exclusions(view, record, tuple(gone)))
+    view = _implicating(replace(view, record=replace(record, moves=found_moves)), found, incident)
+    record = view.record
     is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.LOAD_FAILED) for fault in found)
     detected = incident.opened_at - incident.failed_at if incident.opened_at == view.now else 0.0
     record = replace(
@@ -527,7 +735,7 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
         incident=incident,
         boundary=reached,
         max_boundary=max(record.max_boundary, reached),
-        failures=faults.remembered(record.failures, failure if is_own_making else None, view.spec),
+        failures=breakers.remembered(record.failures, failure if is_own_making else None, view.spec),
         refused=tuple(dict.fromkeys([*record.refused, *faults.refused_sources(plan, view.reports, view.nodes)])),
     )
     halts = tuple(
@@ -595,6 +803,8 @@ def _stay(view: _View, reason: str, actions: tuple[JobAction, ...] = (), *, requ
         record=replace(view.record, reason=reason),
         actions=actions,
         incidents=_changed_incident(view, view.record),
+        implications=view.implications,
+        events=view.events,
         requeue_after_seconds=requeue,
     )
 
@@ -604,7 +814,13 @@ def _moved(view: _View, event: JobEvent, reason: str) -> Decision:
     state = advance(JOB_TRANSITIONS, f"job {view.spec.job}", before.state, event, (before.reason,))
     record = replace(before, state=state, reason=reason, state_since=view.now)
     draft = EventDraft(type="JobStateChanged", message=f"{before.state} → {state}: {reason}")
-    return Decision(record=record, incidents=_changed_incident(view, record), events=(draft,), requeue_after_seconds=0.0)
+    return Decision(
+        record=record,
+        incidents=_changed_incident(view, record),
+        implications=view.implications,
+        events=(*view.events, draft),
+        requeue_after_seconds=0.0,
+    )
 
 
 def _ended(view: _View, event: JobEvent, reason: str) -> Decision:

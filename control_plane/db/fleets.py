@@ -14,6 +14,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from control_plane.core.observed import DEFAULT_REPLACEMENTS_PER_HOUR
 from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.leases import Lease
@@ -32,6 +33,9 @@ class FleetRecord:
     delete_requested_at: datetime | None
     min_node_count: int
     spare_count: int
+    hold_failed_instances: bool
+    max_replacements_per_hour: int
+    blindness_lifted_at: datetime | None
     max_node_count: int
     instance_type: str
     availability_zone: str
@@ -58,6 +62,8 @@ class NewFleet:
     availability_zone: str
     tags: Mapping[str, str]
     price_usd_per_hour: float | None = None
+    hold_failed_instances: bool = False
+    max_replacements_per_hour: int = DEFAULT_REPLACEMENTS_PER_HOUR
 
 
 class FleetUpdate(TypedDict, total=False):
@@ -71,6 +77,16 @@ class FleetUpdate(TypedDict, total=False):
     desired_node_count: int
     drift: tuple[str, ...]
     reason: str
+    blindness_lifted_at: datetime | None
+
+
+class FleetWishes(TypedDict, total=False):
+    """What a user may change; what is left out stays."""
+
+    min_node_count: int
+    spare_count: int
+    hold_failed_instances: bool
+    max_replacements_per_hour: int
 
 
 def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
@@ -124,14 +140,13 @@ def every(session: Session) -> tuple[FleetRecord, ...]:
     return tuple(record_of(row, FleetRecord) for row in session.scalars(select(Fleet).order_by(Fleet.name)))
 
 
-def set_wanted(session: Session, name: str, *, min_node_count: int | None, spare_count: int | None) -> FleetRecord:
-    """Change what the user wants of a fleet; None leaves a figure as it is.
+def set_wanted(session: Session, name: str, **wishes: Unpack[FleetWishes]) -> FleetRecord:
+    """Change what the user wants of a fleet.
 
     Args:
         session: a writing one.
         name: of the fleet.
-        min_node_count: nodes to keep when no job runs, or None.
-        spare_count: nodes that wait, or None.
+        **wishes: what changes.
 
     Returns:
         The fleet as it is now.
@@ -139,10 +154,27 @@ def set_wanted(session: Session, name: str, *, min_node_count: int | None, spare
     Raises:
         NotFound: there is no such fleet.
     """
-    wanted = {"min_node_count": min_node_count, "spare_count": spare_count}
-    changes = {column: value for column, value in wanted.items() if value is not None}
-    if changes and not changed_rows(session.execute(update(Fleet).where(Fleet.name == name).values(**changes))):
+    if wishes and not changed_rows(session.execute(update(Fleet).where(Fleet.name == name).values(**wishes))):
         raise NotFound("fleet", name)
+    return get(session, name)
+
+
+def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
+    """Note that a person says of a fleet most of which is silent: who is silent is gone. Again, it changes nothing.
+
+    Args:
+        session: a writing one.
+        name: of the fleet.
+        now: when.
+
+    Returns:
+        The fleet as it is now.
+
+    Raises:
+        NotFound: there is no such fleet.
+    """
+    get(session, name)
+    session.execute(update(Fleet).where(Fleet.name == name, Fleet.blindness_lifted_at.is_(None)).values(blindness_lifted_at=now))
     return get(session, name)
 
 

@@ -13,10 +13,10 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
-from control_plane.db.errors import NotFound
+from control_plane.db.errors import Conflict, NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.models import Node
-from control_plane.db.session import record_of
+from control_plane.db.session import changed_rows, record_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,12 @@ class NodeRecord:
     instance_type: str
     availability_zone: str
     reason: str
+    hold: str | None
+    release: str
+    since: datetime | None
+    replaced_at: datetime | None
+    returned_at: datetime | None
+    evidence_at: datetime | None
     created_at: datetime
     connected_at: datetime | None
     ended_at: datetime | None
@@ -48,6 +54,12 @@ class NodeUpdate(TypedDict, total=False):
     instance_type: str
     availability_zone: str
     reason: str
+    hold: str | None
+    release: str
+    since: datetime | None
+    replaced_at: datetime | None
+    returned_at: datetime | None
+    evidence_at: datetime | None
     ended_at: datetime | None
 
 
@@ -112,6 +124,39 @@ def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: 
     row.connected_at = now
     session.flush()
     return record_of(row, NodeRecord)
+
+
+def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple[datetime, ...]:
+    """Return when nodes of a fleet were replaced by Everstep's own verdict, from a moment on; ended ones count."""
+    query = select(Node.replaced_at).where(Node.fleet_name == fleet_name, Node.replaced_at.is_not(None), Node.replaced_at >= moment)
+    return tuple(at for at in session.scalars(query.order_by(Node.replaced_at)) if at is not None)
+
+
+def ask_release(session: Session, node_id: str, *, state: str, release: str) -> NodeRecord:
+    """Note what a person wants of a held node; the fleet loop does it.
+
+    Args:
+        session: a writing one.
+        node_id: of the node.
+        state: the one that it has to be in.
+        release: what is wanted.
+
+    Returns:
+        The node as it is now.
+
+    Raises:
+        NotFound: no such node was ever seen.
+        Conflict: it is not in that state.
+    """
+    node = get(session, node_id)
+    if not changed_rows(session.execute(update(Node).where(Node.id == node_id, Node.state == state).values(release=release))):
+        raise Conflict(f"the node {node_id} is {node.state}, not {state}")
+    return get(session, node_id)
+
+
+def note_evidence(session: Session, node_id: str, *, state: str, now: datetime) -> None:
+    """Note that all that is to be kept of a node is in S3, if it is still in that state."""
+    session.execute(update(Node).where(Node.id == node_id, Node.state == state, Node.evidence_at.is_(None)).values(evidence_at=now))
 
 
 def change(session: Session, lease: Lease, node_id: str, *, initial_state: str, now: datetime, **changes: Unpack[NodeUpdate]) -> None:

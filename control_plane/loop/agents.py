@@ -253,7 +253,7 @@ class AgentRegistry:
         if report.member is not None and report.metrics:
             self._log(report.member.run, report.metrics)
         is_watched = report.member is not None and report.member.run in self._watched
-        if is_watched or view.report is None or _news(report.member) != _news(view.report.member):
+        if is_watched or view.report is None or _news(report.member) != _news(view.report.member) or report.faults != view.report.faults:
             self._wake()
 
     def _wake(self) -> None:

@@ -22,8 +22,10 @@ from control_plane.cloud.operator import CloudOperator
 from control_plane.core.actions import (
     CompleteTermination,
     FleetAction,
+    GroupAction,
     JobAction,
     PutManifest,
+    RebootMember,
     SendHalt,
     SendLoad,
     SendPrepare,
@@ -121,7 +123,7 @@ class Executor:
             self._putting[key] = task
             task.add_done_callback(lambda _: self._putting.pop(key, None))
 
-    async def change_group(self, lease: Lease, action: SetDesired | TerminateMember | CompleteTermination) -> bool:
+    async def change_group(self, lease: Lease, action: GroupAction) -> bool:
         """Make one change of a fleet's group.
 
         Args:
@@ -155,8 +157,8 @@ class Executor:
         """Wait for what is under way."""
         await asyncio.gather(*self._putting.values(), return_exceptions=True)
 
-    def _call(self, action: SetDesired | TerminateMember | CompleteTermination) -> Call:
-        """Return the call of an action. Its key holds for a minute: an effect that is not seen by then is tried again."""
+    def _call(self, action: GroupAction) -> Call:
+        """Return the call of an action. Its key holds for a minute: an effect that is not seen by then is tried again; a reboot is asked for once."""
         minute = int(self._now().timestamp() // 60)
         match action:
             case SetDesired(group=group, desired_count=desired):
@@ -173,6 +175,13 @@ class Executor:
                     name="TerminateInstanceInAutoScalingGroup",
                     detail={"group": group, "node_id": node_id, "decrement": decrement, "reason": reason},
                     make=lambda: self._operator.terminate_member(node_id, decrement=decrement),
+                )
+            case RebootMember(group=group, node_id=node_id, since=since, reason=reason):
+                return Call(
+                    key=f"reboot/{node_id}/{since:.3f}",
+                    name="RebootInstances",
+                    detail={"group": group, "node_id": node_id, "reason": reason},
+                    make=lambda: self._operator.reboot_member(group, node_id),
                 )
             case CompleteTermination(group=group, hook=hook, node_id=node_id):
                 return Call(

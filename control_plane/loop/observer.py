@@ -6,11 +6,12 @@ Invariant: no database session is open while anything else is waited for, and si
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 from control_plane.core.evidence import is_fleet_blind
-from control_plane.core.fleets import admitted
+from control_plane.core.fleets import NOT_REPLACED, RATE_WINDOW_SECONDS, admitted, is_idle
 from control_plane.core.observed import (
     CheckpointRecord,
     FleetObserved,
@@ -24,13 +25,17 @@ from control_plane.core.observed import (
 )
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import grace_seconds
-from control_plane.db import checkpoints, fleets, jobs, nodes
+from control_plane.db import checkpoints, fleets, implications, jobs, nodes
 from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry, AgentView
 from control_plane.loop.cloud_watch import CloudView, CloudWatch
 from everstep.protocol.ids import FleetName, NodeId, RunId
 from everstep.protocol.plan import GenerationPlan, Timeouts
+
+
+_Histories = Mapping[str, tuple[implications.ImplicationRecord, ...]]
+_NO_HISTORIES: _Histories = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,24 @@ class StoredJob:
     fleet_jobs: tuple[jobs.JobRecord, ...]
     nodes: tuple[nodes.NodeRecord, ...]
     """Of its fleet, ended ones included: they are evidence."""
-    max_node_count: int
+    histories: Mapping[str, tuple[implications.ImplicationRecord, ...]]
+    """Of the fleet's nodes."""
+    fleet: fleets.FleetRecord | None
+    """None: it is gone, as only a job that has ended can outlive it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFleet:
+    """What the database has on a fleet, read in one session."""
+
+    fleet: fleets.FleetRecord
+    nodes: tuple[nodes.NodeRecord, ...]
+    """Without the ended ones."""
+    jobs: tuple[jobs.JobRecord, ...]
+    """That have not ended."""
+    histories: Mapping[str, tuple[implications.ImplicationRecord, ...]]
+    replaced: tuple[datetime, ...]
+    """When nodes were replaced by Everstep's own verdict, over the last hour at least."""
 
 
 class Hearing:
@@ -120,7 +142,8 @@ class Observer:
                 checkpoints=tuple(checkpoint for checkpoint in complete if checkpoint is not None),
                 fleet_jobs=jobs.unfinished(session, job.fleet_name),
                 nodes=nodes.of_fleet(session, job.fleet_name, with_ended=True),
-                max_node_count=_max_node_count(fleets.every(session), job.fleet_name),
+                histories=implications.of_fleet(session, job.fleet_name),
+                fleet=next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None),
             )
         if plan is not None:
             self._plans[run] = plan  # immutable once stored: worth keeping
@@ -141,56 +164,72 @@ class Observer:
         team = dict.fromkeys([*assigned, *planned])
         in_use = [row for row in rows.values() if row.state in (NodeState.SPARE, NodeState.ASSIGNED)]
         fleet_nodes = [self._node(fleet, row, views.get(NodeId(row.id))) for row in in_use]
-        runs = admitted((records.fleet_job(job) for job in stored.fleet_jobs), stored.max_node_count)
+        spares = [node for node, row in zip(fleet_nodes, in_use, strict=True) if row.state == NodeState.SPARE and is_idle(node, self._timeouts)]
+        max_size = stored.fleet.max_node_count if stored.fleet is not None else 0
+        is_lifted = stored.fleet is not None and stored.fleet.blindness_lifted_at is not None
+        runs = admitted((records.fleet_job(job) for job in stored.fleet_jobs), max_size)
         failures = self._cloud.launch_failures(fleet)
+        histories = stored.histories
         return records.job_spec(stored.job), JobObserved(
             record=records.job_record(stored.job),
             plan=stored.plan,
             lineage=stored.lineage,
             checkpoints=stored.checkpoints,
             assigned=assigned,
-            nodes={node_id: self._node_by_id(fleet, node_id, rows.get(node_id), views.get(node_id)) for node_id in team},
+            nodes={node_id: self._node_by_id(fleet, node_id, rows.get(node_id), views.get(node_id), histories) for node_id in team},
             is_admitted=run in runs,
-            is_fleet_blind=is_fleet_blind(fleet_nodes, self._timeouts),
-            waiting_words=failures[0] if failures else "",
+            spare_count=len(spares),
+            is_fleet_blind=is_fleet_blind(fleet_nodes, self._timeouts) and not is_lifted,
+            waiting_words=failures[0] if failures else _what_holds(stored.fleet),
         )
 
-    def read_fleet(self, name: FleetName) -> tuple[fleets.FleetRecord, tuple[nodes.NodeRecord, ...], tuple[jobs.JobRecord, ...]]:
+    def read_fleet(self, name: FleetName, now: datetime) -> StoredFleet:
         """Read a fleet, its nodes and its live jobs. Blocks: called in a thread.
 
         Args:
             name: of the fleet.
+            now: for how far back replacements count.
 
         Returns:
-            (the fleet, its nodes without the ended ones, its jobs that have not ended).
+            The fleet with all that its decision needs of the database, as of one moment.
 
         Raises:
             NotFound: it was removed.
         """
         with self._database.read() as session:
-            return fleets.get(session, name), nodes.of_fleet(session, name), jobs.unfinished(session, name)
+            return StoredFleet(
+                fleet=fleets.get(session, name),
+                nodes=nodes.of_fleet(session, name),
+                jobs=jobs.unfinished(session, name),
+                histories=implications.of_fleet(session, name),
+                replaced=nodes.replaced_since(session, name, now - timedelta(seconds=RATE_WINDOW_SECONDS)),
+            )
 
-    def observe_fleet(
-        self, fleet: fleets.FleetRecord, rows: Iterable[nodes.NodeRecord], live: Iterable[jobs.JobRecord], view: CloudView
-    ) -> tuple[FleetSpec, FleetObserved]:
+    def observe_fleet(self, stored: StoredFleet, view: CloudView) -> tuple[FleetSpec, FleetObserved]:
         """Return what a pass over a fleet decides about. Runs on the server's event loop; waits for nothing."""
-        name = FleetName(fleet.name)
+        name = FleetName(stored.fleet.name)
         views = self._registry.views()
-        by_id = {NodeId(row.id): row for row in rows}
+        by_id = {NodeId(row.id): row for row in stored.nodes}
         table: tuple[NodeRecord, ...] = tuple(records.node_record(row) for row in by_id.values() if row.state != NodeState.GONE)
         ids = dict.fromkeys([*(row.node_id for row in table), *(member.node_id for member in view.group.members)])
-        return records.fleet_spec(fleet), FleetObserved(
+        return records.fleet_spec(stored.fleet), FleetObserved(
             group=view.group,
             records=table,
-            nodes={node_id: self._node_by_id(name, node_id, by_id.get(node_id), views.get(node_id)) for node_id in ids},
-            jobs=tuple(records.fleet_job(job) for job in live),
+            nodes={node_id: self._node_by_id(name, node_id, by_id.get(node_id), views.get(node_id), stored.histories) for node_id in ids},
+            jobs=tuple(records.fleet_job(job) for job in stored.jobs),
+            replaced=tuple(moment.timestamp() for moment in stored.replaced),
         )
 
-    def _node_by_id(self, fleet: FleetName, node_id: NodeId, row: nodes.NodeRecord | None, view: AgentView | None) -> NodeObserved:
+    def _node_by_id(
+        self, fleet: FleetName, node_id: NodeId, row: nodes.NodeRecord | None, view: AgentView | None, histories: _Histories = _NO_HISTORIES
+    ) -> NodeObserved:
         condition, words = self._cloud.condition(fleet, node_id)
         if row is not None and row.state == NodeState.GONE and condition is not InstanceCondition.ENDED:
             condition, words = InstanceCondition.ENDED, row.reason.removeprefix("EC2: ")
-        return self._observed(node_id, condition, words, row, view)
+        lines = histories.get(node_id, ())
+        since = row.returned_at if row is not None else None
+        history = tuple(records.implication(line) for line in lines if since is None or line.at > since)
+        return replace(self._observed(node_id, condition, words, row, view), history=history)
 
     def _node(self, fleet: FleetName, row: nodes.NodeRecord, view: AgentView | None) -> NodeObserved:
         return self._node_by_id(fleet, NodeId(row.id), row, view)
@@ -211,8 +250,10 @@ class Observer:
             has_reported=report is not None,
             is_warm=report is not None and report.is_warm,
             member=report.member if report is not None else None,
+            faults=report.faults if report is not None else (),
         )
 
 
-def _max_node_count(known: Iterable[fleets.FleetRecord], name: str) -> int:
-    return next((fleet.max_node_count for fleet in known if fleet.name == name), 0)
+def _what_holds(fleet: fleets.FleetRecord | None) -> str:
+    """Return what keeps a fleet from bringing nodes, in its own words; empty while nothing does."""
+    return fleet.reason if fleet is not None and NOT_REPLACED in fleet.reason else ""

@@ -17,15 +17,21 @@ from control_plane.core.observed import (
     FleetJob,
     FleetSpec,
     GenerationRecord,
+    Hold,
+    Impairment,
+    Implication,
     IncidentRecord,
     JobRecord,
     JobSpec,
+    Move,
     NodeRecord,
     RefusedSource,
+    Remedy,
     Silence,
+    Trial,
 )
 from control_plane.core.states import IncidentState, JobState, NodeState
-from control_plane.db import checkpoints, fleets, incidents, jobs, nodes
+from control_plane.db import checkpoints, fleets, implications, incidents, jobs, nodes
 from everstep.protocol.codec import resolve
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.plan import ObjectReference, ScriptPlan, SourceArchive
@@ -47,6 +53,10 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     exclusions: tuple[Exclusion, ...] = ()
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
+    impairments: tuple[Impairment, ...] = ()
+    moves: tuple[Move, ...] = ()
+    moves_after: float = 0.0
+    trials: tuple[Trial, ...] = ()
     stop_reason: str = ""
     incident: IncidentRecord | None = None
 
@@ -118,6 +128,10 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         exclusions=memo.exclusions,
         silences=memo.silences,
         refused=memo.refused,
+        impairments=memo.impairments,
+        moves=memo.moves,
+        moves_after=memo.moves_after,
+        trials=memo.trials,
         stop_reason=memo.stop_reason,
         seconds=dict(job.accounting),
         accounted_until=_seconds(job.accounted_until),
@@ -134,6 +148,10 @@ def job_update(record: JobRecord) -> jobs.JobUpdate:
         exclusions=record.exclusions,
         silences=record.silences,
         refused=record.refused,
+        impairments=record.impairments,
+        moves=record.moves,
+        moves_after=record.moves_after,
+        trials=record.trials,
         stop_reason=record.stop_reason,
         incident=record.incident,
     )
@@ -229,6 +247,9 @@ def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
         min_node_count=fleet.min_node_count,
         spare_count=fleet.spare_count,
         is_deleting=fleet.delete_requested_at is not None,
+        is_blindness_lifted=fleet.blindness_lifted_at is not None,
+        holds_failed_instances=fleet.hold_failed_instances,
+        max_replacements_per_hour=fleet.max_replacements_per_hour,
     )
 
 
@@ -243,6 +264,8 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         priority=job.priority,
         created_at=record.created_at,
         exclusions=record.exclusions,
+        moving=tuple(move.node_id for move in record.moves),
+        avoided=tuple(trial.node_id for trial in record.trials if trial.node_id is not None),
     )
 
 
@@ -254,6 +277,53 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
         run=RunId(node.run_id) if node.run_id is not None else None,
         reason=node.reason,
         created_at=node.created_at.timestamp(),
+        since=(node.since or node.created_at).timestamp(),
+        hold=Hold(node.hold) if node.hold is not None else None,
+        replaced_at=_seconds(node.replaced_at),
+        release=node.release,  # type: ignore[arg-type]  # written through the API's literal alone
+        connected_at=_seconds(node.connected_at),
+        evidence_at=_seconds(node.evidence_at),
+    )
+
+
+def node_update(node: NodeRecord) -> nodes.NodeUpdate:
+    """Return the columns of a node that the core has decided about."""
+    return nodes.NodeUpdate(
+        state=node.state.value,
+        run_id=node.run,
+        reason=node.reason,
+        hold=node.hold.value if node.hold is not None else None,
+        release=node.release,
+        since=_moment(node.since),
+        replaced_at=_moment(node.replaced_at),
+        evidence_at=_moment(node.evidence_at),
+    )
+
+
+def implication(line: implications.ImplicationRecord) -> Implication:
+    """Return a line of a node's history as the core sees it."""
+    return Implication(
+        node_id=NodeId(line.node_id),
+        incident_id=line.incident_id,
+        at=line.at.timestamp(),
+        what=line.what,
+        evidence=line.evidence,
+        is_own_word=line.is_own_word,
+        remedy=Remedy(line.remedy),
+    )
+
+
+def new_implication(line: Implication, fleet_name: str) -> implications.ImplicationRecord:
+    """Return a line of a node's history to be stored."""
+    return implications.ImplicationRecord(
+        node_id=line.node_id,
+        incident_id=line.incident_id,
+        fleet_name=fleet_name,
+        at=at(line.at),
+        what=line.what,
+        evidence=line.evidence,
+        is_own_word=line.is_own_word,
+        remedy=line.remedy.value,
     )
 
 

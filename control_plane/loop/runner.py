@@ -21,11 +21,11 @@ from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.core import fleets as core_fleets
 from control_plane.core import jobs as core_jobs
-from control_plane.core.actions import CompleteTermination, Decision, FleetDecision, PutManifest, SetDesired, TerminateMember
+from control_plane.core.actions import Decision, FleetDecision, GroupAction, PutManifest
 from control_plane.core.observed import Policy
 from control_plane.core.states import ENDED_JOBS, FleetStatus, JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
-from control_plane.db import events, fleets, incidents, jobs, nodes, protection
+from control_plane.db import events, fleets, implications, incidents, jobs, nodes, protection
 from control_plane.db.errors import NotFound, StaleLease
 from control_plane.db.leases import Lease, LeaseKind, Leaser
 from control_plane.db.session import Database
@@ -157,7 +157,7 @@ class Runner:
                 else:
                     self.executor.tell(action)
             shards = self._shards(stored, now)
-            if decision.record != observed.record or decision.events or decision.incidents or shards:
+            if decision.record != observed.record or decision.events or decision.incidents or decision.implications or shards:
                 await asyncio.to_thread(self._apply_job, lease, stored, decision, shards, now)
             if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS:
                 break
@@ -184,9 +184,10 @@ class Runner:
         lease = await asyncio.to_thread(self._fleet_leases.hold, name)
         if lease is None:
             return None
-        fleet, rows, live = await asyncio.to_thread(self.observer.read_fleet, name)
-        spec, observed = self.observer.observe_fleet(fleet, rows, live, view)
         now = self._context.now().timestamp()
+        stored = await asyncio.to_thread(self.observer.read_fleet, name, records.at(now))
+        fleet = stored.fleet
+        spec, observed = self.observer.observe_fleet(stored, view)
         decision = core_fleets.decide(now, spec, observed, self._policy)
         await asyncio.to_thread(self._apply_fleet, lease, fleet, decision, view, now)
         for node_id in decision.forgotten:
@@ -194,7 +195,7 @@ class Runner:
         if decision.records:
             self._context.registry.hint()
         for action in decision.actions:
-            if isinstance(action, SetDesired | TerminateMember | CompleteTermination):
+            if isinstance(action, GroupAction):
                 # Void before and after: an answer to a question asked while the change was on its way does not know of it.
                 self.cloud.changed(name)
                 await self.executor.change_group(lease, action)
@@ -238,6 +239,9 @@ class Runner:
             for incident in decision.incidents:
                 incidents.open_incident(session, lease, incident.id, records.new_incident(incident, before, now))
                 incidents.change(session, lease, incident.id, **records.incident_update(incident, now))
+            if decision.implications:
+                lines = [records.new_implication(line, before.fleet_name) for line in decision.implications]
+                implications.record(session, lease, lines)
             if shards:
                 protection.record(session, lease, shards, moment)
             for draft in decision.events:
@@ -269,9 +273,10 @@ class Runner:
             desired_node_count=decision.desired_count,
             drift=view.group.drift,
             reason=decision.reason,
+            blindness_lifted_at=fleet.blindness_lifted_at if decision.is_blind else None,
         )
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
-        if is_same and not decision.records and not decision.events and not decision.is_empty:
+        if is_same and not decision.records and not decision.events and not decision.implications and not decision.is_empty:
             return
         with self._context.database.write() as session:
             if decision.is_empty:
@@ -286,13 +291,13 @@ class Runner:
                     row.node_id,
                     initial_state=NodeState.JOINING,
                     now=moment,
-                    state=row.state.value,
-                    run_id=row.run,
-                    reason=row.reason,
+                    **records.node_update(row),
                     instance_type=view.instance_type,
                     availability_zone=view.availability_zone,
                     ended_at=moment if row.state is NodeState.GONE else None,
                 )
+            if decision.implications:
+                implications.record(session, lease, [records.new_implication(line, fleet.name) for line in decision.implications])
             for draft in decision.events:
                 event = events.NewEvent(
                     at=moment, type=draft.type, message=draft.message, project=fleet.project, fleet_name=fleet.name, node_id=draft.node_id

@@ -140,6 +140,8 @@ class NodeFault(Message, frozen=True):
     """A sentence for the user, with the figures."""
     is_permanent: bool
     """No new generation can help."""
+    number: int | None = None
+    """The fault's own number where it has one: of `gpu_xid`, NVIDIA's Xid."""
 
 
 class NoticeKind(StrEnum):

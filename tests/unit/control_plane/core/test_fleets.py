@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from control_plane.core import fleets
 from control_plane.core.actions import CompleteTermination, SendHalt, SendRelease, SetDesired, TerminateMember
 from control_plane.core.observed import (
@@ -11,6 +13,7 @@ from control_plane.core.observed import (
     FleetSpec,
     GroupMember,
     GroupObserved,
+    Hold,
     InstanceCondition,
     NodeObserved,
     NodeRecord,
@@ -30,8 +33,8 @@ def job(name: str, state: JobState, count: int, *, created: float = 0.0, priorit
     return FleetJob(job=JobName(name), run=RunId(name), state=state, node_count=count, priority=priority, created_at=created, exclusions=exclusions)
 
 
-def row(name: str, state: NodeState = NodeState.SPARE, run: str | None = None, reason: str = "") -> NodeRecord:
-    return NodeRecord(node_id=NodeId(name), state=state, run=RunId(run) if run else None, reason=reason, created_at=float(name[1:]))
+def row(name: str, state: NodeState = NodeState.SPARE, run: str | None = None, reason: str = "", **changes: Any) -> NodeRecord:
+    return NodeRecord(node_id=NodeId(name), state=state, run=RunId(run) if run else None, reason=reason, created_at=float(name[1:]), **changes)
 
 
 def member_of(run: str, phase: MemberPhase = MemberPhase.PROMISED) -> MemberReport:
@@ -223,12 +226,16 @@ def test_an_excluded_node_is_ended_if_aws_or_its_agent_said_so_and_held_if_nobod
 
 
 def test_a_node_held_by_a_person_stays_held_one_that_was_unreachable_returns() -> None:
-    rows = [row("i1", NodeState.HELD, reason="unreachable by a: words"), row("i2", NodeState.HELD, reason="inspection"), row("i3")]
+    rows = [
+        row("i1", NodeState.HELD, reason="unreachable by a: words", hold=Hold.UNREACHABLE),
+        row("i2", NodeState.HELD, reason="inspection", hold=Hold.INSPECTION),
+        row("i3"),
+    ]
     assert states(decide(seen(rows, [], desired=4))) == {"i1": ("spare", None)}
 
 
 def test_a_held_node_that_has_not_let_go_of_its_job_stays_held() -> None:
-    rows = [row("i1", NodeState.HELD, reason="unreachable by a: words"), row("i2"), row("i3")]
+    rows = [row("i1", NodeState.HELD, reason="unreachable by a: words", hold=Hold.UNREACHABLE), row("i2"), row("i3")]
     assert states(decide(seen(rows, [], desired=4, working={"i1": member_of("a")}))) == {}
 
 
