@@ -152,6 +152,7 @@ def _loops(services: Services, secret: bytes) -> Sequence[Loop]:
         timeouts=services.timeouts,
         secret=secret,
         owner=uuid.uuid4().hex,
+        bucket=services.bucket,
         now=services.now,
     )
     return (Runner(context),)

@@ -16,6 +16,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.loopback import url_host
 from worker.agent import Agent, AgentSettings
 from worker.health import slot_memory_bytes
+from worker.own_log import OwnLog
 from worker.shm import tmpfs
 from worker.storage.s3 import s3_store
 from worker.supervisor import Supervisor
@@ -100,12 +101,15 @@ def main() -> None:
     logging.basicConfig(
         level=os.environ.get("EVERSTEP_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
     )
+    own_log = OwnLog()
+    own_log.setFormatter(logging.getLogger().handlers[0].formatter)
+    logging.getLogger().addHandler(own_log)
     chosen = settings(sys.argv[1:])
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)
     tmpfs.mount(chosen.slots, chosen.memory_bytes + PAGES_BYTES)
     supervisor = Supervisor(state=chosen.state, socket=chosen.slots / "shim.sock", address=chosen.address, is_warm=chosen.is_warm)
-    asyncio.run(serve(Agent(chosen, s3_store(), supervisor, now=time.time)))
+    asyncio.run(serve(Agent(chosen, s3_store(), supervisor, now=time.time, own_log=own_log)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@
 An impaired member works, and is left at a stop that all ranks agree upon, once another node is there to take over (ADR 0014).
 
 Invariant: every verdict but ALIVE names its evidence in sentences; silence is never counted from before this control plane could have heard; nobody
-is gone while steps advance, unless AWS says so. *Blind is not dead*: while most of a fleet is silent and AWS says that it runs, silence proves nothing.
+is gone while steps advance, unless AWS says so. *Blind is not dead*: while most of a fleet is silent and AWS says that it runs, silence proves
+nothing.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from control_plane.core.observed import (
     Silence,
 )
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankStatus
-from everstep.protocol.ids import Generation, NodeId, RunId, Step
+from everstep.protocol.ids import NodeId, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 MISMATCH_FAULTS = frozenset({"source_mismatch"})

@@ -194,10 +194,14 @@ class _Table:
         for row in self.in_state(NodeState.HELD):
             if row.release == "return":
                 self.move(row, NodeEvent.RELEASED, "a person released it")
-            elif row.release == "terminate":
+            elif row.release == "terminate" and not self._lacks_evidence(row):
                 self.move(row, NodeEvent.EXCLUDED, f"a person released it, to be ended; it was held: {row.reason}")
                 if _has_successor(row):  # it counts as replaced already
                     self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
+
+    def _lacks_evidence(self, row: NodeRecord) -> bool:
+        """Say whether an instance that is kept for inspection still has something to tell, and somebody there to tell it."""
+        return row.hold is Hold.INSPECTION and row.evidence_at is None and self.node(row.node_id).is_connected
 
     def follow_jobs(self, policy: Policy) -> None:
         """Take nodes back from jobs that ended or excluded them; take held ones back once they answer again."""

@@ -259,7 +259,8 @@ def _without_lost(view: _View) -> _View:
     """Exclude the nodes that are gone for certain, and let the incident tell it: what looked like a failing rank may turn out to be a lost node."""
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
-    gone = [view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final]
+    given_back = {trial.node_id for trial in record.trials} - set(view.seen.assigned)  # the job left them, they are not lost
+    gone = [view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final and node_id not in given_back]
     fresh = tuple(verdict for verdict in gone if verdict.node_id not in known)
     record = replace(record, exclusions=_exclusions(view, record, fresh))
     lost = tuple(fault for verdict in gone for fault in _loss(view, verdict))

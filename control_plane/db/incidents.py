@@ -166,6 +166,12 @@ def get(session: Session, incident_id: str) -> IncidentRecord:
     return record_of(row, IncidentRecord)
 
 
+def find(session: Session, incident_id: str) -> IncidentRecord | None:
+    """Return one incident, or None: an implication may name one that no job had."""
+    row = session.get(Incident, incident_id)
+    return None if row is None else record_of(row, IncidentRecord)
+
+
 def count_of_run(session: Session, run_id: str) -> int:
     """Return how many incidents a run has had."""
     return session.scalar(select(func.count()).select_from(Incident).where(Incident.run_id == run_id)) or 0

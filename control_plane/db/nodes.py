@@ -132,7 +132,7 @@ def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple
     return tuple(at for at in session.scalars(query.order_by(Node.replaced_at)) if at is not None)
 
 
-def ask_release(session: Session, node_id: str, *, state: str, release: str) -> NodeRecord:
+def ask_release(session: Session, node_id: str, *, state: str, release: str, now: datetime) -> NodeRecord:
     """Note what a person wants of a held node; the fleet loop does it.
 
     Args:
@@ -140,6 +140,7 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str) -> 
         node_id: of the node.
         state: the one that it has to be in.
         release: what is wanted.
+        now: when; the node's history counts from here.
 
     Returns:
         The node as it is now.
@@ -149,14 +150,9 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str) -> 
         Conflict: it is not in that state.
     """
     node = get(session, node_id)
-    if not changed_rows(session.execute(update(Node).where(Node.id == node_id, Node.state == state).values(release=release))):
+    if not changed_rows(session.execute(update(Node).where(Node.id == node_id, Node.state == state).values(release=release, returned_at=now))):
         raise Conflict(f"the node {node_id} is {node.state}, not {state}")
     return get(session, node_id)
-
-
-def note_evidence(session: Session, node_id: str, *, state: str, now: datetime) -> None:
-    """Note that all that is to be kept of a node is in S3, if it is still in that state."""
-    session.execute(update(Node).where(Node.id == node_id, Node.state == state, Node.evidence_at.is_(None)).values(evidence_at=now))
 
 
 def change(session: Session, lease: Lease, node_id: str, *, initial_state: str, now: datetime, **changes: Unpack[NodeUpdate]) -> None:

@@ -33,7 +33,6 @@ from control_plane.loop.cloud_watch import CloudView, CloudWatch
 from everstep.protocol.ids import FleetName, NodeId, RunId
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
-
 _Histories = Mapping[str, tuple[implications.ImplicationRecord, ...]]
 _NO_HISTORIES: _Histories = {}
 

@@ -21,7 +21,7 @@ from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.core import fleets as core_fleets
 from control_plane.core import jobs as core_jobs
-from control_plane.core.actions import Decision, FleetDecision, GroupAction, PutManifest
+from control_plane.core.actions import Decision, FleetDecision, GroupAction, PutManifest, SendKeepEvidence
 from control_plane.core.observed import Policy
 from control_plane.core.states import ENDED_JOBS, FleetStatus, JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
@@ -61,6 +61,8 @@ class LoopContext:
     """The server's own; generation keys are derived from it."""
     owner: str
     """Of leases: fresh at every start of the server."""
+    bucket: str
+    """The service's own: evidence of held nodes goes there."""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     monotonic: Callable[[], float] = time.monotonic
 
@@ -77,7 +79,7 @@ class Runner:
         self.cloud = CloudWatch(context.database, context.operator, context.registry.hint, context.monotonic)
         self.hearing = Hearing(context.timeouts, context.monotonic)
         self.observer = Observer(context.database, context.registry, self.cloud, self.hearing, context.timeouts)
-        self.executor = Executor(context.database, context.registry, context.operator, context.objects, context.secret, context.now)
+        self.executor = Executor(context.database, context.registry, context.operator, context.objects, context.secret, context.bucket, context.now)
         self._job_leases = _Leases(context, "job")
         self._fleet_leases = _Leases(context, "fleet")
         self._policy = Policy(timeouts=context.timeouts)
@@ -200,6 +202,8 @@ class Runner:
                 self.cloud.changed(name)
                 await self.executor.change_group(lease, action)
                 self.cloud.changed(name)
+            elif isinstance(action, SendKeepEvidence):
+                self.executor.keep_evidence(lease, action)
             else:
                 self.executor.tell(action)
         return decision
@@ -285,17 +289,10 @@ class Runner:
             if not is_same:
                 fleets.change(session, lease, **changes)
             for row in decision.records:
-                nodes.change(
-                    session,
-                    lease,
-                    row.node_id,
-                    initial_state=NodeState.JOINING,
-                    now=moment,
-                    **records.node_update(row),
-                    instance_type=view.instance_type,
-                    availability_zone=view.availability_zone,
-                    ended_at=moment if row.state is NodeState.GONE else None,
-                )
+                columns = records.node_update(row)
+                columns["instance_type"], columns["availability_zone"] = view.instance_type, view.availability_zone
+                columns["ended_at"] = moment if row.state is NodeState.GONE else None
+                nodes.change(session, lease, row.node_id, initial_state=NodeState.JOINING, now=moment, **columns)
             if decision.implications:
                 implications.record(session, lease, [records.new_implication(line, fleet.name) for line in decision.implications])
             for draft in decision.events:

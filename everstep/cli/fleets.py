@@ -19,6 +19,8 @@ def create(
     auto_scaling_group: Annotated[str, typer.Option(help="The group: tagged everstep:fleet, one Availability Zone, one launch template.")],
     spare_count: Annotated[int, typer.Option(min=0, help="Nodes that wait to take over.")] = 1,
     min_node_count: Annotated[int, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")] = 0,
+    hold_failed_instances: Annotated[bool, typer.Option("--hold-failed-instances", help="Keep failed instances running for inspection.")] = False,
+    max_replacements_per_hour: Annotated[int | None, typer.Option(min=0, help="Nodes taken out by Everstep's own verdicts within an hour.")] = None,
     project: Annotated[str | None, typer.Option(help="Project that the fleet belongs to.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
     output: Output = OutputFormat.TABLE,
@@ -30,8 +32,9 @@ def create(
             AutoScalingGroupName=auto_scaling_group,
             SpareCount=spare_count,
             MinNodeCount=min_node_count,
+            HoldFailedInstances=hold_failed_instances,
             Tags=pairs("--tag", tag or []),
-            **without_none(Project=project),
+            **without_none(Project=project, MaxReplacementsPerHour=max_replacements_per_hour),
         )
     _show(fleet, output)
 
@@ -70,11 +73,29 @@ def update(
     name: Name,
     spare_count: Annotated[int | None, typer.Option(min=0, help="Nodes that wait to take over.")] = None,
     min_node_count: Annotated[int | None, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")] = None,
+    hold_failed_instances: Annotated[
+        bool | None, typer.Option("--hold-failed-instances/--end-failed-instances", help="Keep failed instances running for inspection, or end them.")
+    ] = None,
+    max_replacements_per_hour: Annotated[int | None, typer.Option(min=0, help="Nodes taken out by Everstep's own verdicts within an hour.")] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Change how many nodes and spares a fleet keeps."""
+    """Change how many nodes and spares a fleet keeps, and what becomes of nodes that fail."""
+    changes = without_none(
+        SpareCount=spare_count,
+        MinNodeCount=min_node_count,
+        HoldFailedInstances=hold_failed_instances,
+        MaxReplacementsPerHour=max_replacements_per_hour,
+    )
     with connect() as service:
-        fleet = service.update_fleet(FleetName=name, **without_none(SpareCount=spare_count, MinNodeCount=min_node_count))
+        fleet = service.update_fleet(FleetName=name, **changes)
+    _show(fleet, output)
+
+
+@app.command()
+def unfreeze(name: Name, output: Output = OutputFormat.TABLE) -> None:
+    """Say of a fleet most of which is silent: who is silent is gone. Holds until most of it is heard again."""
+    with connect() as service:
+        fleet = service.unfreeze_fleet(FleetName=name)
     _show(fleet, output)
 
 
@@ -119,6 +140,8 @@ def _show(fleet: Json, output: OutputFormat) -> None:
             ("group", fleet["AutoScalingGroupName"]),
             ("nodes", ", ".join(f"{fleet[field]} {word}" for word, field in counts)),
             ("kept", f"{fleet['MinNodeCount']} at least and {fleet['SpareCount']} spares"),
+            ("failed instances", "held for inspection" if fleet["HoldFailedInstances"] else "ended"),
+            ("replacements", f"{fleet['MaxReplacementsPerHour']} an hour at most"),
             ("instance type", fleet["InstanceType"] or None),
             ("zone", fleet["AvailabilityZone"] or None),
             ("price", None if price is None else f"${price} per node and hour"),

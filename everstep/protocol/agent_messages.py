@@ -13,6 +13,7 @@ control plane sends commands that are idempotent: it repeats one until a report 
                                   ◀─────      StopTraining(g)         to the coordinator's agent
                                   ◀─────      HaltRanks(g)            a rank died somewhere: stop yours now
                                   ◀─────      Release(run)            the job has ended or left this node: forget it
+                                  ◀─────      KeepEvidence(place)     until report.evidence_key = place.key
 
 Invariant: an agent acts on no command of a generation below the one it promised.
 """
@@ -207,6 +208,8 @@ class AgentReport(Message, frozen=True):
     `memory_low` …"""
     notices: tuple[NodeNotice, ...] = ()
     """What the instance's metadata announces; empty when it announces nothing."""
+    evidence_key: str = ""
+    """Below which key of the object store the node's own log lies, once `KeepEvidence` asked for it."""
     is_warm: bool = True
     """Ranks start without importing first, or as fast as this node ever will: nothing is being preloaded any more."""
 
@@ -283,5 +286,12 @@ class Release(Message, frozen=True):
     run: RunId
 
 
+class KeepEvidence(Message, frozen=True):
+    """Put what this node alone can tell of itself into the object store: a person is to look at it. Repeated until the report names the key."""
+
+    place: ObjectReference
+    """The key ends with a slash; the node adds `agent.log` and `shim.log`."""
+
+
 AgentToControl = Hello | AgentReport
-ControlToAgent = AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | Release
+ControlToAgent = AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | Release | KeepEvidence

@@ -12,9 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.core.states import JobState
-from control_plane.db import events, jobs
-from everstep.protocol.agent_messages import AgentWelcome, ControlToAgent, ExitClass, HaltRanks, Load, Prepare, Release, Start, StopTraining
+from control_plane.core.states import JobState, NodeState
+from control_plane.db import events, fleets, jobs, nodes
+from everstep.protocol.agent_messages import (
+    AgentWelcome,
+    ControlToAgent,
+    ExitClass,
+    HaltRanks,
+    KeepEvidence,
+    Load,
+    NodeFault,
+    Prepare,
+    Release,
+    Start,
+    StopTraining,
+)
 from tests.unit.control_plane.loop.world import START, Agent, World
 
 SCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))
@@ -82,6 +94,50 @@ class Teller:
                 for place in places:
                     self.silenced[place].is_deaf = False
                     world.cut.discard(self.silenced[place].node_id)
+            case ["deafen", *places]:  # the control link alone
+                for place in places:
+                    agent = self.silenced[place] = world.team()[int(place)]
+                    agent.is_deaf = True
+                    agent.disconnect()
+            case ["unplug", *places]:  # the data plane alone
+                for place in places:
+                    agent = self.silenced[place] = world.team()[int(place)]
+                    world.cut.add(agent.node_id)
+            case ["fault", place, code, *number]:
+                fault = NodeFault(code=code, message=f"as the {code} check says", is_permanent=False, number=int(number[0]) if number else None)
+                agent = self.silenced[place] = world.team()[int(place)] if place != "spare" else world.spare()
+                agent.node_faults = (fault,)
+                agent.report()
+            case ["well", place]:
+                self.silenced[place].node_faults = ()
+            case ["reboots", "mend", "nothing"]:
+                world.is_mended_by_reboot = False
+            case ["nobody", "returns"]:
+                world.never_return.update(world.agents)
+            case ["flap", place, times]:
+                agent = world.team()[int(place)]
+                for _ in range(int(times)):
+                    agent.disconnect()
+                    await world.train(1)
+            case ["train", "for", seconds]:
+                for _ in range(int(float(seconds) * 2)):
+                    await world.train(1)
+            case ["repeat", place]:  # its last word comes again, and again
+                agent = world.team()[int(place)]
+                for _ in range(3):
+                    agent.sequence -= 1
+                    agent.report()
+            case ["hold", "failed", "instances"]:
+                world.wish(hold_failed_instances=True)
+            case ["limit", count]:
+                world.wish(max_replacements_per_hour=int(count))
+            case ["release", place, *how]:
+                node_id, what = self.silenced[place].node_id, "terminate" if how else "return"
+                with world.database.write() as session:
+                    nodes.ask_release(session, node_id, state=NodeState.HELD, release=what, now=world.now)
+            case ["unfreeze"]:
+                with world.database.write() as session:
+                    fleets.lift_blindness(session, "main", world.now)
             case ["loads", "fail", place]:
                 world.team()[int(place)].fails_load = True
             case ["loads", "work"]:
@@ -91,6 +147,7 @@ class Teller:
                 with world.database.write() as session:
                     jobs.request_stop(session, "gpt", world.now)
             case ["agreed"]:
+                world.is_stopped = False
                 await world.until(lambda: world.is_stopped)
             case ["finish"]:
                 world.finish()
@@ -152,5 +209,5 @@ def _told(message: ControlToAgent) -> str:
             return f"{type(message).__name__}({message.generation})"
         case HaltRanks():
             return f"HaltRanks({message.generation})"
-        case Release() | AgentWelcome():
+        case Release() | AgentWelcome() | KeepEvidence():
             return type(message).__name__

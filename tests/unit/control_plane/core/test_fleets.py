@@ -61,7 +61,7 @@ def seen(
             instance=InstanceCondition.ENDED if record.node_id in ended else InstanceCondition.PRESENT,
             instance_words="terminated" if record.node_id in ended else "",
             is_connected=record.node_id not in silent and record.node_id not in ended,
-            silent_seconds=100.0 if record.node_id in silent else 0.0,
+            silent_seconds=10.0 if record.node_id in silent else 0.0,
             has_reported=True,
             is_warm=record.node_id not in cold,
             member=(working or {}).get(record.node_id),
@@ -227,15 +227,15 @@ def test_an_excluded_node_is_ended_if_aws_or_its_agent_said_so_and_held_if_nobod
 
 def test_a_node_held_by_a_person_stays_held_one_that_was_unreachable_returns() -> None:
     rows = [
-        row("i1", NodeState.HELD, reason="unreachable by a: words", hold=Hold.UNREACHABLE),
-        row("i2", NodeState.HELD, reason="inspection", hold=Hold.INSPECTION),
+        row("i1", NodeState.HELD, reason="unreachable by a: words", hold=Hold.UNREACHABLE, replaced_at=1.0),
+        row("i2", NodeState.HELD, reason="inspection", hold=Hold.INSPECTION, replaced_at=1.0, evidence_at=1.0),
         row("i3"),
     ]
     assert states(decide(seen(rows, [], desired=4))) == {"i1": ("spare", None)}
 
 
 def test_a_held_node_that_has_not_let_go_of_its_job_stays_held() -> None:
-    rows = [row("i1", NodeState.HELD, reason="unreachable by a: words", hold=Hold.UNREACHABLE), row("i2"), row("i3")]
+    rows = [row("i1", NodeState.HELD, reason="unreachable by a: words", hold=Hold.UNREACHABLE, replaced_at=1.0), row("i2"), row("i3")]
     assert states(decide(seen(rows, [], desired=4, working={"i1": member_of("a")}))) == {}
 
 

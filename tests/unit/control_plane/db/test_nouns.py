@@ -232,8 +232,8 @@ def test_a_fleet_with_unfinished_jobs_is_not_deleted(database, job, lease):
 def test_wanted_figures_change_one_by_one(database):
     with database.write() as session:
         fleets.create(session, fleet(), NOW)
-        assert fleets.set_wanted(session, "main", min_node_count=None, spare_count=3).min_node_count == 2
-        assert fleets.set_wanted(session, "main", min_node_count=0, spare_count=None).spare_count == 3
+        assert fleets.set_wanted(session, "main", spare_count=3).min_node_count == 2
+        assert fleets.set_wanted(session, "main", min_node_count=0).spare_count == 3
         with pytest.raises(NotFound):
             fleets.set_wanted(session, "other", min_node_count=1, spare_count=1)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
 from control_plane.core.observed import NO_GENERATION
-from control_plane.core.states import FleetStatus, JobState
+from control_plane.core.states import FleetStatus, JobState, NodeState
 from control_plane.core.timeouts import ladder
 from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes, schema
 from control_plane.db.session import Database
@@ -27,6 +27,7 @@ from everstep.protocol.agent_messages import (
     ExitClass,
     HaltRanks,
     Hello,
+    KeepEvidence,
     Load,
     MemberPhase,
     MemberReport,
@@ -74,11 +75,16 @@ class Agent:
     is_deaf: bool = False
     """Takes no messages and sends none, but lives: a cut control link."""
     keys: list[bytes] = field(default_factory=list)
+    node_faults: tuple[NodeFault, ...] = ()
+    has_stop: bool = False
+    """An agreed stop of its generation was asked of it."""
+    evidence_key: str = ""
 
     def connect(self) -> None:
         hello = Hello(
             node_id=self.node_id, agent_id=f"agent-{self.number}", address=f"127.0.1.{self.number}", peer_port=4000, memory_bytes=1 << 30, version="1"
         )
+        self.world.note(hello)
         self.connection = self.world.registry.accept(hello, FLEET)
         self.report()
 
@@ -91,7 +97,10 @@ class Agent:
         if self.connection is None or self.is_deaf:
             return
         self.sequence += 1
-        self.connection.report(AgentReport(node_id=self.node_id, sequence=self.sequence, member=self.member()))
+        report = AgentReport(
+            node_id=self.node_id, sequence=self.sequence, member=self.member(), faults=self.node_faults, evidence_key=self.evidence_key
+        )
+        self.connection.report(report)
 
     def member(self) -> MemberReport | None:
         if self.run is None or self.job is None:
@@ -124,7 +133,7 @@ class Agent:
                 proposed=Step(committed + 1),
                 boundary=Step(max(self.boundary.values(), default=-1)),
                 committed_at_seconds=self.world.now.timestamp(),
-                stopped=self.world.is_stopped,
+                stopped=self.has_stop,
                 finished=bool(self.exits),
             )
             if is_coordinator
@@ -150,7 +159,7 @@ class Agent:
                     self.slots = {}
                 self.job, self.run, self.generation, self.phase = job, run, generation, MemberPhase.PROMISED
                 self.plan, self.exits, self.uploads, self.faults = None, {}, (), ()
-                self.boundary = {}
+                self.boundary, self.has_stop = {}, False
                 self.inventory = tuple(self.slots[key] for key in sorted(self.slots))
             case Load(plan=plan, key=key):
                 if (plan.run, plan.generation) != (self.run, self.generation) or self.phase is not MemberPhase.PROMISED:
@@ -167,10 +176,12 @@ class Agent:
                     self.exit_all(ExitClass.HALTED, -9)
             case StopTraining(generation=generation):
                 if generation == self.generation:
-                    self.world.is_stopped = True
+                    self.world.is_stopped = self.has_stop = True
             case Release(run=run):
                 if run == self.run:
                     self.run, self.slots, self.plan, self.boundary, self.exits = None, {}, None, {}, {}
+            case KeepEvidence(place=place):
+                self.evidence_key = place.key
             case _:
                 raise AssertionError(message)
         self.report()
@@ -240,6 +251,14 @@ class World:
         self.is_stopped = False
         self.server_count = 0
         self.cut: set[NodeId] = set()
+        self.reboots: dict[NodeId, datetime] = {}
+        """When an instance that is being rebooted is up again."""
+        self.never_return: set[NodeId] = set()
+        self.is_mended_by_reboot = True
+        self.boot_seconds = boot_seconds
+        self.seen_calls = 0
+        self.started = 0
+        self.left_faults: dict[NodeId, tuple[NodeFault, ...]] = {}
         self.before_pass: Callable[[], Awaitable[None]] | None = None
         with self.database.write() as session:
             new = fleets.NewFleet(
@@ -269,6 +288,7 @@ class World:
             timeouts=self.timeouts,
             secret=b"secret",
             owner=f"server-{self.server_count}",
+            bucket=BUCKET,
             now=lambda: self.now,
             monotonic=self.monotonic,
         )
@@ -276,11 +296,33 @@ class World:
         for agent in self.agents.values():
             agent.connection = None
 
+    def note(self, hello: Hello) -> None:
+        """Store what the websocket route stores of a hello."""
+        facts = nodes.AgentFacts(
+            node_id=hello.node_id,
+            fleet_name=FLEET,
+            address=hello.address,
+            peer_port=hello.peer_port,
+            memory_bytes=hello.memory_bytes,
+            agent_id=hello.agent_id,
+            version=hello.version,
+        )
+        with self.database.write() as session:
+            nodes.note_hello(session, facts, initial_state=NodeState.JOINING.value, now=self.now)
+
     def monotonic(self) -> float:
         return (self.now - START).total_seconds()
 
     def close(self) -> None:
         self.database.close()
+
+    def reboot(self, node_id: NodeId) -> None:
+        """Take an agent away for as long as a boot takes; what was in memory is gone, and the fault with it unless the world is a bad one."""
+        agent = self.agents.pop(node_id)
+        agent.disconnect()
+        self.reboots[node_id] = self.now + timedelta(seconds=self.boot_seconds)
+        if not self.is_mended_by_reboot:
+            self.left_faults[node_id] = agent.node_faults
 
     def serves(self, node_id: NodeId) -> bool:
         """Say whether a node's memory can be reached by its peers."""
@@ -349,8 +391,14 @@ class World:
             for member in group.members
             if self.operator.describe_instances([member.instance_id])[member.instance_id].state.value == "running"
         }
+        for call in self.operator.calls[self.seen_calls :]:
+            if call[0] == "reboot_member":
+                self.reboot(NodeId(str(call[2])))
+        self.seen_calls = len(self.operator.calls)
         for node_id in sorted(alive - self.agents.keys()):
-            self.agents[node_id] = Agent(self, node_id, len(self.agents) + 1)
+            if node_id not in self.never_return and self.reboots.get(node_id, self.now) <= self.now:
+                self.agents[node_id] = Agent(self, node_id, self.started + 1, node_faults=self.left_faults.pop(node_id, ()))
+                self.started += 1
         for node_id in sorted(self.agents.keys() - alive):
             self.agents.pop(node_id).disconnect()
         for agent in list(self.agents.values()):
@@ -388,7 +436,7 @@ class World:
                 for rank in agent.boundary:
                     agent.boundary[rank] += 1
                     for holder in plan.ranks[rank].holders:
-                        if holder in self.agents:
+                        if holder == agent.node_id or (self.serves(holder) and self.serves(agent.node_id)):
                             self.agents[holder].seal(rank, plan.generation, agent.boundary[rank])
         await self.tick()
 
