@@ -117,7 +117,8 @@ class RetryStrategy(Shape):
     """When to stop trying."""
 
     max_attempts: int = Field(default=3, ge=1, le=30)
-    """The same failure at the same step this many times, and the job has failed."""
+    """The same failure at the same step this many times; then once more without the failing rank's node and once more from an older state, where
+    there are such, and the job has failed."""
 
 
 class CreateTrainingJobRequest(Shape):

@@ -523,6 +523,7 @@ def _watch(view: _View) -> Decision:
     if record.state is JobState.STOPPING:
         return replace_actions(_stop(view, found, is_durable=not puts), puts)
     if found:
+        found = (*found, *_told_besides(view, found))
         return replace_actions(_new_generation(view, found, faults.failure_of_ranks(plan, view.reports, record.max_boundary)), puts)
     if view.wants_stop:
         return replace_actions(_moved(view, JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"), puts)
@@ -532,6 +533,16 @@ def _watch(view: _View) -> Decision:
     unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is Standing.UNCLEAR]
     reason = f"trains; {'; '.join(_without_figures(view, unclear))}" if unclear else f"trains from step {plan.base_step}"
     return _stay(view, reason, puts, requeue=WATCH_SECONDS)
+
+
+def _told_besides(view: _View, found: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """Return the faults that members report of themselves while something else ends the generation: they may well be why."""
+    known = {fault.node_id for fault in found}
+    return tuple(
+        Fault(cause=verdict.cause, evidence=verdict.evidence, at=view.now, node_id=node_id, implicates=faults.implied(verdict, view.now))
+        for node_id, verdict in view.verdicts.items()
+        if verdict.standing is Standing.IMPAIRED and verdict.may_terminate and node_id not in known and node_id in view.reports
+    )
 
 
 # -- leaving a node while training goes well --------------------------------------------------------------------------

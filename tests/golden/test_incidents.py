@@ -59,6 +59,7 @@ class Teller:
         self.lines: list[str] = []
         self.told_events = 0
         self.told_messages = 0
+        self.stops: list[StopTraining] = []
         self.silenced: dict[str, Agent] = {}
         world.before_pass = self.tell
 
@@ -171,9 +172,13 @@ class Teller:
             self.told_events = event.id
         grouped: dict[str, list[str]] = {}
         for node_id, message in world.said[self.told_messages :]:
+            if isinstance(message, StopTraining) and message in self.stops:
+                continue  # repeated until its effect is seen
+            if isinstance(message, StopTraining):
+                self.stops.append(message)
             grouped.setdefault(_told(message), []).append(_short(node_id))
-        for what, nodes in grouped.items():
-            self.lines.append(f"{world.monotonic():7.1f}    {what} → {' '.join(nodes)}")
+        for what, who in grouped.items():
+            self.lines.append(f"{world.monotonic():7.1f}    {what} → {' '.join(who)}")
         self.told_messages = len(world.said)
 
     def summary(self) -> list[str]:

@@ -481,7 +481,6 @@ class Simulation:
                 return
         raise AssertionError([(job.record.state, job.record.reason) for job in self.jobs])
 
-
     def release(self) -> None:
         """Let a person return what waits for one."""
         for node_id, row in self.table.items():

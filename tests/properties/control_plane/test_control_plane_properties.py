@@ -100,12 +100,18 @@ def test_whatever_happens(story: list[tuple[str, int, int]]) -> None:
 
 def come_to_rest(simulation: Simulation) -> None:
     """Once what is under way is over, a world that is as it should be asks for nothing, pass after pass."""
+    in_between = {NodeState.JOINING, NodeState.REBOOTING, NodeState.DRAINING, NodeState.HELD}
+    quiet_steps = 0
     for _ in range(1200):
-        quiet = all(decision.actions == () for decision in simulation.last_decisions)
-        in_between = {NodeState.JOINING, NodeState.REBOOTING, NodeState.DRAINING, NodeState.HELD}
-        if quiet and not any(row.state in in_between for row in simulation.table.values()):
+        is_quiet = all(decision.actions == () for decision in simulation.last_decisions)
+        is_under_way = any(row.state in in_between for row in simulation.table.values())
+        is_watched = any(job.record.moves or job.record.impairments or job.record.incident for job in simulation.jobs)
+        quiet_steps = quiet_steps + 1 if is_quiet and not is_under_way and not is_watched else 0
+        if quiet_steps > 3:
             break
         simulation.release()
+        for job in simulation.jobs:
+            simulation.train(job, 1)
         simulation.step()
         simulation.check()
     for _ in range(3):

@@ -462,6 +462,15 @@ class World:
         await self.tick()
         await self.tick()
 
+    def spare(self) -> Agent:
+        """A living agent that works for nobody."""
+        return next(agent for agent in self.agents.values() if agent.run is None)
+
+    def wish(self, **wishes: object) -> None:
+        """Change what the fleet's owner wants."""
+        with self.database.write() as session:
+            fleets.set_wanted(session, FLEET, **wishes)  # type: ignore[arg-type]
+
     def kill_rank(self, agent: Agent, *, exit_class: ExitClass = ExitClass.KILLED, code: int = -9, lines: str = "") -> None:
         rank, step = next(iter(agent.boundary.items()))
         agent.exits[rank] = RankExit(exit_class=exit_class, code=code, at_seconds=self.now.timestamp(), boundary=Step(step), last_lines=lines)
