@@ -110,8 +110,8 @@ def judge(
     if own is not None:
         return own
     if silence is None or not is_silent(node, timeouts):
-        if out_of_view and is_blamed and not is_blind and impairment is not None and impairment.is_out_of_view:
-            return _out_of_view(node, impairment, now, timeouts, is_training=is_training)
+        if is_training and out_of_view and is_blamed and not is_blind and impairment is not None and impairment.is_out_of_view:
+            return _out_of_view(node, impairment, now, timeouts)
         return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
     lasted = now - silence.since
     words = f"the agent of {node.node_id} has been silent for {lasted:.1f} s"
@@ -147,8 +147,11 @@ def _own_word(node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping
     return replace(verdict, standing=Standing.IMPAIRED, is_final=False) if is_stepping else verdict
 
 
-def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts, *, is_training: bool) -> Verdict:
-    """Return the verdict on a node whose agent is heard and whose replicas do not answer: one class of evidence, which has to last."""
+def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> Verdict:
+    """Return the verdict on a node whose agent is heard and whose replicas do not answer: one class of evidence, which has to last.
+
+    Never final: it may be the only one to hold its own shards, so it is left only where that costs no committed step.
+    """
     lasted = now - impairment.since
     words = f"the replicas on {node.node_id} have not answered their owners for {lasted:.0f} s"
     if lasted <= timeouts.exclude_seconds:
@@ -157,11 +160,9 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
         node_id=node.node_id,
         standing=Standing.GONE,
         evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, although its agent is heard",
-        is_final=True,
         remedy=Remedy.RETIRE,  # that its agent is heard says nothing about its replicas: a person has to look
     )
-    is_stepping = is_training and _is_stepping(impairment, now, timeouts)
-    return replace(verdict, standing=Standing.IMPAIRED, is_final=False) if is_stepping else verdict
+    return replace(verdict, standing=Standing.IMPAIRED) if _is_stepping(impairment, now, timeouts) else verdict
 
 
 def _is_stepping(impairment: Impairment | None, now: float, timeouts: Timeouts) -> bool:
@@ -246,18 +247,20 @@ def track_impairments(
     return tuple(tracked)
 
 
-def blamed(reports: Mapping[NodeId, MemberReport], order: Sequence[NodeId]) -> NodeId | None:
+def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]) -> NodeId | None:
     """Return the one member to be left of those out of view: two that cannot reach each other blame each other, and one of them is enough.
 
     Args:
         reports: of the members that are heard.
-        order: the members by GROUP_RANK.
+        nodes: the members by GROUP_RANK.
 
     Returns:
-        Whom most others have lost; of equals the last, which is never the coordinator's first choice. None while nobody is out of view.
+        Whom most others have lost; of equals the one that was out of view before, with another partner; else the last. None while nobody is.
     """
     complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
-    return max((node for node in order if complaints[node]), key=lambda node: (complaints[node], order.index(node)), default=None)
+    before = {node.node_id: sum(line.what == Cause.NODE_UNREACHABLE for line in node.history) for node in nodes}
+    order = {node.node_id: place for place, node in enumerate(nodes)}
+    return max((node for node in order if complaints[node]), key=lambda node: (complaints[node], before[node], order[node]), default=None)
 
 
 def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -> Progress:

@@ -99,8 +99,9 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         actions.append(SetDesired(group=spec.group, desired_count=desired))
     if not is_frozen:
         actions += _reboots(spec, table)
-        actions += _drained(spec, observed.group, table, desired)
-        actions += _surplus(spec, observed, table, desired)
+        drained = _drained(spec, observed.group, table, desired)
+        actions += drained
+        actions += _surplus(spec, observed, table, desired, gone_count=sum(action.decrement for action in drained))
     return FleetDecision(
         records=table.changed(),
         actions=tuple(actions),
@@ -399,7 +400,7 @@ def _evidence(table: _Table) -> list[FleetAction]:
     return [SendKeepEvidence(node_id=row.node_id) for row in rows]
 
 
-def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, desired: int) -> list[FleetAction]:
+def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, desired: int) -> list[TerminateMember]:
     """End excluded nodes, as far as they may be replaced; each brings its replacement where the fleet still needs one."""
     leaving = {member.node_id for member in group.members if member.is_leaving}
     members = {member.node_id for member in group.members}
@@ -412,11 +413,11 @@ def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, desired: int)
 _SURPLUS = "surplus"
 
 
-def _surplus(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:
-    """End idle nodes beyond what the fleet needs, the newest first, by name."""
+def _surplus(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, *, gone_count: int) -> list[FleetAction]:
+    """End idle nodes beyond what the fleet needs, the newest first, by name; capacity that goes with excluded ones is none of it."""
     members = {member.node_id for member in seen.group.members if not member.is_leaving}
     pending = [row for row in table.in_state(NodeState.DRAINING) if row.reason.startswith(_SURPLUS) and row.node_id in members]
-    extra = seen.group.desired_count - desired - len(pending)
+    extra = seen.group.desired_count - gone_count - desired - len(pending)
     idle = [row for row in table.in_state(NodeState.SPARE) if row.node_id in members]
     if spec.is_deleting:
         idle = [*idle, *(row for row in table.in_state(NodeState.JOINING, NodeState.HELD) if row.node_id in members)]

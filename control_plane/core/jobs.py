@@ -29,13 +29,14 @@ from control_plane.core.evidence import (
     track_impairments,
     track_silences,
 )
-from control_plane.core.incidents import Fault
+from control_plane.core.incidents import Fault, incident_id
 from control_plane.core.observed import (
     Cause,
     Exclusion,
     FailureRecord,
     Implication,
     IncidentRecord,
+    InstanceCondition,
     JobObserved,
     JobRecord,
     JobSpec,
@@ -136,14 +137,15 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
     team = tuple(
         dict.fromkeys([*(node.node_id for node in seen.plan.nodes if seen.plan is not None), *seen.assigned] if seen.plan else seen.assigned)
     )
-    nodes = {node_id: seen.nodes.get(node_id, NodeObserved(node_id=node_id)) for node_id in team}
+    open_id = record.incident.id if record.incident is not None else ""
+    nodes = {node_id: _before(seen.nodes.get(node_id, NodeObserved(node_id=node_id)), open_id) for node_id in team}
     reports = current_reports(nodes, spec.run, record.generation)
     progress = {node_id: progress_without(reports, node_id) for node_id in team}
     silences = track_silences(record.silences, tuple(nodes.values()), progress, now, policy.timeouts)
     since = {silence.node_id: silence for silence in silences}
     heard = {node_id: report for node_id, report in reports.items() if not is_silent(nodes[node_id], policy.timeouts)}  # old words prove nothing
     out_of_view = nodes_out_of_view(heard)
-    first_to_leave = blamed(heard, [node_id for node_id in team if not is_silent(nodes[node_id], policy.timeouts)])
+    first_to_leave = blamed(heard, [node for node in nodes.values() if not is_silent(node, policy.timeouts)])
     impairments = track_impairments(record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts)
     impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind else ())}
     verdicts = {
@@ -171,6 +173,13 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
         exclusions=tuple(exclusion for exclusion in record.exclusions if exclusion.node_id in seen.assigned),
     )
     return _View(now=now, spec=spec, seen=seen, policy=policy, record=record, nodes=nodes, reports=reports, verdicts=verdicts)
+
+
+def _before(node: NodeObserved, incident_id: str) -> NodeObserved:
+    """Return a node with its history before an incident: what is being done about it now has not failed yet."""
+    if all(line.incident_id != incident_id for line in node.history):
+        return node
+    return replace(node, history=tuple(line for line in node.history if line.incident_id != incident_id))
 
 
 def _limit(record: JobRecord, spec: JobSpec, now: float) -> str:
@@ -260,7 +269,10 @@ def _without_lost(view: _View) -> _View:
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
     given_back = {trial.node_id for trial in record.trials} - set(view.seen.assigned)  # the job left them, they are not lost
-    gone = [view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final and node_id not in given_back]
+    asked = {move.node_id for move in record.moves if move.asked_at is not None}
+    stopped = {node_id for node_id in asked if view.nodes[node_id].instance is not InstanceCondition.ENDED}
+    spared = given_back | stopped  # whom a stop was agreed upon for works: it is left only if that costs nothing
+    gone = [view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final and node_id not in spared]
     fresh = tuple(verdict for verdict in gone if verdict.node_id not in known)
     record = replace(record, exclusions=_exclusions(view, record, fresh))
     lost = tuple(fault for verdict in gone for fault in _loss(view, verdict))
@@ -326,7 +338,7 @@ def _without_moved(view: _View) -> _View:
     """Leave the members that are to be left, as far as that costs no committed step; one that holds what nobody else has stays for now."""
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
-    due = [move for move in record.moves if move.node_id in view.seen.assigned and move.node_id not in known]
+    due = [move for move in record.moves if move.node_id in view.seen.assigned and move.node_id not in known and not move.is_kept]
     lent = moves.lent(view.seen.plan, view.seen.assigned) if view.seen.plan is not None else []
     due = due[: len(lent) + view.seen.spare_count]  # who works and has no successor stays
     if not due:
@@ -345,7 +357,7 @@ def _without_moved(view: _View) -> _View:
             return view
         event = f"{', '.join(sorted(leaving))} stays: without it step {left} is left of the committed step {floor}"
         later = view.now + view.policy.timeouts.blind_wait_seconds
-        kept = tuple(move for move in record.moves if move.node_id not in leaving)
+        kept = tuple(replace(move, is_kept=move.is_kept or move.node_id in leaving) for move in record.moves)
         return replace(replace_record(view, moves=kept, moves_after=later), events=(*view.events, EventDraft(type="NodeKept", message=event)))
     return _with_losses(replace(view, record=without), tuple(fault for verdict in verdicts for fault in _loss(view, verdict)))
 
@@ -581,7 +593,9 @@ def _move(view: _View) -> Decision:
         event = EventDraft(type="NodeToBeLeft", message=f"{names} is left at an agreed stop, {', '.join(ready)} takes over: {why}")
         return _stay(replace(asked, events=(*view.events, event)), f"agrees on a stop, to leave {names}: {why}", requeue=0.0)
     if moves.is_stuck(record.moves, record.progress_at, view.now, view.policy.timeouts):
-        return _new_generation(view, tuple(moves.fault(move, view.now, "no stop could be agreed upon") for move in record.moves), None)
+        found = tuple(moves.fault(move, view.now) for move in record.moves)
+        unasked = tuple(replace(move, asked_at=None) for move in record.moves)  # nothing advances: there is nothing to spare any more
+        return _new_generation(replace_record(view, moves=unasked), found, None)
     ask: tuple[JobAction, ...] = ()
     if _is_in(view, plan.coordinator, MemberPhase.RUNNING):
         ask = (SendStop(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation),)
@@ -604,8 +618,10 @@ def _leave(view: _View, *, is_durable: bool) -> Decision:
         return _stay(
             view, f"stopped at step {view.record.boundary} to leave {', '.join(sorted(left))}; waits for its checkpoint", requeue=LAUNCH_SECONDS
         )
-    at = f"left at an agreed stop after step {view.record.boundary}"
-    return _new_generation(view, tuple(moves.fault(move, view.now, at) for move in view.record.moves), None)
+    others = nodes_out_of_view(view.reports) - left
+    lines = tuple(moves.partner(node_id, view.record.moves, incident_id(view.spec.run, view.plan.generation), view.now) for node_id in sorted(others))
+    found = tuple(moves.fault(move, view.now) for move in view.record.moves)
+    return _new_generation(replace(view, implications=(*view.implications, *lines)), found, None)
 
 
 def _with_progress(view: _View) -> _View:
@@ -644,7 +660,7 @@ def _told_by_trials(view: _View, told: tuple[Trial, ...]) -> _View:
     lines = tuple(
         Implication(
             node_id=trial.node_id,
-            incident_id=incidents.incident_id(view.spec.run, trial.failure.generation),
+            incident_id=incident_id(view.spec.run, trial.failure.generation),
             at=view.now,
             what=Cause.RANK_EXIT.value,
             evidence=f"ranks failed alike on {trial.node_id} after step {trial.failure.step}, and pass that step without it",
@@ -736,6 +752,9 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
     reached = max(record.boundary, faults.reached(view.reports))
     closed, incident = _incident_of(view, found, reached)
     record = replace(record, exclusions=_exclusions(view, record, tuple(gone)))
+    if moves.is_asked(found_moves):
+        names = ", ".join(move.node_id for move in found_moves)
+        incident = replace(incident, decision=f"leave {names} after the agreed stop at step {reached}")
     view = _implicating(replace(view, record=replace(record, moves=found_moves)), found, incident)
     record = view.record
     is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.LOAD_FAILED) for fault in found)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from control_plane.core import faults
 from control_plane.core.evidence import Standing, Verdict
 from control_plane.core.incidents import Fault
-from control_plane.core.observed import Move, Remedy
+from control_plane.core.observed import Cause, Implication, Move, Remedy
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
@@ -34,7 +34,7 @@ def wanted(known: Sequence[Move], verdicts: Mapping[NodeId, Verdict], now: float
         return tuple(known)
     before = {move.node_id: move for move in known}
     kept = [move for move in known if move.is_history]
-    impaired = [verdict for verdict in verdicts.values() if verdict.standing is Standing.IMPAIRED] if now >= not_before else []
+    impaired = [verdict for verdict in verdicts.values() if _is_to_be_left(verdict)] if now >= not_before else []
     fresh = [
         Move(
             node_id=verdict.node_id,
@@ -48,6 +48,11 @@ def wanted(known: Sequence[Move], verdicts: Mapping[NodeId, Verdict], now: float
         if all(move.node_id != verdict.node_id for move in kept)
     ]
     return (*kept, *fresh)
+
+
+def _is_to_be_left(verdict: Verdict) -> bool:
+    """Say whether a member is to be left with care: it works, or it is gone for its peers alone and may hold what nobody else has."""
+    return verdict.standing is Standing.IMPAIRED or (verdict.standing is Standing.GONE and verdict.remedy is Remedy.RETIRE)
 
 
 def is_asked(moves: Sequence[Move]) -> bool:
@@ -81,16 +86,32 @@ def verdict(move: Move) -> Verdict:
     )
 
 
-def fault(move: Move, now: float, how: str) -> Fault:
+def fault(move: Move, now: float) -> Fault:
     """Return the fault that ends a generation so that a member can be left. Nothing failed before: the interruption begins now.
 
     Args:
         move: who is left, and why.
         now: Unix seconds.
-        how: a clause for the evidence.
 
     Returns:
         The fault; its node is added to the incident when it is really left.
     """
     line = None if move.is_history else faults.implied(verdict(move), now)
-    return Fault(cause=move.cause, evidence=f"{move.evidence}; {how}", at=now, implicates=line)
+    return Fault(cause=move.cause, evidence=move.evidence, at=now, implicates=line)
+
+
+def partner(node_id: NodeId, moves: Sequence[Move], incident: str, now: float) -> Implication:
+    """Return the line for a member that stays and was out of view, too: if it loses its next partner, it was the one.
+
+    Args:
+        node_id: who stays.
+        moves: who is left.
+        incident: its id.
+        now: Unix seconds.
+
+    Returns:
+        A line for its history.
+    """
+    left = ", ".join(move.node_id for move in moves)
+    words = f"{node_id} and {left} had lost each other's replicas; {left} was left"
+    return Implication(node_id=node_id, incident_id=incident, at=now, what=Cause.NODE_UNREACHABLE.value, evidence=words, remedy=Remedy.NONE)

@@ -245,6 +245,8 @@ class Move:
     """When the stop was decided upon; it cannot be called off from then on."""
     what: str = ""
     """The fault by its name, where there is one."""
+    is_kept: bool = False
+    """It could not be spared: a committed step would have been lost by leaving it."""
     is_history: bool = False
     """Its history speaks against it, not what it is like now: it is left at the failure that this came of."""
 

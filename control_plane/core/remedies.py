@@ -59,7 +59,7 @@ FAULTS: Mapping[str, Remedy] = {
 }
 """By code; `gpu_xid` goes by its number. A GPU that is lost is an Xid 79 whose line was not seen. Throttling, a full disk and little memory pass, or
 are the job's own doing: ranks that fail of them restart, and the breakers see to the rest."""
-_XID_IN_WORDS = re.compile(r"\bxid\D{0,24}?(\d{1,3})\b(?!:)", re.IGNORECASE)
+_XID_IN_WORDS = re.compile(r"\bxid\s*(?:\(PCI:[^)]*\))?\D{0,3}(\d{1,3})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,8 @@ class Teller:
                     agent.report()
             case ["hold", "failed", "instances"]:
                 world.wish(hold_failed_instances=True)
+            case ["capacity", count]:
+                world.operator.capacity = int(count)
             case ["limit", count]:
                 world.wish(max_replacements_per_hour=int(count))
             case ["release", place, *how]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from control_plane.core import fleets
-from control_plane.core.actions import CompleteTermination, SendHalt, SendRelease, SetDesired, TerminateMember
+from control_plane.core.actions import CompleteTermination, RebootMember, SendHalt, SendKeepEvidence, SendRelease, SetDesired, TerminateMember
 from control_plane.core.observed import (
     Exclusion,
     FleetJob,
@@ -18,10 +19,11 @@ from control_plane.core.observed import (
     NodeObserved,
     NodeRecord,
     Policy,
+    Remedy,
 )
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import ladder
-from everstep.protocol.agent_messages import MemberPhase, MemberReport
+from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId
 
 POLICY = Policy(timeouts=ladder(3.0))
@@ -54,6 +56,9 @@ def seen(
     drift: tuple[str, ...] = (),
     max_size: int = 10,
     failures: tuple[str, ...] = (),
+    faulty: dict[str, NodeFault] | None = None,
+    silent_seconds: float = 10.0,
+    replaced: tuple[float, ...] = (),
 ) -> FleetObserved:
     nodes = {
         record.node_id: NodeObserved(
@@ -61,10 +66,11 @@ def seen(
             instance=InstanceCondition.ENDED if record.node_id in ended else InstanceCondition.PRESENT,
             instance_words="terminated" if record.node_id in ended else "",
             is_connected=record.node_id not in silent and record.node_id not in ended,
-            silent_seconds=10.0 if record.node_id in silent else 0.0,
+            silent_seconds=silent_seconds if record.node_id in silent else 0.0,
             has_reported=True,
             is_warm=record.node_id not in cold,
             member=(working or {}).get(record.node_id),
+            faults=(faulty[record.node_id],) if faulty and record.node_id in faulty else (),
         )
         for record in rows
     }
@@ -80,7 +86,7 @@ def seen(
         drift=drift,
         launch_failures=failures,
     )
-    return FleetObserved(group=group, records=tuple(rows), nodes=nodes, jobs=tuple(jobs))
+    return FleetObserved(group=group, records=tuple(rows), nodes=nodes, jobs=tuple(jobs), replaced=replaced)
 
 
 def decide(observed: FleetObserved, spec: FleetSpec = SPEC):
@@ -248,3 +254,111 @@ def test_an_instance_that_a_hook_holds_is_let_go_once_no_job_has_it() -> None:
 
 def test_why_instances_do_not_come_is_said_in_aws_words() -> None:
     assert "InsufficientInstanceCapacity" in decide(seen([row("i1")], [], failures=("InsufficientInstanceCapacity: none",))).reason
+
+
+XID = NodeFault(code="gpu_xid", message="words", is_permanent=False, number=95)
+LOST = NodeFault(code="gpu_lost", message="words", is_permanent=False)
+
+
+def ended(decision: Any) -> list[str]:
+    return [action.node_id for action in decision.actions if isinstance(action, TerminateMember)]
+
+
+def test_a_spare_that_reports_a_fault_is_rebooted_or_replaced() -> None:
+    rows = [row("i1"), row("i2"), row("i3")]
+    decision = decide(seen(rows, [], faulty={"i1": XID, "i2": LOST}))
+    assert states(decision) == {"i1": ("rebooting", None), "i2": ("draining", None)}
+    assert ended(decision) == ["i2"]
+    reboots = [action for action in decision.actions if isinstance(action, RebootMember)]
+    assert [(action.node_id, action.since) for action in reboots] == [("i1", NOW)]
+    assert {line.node_id: (line.what, line.remedy) for line in decision.implications} == {
+        "i1": ("gpu_xid 95", Remedy.REBOOT),
+        "i2": ("gpu_lost", Remedy.REPLACE),
+    }
+
+
+def test_a_rebooted_node_is_a_spare_again_replaced_with_its_fault_or_given_up() -> None:
+    def rebooting(faulty: dict[str, NodeFault] | None = None, since: float = NOW - 60, connected: float = NOW - 5):
+        rows = [row("i1", NodeState.REBOOTING, since=since, connected_at=connected), row("i2"), row("i3")]
+        return decide(seen(rows, [], faulty=faulty, silent=("i1",) if connected < since else ()))
+
+    assert states(rebooting()) == {"i1": ("spare", None)}
+    assert states(rebooting({"i1": XID})) == {"i1": ("draining", None)}
+    assert states(rebooting(connected=NOW - 100)) == {}, "its agent has not dialled in since"
+    late = rebooting(since=NOW - fleets.REBOOT_SECONDS - 1, connected=NOW - 2000)
+    assert states(late) == {"i1": ("draining", None)}
+    assert ended(late) == ["i1"]
+
+
+def test_a_spare_silent_for_t_max_is_held_and_its_place_filled_unless_most_are_silent() -> None:
+    rows = [row("i1"), row("i2"), row("i3")]
+    decision = decide(seen(rows, [], silent=("i1",), silent_seconds=61.0))
+    assert states(decision) == {"i1": ("held", None)}
+    assert decision.actions == (SetDesired(group="group", desired_count=4),)
+    assert states(decide(seen(rows, [], silent=("i1",), silent_seconds=59.0))) == {}
+    assert states(decide(seen(rows, [], silent=("i1", "i2"), silent_seconds=61.0))) == {}
+    lifted = decide(seen(rows, [], silent=("i1", "i2"), silent_seconds=61.0), replace(SPEC, is_blindness_lifted=True))
+    assert states(lifted) == {"i1": ("held", None), "i2": ("held", None)}
+    assert lifted.is_blind, "a person's word is forgotten only when sight returns"
+    assert not lifted.is_frozen
+
+
+def test_no_more_are_replaced_within_an_hour_than_the_fleet_allows_and_it_says_so() -> None:
+    rows = [row("i1", NodeState.DRAINING, reason="excluded by a: words"), row("i2"), row("i3")]
+    limited = replace(SPEC, max_replacements_per_hour=2)
+    held_up = decide(seen(rows, [], replaced=(NOW - 10, NOW - 3599)), limited)
+    assert held_up.actions == ()
+    assert f"i1 {fleets.NOT_REPLACED}: 2 replacements in the last hour of 2 allowed" in held_up.reason
+    assert ended(decide(seen(rows, [], replaced=(NOW - 10, NOW - 3601)), limited)) == ["i1"]
+    asked = [replace(rows[0], replaced_at=NOW - 10), *rows[1:]]
+    assert ended(decide(seen(asked, [], replaced=(NOW - 10, NOW - 20)), limited)) == ["i1"], "said again until it has gone"
+
+
+def test_the_limit_holds_for_held_nodes_too() -> None:
+    rows = [row("i1", NodeState.HELD, hold=Hold.UNREACHABLE), row("i2"), row("i3")]
+    decision = decide(seen(rows, [], silent=("i1",), replaced=(NOW - 10,)), replace(SPEC, max_replacements_per_hour=1))
+    assert decision.actions == ()
+    assert fleets.NOT_REPLACED in decision.reason
+
+
+def test_a_failed_instance_is_held_for_inspection_unless_it_takes_the_last_place() -> None:
+    keeps = replace(SPEC, holds_failed_instances=True)
+    rows = [row("i1"), row("i2"), row("i3")]
+    held = decide(seen(rows, [], faulty={"i1": LOST}, max_size=4), keeps)
+    assert states(held) == {"i1": ("held", None)}
+    assert held.records[0].hold is Hold.INSPECTION
+    assert SendKeepEvidence(node_id=NodeId("i1")) in held.actions
+    refused = decide(seen(rows, [], faulty={"i1": LOST}, max_size=3), keeps)
+    assert states(refused) == {"i1": ("draining", None)}
+    assert "the group has 3 places, jobs and spares need 3, 0 are held already" in refused.records[0].reason
+
+
+def test_a_person_lets_a_held_node_work_again_or_ends_it_once_its_evidence_is_kept() -> None:
+    def released(how: str, **changes: Any):
+        held = row("i1", NodeState.HELD, hold=Hold.INSPECTION, release=how, replaced_at=5.0, **changes)
+        return decide(seen([held, row("i2"), row("i3"), row("i4")], [], desired=4))
+
+    assert states(released("return"))["i1"] == ("spare", None)
+    assert states(released("terminate")) == {}, "it has something to tell and somebody to tell it"
+    gone = released("terminate", evidence_at=6.0)
+    assert states(gone) == {"i1": ("draining", None)}
+    (action,) = [action for action in gone.actions if isinstance(action, TerminateMember)]
+    assert (action.node_id, action.decrement) == ("i1", True), "another one has its place already"
+
+
+def test_a_job_that_is_to_leave_a_node_is_lent_another_and_a_spare_is_enough() -> None:
+    moving = replace(job("a", JobState.RUNNING, 2), moving=(NodeId("i1"),))
+    rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3")]
+    decision = decide(seen(rows, [moving]))
+    assert states(decision) == {"i3": ("assigned", "a")}
+    assert decision.actions == (), "capacity does not flap for a move"
+    lent = [rows[0], rows[1], replace(rows[2], state=NodeState.ASSIGNED, run=RunId("a"))]
+    assert states(decide(seen(lent, [moving]))) == {}
+    none = decide(seen(rows[:2], [moving], desired=2), replace(SPEC, spare_count=0))
+    assert none.actions == (SetDesired(group="group", desired_count=3),)
+
+
+def test_a_node_that_a_job_was_moved_away_from_is_given_to_it_last() -> None:
+    hurt = replace(job("a", JobState.PREPARING, 1), avoided=(NodeId("i1"),))
+    assert states(decide(seen([row("i1"), row("i2"), row("i3")], [hurt]))) == {"i2": ("assigned", "a")}
+    assert states(decide(seen([row("i1")], [hurt], desired=3))) == {"i1": ("assigned", "a")}

@@ -114,7 +114,11 @@ class Agent:
                 ShardProtection(
                     rank=rank,
                     holders=self.plan.ranks[rank].holders,
-                    in_view=tuple(holder for holder in self.plan.ranks[rank].holders if self.world.serves(holder)),
+                    in_view=tuple(
+                        holder
+                        for holder in self.plan.ranks[rank].holders
+                        if holder == self.node_id or (self.world.serves(holder) and self.world.serves(self.node_id))
+                    ),
                     committed=Step(committed),
                     payload_bytes=100,
                 )
