@@ -326,11 +326,15 @@ def _has_successor(row: NodeRecord) -> bool:
 
 
 def _needed(spec: FleetSpec, seen: FleetObserved) -> int:
-    """Return how many nodes the jobs and the spares take. A move borrows a spare; only where there are fewer, more are asked for."""
+    """Return how many nodes the jobs and the spares take.
+
+    A move borrows a spare; where there are fewer, more are asked for, as far as the limit of replacements allows: each of them is one.
+    """
     runs = admitted(seen.jobs, seen.group.max_size)
     wanted = sum(job.node_count for job in seen.jobs if job.run in runs)
     moving = sum(len(job.moving) for job in seen.jobs if job.run in runs)
-    return max(spec.min_node_count, wanted) + max(spare_count(spec), moving)
+    room = max(0, spec.max_replacements_per_hour - len(seen.replaced))
+    return max(spec.min_node_count, wanted) + max(spare_count(spec), min(moving, spare_count(spec) + room))
 
 
 def _desired(spec: FleetSpec, seen: FleetObserved, rows: Iterable[NodeRecord]) -> int:

@@ -32,6 +32,7 @@ from control_plane.core.evidence import (
 from control_plane.core.incidents import Fault, incident_id
 from control_plane.core.observed import (
     Cause,
+    Departure,
     Exclusion,
     FailureRecord,
     Implication,
@@ -40,7 +41,6 @@ from control_plane.core.observed import (
     JobObserved,
     JobRecord,
     JobSpec,
-    Move,
     NodeObserved,
     Policy,
     RefusedSource,
@@ -418,7 +418,7 @@ def _implicating(view: _View, found: tuple[Fault, ...], incident: IncidentRecord
         if why is not None and line.node_id not in left:
             remedy = remedies.of_lemon(history, view.now)
             words = f"{line.node_id} is not used again: {why}"
-            move = Move(
+            move = Departure(
                 node_id=line.node_id, evidence=words, cause=Cause.NODE_FAULT, remedy=remedy, may_terminate=remedy is Remedy.REPLACE, is_history=True
             )
             left.add(line.node_id)
@@ -550,11 +550,13 @@ def _watch(view: _View) -> Decision:
 def _told_besides(view: _View, found: tuple[Fault, ...]) -> tuple[Fault, ...]:
     """Return the faults that members report of themselves while something else ends the generation: they may well be why."""
     known = {fault.node_id for fault in found}
-    return tuple(
+    told = tuple(
         Fault(cause=verdict.cause, evidence=verdict.evidence, at=view.now, node_id=node_id, implicates=faults.implied(verdict, view.now))
         for node_id, verdict in view.verdicts.items()
         if verdict.standing is Standing.IMPAIRED and verdict.may_terminate and node_id not in known and node_id in view.reports
     )
+    lost = [fault.node_id for fault in (*found, *told) if fault.node_id is not None]
+    return (*told, *(faults.group_loss(view.plan, lost, view.now) if told else ()))
 
 
 # -- leaving a node while training goes well --------------------------------------------------------------------------

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from control_plane.core import faults
 from control_plane.core.evidence import Standing, Verdict
 from control_plane.core.incidents import Fault
-from control_plane.core.observed import Cause, Implication, Move, Remedy
+from control_plane.core.observed import Cause, Departure, Implication, Remedy
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 
-def wanted(known: Sequence[Move], verdicts: Mapping[NodeId, Verdict], now: float, not_before: float) -> tuple[Move, ...]:
+def wanted(known: Sequence[Departure], verdicts: Mapping[NodeId, Verdict], now: float, not_before: float) -> tuple[Departure, ...]:
     """Return the members that are to be left.
 
     Args:
@@ -36,7 +36,7 @@ def wanted(known: Sequence[Move], verdicts: Mapping[NodeId, Verdict], now: float
     kept = [move for move in known if move.is_history]
     impaired = [verdict for verdict in verdicts.values() if _is_to_be_left(verdict)] if now >= not_before else []
     fresh = [
-        Move(
+        Departure(
             node_id=verdict.node_id,
             evidence=before[verdict.node_id].evidence if verdict.node_id in before else verdict.evidence,
             cause=verdict.cause,
@@ -55,12 +55,12 @@ def _is_to_be_left(verdict: Verdict) -> bool:
     return verdict.standing is Standing.IMPAIRED or (verdict.standing is Standing.GONE and verdict.remedy is Remedy.RETIRE)
 
 
-def is_asked(moves: Sequence[Move]) -> bool:
+def is_asked(moves: Sequence[Departure]) -> bool:
     """Say whether the agreed stop is asked for."""
     return any(move.asked_at is not None for move in moves)
 
 
-def is_stuck(moves: Sequence[Move], progress_at: float, now: float, timeouts: Timeouts) -> bool:
+def is_stuck(moves: Sequence[Departure], progress_at: float, now: float, timeouts: Timeouts) -> bool:
     """Say whether the stop does not come and no step was made for so long that ending the generation costs nothing more."""
     asked_at = max((move.asked_at for move in moves if move.asked_at is not None), default=now)
     return now - max(asked_at, progress_at) > timeouts.blind_wait_seconds
@@ -72,7 +72,7 @@ def lent(plan: GenerationPlan, assigned: Sequence[NodeId]) -> list[NodeId]:
     return [node_id for node_id in assigned if node_id not in members]
 
 
-def verdict(move: Move) -> Verdict:
+def verdict(move: Departure) -> Verdict:
     """Return the verdict that a member is left by."""
     return Verdict(
         node_id=move.node_id,
@@ -86,7 +86,7 @@ def verdict(move: Move) -> Verdict:
     )
 
 
-def fault(move: Move, now: float) -> Fault:
+def fault(move: Departure, now: float) -> Fault:
     """Return the fault that ends a generation so that a member can be left. Nothing failed before: the interruption begins now.
 
     Args:
@@ -100,7 +100,7 @@ def fault(move: Move, now: float) -> Fault:
     return Fault(cause=move.cause, evidence=move.evidence, at=now, implicates=line)
 
 
-def partner(node_id: NodeId, moves: Sequence[Move], incident: str, now: float) -> Implication:
+def partner(node_id: NodeId, moves: Sequence[Departure], incident: str, now: float) -> Implication:
     """Return the line for a member that stays and was out of view, too: if it loses its next partner, it was the one.
 
     Args:

@@ -233,7 +233,7 @@ class Impairment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class Departure:
     """A member that is to be left at an agreed stop, so that the job loses nothing (ADR 0014)."""
 
     node_id: NodeId
@@ -303,7 +303,7 @@ class JobRecord:
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
     impairments: tuple[Impairment, ...] = ()
-    moves: tuple[Move, ...] = ()
+    moves: tuple[Departure, ...] = ()
     moves_after: float = 0.0
     """No node is left before: the last agreed stop could not spare it."""
     trials: tuple[Trial, ...] = ()
@@ -447,7 +447,7 @@ class FleetJob:
     created_at: float
     exclusions: tuple[Exclusion, ...] = ()
     moving: tuple[NodeId, ...] = ()
-    """Nodes that it will leave once it has another one for each."""
+    """Nodes that it will leave once it has another one for each; it trains meanwhile."""
     avoided: tuple[NodeId, ...] = ()
     """Nodes that it was moved away from: others are given to it first."""
 

@@ -75,15 +75,15 @@ class Finding:
 
 def xid_of(fault: NodeFault) -> int | None:
     """Return the Xid that a `gpu_xid` speaks of, by its number or, where there is none, as its message words it; None when neither has one."""
-    if fault.number is not None:
-        return fault.number
+    if fault.xid is not None:
+        return fault.xid
     found = _XID_IN_WORDS.search(fault.message)
     return int(found.group(1)) if found is not None else None
 
 
 def name_of(fault: NodeFault) -> str:
     """Return a fault's code with its number: `gpu_xid 79`."""
-    number = xid_of(fault) if fault.code == "gpu_xid" else fault.number
+    number = xid_of(fault) if fault.code == "gpu_xid" else None
     return fault.code if number is None else f"{fault.code} {number}"
 
 

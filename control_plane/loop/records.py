@@ -12,6 +12,7 @@ import msgspec
 from control_plane.core import incidents as core_incidents
 from control_plane.core.observed import (
     CheckpointRecord,
+    Departure,
     Exclusion,
     FailureRecord,
     FleetJob,
@@ -23,7 +24,6 @@ from control_plane.core.observed import (
     IncidentRecord,
     JobRecord,
     JobSpec,
-    Move,
     NodeRecord,
     RefusedSource,
     Remedy,
@@ -54,7 +54,7 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
     impairments: tuple[Impairment, ...] = ()
-    moves: tuple[Move, ...] = ()
+    moves: tuple[Departure, ...] = ()
     moves_after: float = 0.0
     trials: tuple[Trial, ...] = ()
     stop_reason: str = ""
@@ -264,7 +264,7 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         priority=job.priority,
         created_at=record.created_at,
         exclusions=record.exclusions,
-        moving=tuple(move.node_id for move in record.moves),
+        moving=tuple(move.node_id for move in record.moves) if record.state is JobState.RUNNING else (),
         avoided=tuple(trial.node_id for trial in record.trials if trial.node_id is not None),
     )
 

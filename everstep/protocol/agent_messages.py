@@ -141,8 +141,10 @@ class NodeFault(Message, frozen=True):
     """A sentence for the user, with the figures."""
     is_permanent: bool
     """No new generation can help."""
-    number: int | None = None
-    """The fault's own number where it has one: of `gpu_xid`, NVIDIA's Xid."""
+    device: str = ""
+    """What of the node is meant: `gpu 3`, `eth0`, `/var/lib/everstep`; empty when it is the node or the job."""
+    xid: int | None = None
+    """Of `gpu_xid`: NVIDIA's number of the error."""
 
 
 class NoticeKind(StrEnum):

@@ -105,7 +105,7 @@ class Teller:
                     agent = self.silenced[place] = world.team()[int(place)]
                     world.cut.add(agent.node_id)
             case ["fault", place, code, *number]:
-                fault = NodeFault(code=code, message=f"as the {code} check says", is_permanent=False, number=int(number[0]) if number else None)
+                fault = NodeFault(code=code, message=f"as the {code} check says", is_permanent=False, xid=int(number[0]) if number else None)
                 agent = self.silenced[place] = world.team()[int(place)] if place != "spare" else world.spare()
                 agent.node_faults = (fault,)
                 agent.report()

@@ -277,7 +277,7 @@ class Simulation:
                 priority=0,
                 created_at=job.record.created_at,
                 exclusions=job.record.exclusions,
-                moving=tuple(move.node_id for move in job.record.moves),
+                moving=tuple(move.node_id for move in job.record.moves) if job.record.state is JobState.RUNNING else (),
                 avoided=tuple(trial.node_id for trial in job.record.trials if trial.node_id is not None),
             )
             for job in self.jobs

@@ -17,7 +17,7 @@ from everstep.protocol.ids import NodeId
 from tests.properties.control_plane.simulated import Simulation, fresh
 
 FAULTS = tuple(
-    NodeFault(code=code, message="words", is_permanent=False, number=number)
+    NodeFault(code=code, message="words", is_permanent=False, xid=number)
     for code, number in (("gpu_xid", 31), ("gpu_xid", 95), ("gpu_xid", 79), ("gpu_lost", None), ("nic_down", None), ("disk_full", None))
 )
 EVENTS = st.one_of(

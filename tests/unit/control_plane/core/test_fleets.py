@@ -256,7 +256,7 @@ def test_why_instances_do_not_come_is_said_in_aws_words() -> None:
     assert "InsufficientInstanceCapacity" in decide(seen([row("i1")], [], failures=("InsufficientInstanceCapacity: none",))).reason
 
 
-XID = NodeFault(code="gpu_xid", message="words", is_permanent=False, number=95)
+XID = NodeFault(code="gpu_xid", message="words", is_permanent=False, xid=95)
 LOST = NodeFault(code="gpu_lost", message="words", is_permanent=False)
 
 

@@ -13,7 +13,7 @@ NOW = 1_000_000.0
 
 
 def fault(code: str, number: int | None = None, message: str = "words") -> NodeFault:
-    return NodeFault(code=code, message=message, is_permanent=False, number=number)
+    return NodeFault(code=code, message=message, is_permanent=False, xid=number)
 
 
 def line(what: str, *, ago: float = 60.0, incident: str = "inc-1", is_own_word: bool = True, remedy: Remedy = Remedy.REBOOT) -> Implication:
