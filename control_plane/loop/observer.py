@@ -6,11 +6,11 @@ Invariant: no database session is open while anything else is waited for, and si
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from control_plane.core.evidence import is_fleet_blind
+from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
 from control_plane.core.fleets import NOT_REPLACED, RATE_WINDOW_SECONDS, admitted, is_idle
 from control_plane.core.observed import (
     CheckpointRecord,
@@ -95,6 +95,12 @@ class Hearing:
         if view is None:
             return max(0.0, now - self._listens_since)
         return max(0.0, now - max(view.heard_at, self._listens_since))
+
+    def verdict_in(self, views: Iterable[AgentView]) -> float:
+        """Return in how many seconds the next silence outlasts its lease, infinity while nobody is silent for long: then a pass is due."""
+        lease = self._timeouts.lease_seconds
+        left = [lease - silent for view in views if WATCHED_FROM_LEASES * lease < (silent := self.silent_seconds(view)) <= lease]
+        return min(left, default=float("inf"))
 
 
 class Observer:

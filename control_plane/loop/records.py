@@ -286,18 +286,19 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
     )
 
 
-def node_update(node: NodeRecord) -> nodes.NodeUpdate:
-    """Return the columns of a node that the core has decided about."""
-    return nodes.NodeUpdate(
+def node_update(node: NodeRecord, before: str | None) -> nodes.NodeUpdate:
+    """Return the columns of a node that the core has decided about; what others write while it stays in its state is left to them."""
+    columns = nodes.NodeUpdate(
         state=node.state.value,
         run_id=node.run,
         reason=node.reason,
         hold=node.hold.value if node.hold is not None else None,
-        release=node.release,
         since=_moment(node.since),
         replaced_at=_moment(node.replaced_at),
-        evidence_at=_moment(node.evidence_at),
     )
+    if node.state.value != before:
+        columns["release"], columns["evidence_at"] = "", None
+    return columns
 
 
 def implication(line: implications.ImplicationRecord) -> Implication:

@@ -33,7 +33,7 @@ from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.cloud_watch import CloudView, CloudWatch
 from control_plane.loop.executor import Executor
-from control_plane.loop.observer import Hearing, Observer, StoredJob
+from control_plane.loop.observer import Hearing, Observer, StoredFleet, StoredJob
 from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import FleetName, RunId
 from everstep.protocol.plan import Timeouts
@@ -188,10 +188,9 @@ class Runner:
             return None
         now = self._context.now().timestamp()
         stored = await asyncio.to_thread(self.observer.read_fleet, name, records.at(now))
-        fleet = stored.fleet
         spec, observed = self.observer.observe_fleet(stored, view)
         decision = core_fleets.decide(now, spec, observed, self._policy)
-        await asyncio.to_thread(self._apply_fleet, lease, fleet, decision, view, now)
+        await asyncio.to_thread(self._apply_fleet, lease, stored, decision, view, now)
         for node_id in decision.forgotten:
             self._context.registry.forget(node_id)
         if decision.records:
@@ -216,7 +215,8 @@ class Runner:
             except Exception:
                 log.exception("a sweep failed; it is made again")
             await asyncio.sleep(PAUSE_SECONDS)
-            seen = await self._context.registry.wait_for_change(seen, SWEEP_SECONDS)
+            verdict_in = self.hearing.verdict_in(self._context.registry.views().values())
+            seen = await self._context.registry.wait_for_change(seen, min(SWEEP_SECONDS, verdict_in + PAUSE_SECONDS))
 
     def _live_jobs(self) -> tuple[jobs.JobRecord, ...]:
         with self._context.database.read() as session:
@@ -264,8 +264,8 @@ class Runner:
         if before.state != after.state.value or before.reason != after.reason:
             log.info("job %s: %s: %s", before.name, after.state.value, after.reason.partition("\n")[0])
 
-    def _apply_fleet(self, lease: Lease, fleet: fleets.FleetRecord, decision: FleetDecision, view: CloudView, now: float) -> None:
-        moment = records.at(now)
+    def _apply_fleet(self, lease: Lease, stored: StoredFleet, decision: FleetDecision, view: CloudView, now: float) -> None:
+        moment, fleet = records.at(now), stored.fleet
         state = FleetStatus.FROZEN if decision.is_frozen else FleetStatus.ACTIVE
         if fleet.delete_requested_at is not None:
             state = FleetStatus.DELETING
@@ -277,11 +277,13 @@ class Runner:
             desired_node_count=decision.desired_count,
             drift=view.group.drift,
             reason=decision.reason,
-            blindness_lifted_at=fleet.blindness_lifted_at if decision.is_blind else None,
         )
+        if fleet.blindness_lifted_at is not None and not decision.is_blind:
+            changes["blindness_lifted_at"] = None  # else left alone: a person may have said it since it was read
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
         if is_same and not decision.records and not decision.events and not decision.implications and not decision.is_empty:
             return
+        states = {node.id: node.state for node in stored.nodes}
         with self._context.database.write() as session:
             if decision.is_empty:
                 fleets.remove(session, lease)
@@ -289,7 +291,7 @@ class Runner:
             if not is_same:
                 fleets.change(session, lease, **changes)
             for row in decision.records:
-                columns = records.node_update(row)
+                columns = records.node_update(row, before=states.get(row.node_id))
                 columns["instance_type"], columns["availability_zone"] = view.instance_type, view.availability_zone
                 columns["ended_at"] = moment if row.state is NodeState.GONE else None
                 nodes.change(session, lease, row.node_id, initial_state=NodeState.JOINING, now=moment, **columns)

@@ -8,7 +8,7 @@ from control_plane.db import fleets, implications, nodes
 from control_plane.db.implications import ImplicationRecord
 from control_plane.db.leases import Leaser
 from control_plane.db.tokens import Role
-from everstep.errors import Conflict, Forbidden, NotFound
+from everstep.errors import AccessDenied, Conflict, NotFound
 
 
 def hold(service, **changes):
@@ -50,7 +50,7 @@ def test_only_a_held_node_is_released_and_only_by_an_administrator(client, fleet
         client.release_node(NodeId="i-1", Terminate=True)
     with pytest.raises(NotFound):
         client.release_node(NodeId="i-2")
-    with service.client(service.token(Role.USER)) as user, pytest.raises(Forbidden):
+    with service.client(service.token(Role.USER)) as user, pytest.raises(AccessDenied):
         user.release_node(NodeId="i-1")
 
 
@@ -63,7 +63,7 @@ def test_a_person_says_that_who_is_silent_is_gone(client, fleet, service):
     assert sum(event["Type"] == "FleetUnfrozen" for event in client.list_events()["Events"]) == 1
     with pytest.raises(NotFound):
         client.unfreeze_fleet(FleetName="other")
-    with service.client(service.token(Role.USER)) as user, pytest.raises(Forbidden):
+    with service.client(service.token(Role.USER)) as user, pytest.raises(AccessDenied):
         user.unfreeze_fleet(FleetName="main")
 
 
