@@ -177,3 +177,20 @@ def test_newcomers_take_the_places_of_the_lost_in_the_order_they_came() -> None:
     assert members.places(plan, available, 4) == ("x", first[1], "y", first[3])
     assert members.places(plan, available[:-1], 4) == ("x", first[1], None, first[3])
     assert members.places(None, [NodeId("x")], 2) == ("x", None)
+
+
+def test_the_old_word_of_a_silent_member_proves_nothing() -> None:
+    """It said that its holder does not answer; that was before the holder's line was mended and its own was cut."""
+    simulation = fresh()
+    job = simulation.jobs[0]
+    team = simulation.running(job)
+    simulation.train(job, 2)
+    simulation.unplugged.add(team[3].node_id)
+    simulation.step()
+    assert {each.node_id for each in job.record.impairments} == {team[2].node_id, team[3].node_id}
+    simulation.deaf.add(team[2].node_id)
+    simulation.unplugged.clear()
+    for _ in range(70):
+        simulation.train(job, 2)
+        simulation.step()
+    assert (job.record.impairments, job.record.moves) == ((), ())

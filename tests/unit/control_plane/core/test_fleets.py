@@ -362,3 +362,12 @@ def test_a_node_that_a_job_was_moved_away_from_is_given_to_it_last() -> None:
     hurt = replace(job("a", JobState.PREPARING, 1), avoided=(NodeId("i1"),))
     assert states(decide(seen([row("i1"), row("i2"), row("i3")], [hurt]))) == {"i2": ("assigned", "a")}
     assert states(decide(seen([row("i1")], [hurt], desired=3))) == {"i1": ("assigned", "a")}
+
+
+def test_no_remedy_ends_a_node_where_nothing_allows_that() -> None:
+    for remedy, expected in ((Remedy.REPLACE, "held"), (Remedy.REBOOT, "held"), (Remedy.RETIRE, "held"), (Remedy.RELEASE, "spare")):
+        exclusion = Exclusion(node_id=NodeId("i1"), evidence="words", may_terminate=False, remedy=remedy)
+        rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3")]
+        decision = decide(seen(rows, [job("a", JobState.PREPARING, 2, exclusions=(exclusion,))], working={"i1": member_of("a")}))
+        assert states(decision)["i1"] == (expected, None)
+        assert not ended(decision)
