@@ -104,7 +104,8 @@ async def test_a_crash_loop_ends_with_the_last_lines(world: World) -> None:
         world.kill_rank(world.team()[0], exit_class=ExitClass.ERROR, code=1, lines="NameError: name 'x' is not defined")
         await world.tick()
     await world.until(lambda: world.job().state == JobState.FAILED)
-    assert "3 times" in world.job().reason
+    assert "4 times" in world.job().reason
+    assert "also without" in world.job().reason
     assert "NameError" in world.job().reason
     await world.until(lambda: all(agent.run is None for agent in world.agents.values()))
 
