@@ -234,8 +234,12 @@ class EverstepClient:
         return self._call("GET", "/v1/fleets")
 
     def update_fleet(self, *, FleetName: str, **request: Any) -> Json:
-        """Change a fleet's figures: SpareCount, MinNodeCount."""
+        """Change a fleet: SpareCount, MinNodeCount, HoldFailedInstances, MaxReplacementsPerHour."""
         return self._call("POST", f"/v1/fleets/{_part(FleetName)}", body=request, is_repeatable=True)
+
+    def unfreeze_fleet(self, *, FleetName: str) -> Json:
+        """Say of a fleet most of which is silent: who is silent is gone."""
+        return self._call("POST", f"/v1/fleets/{_part(FleetName)}/unfreeze", is_repeatable=True)
 
     def delete_fleet(self, *, FleetName: str) -> Json:
         """End a fleet's nodes and forget it."""
@@ -248,6 +252,10 @@ class EverstepClient:
     def describe_node(self, *, NodeId: str) -> Json:
         """Describe one node."""
         return self._call("GET", f"/v1/nodes/{_part(NodeId)}")
+
+    def release_node(self, *, NodeId: str, **request: Any) -> Json:
+        """Let a held node work again, or end its instance: Terminate."""
+        return self._call("POST", f"/v1/nodes/{_part(NodeId)}/release", body=request, is_repeatable=True)
 
     def create_join_token(self, **request: Any) -> Json:
         """Make a join token for a fleet's launch template: FleetName, ExpiresInSeconds."""

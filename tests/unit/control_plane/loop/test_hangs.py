@@ -30,8 +30,9 @@ async def test_a_hang_is_found_across_a_restart_and_its_time_adds_up(world: Worl
     assert job.accounted_until is not None
     assert sum(job.accounting.values()) == (job.accounted_until - job.created_at) // timedelta(microseconds=1)
     (incident,) = world.incidents()
-    assert job.accounting["stall"] == pytest.approx(60.0, abs=1.5)
-    assert incident.detect_seconds == pytest.approx(job.accounting["stall"] + job.accounting["detect"], abs=1.0)
+    stalled, detected = job.accounting["stall"] / 1_000_000, job.accounting["detect"] / 1_000_000
+    assert stalled == pytest.approx(60.0, abs=1.5)
+    assert incident.detect_seconds == pytest.approx(stalled + detected, abs=1.0)
 
 
 async def test_ranks_that_stand_still_do_not_keep_a_job_from_being_stopped(world: World) -> None:
