@@ -7,7 +7,7 @@
     one class, shorter                                       wait
     steps advance without it having been heard               alive: its ranks make boundaries that others report
 
-An impaired member works, and is left at a stop that all ranks agree upon, once another node is there to take over (ADR 0017).
+An impaired member works, and is left at a stop that all ranks agree upon, once another node is there to take over (ADR 0016).
 
 Invariant: every verdict but ALIVE names its evidence in sentences; silence is never counted from before this control plane could have heard; nobody
 is gone while steps advance, unless AWS says so. *Blind is not dead*: while most of a fleet is silent and AWS says that it runs, silence proves

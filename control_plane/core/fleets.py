@@ -296,18 +296,23 @@ class _Table:
             self._give(job, idle, job.node_count + len(self._leaving(job)) - len(self._nodes_of(job)))
         for job in (job for job in holding if job.state is JobState.ALLOCATING):
             lacks = job.node_count - len(self._nodes_of(job))
-            if lacks > len(idle):
+            if lacks > len(self._welcome(job, idle)):
                 break
             self._give(job, idle, lacks)
 
     def _give(self, job: FleetJob, idle: list[NodeRecord], count: int) -> None:
         """Give a job so many nodes, taken from `idle`, or as many as there are."""
         team = Counter(self.node(row.node_id).domain for row in self._nodes_of(job))
-        for _ in range(min(count, len(idle))):
-            row = min(idle, key=lambda row: self._rank(row, job, team))
+        for _ in range(min(count, len(self._welcome(job, idle)))):
+            row = min(self._welcome(job, idle), key=lambda row: self._rank(row, job, team))
             idle.remove(row)
             team[self.node(row.node_id).domain] += job.state is not JobState.ALLOCATING
             self.move(row, NodeEvent.ASSIGNED, f"works for {job.job}", run=job.run)
+
+    def _welcome(self, job: FleetJob, idle: list[NodeRecord]) -> list[NodeRecord]:
+        """Return the nodes that a job could use: it does not take back what it has excluded before it has seen that to be gone."""
+        excluded = {exclusion.node_id for exclusion in job.exclusions}
+        return [row for row in idle if row.node_id not in excluded]
 
     def _rank(self, row: NodeRecord, job: FleetJob, team: Mapping[str | None, int]) -> tuple[bool, bool, bool, int]:
         """Return how early a spare is given to a job with nodes in these failure domains; an unknown domain is one of its own."""

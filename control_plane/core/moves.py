@@ -1,4 +1,4 @@
-"""Members that are to be left while training goes well: who, when, and whether a checkpoint is waited for first (ADR 0017).
+"""Members that are to be left while training goes well: who, when, and whether a checkpoint is waited for first (ADR 0016).
 
     to be left ──▶ another node is lent to the job ──▶ agreed stop ──▶ last step committed, and a checkpoint ──▶ next generation without it
        │  ◀── no longer         or none can be had, and     no way back      where its last copy or AWS's time

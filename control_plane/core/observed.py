@@ -263,7 +263,7 @@ class Impairment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """A member that is to be left at an agreed stop, so that the job loses nothing (ADR 0017)."""
+    """A member that is to be left at an agreed stop, so that the job loses nothing (ADR 0016)."""
 
     node_id: NodeId
     evidence: str

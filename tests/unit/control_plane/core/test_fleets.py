@@ -546,6 +546,15 @@ def test_a_node_that_a_job_was_moved_away_from_is_given_to_it_last() -> None:
     assert states(decide(seen([row("i1")], [hurt], desired=3))) == {"i1": ("assigned", "a")}
 
 
+def test_a_node_that_a_job_has_just_excluded_is_not_given_back_to_it_in_the_same_breath() -> None:
+    exclusion = Exclusion(node_id=NodeId("i1"), evidence="words", may_terminate=False)
+    rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3", NodeState.DRAINING)]
+    decision = decide(seen(rows, [job("a", JobState.PREPARING, 2, exclusions=(exclusion,))]))
+    assert states(decision)["i1"] == ("spare", None), "it is heard and has let go of the job; another job may have it"
+    gang = replace(job("a", JobState.ALLOCATING, 2), exclusions=(exclusion,))
+    assert "i2" not in states(decide(seen([row("i1"), row("i2")], [gang]))), "a gang starts whole"
+
+
 def test_no_remedy_ends_a_node_where_nothing_allows_that() -> None:
     for remedy, expected in ((Remedy.REPLACE, "held"), (Remedy.REBOOT, "held"), (Remedy.RETIRE, "held"), (Remedy.RELEASE, "spare")):
         exclusion = Exclusion(node_id=NodeId("i1"), evidence="words", may_terminate=False, remedy=remedy)
