@@ -144,6 +144,7 @@ def _loops(settings: Settings, services: Services, secret: bytes) -> Sequence[Lo
         timeouts=services.timeouts,
         secret=secret,
         owner=uuid.uuid4().hex,
+        bucket=services.bucket,
         now=services.now,
         retention=settings.retention,
     )

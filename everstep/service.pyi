@@ -93,6 +93,8 @@ class Fleet(TypedDict):
     SparePolicy: NotRequired[SparePolicy]
     """Counts spares instead of SpareCount."""
     MinNodeCount: int
+    HoldFailedInstances: bool
+    MaxReplacementsPerHour: int
     MaxNodeCount: int
     """The group's MaxSize."""
     DesiredNodeCount: int
@@ -242,7 +244,9 @@ class Node(TypedDict):
     """The EC2 instance id."""
     FleetName: str
     NodeStatus: str
-    """joining, spare, assigned, held, draining, gone."""
+    """joining, spare, assigned, held, rebooting, draining, gone."""
+    Hold: NotRequired[Literal["unreachable", "distrusted", "inspection"]]
+    """Why it is held; all but unreachable ones wait for ReleaseNode."""
     Connected: bool
     Warm: bool
     """Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there."""
@@ -259,9 +263,22 @@ class Node(TypedDict):
     RefusedSessionCount: int
     """Sessions of other agents and of ranks that its agent refused or closed for what they said, since the agent started. A few around a restart of ranks are stale ones; more are worth a look at its log."""
     Reason: str
+    Incidents: list[NodeIncident]
+    """Its history, oldest line first; listed by DescribeNode alone."""
     CreationTime: datetime
     ConnectionTime: NotRequired[datetime]
     EndTime: NotRequired[datetime]
+
+class NodeIncident(TypedDict):
+    """A line of a node's history: it had its part in an incident."""
+    IncidentId: str
+    """Of a job; `fleet-…` where no job had the node."""
+    Time: datetime
+    Cause: str
+    """`node_unreachable`, `agent_lost` … or a fault's code with its number: `gpu_xid 79`."""
+    Evidence: str
+    Remedy: str
+    """restart, release, hold, retire, reboot, replace."""
 
 class OutputDataConfig(TypedDict):
     """Where outputs go."""
@@ -319,7 +336,7 @@ class Reliability(TypedDict):
 class RetryStrategy(TypedDict):
     """When to stop trying."""
     MaxAttempts: NotRequired[int]
-    """The same failure at the same step this many times, and the job has failed. 3 unless given."""
+    """The same failure at the same step this many times; then once more without the failing rank's node and once more from an older state, where there are such, and the job has failed. 3 unless given."""
 
 class SecondaryStatusTransition(TypedDict):
     """The job was in a state for a while."""
@@ -517,7 +534,7 @@ class EverstepClient(Protocol):
     exceptions: Exceptions
     def close(self) -> None: ...
     def can_paginate(self, operation_name: str) -> bool: ...
-    def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> Fleet:
+    def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> Fleet:
         """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
         """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
@@ -563,10 +580,14 @@ class EverstepClient(Protocol):
         """List training jobs, newest first."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
+    def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
+        """Let a held node work again, or end its instance. One kept for inspection is ended once its evidence is in S3. Asking again changes nothing."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
-    def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ...) -> Fleet:
-        """Change how many nodes and spares are kept."""
+    def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
+        """Say of a fleet most of which is silent: who is silent is gone. It holds until sight returns; a drift of the group stays a freeze."""
+    def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ...) -> Fleet:
+        """Change how many nodes and spares are kept, and what becomes of nodes that fail."""
     def upload_source(self, *, Directory: str | os.PathLike[str] | None = ..., Body: bytes | BinaryIO | None = ...) -> SourceConfig:
         """Store a user's code: a directory, packed as it is, or a gzipped tar."""
     def download_outputs(self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = ...) -> list[Path]:

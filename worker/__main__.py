@@ -19,6 +19,7 @@ from worker.health.gpus import gpu_reader
 from worker.health.memory import slot_memory_bytes
 from worker.health.watch import HealthWatch
 from worker.instance_metadata import endpoint_of
+from worker.own_log import OwnLog
 from worker.shm import tmpfs
 from worker.storage.s3 import s3_store
 from worker.supervisor import Supervisor
@@ -104,6 +105,9 @@ def main() -> None:
     logging.basicConfig(
         level=os.environ.get("EVERSTEP_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
     )
+    own_log = OwnLog()
+    own_log.setFormatter(logging.getLogger().handlers[0].formatter)
+    logging.getLogger().addHandler(own_log)
     chosen = settings(sys.argv[1:])
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)
@@ -117,7 +121,7 @@ def main() -> None:
         cgroup=chosen.slots.name,
     )
     health = HealthWatch(gpus, state=chosen.state, slots=chosen.slots)
-    asyncio.run(serve(Agent(chosen, s3_store(), supervisor, now=time.time, health=health)))
+    asyncio.run(serve(Agent(chosen, s3_store(), supervisor, now=time.time, health=health, own_log=own_log)))
 
 
 if __name__ == "__main__":

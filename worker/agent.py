@@ -25,6 +25,7 @@ from everstep.protocol.agent_messages import (
     AgentReport,
     HaltRanks,
     Hello,
+    KeepEvidence,
     Load,
     MemberPhase,
     MemberReport,
@@ -39,14 +40,15 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId
-from everstep.protocol.plan import GenerationPlan, SlotRecord
+from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord
 from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
-from worker.errors import RanksNotGone
+from worker.errors import RanksNotGone, StorageError
 from worker.health.watch import HealthWatch
 from worker.instance_metadata import InstanceMetadata
 from worker.logs import RankLogs
 from worker.member import LoadFailed, Member, Node
+from worker.own_log import OwnLog
 from worker.promise import Promise, PromiseFile
 from worker.rank_server import RankServer
 from worker.replication.network_cards import more_addresses
@@ -93,6 +95,7 @@ class Agent:
         *,
         now: Callable[[], float],
         health: HealthWatch | None = None,
+        own_log: OwnLog | None = None,
     ) -> None:
         """Wire the parts; nothing is opened yet.
 
@@ -102,9 +105,13 @@ class Agent:
             supervisor: of this node's ranks; started and closed here.
             now: Unix time, for what is shown to people.
             health: of this node; started and closed here. None: the node's own devices are not watched.
+            own_log: what this process logs, for a person who is to look at the node; None: its own, empty one.
         """
         self._settings = settings
+        self._objects = objects
         self._health = health
+        self._own_log = own_log or OwnLog()
+        self._evidence_key = ""
         self._agent_id = secrets.token_hex(8)
         self._promises = PromiseFile(settings.state / "promise")
         self._store = SlotStore(settings.slots, memory_bytes=settings.memory_bytes)
@@ -229,6 +236,7 @@ class Agent:
             metrics=metrics,
             refused_count=self._listener.refused_count + self._ranks.refused_count,
             notices=self._metadata.notices if self._metadata is not None else (),
+            evidence_key=self._evidence_key,
             is_warm=self._supervisor.is_warm,
             faults=self._health.faults() if self._health is not None else (),
         )
@@ -299,6 +307,8 @@ class Agent:
                     await self._prepare(command)
                 case Release():
                     await self._release(command.run)
+                case KeepEvidence(place=place):
+                    await self._keep_evidence(place)
                 case Load(plan=plan, key=key):
                     await self._load(plan, key)
                 case Start(run=run, generation=generation) if is_current(self._membership, run, generation):
@@ -333,6 +343,17 @@ class Agent:
     def _gpu_percent(self, member: Member, rank: Rank) -> float | None:
         """Return how busy a rank's GPU is: the one that has the rank's LOCAL_RANK for a number."""
         return self._health.gpu_percent(member.here.ranks.index(rank)) if self._health is not None else None
+
+    async def _keep_evidence(self, place: ObjectReference) -> None:
+        """Store what this node alone can tell; asked again when it could not. The streams of ranks are there already, or follow with Release."""
+        if self._evidence_key == place.key:
+            return
+        try:
+            await asyncio.to_thread(self._own_log.put, self._objects, place, self._settings.state / "logs" / "shim.log")
+        except (StorageError, OSError) as error:
+            log.warning("the evidence of this node is not in the store yet: %s", error)
+        else:
+            self._evidence_key = place.key
 
     async def _prepare(self, command: Prepare) -> None:
         answer = answer_prepare(self._membership, command.run, command.generation)

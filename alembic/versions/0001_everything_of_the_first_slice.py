@@ -41,6 +41,9 @@ def upgrade() -> None:
         sa.Column("min_node_count", sa.BigInteger(), nullable=False),
         sa.Column("spare_count", sa.BigInteger(), nullable=False),
         sa.Column("spare_probability", sa.Float(), nullable=True),
+        sa.Column("hold_failed_instances", sa.Boolean(), nullable=False),
+        sa.Column("max_replacements_per_hour", sa.BigInteger(), nullable=False),
+        sa.Column("blindness_lifted_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("max_node_count", sa.BigInteger(), nullable=False),
         sa.Column("instance_type", sa.String(length=255), nullable=False),
         sa.Column("availability_zone", sa.String(length=255), nullable=False),
@@ -55,6 +58,21 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_fleet")),
         sa.UniqueConstraint("auto_scaling_group_name", name=op.f("uq_fleet_auto_scaling_group_name")),
     )
+    op.create_table(
+        "implication",
+        sa.Column("node_id", sa.String(length=64), nullable=False),
+        sa.Column("incident_id", sa.String(length=96), nullable=False),
+        sa.Column("fleet_name", sa.String(length=64), nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("what", sa.String(length=64), nullable=False),
+        sa.Column("evidence", sa.Text(), nullable=False),
+        sa.Column("is_own_word", sa.Boolean(), nullable=False),
+        sa.Column("remedy", sa.String(length=64), nullable=False),
+        sa.PrimaryKeyConstraint("node_id", "incident_id", name=op.f("pk_implication")),
+    )
+    with op.batch_alter_table("implication", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_implication_fleet_name"), ["fleet_name"], unique=False)
+
     op.create_table(
         "intent",
         sa.Column("key", sa.String(length=255), nullable=False),
@@ -129,6 +147,12 @@ def upgrade() -> None:
         sa.Column("availability_zone", sa.String(length=255), nullable=False),
         sa.Column("failure_domain", sa.String(length=255), nullable=True),
         sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("hold", sa.String(length=64), nullable=True),
+        sa.Column("release", sa.String(length=64), nullable=False),
+        sa.Column("since", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("replaced_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("returned_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("evidence_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("connected_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("boot_seconds", sa.Float(), nullable=True),
@@ -313,6 +337,10 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_intent_subject"))
 
     op.drop_table("intent")
+    with op.batch_alter_table("implication", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_implication_fleet_name"))
+
+    op.drop_table("implication")
     op.drop_table("fleet")
     with op.batch_alter_table("event", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_event_job_name"))

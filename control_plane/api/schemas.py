@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 from pydantic.alias_generators import to_pascal
 
+from control_plane.core.observed import DEFAULT_REPLACEMENTS_PER_HOUR
 from everstep.protocol.ids import NAME_PATTERN
 
 MAX_NODE_COUNT = 4096
@@ -135,7 +136,8 @@ class RetryStrategy(Request):
     """When to stop trying."""
 
     max_attempts: int = Field(default=3, ge=1, le=30)
-    """The same failure at the same step this many times, and the job has failed."""
+    """The same failure at the same step this many times; then once more without the failing rank's node and once more from an older state, where
+    there are such, and the job has failed."""
 
 
 class CreateTrainingJobRequest(Request):
@@ -532,6 +534,10 @@ class CreateFleetRequest(Request):
     """Nodes kept even when no job runs, spares not included."""
     price_usd_per_hour: float | None = Field(default=None, ge=0.0001, le=MAX_PRICE_USD_PER_HOUR)
     """What one instance costs you; jobs and incidents are valued at it."""
+    hold_failed_instances: bool = False
+    """Keep instances that failed running for inspection instead of ending them, as long as that takes nobody's place in the group."""
+    max_replacements_per_hour: int = Field(default=DEFAULT_REPLACEMENTS_PER_HOUR, ge=0, le=MAX_NODE_COUNT)
+    """Nodes that may be taken out by Everstep's own verdicts and replaced within an hour; what AWS ends is not counted."""
     project: Name | None = None
     tags: Tags = Field(default_factory=dict)
 
@@ -545,6 +551,8 @@ class UpdateFleetRequest(Request):
     min_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
     price_usd_per_hour: float | None = Field(default=None, ge=0.0001, le=MAX_PRICE_USD_PER_HOUR)
     """Jobs and incidents that have not ended are valued anew; what has ended keeps its figure."""
+    hold_failed_instances: bool | None = None
+    max_replacements_per_hour: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
 
 
 class Fleet(Shape):
@@ -560,6 +568,8 @@ class Fleet(Shape):
     spare_policy: SparePolicy | None
     """Counts spares instead of SpareCount."""
     min_node_count: int
+    hold_failed_instances: bool
+    max_replacements_per_hour: int
     max_node_count: int
     """The group's MaxSize."""
     desired_node_count: int
@@ -591,6 +601,26 @@ class ListFleetsResponse(Shape):
     fleets: list[Fleet]
 
 
+class NodeIncident(Shape):
+    """A line of a node's history: it had its part in an incident."""
+
+    incident_id: str
+    """Of a job; `fleet-…` where no job had the node."""
+    time: datetime
+    cause: str
+    """`node_unreachable`, `agent_lost` … or a fault's code with its number: `gpu_xid 79`."""
+    evidence: str
+    remedy: str
+    """restart, release, hold, retire, reboot, replace."""
+
+
+class ReleaseNodeRequest(Request):
+    """What becomes of a held node."""
+
+    terminate: bool = False
+    """End the instance; else it works again, and its history counts from now on."""
+
+
 class Node(Shape):
     """An EC2 instance of a fleet and its agent."""
 
@@ -598,7 +628,9 @@ class Node(Shape):
     """The EC2 instance id."""
     fleet_name: str
     node_status: str
-    """joining, spare, assigned, held, draining, gone."""
+    """joining, spare, assigned, held, rebooting, draining, gone."""
+    hold: Literal["unreachable", "distrusted", "inspection"] | None
+    """Why it is held; all but unreachable ones wait for ReleaseNode."""
     connected: bool
     warm: bool
     """Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there."""
@@ -616,6 +648,8 @@ class Node(Shape):
     """Sessions of other agents and of ranks that its agent refused or closed for what they said, since the agent started. A few around a restart of
     ranks are stale ones; more are worth a look at its log."""
     reason: str
+    incidents: list[NodeIncident]
+    """Its history, oldest line first; listed by DescribeNode alone."""
     creation_time: datetime
     connection_time: datetime | None
     end_time: datetime | None

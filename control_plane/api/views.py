@@ -16,6 +16,7 @@ from control_plane.core.states import JobState
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.events import EventRecord
 from control_plane.db.fleets import FleetRecord
+from control_plane.db.implications import ImplicationRecord
 from control_plane.db.incidents import IncidentRecord, IncidentTotals
 from control_plane.db.jobs import JobRecord, JobTotals
 from control_plane.db.nodes import NodeRecord
@@ -278,6 +279,8 @@ def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[Age
         spare_count=record.spare_count,
         spare_policy=None if record.spare_probability is None else schemas.SparePolicy(probability=record.spare_probability),
         min_node_count=record.min_node_count,
+        hold_failed_instances=record.hold_failed_instances,
+        max_replacements_per_hour=record.max_replacements_per_hour,
         max_node_count=record.max_node_count,
         desired_node_count=record.desired_node_count,
         node_count=len(nodes),
@@ -297,7 +300,14 @@ def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[Age
     )
 
 
-def node(record: NodeRecord, agent: AgentView | None, *, refused_message_count: int, job_name: str | None) -> schemas.Node:
+def node(
+    record: NodeRecord,
+    agent: AgentView | None,
+    *,
+    refused_message_count: int,
+    job_name: str | None,
+    history: Sequence[ImplicationRecord] = (),
+) -> schemas.Node:
     """Return one node.
 
     Args:
@@ -305,6 +315,7 @@ def node(record: NodeRecord, agent: AgentView | None, *, refused_message_count: 
         agent: what this server has heard of its agent.
         refused_message_count: of its agent's, by this server.
         job_name: of the run that it belongs to, if any.
+        history: incidents that it had its part in.
 
     Returns:
         All fields of the contract.
@@ -313,6 +324,7 @@ def node(record: NodeRecord, agent: AgentView | None, *, refused_message_count: 
         node_id=record.id,
         fleet_name=record.fleet_name,
         node_status=record.state,
+        hold=record.hold,  # type: ignore[arg-type]  # one of the literal's
         connected=agent is not None and agent.is_connected,
         warm=agent is not None and agent.is_connected and agent.report is not None and agent.report.is_warm,
         training_job_name=job_name,
@@ -323,6 +335,10 @@ def node(record: NodeRecord, agent: AgentView | None, *, refused_message_count: 
         failure_domain=record.failure_domain,
         agent_version=record.version,
         reason=record.reason,
+        incidents=[
+            schemas.NodeIncident(incident_id=line.incident_id, time=line.at, cause=line.what, evidence=line.evidence, remedy=line.remedy)
+            for line in history
+        ],
         creation_time=record.created_at,
         refused_message_count=refused_message_count,
         refused_session_count=agent.report.refused_count if agent is not None and agent.report is not None else 0,

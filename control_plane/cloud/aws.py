@@ -115,6 +115,14 @@ class AwsOperator:
         with translated():
             self._auto_scaling.terminate_instance_in_auto_scaling_group(InstanceId=instance_id, ShouldDecrementDesiredCapacity=decrement)
 
+    def reboot_member(self, group: str, instance_id: NodeId) -> None:
+        """Reboot one member; see `CloudOperator`."""
+        members = {member["InstanceId"]: member["LifecycleState"] for member in self._describe(group)["Instances"]}
+        if members.get(instance_id, "Terminated").startswith(("Terminat", "Detach")):
+            raise NotFound(f"{instance_id} is not a member of the Auto Scaling group {group!r}, or is leaving it")
+        with translated():
+            self._ec2.reboot_instances(InstanceIds=[instance_id])
+
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
         """Let an instance go that a hook holds; see `CloudOperator`."""
         self._require_tag(group)

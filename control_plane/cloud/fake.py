@@ -186,6 +186,15 @@ class FakeOperator:
             self._begin_termination(group, instance_id)
             self._reconcile()
 
+    def reboot_member(self, group: str, instance_id: NodeId) -> None:
+        """Reboot one member; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            member = self._group(group).members.get(instance_id)
+            if member is None or member.state.is_leaving:
+                raise NotFound(f"{instance_id} is not a member of the Auto Scaling group {group!r}, or is leaving it")
+            self.calls.append(("reboot_member", group, instance_id))
+
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
         """Let an instance go that a hook holds; see `CloudOperator`."""
         with self._lock:

@@ -182,6 +182,12 @@ class CloudOperator(Protocol):
         Repeating it for an instance that is already leaving or gone raises `NotFound` or does nothing, and never ends another one.
         """
 
+    def reboot_member(self, group: str, instance_id: NodeId) -> None:
+        """Reboot one instance of a tagged group: same instance, same host, same addresses; what was in its memory is gone. Not idempotent.
+
+        Raises `NotFound` for one that is not a member, or is leaving: nothing outside of a fleet is ever rebooted.
+        """
+
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
         """Let an instance go that a terminating hook holds. Idempotent: one that is held no longer is fine."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from control_plane.core.observed import IncidentRecord, JobRecord, NodeRecord
+from control_plane.core.observed import Implication, IncidentRecord, JobRecord, NodeRecord
 from everstep.protocol.ids import Generation, JobName, NodeId, RunId
 from everstep.protocol.manifest import CheckpointManifest
 from everstep.protocol.plan import GenerationPlan, ObjectReference
@@ -112,6 +112,23 @@ class TerminateMember:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RebootMember:
+    """Reboot one named instance. Once: `since` tells one stay in REBOOTING from another."""
+
+    group: str
+    node_id: NodeId
+    since: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendKeepEvidence:
+    """Let an agent put its own log and its ranks' streams into the object store, for a person who is to look at the node."""
+
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteTermination:
     """Let an instance go that a terminating hook holds."""
 
@@ -151,7 +168,11 @@ class ResumeLaunch:
 
 
 JobAction = SendPrepare | SendLoad | SendStart | SendStop | SendHalt | SendTakeStacks | PutManifest
-FleetAction = SetDesired | TerminateMember | CompleteTermination | HoldTermination | RetryLaunch | ResumeLaunch | SendHalt | SendRelease
+MemberAction = SetDesired | TerminateMember | RebootMember | CompleteTermination
+"""What changes who is in a fleet's group, or how it fares: what AWS said before is void."""
+GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch
+"""What is asked of a fleet's group or its instances: each is an intent first."""
+FleetAction = GroupAction | SendHalt | SendRelease | SendKeepEvidence
 Action = JobAction | FleetAction
 
 
@@ -177,6 +198,8 @@ class Decision:
     """A new generation's plan, to be stored with the record."""
     incidents: tuple[IncidentRecord, ...] = ()
     """Opened, changed or closed."""
+    implications: tuple[Implication, ...] = ()
+    """Lines for the histories of nodes."""
     events: tuple[EventDraft, ...] = ()
     requeue_after_seconds: float = 1.0
 
@@ -196,7 +219,11 @@ class FleetDecision:
     desired_count: int = 0
     """What the fleet needs."""
     is_frozen: bool = False
+    is_blind: bool = False
+    """Most of it is silent, whatever a person has said about that."""
     reason: str = ""
+    implications: tuple[Implication, ...] = ()
+    """Lines for the histories of nodes that no job had."""
     events: tuple[EventDraft, ...] = ()
     forgotten: tuple[NodeId, ...] = ()
     """Nodes that will not come back: their agents' views are dropped."""

@@ -1,23 +1,28 @@
 """What signals prove about a node (design §7, Evidence).
 
-    AWS says ended                                  gone at once
-    a typed fault of its own live agent             gone: the node says so itself
-    control link silent + data plane silent         gone: two classes
-    one class alone for T_max                       gone
-    one class, shorter                              wait
-    steps advance without it having been heard      alive: its ranks make boundaries that others report
+    AWS says ended                                           gone at once
+    a typed fault of its own live agent                      gone: the node says so itself; while steps advance: impaired
+    control link silent + data plane silent                  gone: two classes
+    one class alone for T_max                                gone; while steps advance: impaired if its agent is heard, else wait
+    one class, shorter                                       wait
+    steps advance without it having been heard               alive: its ranks make boundaries that others report
 
-Invariant: every verdict but ALIVE names its evidence in sentences; silence is never counted from before this control plane could have heard.
-*Blind is not dead*: while most of a fleet is silent and AWS says that it runs, silence proves nothing.
+An impaired member works, and is left at a stop that all ranks agree upon, once another node is there to take over (ADR 0016).
+
+Invariant: every verdict but ALIVE names its evidence in sentences; silence is never counted from before this control plane could have heard; nobody
+is gone while steps advance, unless AWS says so. *Blind is not dead*: while most of a fleet is silent and AWS says that it runs, silence proves
+nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from control_plane.core.observed import NO_STEP, Cause, InstanceCondition, NodeObserved, Silence
+from control_plane.core import remedies
+from control_plane.core.observed import NO_STEP, Cause, Impairment, InstanceCondition, NodeObserved, Remedy, Silence
 from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import Generation, NodeId, RunId, Step
 from everstep.protocol.plan import Timeouts
@@ -33,10 +38,11 @@ BLIND_FLEET_SIZE = 3
 
 
 class Standing(StrEnum):
-    """What the evidence proves. ALIVE: use it. UNCLEAR: wait, and use it. GONE: do without it."""
+    """What the evidence proves. ALIVE: use it. UNCLEAR: wait, and use it. IMPAIRED: use it until an agreed stop. GONE: do without it."""
 
     ALIVE = "alive"
     UNCLEAR = "unclear"
+    IMPAIRED = "impaired"
     GONE = "gone"
 
 
@@ -53,6 +59,10 @@ class Verdict:
     """Nothing that is still to be heard can make it a member again."""
     may_terminate: bool = False
     """AWS's word, or a typed fault that the live agent reported itself."""
+    remedy: Remedy | None = None
+    """What is to be done about the node; None: see `Exclusion.remedy`."""
+    what: str = ""
+    """The fault by its name, where there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +73,18 @@ class Progress:
     committed: Step
 
 
-def judge(node: NodeObserved, *, silence: Silence | None, out_of_view: bool, is_blind: bool, now: float, timeouts: Timeouts) -> Verdict:
+def judge(
+    node: NodeObserved,
+    *,
+    silence: Silence | None,
+    out_of_view: bool,
+    is_blind: bool,
+    now: float,
+    timeouts: Timeouts,
+    impairment: Impairment | None = None,
+    is_training: bool = False,
+    is_blamed: bool = True,
+) -> Verdict:
     """Return what is proven about a node.
 
     Args:
@@ -73,20 +94,24 @@ def judge(node: NodeObserved, *, silence: Silence | None, out_of_view: bool, is_
         is_blind: most of its fleet is silent.
         now: Unix seconds.
         timeouts: the ladder.
+        impairment: since when something has been wrong with it although its agent is heard, or None.
+        is_training: its generation's ranks run. Their steps count as advancing until none was made for T_max.
+        is_blamed: of the members out of view it is the one to be left, see `blamed`.
 
     Returns:
-        ALIVE, UNCLEAR or GONE; unless ALIVE, with the evidence in a sentence.
+        ALIVE, UNCLEAR, IMPAIRED or GONE; unless ALIVE, with the evidence in a sentence.
     """
     if node.instance is InstanceCondition.ENDED:
         words = f"EC2 reports {node.node_id} as {node.instance_words or 'ended'}"
         return Verdict(
             node_id=node.node_id, standing=Standing.GONE, evidence=words, cause=Cause.INSTANCE_TERMINATED, is_final=True, may_terminate=True
         )
-    fault = next((fault for fault in node.member.faults if fault.code in NODE_FAULTS), None) if node.member is not None else None
-    if fault is not None:
-        words = f"the agent of {node.node_id} reports {fault.code}: {fault.message}"
-        return Verdict(node_id=node.node_id, standing=Standing.GONE, evidence=words, cause=Cause.NODE_FAULT, is_final=True, may_terminate=True)
+    own = _own_word(node, now, timeouts, is_stepping=is_training and _is_stepping(impairment, now, timeouts))
+    if own is not None:
+        return own
     if silence is None or not is_silent(node, timeouts):
+        if is_training and out_of_view and is_blamed and not is_blind and impairment is not None and impairment.is_out_of_view:
+            return _out_of_view(node, impairment, now, timeouts)
         return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
     lasted = now - silence.since
     words = f"the agent of {node.node_id} has been silent for {lasted:.1f} s"
@@ -99,6 +124,50 @@ def judge(node: NodeObserved, *, silence: Silence | None, out_of_view: bool, is_
             node_id=node.node_id, standing=Standing.GONE, evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, and no step advanced"
         )
     return Verdict(node_id=node.node_id, standing=Standing.UNCLEAR, evidence=words)
+
+
+def _own_word(node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping: bool) -> Verdict | None:
+    """Return the verdict on a node whose own agent reports a fault that it must leave its job for; only a live agent's word counts."""
+    if is_silent(node, timeouts):
+        return None
+    of_job = next((fault for fault in node.member.faults if fault.code in NODE_FAULTS), None) if node.member is not None else None
+    found = remedies.worst([*([of_job] if of_job is not None else []), *node.faults], node.history, now)
+    if found is None:
+        return None
+    verdict = Verdict(
+        node_id=node.node_id,
+        standing=Standing.GONE,
+        evidence=f"the agent of {node.node_id} reports {found.words}",
+        cause=Cause.NODE_FAULT,
+        is_final=True,
+        may_terminate=True,
+        remedy=found.remedy,
+        what=found.what,
+    )
+    return replace(verdict, standing=Standing.IMPAIRED, is_final=False) if is_stepping else verdict
+
+
+def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> Verdict:
+    """Return the verdict on a node whose agent is heard and whose replicas do not answer: one class of evidence, which has to last.
+
+    Never final: it may be the only one to hold its own shards, so it is left only where that costs no committed step.
+    """
+    lasted = now - impairment.since
+    words = f"the replicas on {node.node_id} have not answered their owners for {lasted:.0f} s"
+    if lasted <= timeouts.exclude_seconds:
+        return Verdict(node_id=node.node_id, standing=Standing.UNCLEAR, evidence=words)
+    verdict = Verdict(
+        node_id=node.node_id,
+        standing=Standing.GONE,
+        evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, although its agent is heard",
+        remedy=Remedy.RETIRE,  # that its agent is heard says nothing about its replicas: a person has to look
+    )
+    return replace(verdict, standing=Standing.IMPAIRED) if _is_stepping(impairment, now, timeouts) else verdict
+
+
+def _is_stepping(impairment: Impairment | None, now: float, timeouts: Timeouts) -> bool:
+    """Say whether steps still advance: one that is not followed yet has had no time to show that they do not."""
+    return impairment is None or now - impairment.stepped_at <= timeouts.exclude_seconds
 
 
 def is_silent(node: NodeObserved, timeouts: Timeouts) -> bool:
@@ -137,6 +206,61 @@ def track_silences(
             silence = Silence(node_id=node.node_id, since=now, boundary=seen.boundary, committed=seen.committed)
         tracked.append(silence)
     return tuple(tracked)
+
+
+def track_impairments(
+    known: Collection[Impairment],
+    nodes: Collection[NodeObserved],
+    out_of_view: Collection[NodeId],
+    progress: Mapping[NodeId, Progress],
+    now: float,
+    timeouts: Timeouts,
+) -> tuple[Impairment, ...]:
+    """Return which members have something wrong while their agents are heard, and when steps last advanced in spite of it.
+
+    Args:
+        known: from the pass before.
+        nodes: the members.
+        out_of_view: those whose replicas do not answer.
+        progress: by node, what all others report.
+        now: Unix seconds.
+        timeouts: the ladder.
+
+    Returns:
+        One for each such node, sorted by id; to be given to the next pass.
+    """
+    before = {(each.node_id, each.is_out_of_view): each for each in known}
+    tracked = []
+    for node in sorted(nodes, key=lambda node: node.node_id):
+        if node.instance is InstanceCondition.ENDED or is_silent(node, timeouts):
+            continue  # AWS has spoken, or silence is what is followed
+        has_fault = remedies.worst(node.faults, node.history, now) is not None
+        if not has_fault and node.node_id not in out_of_view:
+            continue
+        boundary = progress[node.node_id].boundary if node.node_id in progress else NO_STEP
+        each = before.get((node.node_id, not has_fault))
+        if each is None:
+            each = Impairment(node_id=node.node_id, is_out_of_view=not has_fault, since=now, boundary=boundary, stepped_at=now)
+        elif boundary >= each.boundary + COUNTER_EVIDENCE_BOUNDARIES:
+            each = replace(each, boundary=boundary, stepped_at=now)
+        tracked.append(each)
+    return tuple(tracked)
+
+
+def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]) -> NodeId | None:
+    """Return the one member to be left of those out of view: two that cannot reach each other blame each other, and one of them is enough.
+
+    Args:
+        reports: of the members that are heard.
+        nodes: the members by GROUP_RANK.
+
+    Returns:
+        Whom most others have lost; of equals the one that was out of view before, with another partner; else the last. None while nobody is.
+    """
+    complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
+    before = {node.node_id: sum(line.what == Cause.NODE_UNREACHABLE for line in node.history) for node in nodes}
+    order = {node.node_id: place for place, node in enumerate(nodes)}
+    return max((node for node in order if complaints[node]), key=lambda node: (complaints[node], before[node], order[node]), default=None)
 
 
 def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -> Progress:

@@ -10,17 +10,24 @@ from dataclasses import replace
 
 from control_plane.core.evidence import NODE_FAULTS, Standing, Verdict, is_silent
 from control_plane.core.incidents import Fault
-from control_plane.core.observed import NO_STEP, Cause, FailureRecord, JobSpec, NodeObserved, RefusedSource, Silence
+from control_plane.core.observed import (
+    NO_STEP,
+    Cause,
+    FailureRecord,
+    Implication,
+    NodeObserved,
+    RefusedSource,
+    Remedy,
+    Silence,
+)
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankStatus
-from everstep.protocol.ids import Generation, NodeId, RunId, Step
+from everstep.protocol.ids import NodeId, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 MISMATCH_FAULTS = frozenset({"source_mismatch"})
 """What an agent reports when an object of a checkpoint does not hold what the plan says."""
 COORDINATOR_FAULTS = frozenset({"coordinator_unreachable"})
 """What an agent reports while it cannot take part in the rounds."""
-NO_PROGRESS_TIMES = 3
-"""This many times `max_attempts` failures without a new highest step, whatever they look like, are a loop too."""
 
 
 def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId, RankStatus], ...]:
@@ -46,18 +53,20 @@ def of_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[Fault, ...]:
     return ()
 
 
-def failure_of_ranks(reports: Mapping[NodeId, MemberReport], generation: Generation, max_boundary: Step) -> FailureRecord | None:
-    """Return what the breaker is to remember of the first rank that failed; None if none did by itself."""
-    for _, rank in failing_ranks(reports):
+def failure_of_ranks(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step) -> FailureRecord | None:
+    """Return what the breakers are to remember of the first rank that failed; None if none did by itself."""
+    for node, rank in failing_ranks(reports):
         if rank.exit is not None and rank.exit.exit_class is not ExitClass.HALTED:
             return FailureRecord(
-                generation=generation,
+                generation=plan.generation,
                 step=rank.exit.boundary,
                 exit_class=rank.exit.exit_class,
                 code=rank.exit.code,
                 at=rank.exit.at_seconds,
                 max_boundary=max_boundary,
                 last_lines=rank.exit.last_lines,
+                node_id=node,
+                base_step=plan.base_step,
             )
     return None
 
@@ -81,11 +90,27 @@ def of_nodes(plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Ma
             evidence=verdict.evidence,
             at=_last_sign(nodes, verdict.node_id, now),
             node_id=verdict.node_id if verdict.is_final else None,  # one that is only silent may still promise the next generation
+            implicates=implied(verdict, now),
         )
         for verdict in lost
     ]
     final = [verdict.node_id for verdict in lost if verdict.is_final]
     return (*faults, *group_loss(plan, final, min((fault.at for fault in faults), default=now)))
+
+
+def implied(verdict: Verdict, now: float) -> Implication | None:
+    """Return what a verdict adds to its node's history; nothing where AWS ends the instance: that speaks against nobody."""
+    if verdict.cause in (Cause.INSTANCE_TERMINATED, Cause.NOTICE):
+        return None
+    return Implication(
+        node_id=verdict.node_id,
+        incident_id="",
+        at=now,
+        what=verdict.what or verdict.cause.value,
+        evidence=verdict.evidence,
+        is_own_word=verdict.may_terminate,
+        remedy=verdict.remedy or Remedy.RESTART,
+    )
 
 
 def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple[Fault, ...]:
@@ -111,7 +136,8 @@ def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObser
             words = f"the agent of {member.node_id} speaks of generation {report.generation}, not of {plan.generation}"
         else:
             continue
-        faults.append(Fault(cause=Cause.AGENT_LOST, evidence=words, at=_last_sign(nodes, member.node_id, now)))
+        line = Implication(node_id=member.node_id, incident_id="", at=now, what=Cause.AGENT_LOST.value, evidence=words, remedy=Remedy.RESTART)
+        faults.append(Fault(cause=Cause.AGENT_LOST, evidence=words, at=_last_sign(nodes, member.node_id, now), implicates=line))
     return tuple(faults)
 
 
@@ -123,7 +149,8 @@ def of_coordinator(plan: GenerationPlan, silence: Silence | None, committed_by_o
     if silence is None or now - silence.since <= timeouts.coordinator_deadline_seconds or committed_by_others > silence.committed:
         return ()
     words = f"the coordinator {plan.coordinator} has been silent for {now - silence.since:.1f} s and no step was committed meanwhile"
-    return (Fault(cause=Cause.AGENT_LOST, evidence=words, at=silence.since),)
+    line = Implication(node_id=plan.coordinator, incident_id="", at=now, what=Cause.AGENT_LOST.value, evidence=words, remedy=Remedy.RESTART)
+    return (Fault(cause=Cause.AGENT_LOST, evidence=words, at=silence.since, implicates=line),)
 
 
 def of_cut_off_members(reports: Mapping[NodeId, MemberReport], now: float, timeouts: Timeouts) -> tuple[Fault, ...]:
@@ -197,10 +224,18 @@ def refused_sources(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]
 
 def failure_of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step, now: float) -> FailureRecord | None:
     """Return what the breaker is to remember of a load that failed; None if none did."""
-    for _, report in sorted(reports.items()):
+    for node, report in sorted(reports.items()):
         if report.phase is MemberPhase.LOAD_FAILED:
             return FailureRecord(
-                generation=plan.generation, step=plan.base_step, exit_class=None, code=0, at=now, max_boundary=max_boundary, last_lines=_words(report)
+                generation=plan.generation,
+                step=plan.base_step,
+                exit_class=None,
+                code=0,
+                at=now,
+                max_boundary=max_boundary,
+                last_lines=_words(report),
+                node_id=node,
+                base_step=plan.base_step,
             )
     return None
 
@@ -211,41 +246,6 @@ def permanent(reports: Mapping[NodeId, MemberReport]) -> NodeFault | None:
         (node, fault) for node, report in sorted(reports.items()) for fault in report.faults if fault.is_permanent and fault.code not in NODE_FAULTS
     ]
     return found[0][1] if found else None
-
-
-def breaker(failures: Sequence[FailureRecord], spec: JobSpec) -> str | None:
-    """Return why the job must not be tried again, or None.
-
-    Args:
-        failures: oldest first.
-        spec: with `max_attempts`.
-
-    Returns:
-        A sentence with the figures and the last failure, or None while another attempt may help.
-    """
-    attempts = max(1, spec.max_attempts)
-    if len(failures) < attempts:
-        return None
-    last = failures[-1]
-    same = [failure for failure in failures[-attempts:] if _kind(failure) == _kind(last)]
-    if len(same) == attempts:
-        where = "before its first step" if last.step <= 0 else f"after step {last.step}"
-        return f"the same failure {attempts} times {where}: {_how(last)}"
-    limit = attempts * NO_PROGRESS_TIMES
-    if len(failures) >= limit and all(failure.max_boundary == last.max_boundary for failure in failures[-limit:]):
-        return f"{limit} failures without a step beyond {last.max_boundary}, the last: {_how(last)}"
-    return None
-
-
-def remembered(failures: Sequence[FailureRecord], failure: FailureRecord | None, spec: JobSpec) -> tuple[FailureRecord, ...]:
-    """Return the breaker's memory with one more failure, as long as it can matter."""
-    longer = [*failures, failure] if failure is not None else list(failures)
-    return tuple(longer[-max(1, spec.max_attempts) * NO_PROGRESS_TIMES :])
-
-
-def forgiven(failures: Sequence[FailureRecord], generation: Generation) -> tuple[FailureRecord, ...]:
-    """Return the breaker's memory without the failures of a generation that turned out to be the consequence of a lost node."""
-    return tuple(failure for failure in failures if failure.generation != generation)
 
 
 def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
@@ -274,14 +274,3 @@ def _is_there(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId | None) -> b
 
 def _words(report: MemberReport) -> str:
     return "; ".join(fault.message for fault in report.faults) or "a source did not verify"
-
-
-def _kind(failure: FailureRecord) -> tuple[object, ...]:
-    return failure.step, failure.exit_class, failure.code, failure.is_hang
-
-
-def _how(failure: FailureRecord) -> str:
-    if failure.is_hang:
-        return "its ranks stood still"
-    how = "its shards could not be loaded" if failure.exit_class is None else f"{failure.exit_class.value} ({failure.code})"
-    return f"{how}\n{failure.last_lines}".rstrip() if failure.last_lines else how

@@ -4,10 +4,14 @@
     up      SetDesired
     down    what has not come yet: SetDesired to what is there; then end named idle nodes, one by one, capacity with them
     ended   a member that AWS reports ended is removed by name: that is what brings its replacement
-    leaving a job with a node that AWS has announced to take is given another beside it, so that its ranks can move (`core.notices`)
+    leaving a job with a node to be left is given another beside it, so that its ranks can move (`core.moves`)
+
+Who leaves a job or stops being a spare goes where its remedy says: back among the spares, held, rebooted, or ended. What Everstep itself takes out of
+a fleet within an hour is limited: a verdict that is wrong everywhere must not empty the fleet.
 
 Invariant: a node works for one job at most, a gang starts whole or not at all, recovering jobs come before queued ones, and nothing is ended while
-the group is not as the contract says or most of the fleet is silent, except what AWS says is ending anyway.
+the group is not as the contract says or most of the fleet is silent, except what AWS says is ending anyway. Nothing is ended for a verdict that
+`may_terminate` does not stand in, unless a person says so.
 """
 
 from __future__ import annotations
@@ -16,31 +20,37 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from control_plane.core import capacity, notices
+from control_plane.core import capacity, notices, remedies
 from control_plane.core.actions import (
     CompleteTermination,
     EventDraft,
     FleetAction,
     FleetDecision,
     HoldTermination,
+    RebootMember,
     ResumeLaunch,
     RetryLaunch,
     SendHalt,
+    SendKeepEvidence,
     SendRelease,
     SetDesired,
     TerminateMember,
 )
 from control_plane.core.evidence import is_fleet_blind, is_silent
+from control_plane.core.moves import is_ready
 from control_plane.core.observed import (
     Exclusion,
     FleetJob,
     FleetObserved,
     FleetSpec,
     GroupObserved,
+    Hold,
+    Implication,
     InstanceCondition,
     NodeObserved,
     NodeRecord,
     Policy,
+    Remedy,
 )
 from control_plane.core.queue import in_order, schedule
 from control_plane.core.spares import spare_count
@@ -50,7 +60,12 @@ from everstep.protocol.ids import NodeId, RunId
 
 HOLD_SECONDS = 600.0
 """How long a terminating hook is held at most, from the request to move, while a job's last step is being saved."""
-NODE_COUNTS_AS_MEMBER = frozenset({NodeState.JOINING, NodeState.SPARE, NodeState.ASSIGNED, NodeState.HELD, NodeState.DRAINING})
+NODE_COUNTS_AS_MEMBER = frozenset(NodeState) - {NodeState.GONE}
+REBOOT_SECONDS = 900.0
+"""An instance whose agent has not dialled in again by then does not come back. Bare-metal and large GPU instances take up to a quarter of an hour."""
+RATE_WINDOW_SECONDS = 3600.0
+NOT_REPLACED = "not replaced"
+"""In a fleet's reason while its limit holds."""
 
 
 def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy) -> FleetDecision:
@@ -70,19 +85,25 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     Raises:
         InvalidTransition: the node table and the observation contradict each other.
     """
-    table = _Table(now, observed)
+    table = _Table(now, spec, observed)
     table.follow_aws()
+    in_use = [table.node(row.node_id) for row in table.in_state(NodeState.SPARE, NodeState.ASSIGNED)]
+    has_no_sight = is_fleet_blind(in_use, policy.timeouts)
+    is_blind = has_no_sight and not spec.is_blindness_lifted
+    is_frozen = bool(observed.group.drift) or is_blind
+    table.follow_people()
     table.follow_jobs(policy)
+    table.follow_faults(policy, is_blind=is_blind)
     table.take_back()
     table.assign(policy)
-    is_blind = is_fleet_blind([table.node(row.node_id) for row in table.in_state(NodeState.SPARE, NodeState.ASSIGNED)], policy.timeouts)
-    is_frozen = bool(observed.group.drift) or is_blind
     if not is_frozen:
         table.retire_announced()
-    desired = 0 if spec.is_deleting else _desired(spec, observed, table, now)
+    table.replace_within_limit(is_frozen=is_frozen)
+    desired = 0 if spec.is_deleting else _desired(spec, observed, table)
     standing = observed.group.desired_count if is_frozen else _without_hope(observed.group, desired)
     actions = [
         *_ended_members(spec, observed, table, desired),
+        *_evidence(table),
         *_held_back(spec, observed.group, table, policy, is_blind=is_blind),
         *_releases(observed, table, policy),
     ]
@@ -93,6 +114,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     else:
         actions += _tries(now, spec, observed.group)
     if not is_frozen:
+        actions += _reboots(spec, table)
         extra = standing - desired - sum(isinstance(action, TerminateMember) and action.decrement for action in actions)
         drained = _drained(spec, observed.group, table, extra)
         actions += drained
@@ -102,7 +124,9 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         actions=tuple(actions),
         desired_count=desired,
         is_frozen=is_frozen,
-        reason=_reason(spec, observed, desired, is_blind=is_blind),
+        is_blind=has_no_sight,
+        reason=_reason(spec, observed, table, desired, is_blind=is_blind),
+        implications=tuple(table.implications),
         events=tuple(table.events),
         forgotten=tuple(row.node_id for row in table.changed() if row.state is NodeState.GONE),
         is_empty=spec.is_deleting and not observed.group.members and all(row.state is NodeState.GONE for row in table.rows.values()),
@@ -112,12 +136,14 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
 class _Table:
     """The node table during one pass."""
 
-    def __init__(self, now: float, observed: FleetObserved) -> None:
+    def __init__(self, now: float, spec: FleetSpec, observed: FleetObserved) -> None:
         self.now = now
+        self.spec = spec
         self.seen = observed
         self.before = {row.node_id: row for row in observed.records}
         self.rows = dict(self.before)
         self.events: list[EventDraft] = []
+        self.implications: list[Implication] = []
         self.jobs: Mapping[RunId, FleetJob] = {job.run: job for job in observed.jobs}
 
     def node(self, node_id: NodeId) -> NodeObserved:
@@ -126,9 +152,9 @@ class _Table:
     def changed(self) -> tuple[NodeRecord, ...]:
         return tuple(row for node_id, row in sorted(self.rows.items()) if self.before.get(node_id) != row)
 
-    def move(self, row: NodeRecord, event: NodeEvent, reason: str, *, run: RunId | None = None) -> None:
+    def move(self, row: NodeRecord, event: NodeEvent, reason: str, *, run: RunId | None = None, hold: Hold | None = None) -> None:
         state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (row.reason,))
-        self.rows[row.node_id] = replace(row, state=state, run=run, reason=reason)
+        self.rows[row.node_id] = replace(row, state=state, run=run, reason=reason, since=self.now, hold=hold, release="", evidence_at=None)
         self.events.append(EventDraft(type="NodeStateChanged", message=f"{row.state} → {state}: {reason}", node_id=row.node_id))
 
     def in_state(self, *states: NodeState) -> list[NodeRecord]:
@@ -147,6 +173,20 @@ class _Table:
             elif row.state is NodeState.JOINING and node.is_connected:
                 self.move(row, NodeEvent.CONNECTED, "its agent is connected")
 
+    def follow_people(self) -> None:
+        """Do what people want of held nodes: let them work again, or end them."""
+        for row in self.in_state(NodeState.HELD):
+            if row.release == "return":
+                self.move(row, NodeEvent.RELEASED, "a person released it")
+            elif row.release == "terminate" and not self._lacks_evidence(row):
+                self.move(row, NodeEvent.EXCLUDED, f"a person released it, to be ended; it was held: {row.reason}")
+                if _has_successor(row):  # it counts as replaced already
+                    self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
+
+    def _lacks_evidence(self, row: NodeRecord) -> bool:
+        """Say whether an instance that is kept for inspection still has something to tell, and somebody there to tell it."""
+        return row.hold is Hold.INSPECTION and row.evidence_at is None and self.node(row.node_id).is_connected
+
     def follow_jobs(self, policy: Policy) -> None:
         """Take nodes back from jobs that ended, were paused or excluded them; take held ones back once they answer again."""
         for row in self.in_state(NodeState.ASSIGNED):
@@ -159,10 +199,86 @@ class _Table:
                 continue
             exclusion = next((exclusion for exclusion in job.exclusions if exclusion.node_id == row.node_id), None)
             if exclusion is not None:
-                self.move(row, NodeEvent.EXCLUDED if exclusion.may_terminate else NodeEvent.HELD, _excluded(job, exclusion))
+                self.take_out(row, exclusion.is_to, _excluded(job, exclusion))
         for row in self.in_state(NodeState.HELD):
-            if row.reason.startswith(_UNREACHABLE) and self._is_idle(row.node_id, policy):
+            if row.hold is Hold.UNREACHABLE and is_ready(self.node(row.node_id), self.now, policy.timeouts):
                 self.move(row, NodeEvent.RELEASED, "its agent is heard again and works for nobody")
+
+    def follow_faults(self, policy: Policy, *, is_blind: bool) -> None:
+        """Take out spares that are no use: faulty, silent for T_max, or implicated too often; take back or give up those that were rebooted."""
+        for row in self.in_state(NodeState.SPARE):
+            node = self.node(row.node_id)
+            if is_silent(node, policy.timeouts):
+                if node.silent_seconds > policy.timeouts.exclude_seconds and not is_blind:
+                    self.take_out(row, Remedy.HOLD, f"unreachable: its agent has been silent for more than {policy.timeouts.exclude_seconds:g} s")
+            elif (found := remedies.worst(node.faults, node.history, self.now)) is not None:
+                self.take_out(row, found.remedy, f"its agent reports {found.words}")
+                self._implicate(row, found)
+            elif (why := remedies.lemon(node.history, self.now)) is not None:
+                self.take_out(row, remedies.of_lemon(node.history, self.now), f"not used again: {why}")
+        for row in self.in_state(NodeState.REBOOTING):
+            node = self.node(row.node_id)
+            is_back = node.is_connected and node.has_reported and row.connected_at is not None and row.connected_at > row.since
+            found = remedies.worst(node.faults, node.history, self.now) if is_back else None
+            if found is not None:
+                self.take_out(row, Remedy.REPLACE, f"rebooted, and its agent still reports {found.words}")
+            elif is_back:
+                self.move(row, NodeEvent.CONNECTED, "rebooted, and its agent is connected again without the fault")
+            elif self.now - row.since > REBOOT_SECONDS:
+                self.take_out(row, Remedy.REPLACE, f"did not come back within {REBOOT_SECONDS:g} s of its reboot: {row.reason}")
+
+    def take_out(self, row: NodeRecord, remedy: Remedy, reason: str) -> None:
+        """Let a node go where its remedy says."""
+        match remedy:
+            case Remedy.RELEASE:
+                self.move(row, NodeEvent.RELEASED, reason)
+            case Remedy.HOLD:
+                self.move(row, NodeEvent.HELD, reason, hold=Hold.UNREACHABLE)
+            case Remedy.RETIRE:
+                self.move(row, NodeEvent.HELD, reason, hold=Hold.DISTRUSTED)
+            case Remedy.REBOOT:
+                self.move(row, NodeEvent.REBOOTED, reason)
+            case Remedy.LET_GO:
+                self.move(row, NodeEvent.EXCLUDED, reason)
+            case _ if not self.spec.holds_failed_instances:
+                self.move(row, NodeEvent.EXCLUDED, reason)
+            case _ if (refusal := self._no_room_to_hold()) is not None:
+                self.move(row, NodeEvent.EXCLUDED, f"{reason}; {refusal}")
+            case _:
+                self.move(row, NodeEvent.HELD, f"kept for inspection: {reason}", hold=Hold.INSPECTION)
+
+    def _no_room_to_hold(self) -> str | None:
+        """Return why one more instance cannot be kept for inspection, with the figures, or None: held ones take places of the group."""
+        needed, held = _needed(self.spec, self.seen, self), len(self.in_state(NodeState.HELD))
+        if needed + held + 1 <= self.seen.group.max_size:
+            return None
+        return f"not kept for inspection: the group has {self.seen.group.max_size} places, jobs and spares need {needed}, {held} are held already"
+
+    def _implicate(self, row: NodeRecord, found: remedies.Finding) -> None:
+        self.implications.append(
+            Implication(
+                node_id=row.node_id,
+                incident_id=f"fleet-{self.spec.name}-{int(self.now)}",
+                at=self.now,
+                what=found.what,
+                evidence=found.words,
+                is_own_word=True,
+                remedy=found.remedy,
+            )
+        )
+
+    def replace_within_limit(self, *, is_frozen: bool) -> None:
+        """Note whom another node is asked for in place of, as many within an hour as the fleet allows; the others wait as they are."""
+        room = self.spec.max_replacements_per_hour - sum(self.now - at <= RATE_WINDOW_SECONDS for at in self.seen.replaced)
+        for row in self.waiting():
+            if (row.state is NodeState.HELD or not is_frozen) and (room > 0 or self.spec.is_deleting):
+                self.rows[row.node_id] = replace(row, replaced_at=self.now)
+                room -= 1
+
+    def waiting(self) -> list[NodeRecord]:
+        """Return whom nobody was asked for in place of yet."""
+        out = self.in_state(NodeState.DRAINING, NodeState.HELD)
+        return [row for row in out if not _has_successor(row) and not row.reason.startswith(_SURPLUS) and not _is_announced(row)]
 
     def assign(self, policy: Policy) -> None:
         """Give idle nodes to jobs: to recovering ones as many as they lack, then one for each node that a job has to leave, then whole gangs.
@@ -171,44 +287,59 @@ class _Table:
         Of those, a recovering job gets the ones whose failure domain it has the fewest nodes in: copies of a shard lie apart then. Nodes that AWS
         would rather have back come last, those that it takes back are given to nobody.
         """
-        idle = [row for row in self.in_state(NodeState.SPARE) if self._is_idle(row.node_id, policy)]
+        idle = [row for row in self.in_state(NodeState.SPARE) if is_ready(self.node(row.node_id), self.now, policy.timeouts)]
         holding = in_order(job for job in self.jobs.values() if job.state in HOLDING_JOBS)
         launched = [job for job in holding if job.state in LAUNCHED_JOBS]
         for job in launched:
             self._give(job, idle, job.node_count - len(self._nodes_of(job)))
         for job in launched:
-            if job.state is not JobState.STOPPING:
-                self._give(job, idle, job.node_count + len(self._leaving(job)) - len(self._nodes_of(job)))
+            self._give(job, idle, job.node_count + len(self._leaving(job)) - len(self._nodes_of(job)))
         for job in (job for job in holding if job.state is JobState.ALLOCATING):
             lacks = job.node_count - len(self._nodes_of(job))
-            if lacks > len(idle):
+            if lacks > len(self._welcome(job, idle)):
                 break
             self._give(job, idle, lacks)
 
     def _give(self, job: FleetJob, idle: list[NodeRecord], count: int) -> None:
         """Give a job so many nodes, taken from `idle`, or as many as there are."""
         team = Counter(self.node(row.node_id).domain for row in self._nodes_of(job))
-        for _ in range(min(count, len(idle))):
-            row = min(idle, key=lambda row: self._rank(row, team))
+        for _ in range(min(count, len(self._welcome(job, idle)))):
+            row = min(self._welcome(job, idle), key=lambda row: self._rank(row, job, team))
             idle.remove(row)
             team[self.node(row.node_id).domain] += job.state is not JobState.ALLOCATING
             self.move(row, NodeEvent.ASSIGNED, f"works for {job.job}", run=job.run)
+
+    def _welcome(self, job: FleetJob, idle: list[NodeRecord]) -> list[NodeRecord]:
+        """Return the nodes that a job could use: it does not take back what it has excluded before it has seen that to be gone."""
+        excluded = {exclusion.node_id for exclusion in job.exclusions}
+        return [row for row in idle if row.node_id not in excluded]
+
+    def _rank(self, row: NodeRecord, job: FleetJob, team: Mapping[str | None, int]) -> tuple[bool, bool, bool, int]:
+        """Return how early a spare is given to a job with nodes in these failure domains; an unknown domain is one of its own."""
+        node = self.node(row.node_id)
+        crowd = team.get(node.domain, 0) if node.domain is not None else 0
+        return bool(node.notices), row.node_id in job.avoided, not node.is_warm, crowd
 
     def _nodes_of(self, job: FleetJob) -> list[NodeRecord]:
         return [row for row in self.in_state(NodeState.ASSIGNED) if row.run == job.run]
 
     def _leaving(self, job: FleetJob) -> list[NodeRecord]:
-        return [row for row in self._nodes_of(job) if notices.urgent(self.node(row.node_id), self.now) is not None]
+        """Return the nodes that a job is to leave: what AWS takes from whatever it is launched for, and while it trains what it says itself."""
+        if job.state not in LAUNCHED_JOBS or job.state is JobState.STOPPING:
+            return []
+        moving = {move.node_id for move in job.moves} if job.state is JobState.RUNNING else set[NodeId]()
+        return [row for row in self._nodes_of(job) if row.node_id in moving or notices.urgent(self.node(row.node_id), self.now) is not None]
 
-    def leaving_count(self) -> int:
-        """Return how many nodes of live jobs AWS has announced to take while their group still counts them."""
+    def leaving(self) -> tuple[int, int]:
+        """Return how many nodes live jobs are to leave: those that AWS takes while their group still counts them, and all others."""
         gone = {member.node_id for member in self.seen.group.members if member.is_leaving}
-        live = [job for job in self.jobs.values() if job.state in LAUNCHED_JOBS and job.state is not JobState.STOPPING]
-        return sum(row.node_id not in gone for job in live for row in self._leaving(job))
+        rows = [row for job in self.jobs.values() for row in self._leaving(job)]
+        taken = {row.node_id for row in rows if notices.urgent(self.node(row.node_id), self.now) is not None}
+        return len(taken - gone), len(rows) - len(taken)
 
     def take_back(self) -> None:
         """Take back what a running job was given for a node that it need not leave any more; only where no promise has been asked of it."""
-        for job in (job for job in self.jobs.values() if job.state is JobState.RUNNING and job.move is None):
+        for job in (job for job in self.jobs.values() if job.state is JobState.RUNNING):
             extra = len(self._nodes_of(job)) - job.node_count - len(self._leaving(job))
             free = [row for row in self._nodes_of(job) if self.node(row.node_id).member is None and self.node(row.node_id).has_reported]
             for row in free[: max(0, extra)]:
@@ -221,7 +352,8 @@ class _Table:
         """
         members = {member.node_id for member in self.seen.group.members if not member.is_leaving}
         idle = [row for row in self.in_state(NodeState.SPARE) if row.node_id in members and self.node(row.node_id).member is None]
-        is_whole = len(members) >= self.seen.group.desired_count and not self.in_state(NodeState.JOINING, NodeState.DRAINING)
+        is_settled = not self.in_state(NodeState.JOINING, NodeState.REBOOTING, NodeState.DRAINING)
+        is_whole = len(members) >= self.seen.group.desired_count and is_settled
         for row in idle:
             node = self.node(row.node_id)
             notice = notices.urgent(node, self.now)
@@ -231,31 +363,40 @@ class _Table:
             if notice is not None and notice.kind is not NoticeKind.CAPACITY_BLOCK_END:
                 self.move(row, NodeEvent.EXCLUDED, notices.in_words(row.node_id, notice))
 
-    def _rank(self, row: NodeRecord, team: Mapping[str | None, int]) -> tuple[bool, bool, int]:
-        """Return how early a spare is given to a job with nodes in these failure domains; an unknown domain is one of its own."""
-        node = self.node(row.node_id)
-        return bool(node.notices), not node.is_warm, team.get(node.domain, 0) if node.domain is not None else 0
-
-    def _is_idle(self, node_id: NodeId, policy: Policy) -> bool:
-        node = self.node(node_id)
-        is_there = node.is_connected and node.has_reported and not is_silent(node, policy.timeouts)
-        return is_there and node.member is None and node.instance is InstanceCondition.PRESENT and notices.urgent(node, self.now) is None
-
-
-_UNREACHABLE = "unreachable"
-
 
 def _excluded(job: FleetJob, exclusion: Exclusion) -> str:
-    kind = "excluded" if exclusion.may_terminate else _UNREACHABLE
-    return f"{kind} by {job.job}: {exclusion.evidence}"
+    verb = {Remedy.RELEASE: "left", Remedy.HOLD: "unreachable"}.get(exclusion.is_to, "excluded")
+    return f"{verb} by {job.job}: {exclusion.evidence}"
 
 
-def _desired(spec: FleetSpec, seen: FleetObserved, table: _Table, now: float) -> int:
-    held = len(table.in_state(NodeState.HELD))
-    runs = schedule(seen.jobs, seen.group.max_size - held, now).admitted
+def _has_successor(row: NodeRecord) -> bool:
+    """Say whether another node was asked for in place of one that is out, since it is."""
+    return row.replaced_at is not None and row.replaced_at >= row.since
+
+
+def _is_announced(row: NodeRecord) -> bool:
+    """Say whether a node is ended because AWS takes it anyway: that is no verdict of Everstep's, and no limit holds it up."""
+    return notices.ANNOUNCED in row.reason
+
+
+def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
+    """Return how many nodes the jobs and the spares take.
+
+    A node that AWS takes counts no more: another one is asked for beside it. Any other node to be left borrows a spare for the time; where there are
+    fewer, more are asked for, as far as the limit of replacements allows: each of them is one.
+    """
+    runs = schedule(seen.jobs, seen.group.max_size - len(table.in_state(NodeState.HELD)), table.now).admitted
     wanted = sum(job.node_count for job in seen.jobs if job.run in runs)
-    target = max(spec.min_node_count, wanted) + spare_count(spec, seen.history, wanted) + held + table.leaving_count()
-    return max(seen.group.min_size, min(seen.group.max_size, target))
+    spares = spare_count(spec, seen.history, wanted)
+    taken, moving = table.leaving()
+    room = max(0, spec.max_replacements_per_hour - len(seen.replaced))
+    return max(spec.min_node_count, wanted) + max(spares, min(moving, spares + room)) + taken
+
+
+def _desired(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
+    """Return the capacity to ask for: a held node takes a place beside the one that was asked for instead of it."""
+    held = sum(_has_successor(row) for row in table.in_state(NodeState.HELD))
+    return max(seen.group.min_size, min(seen.group.max_size, _needed(spec, seen, table) + held))
 
 
 def _without_hope(group: GroupObserved, desired: int) -> int:
@@ -297,17 +438,17 @@ def _tries(now: float, spec: FleetSpec, group: GroupObserved) -> list[FleetActio
 def _held_back(spec: FleetSpec, group: GroupObserved, table: _Table, policy: Policy, *, is_blind: bool) -> list[FleetAction]:
     """Let instances go that a terminating hook holds, once no job uses them or their agent is dead; hold them while a last step is being saved."""
     actions: list[FleetAction] = []
-    moves = {node_id: job.move for job in table.jobs.values() if job.move is not None for node_id in job.move.node_ids}
+    asked_at = {move.node_id: move.asked_at for job in table.jobs.values() for move in job.moves if move.asked_at is not None}
     for member in group.members:
         if not member.awaits_termination:
             continue
-        node_id, node, move = member.node_id, table.node(member.node_id), moves.get(member.node_id)
+        node_id, node = member.node_id, table.node(member.node_id)
         is_used = node_id in table.rows and table.rows[node_id].state is NodeState.ASSIGNED
         is_dead = not is_blind and not node.is_connected and node.silent_seconds > policy.timeouts.coordinator_deadline_seconds
         for hook in group.termination_hooks:
             if not is_used or is_dead:
                 actions.append(CompleteTermination(group=spec.group, hook=hook, node_id=node_id))
-            elif move is not None and table.now - move.asked_at < HOLD_SECONDS:
+            elif node_id in asked_at and table.now - asked_at[node_id] < HOLD_SECONDS:
                 actions.append(HoldTermination(group=spec.group, hook=hook, node_id=node_id, seconds=group.hook_seconds))
     return actions
 
@@ -334,13 +475,27 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
     return actions
 
 
-def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
-    """End excluded nodes; each brings its replacement, unless that was asked for when the node's end was announced."""
-    staying = {member.node_id for member in group.members if not member.is_leaving}
-    rows = [row for row in table.in_state(NodeState.DRAINING) if row.node_id in staying and not row.reason.startswith(_SURPLUS)]
+def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
+    """Ask for reboots; said again until the agent's line breaks, and made once by its key."""
     return [
-        TerminateMember(group=spec.group, node_id=row.node_id, decrement=position < extra, reason=row.reason) for position, row in enumerate(rows)
+        RebootMember(group=spec.group, node_id=row.node_id, since=row.since, reason=row.reason)
+        for row in table.in_state(NodeState.REBOOTING)
+        if table.node(row.node_id).is_connected and (row.connected_at is None or row.connected_at <= row.since)
     ]
+
+
+def _evidence(table: _Table) -> list[FleetAction]:
+    """Ask agents of nodes kept for inspection for what a person will want to read."""
+    rows = [row for row in table.in_state(NodeState.HELD) if row.hold is Hold.INSPECTION and row.evidence_at is None]
+    return [SendKeepEvidence(node_id=row.node_id) for row in rows]
+
+
+def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
+    """End excluded nodes, as far as they may be replaced; each brings its replacement, unless that was asked for when its end was announced."""
+    staying = {member.node_id for member in group.members if not member.is_leaving}
+    due = [row for row in table.in_state(NodeState.DRAINING) if row.node_id in staying and not row.reason.startswith(_SURPLUS)]
+    ended = [row for row in due if _has_successor(row) or _is_announced(row)]
+    return [TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < extra, reason=row.reason) for place, row in enumerate(ended)]
 
 
 _SURPLUS = "surplus"
@@ -360,12 +515,17 @@ def _surplus(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, 
     return [TerminateMember(group=spec.group, node_id=row.node_id, decrement=True, reason=row.reason) for row in pending]
 
 
-def _reason(spec: FleetSpec, seen: FleetObserved, desired: int, *, is_blind: bool) -> str:
+def _reason(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, *, is_blind: bool) -> str:
     parts: list[str] = []
     if seen.group.drift:
         parts.append(f"frozen: {' '.join(seen.group.drift)}")
     if is_blind:
         parts.append("frozen: most of the fleet is silent while EC2 says that it runs")
+    recent = sorted(at for at in seen.replaced if table.now - at <= RATE_WINDOW_SECONDS)
+    if table.waiting() and len(recent) >= spec.max_replacements_per_hour:
+        names = ", ".join(row.node_id for row in table.waiting())
+        until = "none is allowed" if not recent else f"the next one when {RATE_WINDOW_SECONDS / 60:g} minutes of the first are over"
+        parts.append(f"{names} {NOT_REPLACED}: {len(recent)} replacements in the last hour of {spec.max_replacements_per_hour} allowed, {until}")
     there = sum(not member.is_leaving for member in seen.group.members)
     if there < desired and (words := capacity.waiting_words(seen.group)):
         parts.append(f"waits for {desired - there} instances: {words}")

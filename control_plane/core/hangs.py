@@ -26,8 +26,8 @@ from control_plane.core.actions import EventDraft
 from control_plane.core.incidents import Fault
 from control_plane.core.observed import Cause, FailureRecord, Pace, Suspicion
 from everstep.protocol.agent_messages import MemberReport, RankStacks, RankStatus
-from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from everstep.protocol.plan import Timeouts
+from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.plan import GenerationPlan, Timeouts
 
 FACTOR = 5.0
 """A step five times as long as the longest so far is worth a look; a job's steps differ by less as a rule, saving and garbage included."""
@@ -63,6 +63,8 @@ class Watched:
     ask: tuple[NodeId, ...] = ()
     """Who is to take the look `suspicion.number`."""
     faults: tuple[Fault, ...] = ()
+    stuck: NodeId | None = None
+    """The node that alone is stuck while the others wait for it, if it can be told."""
     events: tuple[EventDraft, ...] = ()
     words: str = ""
     """For the job's reason, without running figures; empty when nothing stands still."""
@@ -157,13 +159,36 @@ def watch(
         return Watched(suspicion=answered, events=(event,), words=words)
     evidence = [f"hang: {told}: {proof}", where, *_in_brief(looks)]
     faults = tuple(Fault(cause=Cause.HANG, evidence=sentence, at=suspicion.since) for sentence in evidence if sentence)
-    return Watched(suspicion=answered, faults=faults, events=(event,), words=words)
+    return Watched(suspicion=answered, faults=faults, stuck=odd, events=(event,), words=words)
 
 
-def failure(reports: Mapping[NodeId, MemberReport], generation: Generation, max_boundary: Step, at: float) -> FailureRecord:
-    """Return what the breaker is to remember of a hang: where the slowest rank stood."""
+def failure(
+    plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step, at: float, *, stuck: NodeId | None = None
+) -> FailureRecord:
+    """Return what the breakers are to remember of a hang.
+
+    Args:
+        plan: of the generation.
+        reports: of its members.
+        max_boundary: the highest that any generation had reached.
+        at: Unix seconds.
+        stuck: the node that alone was stuck, if it could be told: it may be tried without.
+
+    Returns:
+        A failure where the slowest rank stood.
+    """
     stood = min((rank.boundary for report in reports.values() for rank in report.ranks), default=Step(-1))
-    return FailureRecord(generation=generation, step=stood, exit_class=None, code=0, at=at, max_boundary=max_boundary, is_hang=True)
+    return FailureRecord(
+        generation=plan.generation,
+        step=stood,
+        exit_class=None,
+        code=0,
+        at=at,
+        max_boundary=max_boundary,
+        is_hang=True,
+        node_id=stuck,
+        base_step=plan.base_step,
+    )
 
 
 def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeouts: Timeouts) -> Limits:

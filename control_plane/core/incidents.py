@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from control_plane.core.observed import Cause, IncidentRecord
+from control_plane.core.observed import Cause, Implication, IncidentRecord
 from control_plane.core.states import INCIDENT_TRANSITIONS, IncidentEvent, IncidentState, advance
 from everstep.protocol.ids import Generation, NodeId, RunId, Step
 
@@ -29,6 +29,8 @@ class Fault:
     """Unix seconds: when it happened, as well as anybody knows."""
     node_id: NodeId | None = None
     """The node that is lost; None when no node is."""
+    implicates: Implication | None = None
+    """The node that it speaks against, lost or not; its incident is named once there is one."""
 
 
 def incident_id(run: RunId, generation: Generation) -> str:

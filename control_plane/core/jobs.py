@@ -16,30 +16,38 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
 
-from control_plane.core import accounting, checkpoints, faults, hangs, incidents, launch, notices, queue, recovery
+from control_plane.core import accounting, breakers, checkpoints, faults, hangs, incidents, launch, moves, queue, recovery, remedies
 from control_plane.core.actions import Decision, EventDraft, JobAction, SendHalt, SendLoad, SendPrepare, SendStart, SendStop, SendTakeStacks
+from control_plane.core.breakers import Course
 from control_plane.core.evidence import (
     Standing,
     Verdict,
+    blamed,
     current_reports,
     is_silent,
     judge,
     nodes_out_of_view,
     progress_without,
+    track_impairments,
     track_silences,
 )
-from control_plane.core.incidents import Fault
+from control_plane.core.incidents import Fault, incident_id
 from control_plane.core.observed import (
     Cause,
+    Departure,
     Exclusion,
     FailureRecord,
+    Implication,
     IncidentRecord,
+    InstanceCondition,
     JobObserved,
     JobRecord,
     JobSpec,
-    Move,
     NodeObserved,
     Policy,
+    RefusedSource,
+    Remedy,
+    Trial,
 )
 from control_plane.core.states import (
     ENDED_JOBS,
@@ -120,6 +128,10 @@ class _View:
     """Of the members of the newest plan, of its generation."""
     verdicts: Mapping[NodeId, Verdict]
     """On the members of the newest plan and on all nodes assigned."""
+    implications: tuple[Implication, ...] = ()
+    """What this pass adds to the histories of nodes."""
+    events: tuple[EventDraft, ...] = ()
+    """What this pass has to tell besides a change of state."""
 
     @property
     def plan(self) -> GenerationPlan:
@@ -138,12 +150,17 @@ class _View:
 def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: JobRecord) -> _View:
     planned = [node.node_id for node in seen.plan.nodes] if seen.plan is not None and record.state in LAUNCHED_JOBS else []
     team = tuple(dict.fromkeys([*planned, *seen.assigned]))
-    nodes = {node_id: seen.nodes.get(node_id, NodeObserved(node_id=node_id)) for node_id in team}
+    open_id = record.incident.id if record.incident is not None else ""
+    nodes = {node_id: _before(seen.nodes.get(node_id, NodeObserved(node_id=node_id)), open_id) for node_id in team}
     reports = current_reports(nodes, spec.run, record.generation)
     progress = {node_id: progress_without(reports, node_id) for node_id in team}
     silences = track_silences(record.silences, tuple(nodes.values()), progress, now, policy.timeouts)
     since = {silence.node_id: silence for silence in silences}
-    out_of_view = nodes_out_of_view(reports)
+    heard = {node_id: report for node_id, report in reports.items() if not is_silent(nodes[node_id], policy.timeouts)}  # old words prove nothing
+    out_of_view = nodes_out_of_view(heard)
+    first_to_leave = blamed(heard, [node for node in nodes.values() if not is_silent(node, policy.timeouts)])
+    impairments = track_impairments(record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts)
+    impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind else ())}
     verdicts = {
         node_id: judge(
             node,
@@ -152,6 +169,9 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
             is_blind=seen.is_fleet_blind,
             now=now,
             timeouts=policy.timeouts,
+            impairment=impaired.get(node_id),
+            is_training=record.state in (JobState.RUNNING, JobState.STOPPING),
+            is_blamed=node_id == first_to_leave,
         )
         for node_id, node in nodes.items()
     }
@@ -161,10 +181,18 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
     record = replace(
         record,
         silences=silences,
+        impairments=impairments if not seen.is_fleet_blind else (),
         stop_reason=record.stop_reason or _limit(record, spec, now),
         exclusions=tuple(exclusion for exclusion in record.exclusions if exclusion.node_id in seen.assigned),
     )
     return _View(now=now, spec=spec, seen=seen, policy=policy, record=record, nodes=nodes, reports=reports, verdicts=verdicts)
+
+
+def _before(node: NodeObserved, incident_id: str) -> NodeObserved:
+    """Return a node with its history before an incident: what is being done about it now has not failed yet."""
+    if all(line.incident_id != incident_id for line in node.history):
+        return node
+    return replace(node, history=tuple(line for line in node.history if line.incident_id != incident_id))
 
 
 def _limit(record: JobRecord, spec: JobSpec, now: float) -> str:
@@ -235,6 +263,8 @@ def _prepare(view: _View) -> Decision:
     view = _without_lost(view)
     view = _with_asked(view)
     view = _without_unreachable(view)
+    view = _without_moved(view)
+    view, gives_up = _with_ruling(view)
     record, spec = view.record, view.spec
     roll = launch.call_roll(spec, view.seen, record, view.policy)
     asks: list[JobAction] = [
@@ -242,8 +272,8 @@ def _prepare(view: _View) -> Decision:
         for node_id in roll.late
         if view.nodes[node_id].is_connected
     ]
-    if not roll.late and not roll.unreachable and (why := faults.breaker(record.failures, spec)) is not None:
-        return _ended(view, JobEvent.GAVE_UP, why)
+    if gives_up:
+        return _ended(view, JobEvent.GAVE_UP, gives_up)
     if roll.is_complete:
         return _planned(view, roll)
     waits = []
@@ -277,7 +307,11 @@ def _without_lost(view: _View) -> _View:
     """Exclude the nodes that are gone for certain, and let the incident tell it: what looked like a failing rank may turn out to be a lost node."""
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
-    gone = [view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final]
+    given_back = {trial.node_id for trial in record.trials} - set(view.seen.assigned)  # the job left them, they are not lost
+    asked = {move.node_id for move in moves.asked(record.moves)}
+    stopped = {node_id for node_id in asked if view.nodes[node_id].instance is not InstanceCondition.ENDED}
+    spared = given_back | stopped  # whom a stop was agreed upon for works: it is left only if that costs nothing
+    gone = [view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final and node_id not in spared]
     fresh = tuple(verdict for verdict in gone if verdict.node_id not in known)
     record = replace(record, exclusions=_exclusions(view, record, fresh))
     lost = tuple(fault for verdict in gone for fault in _loss(view, verdict))
@@ -287,7 +321,7 @@ def _without_lost(view: _View) -> _View:
 def _exclusions(view: _View, record: JobRecord, fresh: tuple[Verdict, ...]) -> tuple[Exclusion, ...]:
     """Return the exclusions with new ones; a node that the fleet has taken away already needs none."""
     added = [
-        Exclusion(node_id=verdict.node_id, evidence=verdict.evidence, may_terminate=verdict.may_terminate)
+        Exclusion(node_id=verdict.node_id, evidence=verdict.evidence, may_terminate=verdict.may_terminate, remedy=verdict.remedy)
         for verdict in fresh
         if verdict.node_id in view.seen.assigned
     ]
@@ -299,7 +333,9 @@ def _loss(view: _View, verdict: Verdict) -> tuple[Fault, ...]:
     if view.seen.plan is None or all(node.node_id != verdict.node_id for node in view.seen.plan.nodes):
         return ()
     heard = view.nodes[verdict.node_id].heard_at
-    return (Fault(cause=verdict.cause, evidence=verdict.evidence, at=view.now if heard is None else min(heard, view.now), node_id=verdict.node_id),)
+    at = view.now if heard is None else min(heard, view.now)
+    line = faults.implied(verdict, view.now)
+    return (Fault(cause=verdict.cause, evidence=verdict.evidence, at=at, node_id=verdict.node_id, implicates=line),)
 
 
 def _with_losses(view: _View, lost: tuple[Fault, ...]) -> _View:
@@ -308,9 +344,13 @@ def _with_losses(view: _View, lost: tuple[Fault, ...]) -> _View:
     if incident is None or plan is None or not fresh:
         return view
     told = incidents.with_faults(incident, fresh)
-    told = incidents.with_faults(told, faults.group_loss(plan, told.instance_ids, told.failed_at))
-    told = replace(told, decision=_decided(told.cause, told.instance_ids))
-    return replace_record(view, incident=told, failures=faults.forgiven(view.record.failures, incident.generation_before))
+    is_lost = any(fault.cause is not Cause.NOTICE for fault in fresh)
+    is_planned = {*told.evidence} <= {move.evidence for move in moves.asked(view.record.moves)}
+    if not is_planned:  # else the decision is told already, and who was left on purpose has left its last step elsewhere
+        told = incidents.with_faults(told, faults.group_loss(plan, told.instance_ids, told.failed_at))
+        told = replace(told, decision=_decided(told.cause, told.instance_ids))
+    failures = breakers.forgiven(view.record.failures, incident.generation_before) if is_lost else view.record.failures
+    return _implicating(replace_record(view, incident=told, failures=failures), fresh, told)
 
 
 def _without_unreachable(view: _View) -> _View:
@@ -334,6 +374,99 @@ def _without_unreachable(view: _View) -> _View:
     verdicts = tuple(Verdict(node_id=node_id, standing=Standing.GONE, evidence=words) for node_id, words in dropped)
     excluded = replace_record(view, exclusions=_exclusions(view, record, verdicts))
     return _with_losses(excluded, tuple(fault for verdict in verdicts for fault in _loss(view, verdict)))
+
+
+def _without_moved(view: _View) -> _View:
+    """Leave the members that are to be left, as far as that costs no committed step; one that holds what nobody else has stays for now."""
+    record = view.record
+    known = {exclusion.node_id for exclusion in record.exclusions}
+    left = [move for move in record.moves if move.node_id in view.seen.assigned and move.node_id not in known and not move.is_kept]
+    lent = [node_id for node_id in moves.lent(view.seen.plan, view.seen.assigned) if node_id not in known] if view.seen.plan is not None else []
+    goes = [move for move in left if move.is_announced and move.asked_at is not None]  # it was left at its last moment, or with a successor
+    due = [*goes, *(move for move in left if move not in goes)][: max(len(goes), len(lent) + view.seen.spare_count)]  # who works and has none stays
+    if not due:
+        return view
+    leaving = {move.node_id for move in due}
+    roll = launch.call_roll(view.spec, view.seen, record, view.policy)
+    if any(node_id not in leaving for node_id in (*roll.late, *roll.unreachable)):
+        return view  # what the others still have is not known yet
+    verdicts = tuple(moves.verdict(move) for move in due)
+    without = replace(record, exclusions=_exclusions(view, record, verdicts))
+    rest = launch.call_roll(view.spec, view.seen, without, view.policy)
+    base = recovery.choose(launch.survey(view.spec, view.seen, without, rest)).base_step
+    floor = launch.floor_of(view.seen, record)
+    if base < floor:
+        if roll.late or roll.unreachable:
+            return view
+        event = f"{', '.join(sorted(leaving))} stays: without it step {base} is left of the committed step {floor}"
+        later = view.now + view.policy.timeouts.blind_wait_seconds
+        kept = tuple(replace(move, is_kept=move.is_kept or move.node_id in leaving) for move in record.moves)
+        return replace(replace_record(view, moves=kept, moves_after=later), events=(*view.events, EventDraft(type="NodeKept", message=event)))
+    return _with_losses(replace(view, record=without), tuple(fault for verdict in verdicts for fault in _loss(view, verdict)))
+
+
+def _with_ruling(view: _View) -> tuple[_View, str]:
+    """Ask the breakers once all members have promised; change what they say, or return why the job is given up."""
+    record, spec = view.record, view.spec
+    roll = launch.call_roll(spec, view.seen, record, view.policy)
+    if roll.late or roll.unreachable or not record.failures:
+        return view, ""
+    last = record.failures[-1]
+    refused = _refused_state(view, last)
+    older = recovery.choose(launch.survey(spec, view.seen, replace(record, refused=(*record.refused, *refused)), roll)).base_step
+    has_spare = view.seen.spare_count > 0
+    ruling = breakers.rule(record.failures, record.trials, spec, has_spare=has_spare, older_base=older)
+    match ruling.course:
+        case Course.AGAIN:
+            return view, ""
+        case Course.GIVE_UP:
+            return view, ruling.why
+        case Course.OTHER_NODE:
+            assert last.node_id is not None  # what the ruling stands on
+            words = f"{last.node_id} is left once, to tell a bad node from a bad script: {ruling.why}".partition("\n")[0]
+            exclusion = Exclusion(node_id=last.node_id, evidence=words, may_terminate=False, remedy=Remedy.RELEASE)
+            trial = Trial(kind="node", failure=last, node_id=last.node_id)
+            view = replace_record(view, exclusions=(*record.exclusions, exclusion), trials=(*record.trials, trial))
+        case Course.OLDER_STATE:
+            words = f"step {last.base_step} is left out once, to tell a bad state from a bad script: {ruling.why}".partition("\n")[0]
+            trial = Trial(kind="state", failure=last)
+            view = replace_record(view, refused=tuple(dict.fromkeys([*record.refused, *refused])), trials=(*record.trials, trial))
+    if (incident := view.record.incident) is not None:
+        view = replace_record(view, incident=replace(incident, decision=words))
+    return replace(view, events=(*view.events, EventDraft(type="OneThingChanged", message=words))), ""
+
+
+def _refused_state(view: _View, failure: FailureRecord) -> tuple[RefusedSource, ...]:
+    """Return all sources of the state that a failed generation began with."""
+    plan = view.seen.plan
+    if plan is None or plan.base_step != failure.base_step:
+        return ()
+    return tuple(
+        RefusedSource(rank=rank.rank, origin_generation=origin, step=plan.base_step, is_object=is_object)
+        for rank in plan.ranks
+        for origin in sorted({source.origin_generation for source in rank.sources})
+        for is_object in (False, True)
+    )
+
+
+def _implicating(view: _View, found: tuple[Fault, ...], incident: IncidentRecord) -> _View:
+    """Add what faults say of nodes to these nodes' histories; a node that has become a lemon by it is left in the same recovery."""
+    lines = [replace(fault.implicates, incident_id=incident.id) for fault in found if fault.implicates is not None]
+    view = replace(view, implications=(*view.implications, *lines))
+    left = {move.node_id for move in view.record.moves} | {exclusion.node_id for exclusion in view.record.exclusions}
+    for line in lines:
+        node = view.nodes.get(line.node_id)
+        history = [*(node.history if node is not None else ()), line]
+        why = remedies.lemon(history, view.now)
+        if why is not None and line.node_id not in left:
+            remedy = remedies.of_lemon(history, view.now)
+            words = f"{line.node_id} is not used again: {why}"
+            move = Departure(
+                node_id=line.node_id, evidence=words, cause=Cause.NODE_FAULT, remedy=remedy, may_terminate=remedy is Remedy.REPLACE, is_history=True
+            )
+            left.add(line.node_id)
+            view = replace_record(view, moves=(*view.record.moves, move))
+    return view
 
 
 def _planned(view: _View, roll: launch.Roll) -> Decision:
@@ -362,6 +495,8 @@ def _planned(view: _View, roll: launch.Roll) -> Decision:
         base_step=plan.base_step,
         committed=min(view.record.committed, plan.base_step),
         boundary=plan.base_step,
+        moves=(),
+        impairments=(),
     )
     return replace(_moved(moved, JobEvent.PLANNED, reason), plan=plan)
 
@@ -385,7 +520,7 @@ def _launch(view: _View) -> Decision:
     )
     if found:
         failure = faults.failure_of_loads(plan, view.reports, record.max_boundary, view.now)
-        failure = failure or faults.failure_of_ranks(view.reports, plan.generation, record.max_boundary)
+        failure = failure or faults.failure_of_ranks(plan, view.reports, record.max_boundary)
         return _new_generation(view, found, failure)
     if is_loading:
         return _load(view)
@@ -430,7 +565,7 @@ def _watch(view: _View) -> Decision:
     puts: tuple[JobAction, ...] = checkpoints.due(plan, view.reports, view.seen.lineage, view.seen.checkpoints)
     if (fault := faults.permanent(view.reports)) is not None:
         return _ended(view, JobEvent.GAVE_UP, fault.message)
-    is_moving = record.move is not None and record.state is JobState.RUNNING
+    is_moving = record.state is JobState.RUNNING and bool(moves.asked(record.moves))
     if not (is_moving and _was_agreed(view)) and all(_has_finished(view, node.node_id) for node in plan.nodes):
         return replace_actions(_finish(view, is_durable=not puts), puts)
     silences = {silence.node_id: silence for silence in record.silences if not view.seen.is_fleet_blind}
@@ -445,21 +580,24 @@ def _watch(view: _View) -> Decision:
     if record.state is JobState.STOPPING:
         return replace_actions(_stop(view, found, is_durable=not puts), puts)
     if found:
-        return replace_actions(_new_generation(view, found, faults.failure_of_ranks(view.reports, plan.generation, record.max_boundary)), puts)
+        found = (*found, *_told_besides(view, found))
+        return replace_actions(_new_generation(view, found, faults.failure_of_ranks(plan, view.reports, record.max_boundary)), puts)
     if view.wants_stop:
-        return replace_actions(_moved(replace_record(view, suspicion=None, move=None), JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"), puts)
+        return replace_actions(_moved(replace_record(view, suspicion=None, moves=()), JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"), puts)
     watched = _watch_clocks(view)
     if watched.faults:
-        failure = hangs.failure(view.reports, plan.generation, record.max_boundary, view.now)
+        failure = hangs.failure(plan, view.reports, record.max_boundary, view.now, stuck=watched.stuck)
         ended = replace_actions(_new_generation(view, watched.faults, failure), puts)
         return replace(ended, events=(*watched.events, *ended.events))
     view = replace_record(view, suspicion=watched.suspicion)
     if record.state is JobState.PAUSING:
         return replace_actions(_pause(view), puts)
-    if (move := record.move or _due_move(view)) is not None:
-        return replace_actions(_leave(view, move), puts)
+    view = _with_moves(view)
+    if (left := _leave(view)) is not None:
+        return replace_actions(left, puts)
     if view.seen.gives_way_to:
-        return replace_actions(_moved(view, JobEvent.PAUSE_ASKED, f"pauses for {view.seen.gives_way_to}"), puts)
+        pausing = replace_record(view, moves=())
+        return replace_actions(_moved(pausing, JobEvent.PAUSE_ASKED, f"pauses for {view.seen.gives_way_to}"), puts)
     looks: tuple[JobAction, ...] = tuple(
         SendTakeStacks(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, number=watched.suspicion.number)
         for node_id in watched.ask
@@ -468,8 +606,8 @@ def _watch(view: _View) -> Decision:
     if watched.words:
         waiting = _stay(view, f"trains; {watched.words}", (*puts, *looks), requeue=LAUNCH_SECONDS if watched.ask else WATCH_SECONDS)
         return replace(waiting, events=(*watched.events, *waiting.events))
-    if waits := notices.waits(view.nodes, (node.node_id for node in plan.nodes), view.now):
-        waiting = _stay(view, f"trains; {waits}", puts, requeue=WATCH_SECONDS)
+    if view.record.moves:
+        waiting = _stay(view, f"trains; {moves.in_words(view.record.moves)}", puts, requeue=WATCH_SECONDS)
         return replace(waiting, events=(*watched.events, *waiting.events))
     unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is Standing.UNCLEAR]
     reason = f"trains; {'; '.join(_without_figures(view, unclear))}" if unclear else f"trains from step {plan.base_step}"
@@ -479,10 +617,135 @@ def _watch(view: _View) -> Decision:
 
 def _watch_clocks(view: _View) -> hangs.Watched:
     is_heard = all(
-        node.node_id in view.reports and view.nodes[node.node_id].is_connected and view.verdicts[node.node_id].standing is Standing.ALIVE
+        node.node_id in view.reports and view.nodes[node.node_id].is_connected and not is_silent(view.nodes[node.node_id], view.policy.timeouts)
         for node in view.plan.nodes
     )
     return hangs.watch(view.now, view.reports, view.record.pace, view.record.suspicion, view.policy.timeouts, is_heard=is_heard)
+
+
+def _told_besides(view: _View, found: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """Return the faults that members report of themselves while something else ends the generation: they may well be why."""
+    known = {fault.node_id for fault in found}
+    told = tuple(
+        Fault(cause=verdict.cause, evidence=verdict.evidence, at=view.now, node_id=node_id, implicates=faults.implied(verdict, view.now))
+        for node_id, verdict in view.verdicts.items()
+        if verdict.standing is Standing.IMPAIRED and verdict.may_terminate and node_id not in known and node_id in view.reports
+    )
+    lost = [fault.node_id for fault in (*found, *told) if fault.node_id is not None]
+    return (*told, *(faults.group_loss(view.plan, lost, view.now) if told else ()))
+
+
+# -- leaving a node while training goes well --------------------------------------------------------------------------
+
+
+def _with_moves(view: _View) -> _View:
+    """Note which members are to be left. A node that was lent and is no use itself goes at once: no rank is there."""
+    record = view.record
+    found = moves.wanted(record.moves, view.seen.assigned, view.verdicts, view.nodes, now=view.now, not_before=record.moves_after)
+    lent = moves.lent(view.plan, view.seen.assigned)
+    useless = tuple(moves.verdict(move) for move in found if move.node_id in lent and not _is_excluded(record, move.node_id))
+    return replace_record(view, moves=tuple(move for move in found if move.node_id not in lent), exclusions=_exclusions(view, record, useless))
+
+
+def _is_excluded(record: JobRecord, node_id: NodeId) -> bool:
+    return any(exclusion.node_id == node_id for exclusion in record.exclusions)
+
+
+def _leave(view: _View) -> Decision | None:
+    """Leave members that are to be left: a stop that all ranks agree upon, a checkpoint if it is worth the time, the next generation without them.
+
+    The stop is stored in one pass and asked for in the next: ranks that stop without a stored reason would look like a job that is done.
+
+    Args:
+        view: of a running job.
+
+    Returns:
+        None while the job may train on.
+    """
+    record, plan, timeouts = view.record, view.plan, view.policy.timeouts
+    leaving = moves.asked(record.moves)
+    if not leaving:
+        ready = moves.successors(plan, view.seen.assigned, view.nodes, view.now, timeouts)
+        leaving = moves.due(record.moves, len(ready), record.upload_seconds, view.now, timeouts)
+        return _asked_to_leave(view, leaving, ready) if leaving else None
+    names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
+    if not _was_agreed(view):
+        if moves.is_stuck(leaving, record.progress_at, view.now, timeouts):
+            unasked = tuple(replace(move, asked_at=None) for move in record.moves)  # nothing advances: there is nothing to spare any more
+            return _new_generation(replace_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None)
+        ask = SendStop(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation)
+        asks = (ask,) if _is_in(view, plan.coordinator, MemberPhase.RUNNING) else ()
+        return _stay(view, f"agrees on a stop, to leave {names}: {why}", asks, requeue=LAUNCH_SECONDS)
+    exits = [rank.exit.at_seconds for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
+    stopped_at = min(max(exits, default=view.now), view.now)
+    found = tuple(moves.fault(move, stopped_at, view.now) for move in leaving)
+    reached = max(record.boundary, faults.reached(view.reports))
+    closed: tuple[IncidentRecord, ...] = ()
+    if record.incident is None or record.incident.state is not IncidentState.REPLACING:
+        view, closed = _with_incident(view, found, reached)
+    incident = view.record.incident
+    assert incident is not None  # opened above
+    is_awaited, words = _awaits_copy(view, leaving, incident.opened_at)
+    decision = f"stop at an agreed step and move the ranks of {names} to other nodes; {words}"
+    view = replace_record(view, incident=replace(incident, reached_step=reached, decision=decision))
+    if is_awaited:
+        stayed = _stay(view, f"stands at step {reached}: {words}", requeue=LAUNCH_SECONDS)
+        return replace(stayed, incidents=(*closed, *stayed.incidents))
+    moved = _new_generation(_with_partners(view, leaving), found, None, decision=decision)
+    return replace(moved, incidents=(*closed, *moved.incidents))
+
+
+def _asked_to_leave(view: _View, leaving: tuple[Departure, ...], ready: list[NodeId]) -> Decision:
+    names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
+    left = {move.node_id for move in leaving}
+    known = tuple(replace(move, asked_at=view.now) if move.node_id in left else move for move in view.record.moves)
+    takers = f", to go on with {', '.join(ready[: len(leaving)])}" if ready else ""
+    draft = EventDraft(type="NodesToBeLeft", message=f"leaves {names} at an agreed stop{takers}: {why}", node_id=leaving[0].node_id)
+    stayed = _stay(replace_record(view, moves=known), f"agrees on a stop, to leave {names}: {why}", requeue=0.0)
+    return replace(stayed, events=(*stayed.events, draft))
+
+
+def _was_agreed(view: _View) -> bool:
+    """Say whether the agreed stop has been reached: every rank has ended well, or its last commit is decided and nothing more will be trained.
+
+    A script that came to its end by itself was not stopped, whatever was asked meanwhile.
+    """
+    status = next((report.round for report in view.reports.values() if report.round is not None), None)
+    if status is not None and status.finished:
+        return status.stopped
+    exits = [rank.exit for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
+    return len(exits) == view.plan.world_size and all(each.exit_class is ExitClass.SUCCESS for each in exits)
+
+
+def _awaits_copy(view: _View, leaving: tuple[Departure, ...], stopped_at: float) -> tuple[bool, str]:
+    """Say whether the stopped generation's last commit is still to become a checkpoint before the nodes are left, and why."""
+    record, timeouts = view.record, view.policy.timeouts
+    newest = checkpoints.newest_step(view.seen.checkpoints)
+    if record.committed <= 0:
+        return False, "there was no step to keep"
+    if newest >= record.committed:
+        return False, f"step {newest} is in S3"
+    return moves.checkpoint_wait(
+        moves.ends_at(leaving, view.nodes, view.now),
+        is_announced=any(move.is_announced for move in leaving),
+        stopped_at=stopped_at,
+        upload_seconds=record.upload_seconds,
+        is_replaceable=len(moves.successors(view.plan, view.seen.assigned, view.nodes, view.now, timeouts)) >= len(leaving),
+        is_held=moves.is_held_elsewhere(view.plan, view.reports, [move.node_id for move in leaving]),
+        now=view.now,
+        timeouts=timeouts,
+    )
+
+
+def _with_partners(view: _View, leaving: tuple[Departure, ...]) -> _View:
+    """Remember who stays and was out of view as well as who is left for that."""
+    lost = tuple(move for move in leaving if move.cause is Cause.NODE_UNREACHABLE)
+    if not lost:
+        return view
+    staying = nodes_out_of_view(view.reports) - {move.node_id for move in leaving}
+    known_as = incident_id(view.spec.run, view.plan.generation)
+    lines = tuple(moves.partner(node_id, lost, known_as, view.now) for node_id in sorted(staying))
+    return replace(view, implications=(*view.implications, *lines))
 
 
 def _with_progress(view: _View) -> _View:
@@ -501,8 +764,11 @@ def _with_progress(view: _View) -> _View:
     if incident is not None and incident.state is IncidentState.REWORKING and boundary >= incident.reached_step:
         incident = incidents.moved(incident, IncidentEvent.CAUGHT_UP, view.now)
     is_safe = status is not None and status.committed > plan.base_step
+    told = breakers.passed(record.trials, plan.generation, boundary)
+    view = _told_by_trials(view, told)
     return replace_record(
         view,
+        trials=tuple(trial for trial in record.trials if trial not in told),
         boundary=boundary,
         max_boundary=max(record.max_boundary, boundary),
         committed=committed,
@@ -513,6 +779,23 @@ def _with_progress(view: _View) -> _View:
         pace=hangs.learned(record.pace, plan.world_size, view.reports),
         upload_seconds=checkpoints.upload_seconds(view.reports) or record.upload_seconds,
     )
+
+
+def _told_by_trials(view: _View, told: tuple[Trial, ...]) -> _View:
+    """A failure that stayed behind with its node speaks against the node."""
+    lines = tuple(
+        Implication(
+            node_id=trial.node_id,
+            incident_id=incident_id(view.spec.run, trial.failure.generation),
+            at=view.now,
+            what=Cause.HANG.value if trial.failure.is_hang else Cause.RANK_EXIT.value,
+            evidence=f"ranks failed alike on {trial.node_id} after step {trial.failure.step}, and pass that step without it",
+            remedy=Remedy.RELEASE,
+        )
+        for trial in told
+        if trial.node_id is not None
+    )
+    return replace(view, implications=(*view.implications, *lines))
 
 
 def _trains_again(view: _View) -> bool:
@@ -619,127 +902,44 @@ def _resumed(view: _View, why: Fault) -> Decision:
     return _new_generation(replace_record(view, no_pause_before=view.now + queue.PAUSE_AGAIN_SECONDS), (why,), None)
 
 
-# -- leaving nodes that AWS will take away ----------------------------------------------------------------------------
-
-
-def _due_move(view: _View) -> Move | None:
-    return notices.move_of(
-        view.plan, view.seen.assigned, view.nodes, upload_seconds=view.record.upload_seconds, now=view.now, timeouts=view.policy.timeouts
-    )
-
-
-def _leave(view: _View, move: Move) -> Decision:
-    """Stop at an agreed step, commit it, have it uploaded if time allows, and go on without the nodes that are announced to end.
-
-    The move is stored in one pass and the stop asked for in the next: ranks that stop without a stored reason would look like a job that is done.
-    """
-    record, plan = view.record, view.plan
-    if record.move is None:
-        moving = replace_record(view, move=move)
-        draft = EventDraft(type="NodesAnnounced", message=f"leaves {', '.join(move.node_ids)}: {'; '.join(move.evidence)}", node_id=move.node_ids[0])
-        return replace(_stay(moving, f"moves: {'; '.join(move.evidence)}", requeue=0.0), events=(draft,))
-    if not _was_agreed(view):
-        ask = SendStop(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation)
-        asks = (ask,) if _is_in(view, plan.coordinator, MemberPhase.RUNNING) else ()
-        return _stay(view, f"moves: {'; '.join(move.evidence)}", asks, requeue=LAUNCH_SECONDS)
-    reached = max(record.boundary, faults.reached(view.reports))
-    closed: tuple[IncidentRecord, ...] = ()
-    if record.incident is None or record.incident.state is not IncidentState.REPLACING:
-        closed, incident = _incident_of(view, _of_move(view, move), reached)
-        record, incident = _opened_ledger(record, incident)
-        view = replace(view, record=replace(record, incident=incident))
-    is_awaited, words = _awaits_copy(view, move)
-    assert view.record.incident is not None  # opened above
-    decision = f"{_decided(view.record.incident.cause, view.record.incident.instance_ids)}; {words}"
-    view = replace_record(view, incident=replace(view.record.incident, reached_step=reached, decision=decision))
-    if is_awaited:
-        stayed = _stay(view, f"stands at step {reached}: {words}", requeue=LAUNCH_SECONDS)
-        return replace(stayed, incidents=(*closed, *stayed.incidents))
-    moved = _new_generation(view, _of_move(view, move), None)
-    return replace(moved, incidents=(*closed, *moved.incidents))
-
-
-def _was_agreed(view: _View) -> bool:
-    """Say whether the agreed stop has been reached: every rank has ended well, or its last commit is decided and nothing more will be trained.
-
-    A script that came to its end by itself was not stopped, whatever was asked meanwhile.
-    """
-    status = next((report.round for report in view.reports.values() if report.round is not None), None)
-    if status is not None and status.finished:
-        return status.stopped
-    exits = [rank.exit for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
-    return len(exits) == view.plan.world_size and all(each.exit_class is ExitClass.SUCCESS for each in exits)
-
-
-def _awaits_copy(view: _View, move: Move) -> tuple[bool, str]:
-    """Say whether the stopped generation's last commit is still to become a checkpoint before the nodes are left, and why."""
-    record, incident = view.record, view.record.incident
-    newest = checkpoints.newest_step(view.seen.checkpoints)
-    if record.committed <= 0:
-        return False, "there was no step to keep"
-    if newest >= record.committed:
-        return False, f"step {newest} is in S3"
-    ready = notices.replacements(view.plan, view.seen.assigned, view.nodes, view.now, view.policy.timeouts)
-    return notices.checkpoint_wait(
-        notices.as_announced(move, view.nodes, view.now),
-        stopped_at=view.now if incident is None else incident.opened_at,
-        upload_seconds=record.upload_seconds,
-        is_replaceable=len(ready) >= len(move.node_ids),
-        is_held=notices.is_held_elsewhere(view.plan, view.reports, move.node_ids),
-        now=view.now,
-        timeouts=view.policy.timeouts,
-    )
-
-
-def _of_move(view: _View, move: Move) -> tuple[Fault, ...]:
-    """Return the planned end of a generation as faults: training stopped when its last rank did."""
-    exits = [rank.exit.at_seconds for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
-    at = min(max(exits, default=view.now), view.now)
-    return tuple(
-        Fault(cause=Cause.NOTICE, evidence=words, at=at, node_id=node_id) for node_id, words in zip(move.node_ids, move.evidence, strict=True)
-    )
-
-
-def _left_behind(view: _View) -> tuple[Verdict, ...]:
-    """Return the nodes that a new generation does not use because AWS has announced their end, as far as no step depends on them."""
-    move = view.record.move or _due_move(view)
-    if move is None or not (_was_agreed(view) or notices.is_held_elsewhere(view.plan, view.reports, move.node_ids)):
-        return ()
-    return tuple(
-        Verdict(node_id=node_id, standing=Standing.GONE, evidence=words, cause=Cause.NOTICE, may_terminate=True)
-        for node_id, words in zip(move.node_ids, move.evidence, strict=True)
-    )
-
-
 # -- a new generation -------------------------------------------------------------------------------------------------
 
 
-def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecord | None) -> Decision:
-    """End the generation: number the next one, open an incident or add to the open one, and halt what still runs."""
-    record, plan = view.record, view.plan
-    issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, view.spec.run)) + 1)
-    gone = [verdict for verdict in view.verdicts.values() if verdict.is_final]
-    left = tuple(verdict for verdict in _left_behind(view) if not view.verdicts[verdict.node_id].is_final)
-    known = {fault.evidence for fault in found}
-    found = (
-        *found,
-        *(Fault(cause=each.cause, evidence=each.evidence, at=view.now, node_id=each.node_id) for each in left if each.evidence not in known),
-    )
-    reached = max(record.boundary, faults.reached(view.reports))
-    closed, incident = _incident_of(view, found, reached)
-    record = replace(record, exclusions=_exclusions(view, record, (*gone, *left)), move=None)
+def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecord | None, *, decision: str = "") -> Decision:
+    """End the generation: number the next one, open an incident or add to the open one, and halt what still runs.
+
+    Args:
+        view: of a launched job.
+        found: why; not empty.
+        failure: for the breakers, if the job failed by itself.
+        decision: for the incident, where it was told before.
+
+    Returns:
+        PREPARING.
+    """
+    plan = view.plan
+    issued = Generation(max(view.record.issued_generation, launch.highest_seen(view.seen, view.spec.run)) + 1)
+    has_stopped = view.record.state is JobState.RUNNING and _was_agreed(view)
+    leaving = tuple(moves.verdict(move) for move in moves.asked(view.record.moves) if move.is_announced and has_stopped)
+    gone = tuple(verdict for verdict in view.verdicts.values() if verdict.is_final)
+    done = {verdict.node_id for verdict in gone}
+    reached = max(view.record.boundary, faults.reached(view.reports))
+    view = _with_moves(view)
+    view, closed = _with_incident(view, found, reached, decision=decision)
+    exclusions = _exclusions(view, view.record, (*gone, *(verdict for verdict in leaving if verdict.node_id not in done)))
+    incident = view.record.incident
+    assert incident is not None  # opened above
+    view = _implicating(replace_record(view, exclusions=exclusions), found, incident)
+    record = view.record
     is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED, Cause.NOTICE) for fault in found)
-    if incident.opened_at == view.now:
-        record, incident = _opened_ledger(record, incident)
     record = replace(
         record,
         issued_generation=issued,
         asked=(),
-        incident=incident,
         suspicion=None,
         boundary=reached,
         max_boundary=max(record.max_boundary, reached),
-        failures=faults.remembered(record.failures, failure if is_own_making else None, view.spec),
+        failures=breakers.remembered(record.failures, failure if is_own_making else None, view.spec),
         refused=tuple(dict.fromkeys([*record.refused, *faults.refused_sources(plan, view.reports, view.nodes)])),
     )
     halts = tuple(
@@ -752,6 +952,16 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
     )
     moved = _moved(replace(view, record=record), JobEvent.FAULTED, f"{found[0].evidence}; {incident.decision}")
     return replace(moved, actions=halts, incidents=(*closed, *moved.incidents), events=(event, *moved.events))
+
+
+def _with_incident(view: _View, found: tuple[Fault, ...], reached: Step, *, decision: str = "") -> tuple[_View, tuple[IncidentRecord, ...]]:
+    """Return the view with the incident that the faults belong to, and the one before it if they end that; the ledger knows when it began."""
+    before = view.record.incident
+    closed, incident = _incident_of(view, found, reached)
+    record = view.record
+    if before is None or before.id != incident.id:
+        record, incident = _opened_ledger(record, incident)
+    return replace(view, record=replace(record, incident=replace(incident, decision=decision or incident.decision))), closed
 
 
 def _opened_ledger(record: JobRecord, incident: IncidentRecord) -> tuple[JobRecord, IncidentRecord]:
@@ -774,7 +984,7 @@ def _incident_of(view: _View, found: tuple[Fault, ...], reached: Step) -> tuple[
         again = incidents.with_faults(again, tuple(replace(fault, at=max(fault.at, before.failed_at)) for fault in found))
         if view.seen.plan is not None and again.cause is not Cause.NOTICE:  # nodes that are left on purpose have left their last step in S3
             again = incidents.with_faults(again, faults.group_loss(view.seen.plan, again.instance_ids, again.failed_at))
-        return (), replace(again, decision=again.decision if again.cause is Cause.NOTICE else _decided(again.cause, again.instance_ids))
+        return (), replace(again, decision=_decided(again.cause, again.instance_ids))
     opened = incidents.opened(
         view.spec.run,
         view.plan.generation,
@@ -818,6 +1028,8 @@ def _stay(view: _View, reason: str, actions: tuple[JobAction, ...] = (), *, requ
         record=replace(view.record, reason=reason),
         actions=actions,
         incidents=_changed_incident(view, view.record),
+        implications=view.implications,
+        events=view.events,
         requeue_after_seconds=requeue,
     )
 
@@ -827,7 +1039,13 @@ def _moved(view: _View, event: JobEvent, reason: str) -> Decision:
     state = advance(JOB_TRANSITIONS, f"job {view.spec.job}", before.state, event, (before.reason,))
     record = replace(before, state=state, reason=reason, state_since=view.now)
     draft = EventDraft(type="JobStateChanged", message=f"{before.state} → {state}: {reason}")
-    return Decision(record=record, incidents=_changed_incident(view, record), events=(draft,), requeue_after_seconds=0.0)
+    return Decision(
+        record=record,
+        incidents=_changed_incident(view, record),
+        implications=view.implications,
+        events=(*view.events, draft),
+        requeue_after_seconds=0.0,
+    )
 
 
 def _ended(view: _View, event: JobEvent, reason: str) -> Decision:

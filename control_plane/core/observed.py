@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from control_plane.core.states import IncidentState, JobState, NodeState
-from everstep.protocol.agent_messages import ExitClass, MemberReport, NoticeKind
+from everstep.protocol.agent_messages import ExitClass, MemberReport, NodeFault, NoticeKind
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.manifest import ManifestShard
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
@@ -19,6 +20,8 @@ NO_STEP = Step(-1)
 NO_GENERATION = Generation(0)
 FIRST_STEP = Step(0)
 """The state that the script itself builds."""
+DEFAULT_REPLACEMENTS_PER_HOUR = 20
+"""Nodes that Everstep takes out of one fleet by its own verdict. What AWS ends is not counted: nobody chose it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,41 @@ class InstanceCondition(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Remedy(StrEnum):
+    """What is done about a node, from the mildest to the gravest.
+
+    NONE: it is told. RESTART: ranks start again on the same nodes. RELEASE: it leaves its job and may work for others. HOLD: it leaves its job and
+    waits until it is heard again. RETIRE: it leaves its job and waits for a person, because nothing that was proven allows to end it. REBOOT: it
+    leaves its job and EC2 is asked to reboot it. REPLACE: it leaves its job and is ended; another one comes. LET_GO: as REPLACE, but AWS takes it
+    anyway: nothing speaks against it, there is nothing to inspect, and its successor was asked for when this was announced.
+    """
+
+    NONE = "none"
+    RESTART = "restart"
+    RELEASE = "release"
+    HOLD = "hold"
+    RETIRE = "retire"
+    REBOOT = "reboot"
+    REPLACE = "replace"
+    LET_GO = "let_go"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implication:
+    """A node had its part in an incident. A line of the node's history."""
+
+    node_id: NodeId
+    incident_id: str
+    """Of a job; or `fleet-<fleet>-<Unix seconds>` when no job had the node."""
+    at: float
+    what: str
+    """A cause, or a fault's code with its number: `node_unreachable`, `gpu_xid 79`."""
+    evidence: str
+    is_own_word: bool = False
+    """The node's own live agent reported it: of such a node the instance may be ended."""
+    remedy: Remedy = Remedy.NONE
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     """Something that AWS has announced for an instance."""
@@ -98,10 +136,14 @@ class NodeObserved:
     """Its ranks start without importing first."""
     member: MemberReport | None = None
     """What it last reported to do, whatever the run; None: nothing, or it has not reported."""
+    faults: tuple[NodeFault, ...] = ()
+    """Of the node itself, in its agent's last report."""
+    history: tuple[Implication, ...] = ()
+    """Incidents that it had its part in, oldest first, since a person last returned it to service."""
     domain: str | None = None
     """Failure domain, where AWS tells it."""
     notices: tuple[Notice, ...] = ()
-    """What AWS has announced for its instance, one of a kind; `control_plane.core.notices` says what follows."""
+    """What AWS has announced for its instance, one of a kind; `control_plane.core.notices` says what counts."""
 
 
 class Cause(StrEnum):
@@ -170,6 +212,21 @@ class FailureRecord:
     last_lines: str = ""
     is_hang: bool = False
     """Nothing ended: its ranks stood still."""
+    node_id: NodeId | None = None
+    """Where it happened first; of a hang, who alone was stuck, if it could be told."""
+    base_step: Step = FIRST_STEP
+    """The state that its generation began with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Something that was changed once to tell why a job keeps failing alike: another node, or an older state."""
+
+    kind: Literal["node", "state"]
+    failure: FailureRecord
+    """The last one before it."""
+    node_id: NodeId | None = None
+    """Whose rank went to another node; None: a state was left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +237,54 @@ class Exclusion:
     evidence: str
     may_terminate: bool
     """AWS's word or the live agent's own fault; a node that is only unreachable is held, never ended."""
+    remedy: Remedy | None = None
+    """None: REPLACE where it may be ended, else HOLD."""
+
+    @property
+    def is_to(self) -> Remedy:
+        """What the fleet is to do about the node. Never one that ends it where nothing allows that."""
+        if self.may_terminate:
+            return self.remedy or Remedy.REPLACE
+        return self.remedy if self.remedy in (Remedy.RELEASE, Remedy.RETIRE) else Remedy.HOLD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Impairment:
+    """A member that trains on and has something wrong: a fault of its own, or replicas that do not answer. Followed from pass to pass."""
+
+    node_id: NodeId
+    is_out_of_view: bool
+    """Else its agent reports a fault."""
+    since: float
+    boundary: Step
+    stepped_at: float
+    """When two more boundaries had last been completed; `since` before that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departure:
+    """A member that is to be left at an agreed stop, so that the job loses nothing (ADR 0016)."""
+
+    node_id: NodeId
+    evidence: str
+    cause: Cause
+    remedy: Remedy
+    may_terminate: bool
+    asked_at: float | None = None
+    """When the stop was decided upon; it cannot be called off from then on."""
+    what: str = ""
+    """The fault by its name, where there is one."""
+    is_kept: bool = False
+    """It could not be spared: a committed step would have been lost by leaving it."""
+    is_history: bool = False
+    """Its history speaks against it, not what it is like now: it is left at the failure that this came of."""
+    ends_at: float | None = None
+    """When AWS may have taken its instance; None where nobody names a time."""
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether AWS takes its instance: nothing is wrong with it, and it cannot stay."""
+        return self.cause is Cause.NOTICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,18 +333,6 @@ class RefusedSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """Ranks that leave nodes before AWS takes these away: an agreed stop is asked for, a new generation without the nodes follows."""
-
-    node_ids: tuple[NodeId, ...]
-    evidence: tuple[str, ...]
-    """A sentence for each node, with AWS's words."""
-    asked_at: float
-    ends_at: float | None
-    """When the first of the instances may be gone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """What is stored of a job. `decide` returns the next one."""
 
@@ -269,10 +362,13 @@ class JobRecord:
     exclusions: tuple[Exclusion, ...] = ()
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
+    impairments: tuple[Impairment, ...] = ()
+    moves: tuple[Departure, ...] = ()
+    moves_after: float = 0.0
+    """No node is left before: the last agreed stop could not spare it."""
+    trials: tuple[Trial, ...] = ()
     stop_reason: str = ""
     """Why the job is stopped, when it is not a user who asked."""
-    move: Move | None = None
-    """Why the newest generation is asked to stop and another follows; None while it may train on."""
     upload_seconds: float | None = None
     """How long the slowest shard of the newest checkpoint took to S3; None before there was one."""
     microseconds: Mapping[str, int] = field(default_factory=dict)
@@ -335,6 +431,8 @@ class JobObserved:
     """Its place in the queue and who is ahead, for as long as it waits."""
     newest_node_at: float | None = None
     """When the fleet's newest node appeared."""
+    spare_count: int = 0
+    """Idle nodes of the fleet that could take over at once."""
     is_fleet_blind: bool = False
     """Most of the fleet is silent while AWS says that it runs: silence proves nothing."""
     waiting_words: str = ""
@@ -353,6 +451,11 @@ class FleetSpec:
     """Instead of a count: how probable it has to be that a spare is free when a failure comes."""
     is_deleting: bool = False
     """A user asked for its end: all nodes are ended, then the fleet is forgotten."""
+    is_blindness_lifted: bool = False
+    """A person has said that who is silent is gone: most of the fleet being silent freezes nothing, until sight returns."""
+    holds_failed_instances: bool = False
+    """Instances that would be ended for a fault are kept running for inspection, as long as that takes nobody's place."""
+    max_replacements_per_hour: int = DEFAULT_REPLACEMENTS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,6 +503,18 @@ class GroupObserved:
     """AWS itself suspended it, after launches had failed for long."""
 
 
+class Hold(StrEnum):
+    """Why a node is held.
+
+    UNREACHABLE: until it is heard again and works for nobody. DISTRUSTED: what it did speaks against it and nothing allows to end it; until a person
+    releases it. INSPECTION: it failed and its fleet keeps failed instances; until a person releases it.
+    """
+
+    UNREACHABLE = "unreachable"
+    DISTRUSTED = "distrusted"
+    INSPECTION = "inspection"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """A row of the fleet's node table."""
@@ -409,6 +524,18 @@ class NodeRecord:
     run: RunId | None
     reason: str
     created_at: float
+    since: float = 0.0
+    """When it came into its state."""
+    hold: Hold | None = None
+    """Why it is HELD."""
+    replaced_at: float | None = None
+    """When another one was asked for in its place."""
+    release: Literal["", "return", "terminate"] = ""
+    """What a person wants of a held node."""
+    connected_at: float | None = None
+    """When its agent last dialled in."""
+    evidence_at: float | None = None
+    """When all that is to be kept of it was in S3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -426,7 +553,10 @@ class FleetJob:
     """It is preemptible and trains, nothing is wrong with it, and saving has been seen to work."""
     not_before: float | None = None
     no_pause_before: float | None = None
-    move: Move | None = None
+    moves: tuple[Departure, ...] = ()
+    """Nodes that it is to leave; while it trains, another one is given to it for each."""
+    avoided: tuple[NodeId, ...] = ()
+    """Nodes that it was moved away from: others are given to it first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,3 +569,5 @@ class FleetObserved:
     jobs: tuple[FleetJob, ...]
     """All that have not ended."""
     history: FleetHistory = FleetHistory()
+    replaced: tuple[float, ...] = ()
+    """When nodes were replaced by Everstep's own verdict, over the last hour at least."""

@@ -65,14 +65,17 @@ class NodeState(StrEnum):
     """Where a node stands in its fleet.
 
     JOINING: EC2 has the instance, its agent has not dialled in; left when it does or when the instance ends. SPARE: connected and free; left by
-    assignment, a scale-down or a fault. ASSIGNED: belongs to one job; left when the job ends or excludes it. HELD: kept for inspection, its agent may
-    still speak; left by a person. DRAINING: excluded or surplus: EC2 is asked to end it; left when EC2 says so. GONE: ended.
+    assignment, a scale-down or a fault. ASSIGNED: belongs to one job; left when the job ends or excludes it. HELD: not used and not ended, its agent
+    may still speak: unreachable, distrusted, or kept for inspection; left when it is heard again (unreachable) or by a person. REBOOTING: EC2 is
+    asked to reboot it for a fault that this mends; left when its agent has dialled in again without the fault, or does not in time. DRAINING:
+    excluded or surplus: EC2 is asked to end it; left when EC2 says so. GONE: ended.
     """
 
     JOINING = "joining"
     SPARE = "spare"
     ASSIGNED = "assigned"
     HELD = "held"
+    REBOOTING = "rebooting"
     DRAINING = "draining"
     GONE = "gone"
 
@@ -80,8 +83,9 @@ class NodeState(StrEnum):
 class NodeEvent(StrEnum):
     """What moves a node.
 
-    CONNECTED: its agent dialled in. ASSIGNED: given to a job. RELEASED: its job ended. EXCLUDED: a verdict of a job, or surplus of the fleet.
-    HELD: a person keeps it. ENDED: EC2 says that the instance is going or gone.
+    CONNECTED: its agent dialled in. ASSIGNED: given to a job. RELEASED: its job ended or left it, it is heard again, or a person lets it work again.
+    EXCLUDED: a verdict of a job, surplus of the fleet, or a person. HELD: it is to be kept and not to be used. REBOOTED: a verdict that a reboot
+    mends. ENDED: EC2 says that the instance is going or gone.
     """
 
     CONNECTED = "connected"
@@ -89,6 +93,7 @@ class NodeEvent(StrEnum):
     RELEASED = "released"
     EXCLUDED = "excluded"
     HELD = "held"
+    REBOOTED = "rebooted"
     ENDED = "ended"
 
 
@@ -169,14 +174,20 @@ NODE_TRANSITIONS: Mapping[tuple[NodeState, NodeEvent], NodeState] = {
     (NodeState.SPARE, NodeEvent.ASSIGNED): NodeState.ASSIGNED,
     (NodeState.SPARE, NodeEvent.EXCLUDED): NodeState.DRAINING,
     (NodeState.SPARE, NodeEvent.HELD): NodeState.HELD,
+    (NodeState.SPARE, NodeEvent.REBOOTED): NodeState.REBOOTING,
     (NodeState.SPARE, NodeEvent.ENDED): NodeState.GONE,
     (NodeState.ASSIGNED, NodeEvent.RELEASED): NodeState.SPARE,
     (NodeState.ASSIGNED, NodeEvent.EXCLUDED): NodeState.DRAINING,
     (NodeState.ASSIGNED, NodeEvent.HELD): NodeState.HELD,
+    (NodeState.ASSIGNED, NodeEvent.REBOOTED): NodeState.REBOOTING,
     (NodeState.ASSIGNED, NodeEvent.ENDED): NodeState.GONE,
     (NodeState.HELD, NodeEvent.RELEASED): NodeState.SPARE,
     (NodeState.HELD, NodeEvent.EXCLUDED): NodeState.DRAINING,
     (NodeState.HELD, NodeEvent.ENDED): NodeState.GONE,
+    (NodeState.REBOOTING, NodeEvent.CONNECTED): NodeState.SPARE,
+    (NodeState.REBOOTING, NodeEvent.EXCLUDED): NodeState.DRAINING,
+    (NodeState.REBOOTING, NodeEvent.HELD): NodeState.HELD,
+    (NodeState.REBOOTING, NodeEvent.ENDED): NodeState.GONE,
     (NodeState.DRAINING, NodeEvent.ENDED): NodeState.GONE,
 }
 

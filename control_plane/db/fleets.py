@@ -14,6 +14,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from control_plane.core.observed import DEFAULT_REPLACEMENTS_PER_HOUR
 from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.leases import Lease
@@ -33,6 +34,9 @@ class FleetRecord:
     min_node_count: int
     spare_count: int
     spare_probability: float | None
+    hold_failed_instances: bool
+    max_replacements_per_hour: int
+    blindness_lifted_at: datetime | None
     max_node_count: int
     instance_type: str
     availability_zone: str
@@ -60,6 +64,8 @@ class NewFleet:
     tags: Mapping[str, str]
     price_usd_per_hour: float | None = None
     spare_probability: float | None = None
+    hold_failed_instances: bool = False
+    max_replacements_per_hour: int = DEFAULT_REPLACEMENTS_PER_HOUR
 
 
 class FleetUpdate(TypedDict, total=False):
@@ -72,6 +78,18 @@ class FleetUpdate(TypedDict, total=False):
     desired_node_count: int
     drift: tuple[str, ...]
     reason: str
+    blindness_lifted_at: datetime | None
+
+
+class FleetWishes(TypedDict, total=False):
+    """What a user may change; what is left out stays."""
+
+    min_node_count: int
+    spare_count: int
+    spare_probability: float | None
+    price_usd_per_hour: float
+    hold_failed_instances: bool
+    max_replacements_per_hour: int
 
 
 def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
@@ -125,22 +143,13 @@ def every(session: Session) -> tuple[FleetRecord, ...]:
     return tuple(record_of(row, FleetRecord) for row in session.scalars(select(Fleet).order_by(Fleet.name)))
 
 
-class FleetWishes(TypedDict, total=False):
-    """What a user may change; what is left out stays."""
-
-    min_node_count: int
-    spare_count: int
-    spare_probability: float | None
-    price_usd_per_hour: float
-
-
-def set_wanted(session: Session, name: str, **changes: Unpack[FleetWishes]) -> FleetRecord:
+def set_wanted(session: Session, name: str, **wishes: Unpack[FleetWishes]) -> FleetRecord:
     """Change what the user wants of a fleet.
 
     Args:
         session: a writing one.
         name: of the fleet.
-        **changes: what changes.
+        **wishes: what changes.
 
     Returns:
         The fleet as it is now.
@@ -148,8 +157,27 @@ def set_wanted(session: Session, name: str, **changes: Unpack[FleetWishes]) -> F
     Raises:
         NotFound: there is no such fleet.
     """
-    if changes and not changed_rows(session.execute(update(Fleet).where(Fleet.name == name).values(**changes))):
+    if wishes and not changed_rows(session.execute(update(Fleet).where(Fleet.name == name).values(**wishes))):
         raise NotFound("fleet", name)
+    return get(session, name)
+
+
+def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
+    """Note that a person says of a fleet most of which is silent: who is silent is gone. Again, it changes nothing.
+
+    Args:
+        session: a writing one.
+        name: of the fleet.
+        now: when.
+
+    Returns:
+        The fleet as it is now.
+
+    Raises:
+        NotFound: there is no such fleet.
+    """
+    get(session, name)
+    session.execute(update(Fleet).where(Fleet.name == name, Fleet.blindness_lifted_at.is_(None)).values(blindness_lifted_at=now))
     return get(session, name)
 
 

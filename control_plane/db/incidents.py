@@ -226,6 +226,17 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
     )
 
 
+def find(session: Session, incident_id: str) -> IncidentRecord | None:
+    """Return one incident, or None: an implication may name one that no job had."""
+    row = session.get(Incident, incident_id)
+    return None if row is None else record_of(row, IncidentRecord)
+
+
+def count_of_run(session: Session, run_id: str) -> int:
+    """Return how many incidents a run has had."""
+    return session.scalar(select(func.count()).select_from(Incident).where(Incident.run_id == run_id)) or 0
+
+
 def page(
     session: Session, *, job_name: str | None, project: str | None, after: tuple[datetime, str] | None, limit: int
 ) -> tuple[IncidentRecord, ...]:

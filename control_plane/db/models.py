@@ -3,10 +3,10 @@
 Invariant: a row of this module never leaves `control_plane.db`; the nouns' modules turn rows into frozen dataclasses. Nothing here is known
 to one database only: SQLite and PostgreSQL create the same tables from it.
 
-    fleet ─ node ─ notice            job ─┬─ generation
-    token ─ redemption                    ├─ shard ─ replica
-    source                                ├─ checkpoint
-    intent   event                        └─ incident
+    fleet ─ node ─┬─ notice          job ─┬─ generation
+                  └─ implication          ├─ shard ─ replica
+    token ─ redemption                    ├─ checkpoint
+    source   intent   event               └─ incident
 
 A job's fleet is a name, not a foreign key: jobs are history and outlive the fleet that they ran on. A token may name a fleet that is yet to be made.
 """
@@ -134,6 +134,10 @@ class Fleet(Base):
     spare_count: Mapped[int]
     spare_probability: Mapped[float | None]
     """Set: spares are counted by it instead."""
+    hold_failed_instances: Mapped[bool] = mapped_column(default=False)
+    max_replacements_per_hour: Mapped[int]
+    blindness_lifted_at: Mapped[datetime | None]
+    """A person has said that who is silent is gone; the fleet loop takes it back when sight returns."""
     max_node_count: Mapped[int]
     """The group's MaxSize, as last seen."""
     instance_type: Mapped[str] = mapped_column(default="")
@@ -168,6 +172,18 @@ class Node(Base):
     failure_domain: Mapped[str | None]
     """The network node that its instance hangs on; none while AWS has not told."""
     reason: Mapped[str] = mapped_column(Text, default="")
+    hold: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
+    """Why it is held."""
+    release: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
+    """What a person wants of a held node; empty: nothing."""
+    since: Mapped[datetime | None]
+    """When it came into its state."""
+    replaced_at: Mapped[datetime | None]
+    """When another one was last asked for in its place."""
+    returned_at: Mapped[datetime | None]
+    """When a person last returned it to service: its history counts from there."""
+    evidence_at: Mapped[datetime | None]
+    """When all that is to be kept of a held one was in S3."""
     created_at: Mapped[datetime]
     connected_at: Mapped[datetime | None]
     boot_seconds: Mapped[float | None]
@@ -186,6 +202,22 @@ class Notice(Base):
     message: Mapped[str] = mapped_column(Text)
     ends_at: Mapped[datetime | None]
     recorded_at: Mapped[datetime]
+
+
+class Implication(Base):
+    """A node had its part in an incident: a line of the node's history, which outlives the job and the node."""
+
+    __tablename__ = "implication"
+
+    node_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    incident_id: Mapped[str] = mapped_column(String(NAME_LENGTH + 32), primary_key=True)
+    """Of a job's incident; `fleet-<fleet>-<Unix seconds>` where no job had the node."""
+    fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
+    at: Mapped[datetime]
+    what: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    evidence: Mapped[str] = mapped_column(Text)
+    is_own_word: Mapped[bool]
+    remedy: Mapped[str] = mapped_column(String(NAME_LENGTH))
 
 
 class Job(Base):

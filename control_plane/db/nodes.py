@@ -13,10 +13,10 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
-from control_plane.db.errors import NotFound
+from control_plane.db.errors import Conflict, NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.models import Node
-from control_plane.db.session import record_of
+from control_plane.db.session import changed_rows, record_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,12 @@ class NodeRecord:
     availability_zone: str
     failure_domain: str | None
     reason: str
+    hold: str | None
+    release: str
+    since: datetime | None
+    replaced_at: datetime | None
+    returned_at: datetime | None
+    evidence_at: datetime | None
     created_at: datetime
     connected_at: datetime | None
     boot_seconds: float | None
@@ -52,6 +58,12 @@ class NodeUpdate(TypedDict, total=False):
     availability_zone: str
     failure_domain: str | None
     reason: str
+    hold: str | None
+    release: str
+    since: datetime | None
+    replaced_at: datetime | None
+    returned_at: datetime | None
+    evidence_at: datetime | None
     ended_at: datetime | None
 
 
@@ -124,6 +136,35 @@ def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: 
     row.connected_at = now
     session.flush()
     return record_of(row, NodeRecord)
+
+
+def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple[datetime, ...]:
+    """Return when nodes of a fleet were replaced by Everstep's own verdict, from a moment on; ended ones count."""
+    query = select(Node.replaced_at).where(Node.fleet_name == fleet_name, Node.replaced_at.is_not(None), Node.replaced_at >= moment)
+    return tuple(at for at in session.scalars(query.order_by(Node.replaced_at)) if at is not None)
+
+
+def ask_release(session: Session, node_id: str, *, state: str, release: str, now: datetime) -> NodeRecord:
+    """Note what a person wants of a held node; the fleet loop does it.
+
+    Args:
+        session: a writing one.
+        node_id: of the node.
+        state: the one that it has to be in.
+        release: what is wanted.
+        now: when; the node's history counts from here.
+
+    Returns:
+        The node as it is now.
+
+    Raises:
+        NotFound: no such node was ever seen.
+        Conflict: it is not in that state.
+    """
+    node = get(session, node_id)
+    if not changed_rows(session.execute(update(Node).where(Node.id == node_id, Node.state == state).values(release=release, returned_at=now))):
+        raise Conflict(f"the node {node_id} is {node.state}, not {state}")
+    return get(session, node_id)
 
 
 def change(session: Session, lease: Lease, node_id: str, *, initial_state: str, now: datetime, **changes: Unpack[NodeUpdate]) -> None:

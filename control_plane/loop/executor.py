@@ -16,18 +16,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+import msgspec
+
 from control_plane.cloud.errors import CloudError, NotFound
 from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.core.actions import (
     CompleteTermination,
     FleetAction,
+    GroupAction,
     HoldTermination,
     JobAction,
     PutManifest,
+    RebootMember,
     ResumeLaunch,
     RetryLaunch,
     SendHalt,
+    SendKeepEvidence,
     SendLoad,
     SendPrepare,
     SendRelease,
@@ -38,19 +43,21 @@ from control_plane.core.actions import (
     TerminateMember,
 )
 from control_plane.core.capacity import LONGEST_RETRY_SECONDS
-from control_plane.db import checkpoints, events, intents, notices
+from control_plane.core.states import NodeState
+from control_plane.db import checkpoints, events, implications, incidents, intents, nodes, notices
+from control_plane.db.errors import NotFound as NoSuchRow
 from control_plane.db.errors import StaleLease
 from control_plane.db.intents import IntentState
 from control_plane.db.leases import Lease
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
-from everstep.protocol.agent_messages import ControlToAgent, HaltRanks, Load, Prepare, Release, Start, StopTraining, TakeStacks
-from everstep.protocol.ids import Generation, RunId
+from everstep.protocol.agent_messages import ControlToAgent, HaltRanks, KeepEvidence, Load, Prepare, Release, Start, StopTraining, TakeStacks
+from everstep.protocol.ids import Generation, NodeId, RunId
 from everstep.protocol.manifest import encode_manifest
+from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger(__name__)
 
-GroupAction = SetDesired | TerminateMember | CompleteTermination | HoldTermination | RetryLaunch | ResumeLaunch
 """What changes a fleet's group."""
 
 
@@ -87,6 +94,7 @@ class Executor:
         operator: the cloud.
         objects: S3.
         secret: the server's own, for generation keys.
+        bucket: the service's, for evidence.
         now: the time in UTC.
     """
 
@@ -97,6 +105,7 @@ class Executor:
         operator: CloudOperator,
         objects: ObjectStore,
         secret: bytes,
+        bucket: str,
         now: Callable[[], datetime],
     ) -> None:
         self._database = database
@@ -104,6 +113,7 @@ class Executor:
         self._operator = operator
         self._objects = objects
         self._secret = secret
+        self._bucket = bucket
         self._now = now
         self._putting: dict[str, asyncio.Task[None]] = {}
 
@@ -126,6 +136,27 @@ class Executor:
         key = f"manifest/{action.manifest.run}/{action.manifest.generation}/{action.manifest.step}"
         if key not in self._putting:
             task = asyncio.create_task(self._put(lease, key, action))
+            self._putting[key] = task
+            task.add_done_callback(lambda _: self._putting.pop(key, None))
+
+    def keep_evidence(self, lease: Lease, action: SendKeepEvidence) -> None:
+        """Begin to put what is known of a held node into S3, and ask its agent for the rest, unless that is under way.
+
+            evidence/<node>/node.json       the node, its history, its incidents, its agent's last report
+            evidence/<node>/agent.log       by its agent, where it is heard
+            evidence/<node>/shim.log
+
+        Ranks' streams are where they always are: with their job's logs. It is done when both halves are there, or the agent is not connected.
+        """
+        key = f"evidence/{action.node_id}/"
+        view = self._registry.views().get(action.node_id)
+        is_told = view is not None and view.report is not None and view.report.evidence_key == key
+        if view is not None and view.is_connected and not is_told:
+            self._registry.send(action.node_id, KeepEvidence(place=ObjectReference(bucket=self._bucket, key=key)))
+            return
+        if key not in self._putting:
+            report = msgspec.to_builtins(view.report) if view is not None else None
+            task = asyncio.create_task(self._put_evidence(lease, action.node_id, key, report))
             self._putting[key] = task
             task.add_done_callback(lambda _: self._putting.pop(key, None))
 
@@ -164,7 +195,7 @@ class Executor:
         await asyncio.gather(*self._putting.values(), return_exceptions=True)
 
     def _call(self, action: GroupAction) -> Call:
-        """Return the call of an action. Its key holds for a minute: an effect that is not seen by then is tried again."""
+        """Return the call of an action. Its key holds for a minute: an effect that is not seen by then is tried again; a reboot is asked for once."""
         minute = int(self._now().timestamp() // 60)
         match action:
             case SetDesired(group=group, desired_count=desired):
@@ -181,6 +212,13 @@ class Executor:
                     name="TerminateInstanceInAutoScalingGroup",
                     detail={"group": group, "node_id": node_id, "decrement": decrement, "reason": reason},
                     make=lambda: self._operator.terminate_member(node_id, decrement=decrement),
+                )
+            case RebootMember(group=group, node_id=node_id, since=since, reason=reason):
+                return Call(
+                    key=f"reboot/{node_id}/{since:.3f}",
+                    name="RebootInstances",
+                    detail={"group": group, "node_id": node_id, "reason": reason},
+                    make=lambda: self._operator.reboot_member(group, node_id),
                 )
             case CompleteTermination(group=group, hook=hook, node_id=node_id):
                 return Call(
@@ -233,6 +271,32 @@ class Executor:
         except StaleLease:
             log.info("job %s: another replica records the checkpoint of step %d", manifest.job, manifest.step)
         self._registry.hint()
+
+    async def _put_evidence(self, lease: Lease, node_id: NodeId, key: str, report: object) -> None:
+        try:
+            body = await asyncio.to_thread(self._evidence, node_id, report)
+            await asyncio.to_thread(self._objects.put, ObjectReference(bucket=self._bucket, key=f"{key}node.json"), body)
+            await asyncio.to_thread(self._note_evidence, lease, node_id, key)
+        except CloudError as error:
+            log.warning("node %s: its evidence is not in S3 yet: %s", node_id, error)
+        except (StaleLease, NoSuchRow) as stale:
+            log.info("node %s: %s", node_id, stale)
+        self._registry.hint()
+
+    def _evidence(self, node_id: NodeId, report: object) -> bytes:
+        """Return all that the database says of a node, and its agent's last report, as JSON."""
+        with self._database.read() as session:
+            node = nodes.get(session, node_id)
+            history = implications.of_node(session, node_id)
+            told = [incident for line in history if (incident := incidents.find(session, line.incident_id)) is not None]
+        return msgspec.json.encode({"node": node, "history": history, "incidents": told, "last_report": report})
+
+    def _note_evidence(self, lease: Lease, node_id: NodeId, key: str) -> None:
+        now = self._now()
+        with self._database.write() as session:
+            nodes.change(session, lease, node_id, initial_state=NodeState.HELD, now=now, evidence_at=now)
+            message = f"what is known of {node_id} is kept in s3://{self._bucket}/{key}"
+            events.append(session, events.NewEvent(at=now, type="EvidenceKept", message=message, fleet_name=lease.key, node_id=node_id))
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
         with self._database.write() as session:

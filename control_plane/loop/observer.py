@@ -6,10 +6,13 @@ Invariant: no database session is open while anything else is waited for, and si
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
-from control_plane.core.evidence import is_fleet_blind
+from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
+from control_plane.core.fleets import NOT_REPLACED, RATE_WINDOW_SECONDS
+from control_plane.core.moves import is_ready
 from control_plane.core.notices import merged
 from control_plane.core.observed import (
     CheckpointRecord,
@@ -27,7 +30,7 @@ from control_plane.core.observed import (
 from control_plane.core.queue import Schedule, in_words, schedule
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import grace_seconds
-from control_plane.db import checkpoints, fleets, incidents, jobs, nodes, notices
+from control_plane.db import checkpoints, fleets, implications, incidents, jobs, nodes, notices
 from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry, AgentView
@@ -54,6 +57,8 @@ class StoredJob:
     """None once it was forgotten; that takes jobs that have ended."""
     notices: tuple[notices.NoticeRecord, ...]
     """Of its fleet."""
+    implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
+    """Of its fleet's nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,17 @@ class StoredFleet:
     jobs: tuple[jobs.JobRecord, ...]
     """Those that have not ended."""
     notices: tuple[notices.NoticeRecord, ...]
+    implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
+    replaced: tuple[datetime, ...]
+    """When nodes were replaced by Everstep's own verdict, over the last hour at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What is stored of a fleet's nodes besides their rows."""
+
+    notices: Mapping[NodeId, tuple[Notice, ...]]
+    implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
 
 
 class Hearing:
@@ -95,6 +111,12 @@ class Hearing:
         if view is None:
             return max(0.0, now - self._listens_since)
         return max(0.0, now - max(view.heard_at, self._listens_since))
+
+    def verdict_in(self, views: Iterable[AgentView]) -> float:
+        """Return in how many seconds the next silence outlasts its lease, infinity while nobody is silent for long: then a pass is due."""
+        lease = self._timeouts.lease_seconds
+        left = [lease - silent for view in views if WATCHED_FROM_LEASES * lease < (silent := self.silent_seconds(view)) <= lease]
+        return min(left, default=float("inf"))
 
 
 class Observer:
@@ -154,6 +176,7 @@ class Observer:
                 nodes=nodes.of_fleet(session, job.fleet_name, with_ended=True),
                 fleet=next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None),
                 notices=notices.of_fleet(session, job.fleet_name),
+                implications=implications.of_fleet(session, job.fleet_name),
             )
         if plan is not None:
             self._plans[run] = plan  # immutable once stored: worth keeping
@@ -173,8 +196,10 @@ class Observer:
         planned = tuple(node.node_id for node in stored.plan.nodes) if stored.plan is not None else ()
         team = dict.fromkeys([*assigned, *planned])
         in_use = [row for row in rows.values() if row.state in (NodeState.SPARE, NodeState.ASSIGNED)]
-        fleet_nodes = [self._node_by_id(fleet, NodeId(row.id), row, views.get(NodeId(row.id))) for row in in_use]
-        told = records.notices_of(stored.notices)
+        told = _Told(records.notices_of(stored.notices), stored.implications)
+        fleet_nodes = [self._node(fleet, NodeId(row.id), row, views.get(NodeId(row.id)), told) for row in in_use]
+        spares = [node for node, row in zip(fleet_nodes, in_use, strict=True) if row.state == NodeState.SPARE and is_ready(node, now, self._timeouts)]
+        is_lifted = stored.fleet is not None and stored.fleet.blindness_lifted_at is not None
         turns = schedule_of(stored.fleet, stored.fleet_jobs, stored.nodes, now)
         first = turns.giving_way.get(run)
         return records.job_spec(stored.job), JobObserved(
@@ -183,13 +208,14 @@ class Observer:
             lineage=stored.lineage,
             checkpoints=stored.checkpoints,
             assigned=assigned,
-            nodes={node_id: self._node_by_id(fleet, node_id, rows.get(node_id), views.get(node_id), told.get(node_id, ())) for node_id in team},
+            nodes={node_id: self._node(fleet, node_id, rows.get(node_id), views.get(node_id), told) for node_id in team},
             is_admitted=run in turns.admitted,
             gives_way_to=f"{first.job} (priority {first.priority})" if first is not None else "",
             queue_words=in_words(turns, run),
             newest_node_at=max((row.created_at.timestamp() for row in stored.nodes), default=None),
-            is_fleet_blind=is_fleet_blind(fleet_nodes, self._timeouts),
-            waiting_words=self._cloud.waiting_words(fleet),
+            spare_count=len(spares),
+            is_fleet_blind=is_fleet_blind(fleet_nodes, self._timeouts) and not is_lifted,
+            waiting_words=self._cloud.waiting_words(fleet) or _what_holds(stored.fleet),
         )
 
     def read_history(self, name: FleetName) -> FleetHistory:
@@ -207,11 +233,12 @@ class Observer:
             kept = self._histories[name] = (self._monotonic(), history)
         return kept[1]
 
-    def read_fleet(self, name: FleetName) -> StoredFleet:
+    def read_fleet(self, name: FleetName, now: datetime) -> StoredFleet:
         """Read a fleet, its nodes and its live jobs. Blocks: called in a thread.
 
         Args:
             name: of the fleet.
+            now: for how far back replacements count.
 
         Returns:
             The fleet with all that its decision needs of the database, as of one moment.
@@ -225,6 +252,8 @@ class Observer:
                 nodes=nodes.of_fleet(session, name),
                 jobs=jobs.unfinished(session, name),
                 notices=notices.of_fleet(session, name),
+                implications=implications.of_fleet(session, name),
+                replaced=nodes.replaced_since(session, name, now - timedelta(seconds=RATE_WINDOW_SECONDS)),
             )
 
     def observe_fleet(self, stored: StoredFleet, view: CloudView, history: FleetHistory) -> tuple[FleetSpec, FleetObserved]:
@@ -232,23 +261,24 @@ class Observer:
         name = FleetName(stored.fleet.name)
         views = self._registry.views()
         by_id = {NodeId(row.id): row for row in stored.nodes}
-        told = records.notices_of(stored.notices)
+        told = _Told(records.notices_of(stored.notices), stored.implications)
         table: tuple[NodeRecord, ...] = tuple(records.node_record(row) for row in by_id.values() if row.state != NodeState.GONE)
         ids = dict.fromkeys([*(row.node_id for row in table), *(member.node_id for member in view.group.members)])
         return records.fleet_spec(stored.fleet), FleetObserved(
             group=view.group,
             records=table,
-            nodes={node_id: self._node_by_id(name, node_id, by_id.get(node_id), views.get(node_id), told.get(node_id, ())) for node_id in ids},
+            nodes={node_id: self._node(name, node_id, by_id.get(node_id), views.get(node_id), told) for node_id in ids},
             jobs=tuple(records.fleet_job(job) for job in stored.jobs),
             history=history,
+            replaced=tuple(moment.timestamp() for moment in stored.replaced),
         )
 
-    def _node_by_id(
-        self, fleet: FleetName, node_id: NodeId, row: nodes.NodeRecord | None, view: AgentView | None, told: tuple[Notice, ...] = ()
-    ) -> NodeObserved:
+    def _node(self, fleet: FleetName, node_id: NodeId, row: nodes.NodeRecord | None, view: AgentView | None, told: _Told) -> NodeObserved:
         condition, words = self._cloud.condition(fleet, node_id)
         if row is not None and row.state == NodeState.GONE and condition is not InstanceCondition.ENDED:
             condition, words = InstanceCondition.ENDED, row.reason.removeprefix("EC2: ")
+        returned_at = row.returned_at if row is not None else None
+        lines = [line for line in told.implications.get(node_id, ()) if returned_at is None or line.at > returned_at]
         report = view.report if view is not None else None
         return NodeObserved(
             node_id=node_id,
@@ -262,8 +292,10 @@ class Observer:
             has_reported=report is not None,
             is_warm=report is not None and report.is_warm,
             member=report.member if report is not None else None,
+            faults=report.faults if report is not None else (),
+            history=tuple(records.implication(line) for line in lines),
             domain=row.failure_domain if row is not None else None,
-            notices=merged([*told, *records.own_notices(report)]),
+            notices=merged([*told.notices.get(node_id, ()), *records.own_notices(report)]),
         )
 
 
@@ -282,3 +314,8 @@ def schedule_of(fleet: fleets.FleetRecord | None, live: Iterable[jobs.JobRecord]
     held = sum(row.state == NodeState.HELD for row in rows)
     capacity = fleet.max_node_count - held if fleet is not None else 0
     return schedule((records.fleet_job(job) for job in live), capacity, now)
+
+
+def _what_holds(fleet: fleets.FleetRecord | None) -> str:
+    """Return what keeps a fleet from bringing nodes, in its own words; empty while nothing does."""
+    return fleet.reason if fleet is not None and NOT_REPLACED in fleet.reason else ""

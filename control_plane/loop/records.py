@@ -14,24 +14,29 @@ from control_plane.core import accounting
 from control_plane.core import incidents as core_incidents
 from control_plane.core.observed import (
     CheckpointRecord,
+    Departure,
     Exclusion,
     FailureRecord,
     FleetJob,
     FleetSpec,
     GenerationRecord,
+    Hold,
+    Impairment,
+    Implication,
     IncidentRecord,
     JobRecord,
     JobSpec,
-    Move,
     NodeRecord,
     Notice,
     Pace,
     RefusedSource,
+    Remedy,
     Silence,
     Suspicion,
+    Trial,
 )
 from control_plane.core.states import IncidentState, JobState, NodeState
-from control_plane.db import checkpoints, fleets, incidents, jobs, nodes, notices
+from control_plane.db import checkpoints, fleets, implications, incidents, jobs, nodes, notices
 from everstep.protocol.agent_messages import AgentReport, NoticeKind
 from everstep.protocol.codec import resolve
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
@@ -54,8 +59,11 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     exclusions: tuple[Exclusion, ...] = ()
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
+    impairments: tuple[Impairment, ...] = ()
+    moves: tuple[Departure, ...] = ()
+    moves_after: float = 0.0
+    trials: tuple[Trial, ...] = ()
     stop_reason: str = ""
-    move: Move | None = None
     upload_seconds: float | None = None
     node_count: int = 0
     gang_attempts: int = 0
@@ -133,8 +141,11 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         exclusions=memo.exclusions,
         silences=memo.silences,
         refused=memo.refused,
+        impairments=memo.impairments,
+        moves=memo.moves,
+        moves_after=memo.moves_after,
+        trials=memo.trials,
         stop_reason=memo.stop_reason,
-        move=memo.move,
         upload_seconds=memo.upload_seconds,
         microseconds=dict(job.accounting),
         node_microseconds=job.node_microseconds,
@@ -158,12 +169,15 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
         exclusions=record.exclusions,
         silences=record.silences,
         refused=record.refused,
+        impairments=record.impairments,
+        moves=record.moves,
+        moves_after=record.moves_after,
+        trials=record.trials,
         stop_reason=record.stop_reason,
         node_count=record.node_count,
         gang_attempts=record.gang_attempts,
         not_before=record.not_before,
         no_pause_before=record.no_pause_before,
-        move=record.move,
         upload_seconds=record.upload_seconds,
         incident=record.incident,
         pace=record.pace,
@@ -266,6 +280,9 @@ def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
         spare_count=fleet.spare_count,
         spare_probability=fleet.spare_probability,
         is_deleting=fleet.delete_requested_at is not None,
+        is_blindness_lifted=fleet.blindness_lifted_at is not None,
+        holds_failed_instances=fleet.hold_failed_instances,
+        max_replacements_per_hour=fleet.max_replacements_per_hour,
     )
 
 
@@ -283,7 +300,8 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         may_pause=_may_pause(job.spec, record),
         not_before=record.not_before,
         no_pause_before=record.no_pause_before,
-        move=record.move,
+        moves=record.moves,
+        avoided=tuple(trial.node_id for trial in record.trials if trial.node_id is not None),
     )
 
 
@@ -300,6 +318,54 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
         run=RunId(node.run_id) if node.run_id is not None else None,
         reason=node.reason,
         created_at=node.created_at.timestamp(),
+        since=(node.since or node.created_at).timestamp(),
+        hold=Hold(node.hold) if node.hold is not None else None,
+        replaced_at=_seconds(node.replaced_at),
+        release=node.release,  # type: ignore[arg-type]  # written through the API's literal alone
+        connected_at=_seconds(node.connected_at),
+        evidence_at=_seconds(node.evidence_at),
+    )
+
+
+def node_update(node: NodeRecord, before: str | None) -> nodes.NodeUpdate:
+    """Return the columns of a node that the core has decided about; what others write while it stays in its state is left to them."""
+    columns = nodes.NodeUpdate(
+        state=node.state.value,
+        run_id=node.run,
+        reason=node.reason,
+        hold=node.hold.value if node.hold is not None else None,
+        since=_moment(node.since),
+        replaced_at=_moment(node.replaced_at),
+    )
+    if node.state.value != before:
+        columns["release"], columns["evidence_at"] = "", None
+    return columns
+
+
+def implication(line: implications.ImplicationRecord) -> Implication:
+    """Return a line of a node's history as the core sees it."""
+    return Implication(
+        node_id=NodeId(line.node_id),
+        incident_id=line.incident_id,
+        at=line.at.timestamp(),
+        what=line.what,
+        evidence=line.evidence,
+        is_own_word=line.is_own_word,
+        remedy=Remedy(line.remedy),
+    )
+
+
+def new_implication(line: Implication, fleet_name: str) -> implications.ImplicationRecord:
+    """Return a line of a node's history to be stored."""
+    return implications.ImplicationRecord(
+        node_id=line.node_id,
+        incident_id=line.incident_id,
+        fleet_name=fleet_name,
+        at=at(line.at),
+        what=line.what,
+        evidence=line.evidence,
+        is_own_word=line.is_own_word,
+        remedy=line.remedy.value,
     )
 
 

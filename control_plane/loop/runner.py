@@ -25,21 +25,11 @@ from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.core import fleets as core_fleets
 from control_plane.core import jobs as core_jobs
-from control_plane.core.actions import (
-    CompleteTermination,
-    Decision,
-    FleetDecision,
-    HoldTermination,
-    PutManifest,
-    ResumeLaunch,
-    RetryLaunch,
-    SetDesired,
-    TerminateMember,
-)
+from control_plane.core.actions import Decision, FleetDecision, GroupAction, MemberAction, PutManifest, SendKeepEvidence
 from control_plane.core.observed import Policy
 from control_plane.core.states import ENDED_JOBS, FleetStatus, JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
-from control_plane.db import events, fleets, incidents, jobs, nodes, notices, protection
+from control_plane.db import events, fleets, implications, incidents, jobs, nodes, notices, protection
 from control_plane.db.errors import NotFound, StaleLease
 from control_plane.db.leases import Lease, LeaseKind, Leaser
 from control_plane.db.retention import DEFAULT, Retention, prune
@@ -78,6 +68,8 @@ class LoopContext:
     """The server's own; generation keys are derived from it."""
     owner: str
     """Of leases: fresh at every start of the server."""
+    bucket: str
+    """The service's own: evidence of held nodes goes there."""
     events: EventQueue | None = None
     """Where AWS's events come from; None: AWS is polled only."""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -97,7 +89,7 @@ class Runner:
         self.cloud = CloudWatch(context.database, context.operator, context.registry.hint, context.monotonic, context.now)
         self.hearing = Hearing(context.timeouts, context.monotonic)
         self.observer = Observer(context.database, context.registry, self.cloud, self.hearing, context.timeouts, context.monotonic)
-        self.executor = Executor(context.database, context.registry, context.operator, context.objects, context.secret, context.now)
+        self.executor = Executor(context.database, context.registry, context.operator, context.objects, context.secret, context.bucket, context.now)
         self.notices: NoticeReader | None = None
         if context.events is not None:
             self.notices = NoticeReader(context.events, context.database, context.operator, context.registry, self.cloud, context.now)
@@ -183,7 +175,7 @@ class Runner:
                 else:
                     self.executor.tell(action)
             shards = self._shards(stored, now)
-            if decision.record != observed.record or decision.events or decision.incidents or shards:
+            if decision.record != observed.record or decision.events or decision.incidents or decision.implications or shards:
                 await asyncio.to_thread(self._apply_job, lease, stored, decision, shards, now)
             if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS:
                 break
@@ -210,10 +202,10 @@ class Runner:
         lease = await asyncio.to_thread(self._fleet_leases.hold, name)
         if lease is None:
             return None
-        stored = await asyncio.to_thread(self.observer.read_fleet, name)
         history = await asyncio.to_thread(self.observer.read_history, name)
-        spec, observed = self.observer.observe_fleet(stored, view, history)
         now = self._context.now().timestamp()
+        stored = await asyncio.to_thread(self.observer.read_fleet, name, records.at(now))
+        spec, observed = self.observer.observe_fleet(stored, view, history)
         decision = core_fleets.decide(now, spec, observed, self._policy)
         await asyncio.to_thread(self._apply_fleet, lease, stored, decision, view, now)
         for node_id in decision.forgotten:
@@ -221,14 +213,16 @@ class Runner:
         if decision.records:
             self._context.registry.hint()
         for action in decision.actions:
-            if isinstance(action, SetDesired | TerminateMember | CompleteTermination):
+            if isinstance(action, MemberAction):
                 # Void before and after: an answer to a question asked while the change was on its way does not know of it.
                 self.cloud.changed(name)
                 await self.executor.change_group(lease, action)
                 self.cloud.changed(name)
-            elif isinstance(action, HoldTermination | RetryLaunch | ResumeLaunch):
+            elif isinstance(action, GroupAction):
                 # Decided again in every pass until AWS shows an effect, and made once: no reason to void what AWS said.
                 await self.executor.change_group(lease, action)
+            elif isinstance(action, SendKeepEvidence):
+                self.executor.keep_evidence(lease, action)
             else:
                 self.executor.tell(action)
         return decision
@@ -242,7 +236,8 @@ class Runner:
             except Exception:
                 log.exception("a sweep failed; it is made again")
             await asyncio.sleep(max(PAUSE_SECONDS, time.monotonic() - begun))
-            seen = await self._context.registry.wait_for_change(seen, SWEEP_SECONDS)
+            verdict_in = self.hearing.verdict_in(self._context.registry.views().values())
+            seen = await self._context.registry.wait_for_change(seen, min(SWEEP_SECONDS, verdict_in + PAUSE_SECONDS))
 
     async def _prune(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
@@ -289,6 +284,9 @@ class Runner:
             for incident in decision.incidents:
                 incidents.open_incident(session, lease, incident.id, records.new_incident(incident, before, now))
                 incidents.change(session, lease, incident.id, **records.incident_update(incident, now, price))
+            if decision.implications:
+                lines = [records.new_implication(line, before.fleet_name) for line in decision.implications]
+                implications.record(session, lease, lines)
             if shards:
                 protection.record(session, lease, shards, moment)
             for draft in decision.events:
@@ -322,11 +320,15 @@ class Runner:
             drift=view.group.drift,
             reason=decision.reason,
         )
+        if fleet.blindness_lifted_at is not None and not decision.is_blind:
+            changes["blindness_lifted_at"] = None  # else left alone: a person may have said it since it was read
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
         told = self.cloud.domains(FleetName(fleet.name))
         domains = {row.id: told[NodeId(row.id)] for row in stored.nodes if row.failure_domain is None and NodeId(row.id) in told}
-        if is_same and not decision.records and not decision.events and not decision.is_empty and not domains:
+        has_news = decision.records or decision.events or decision.implications or decision.is_empty or domains
+        if is_same and not has_news:
             return
+        states = {node.id: node.state for node in stored.nodes}
         with self._context.database.write() as session:
             if decision.is_empty:
                 fleets.remove(session, lease)
@@ -334,22 +336,15 @@ class Runner:
             if not is_same:
                 fleets.change(session, lease, **changes)
             for row in decision.records:
-                nodes.change(
-                    session,
-                    lease,
-                    row.node_id,
-                    initial_state=NodeState.JOINING,
-                    now=moment,
-                    state=row.state.value,
-                    run_id=row.run,
-                    reason=row.reason,
-                    instance_type=view.instance_type,
-                    availability_zone=view.availability_zone,
-                    ended_at=moment if row.state is NodeState.GONE else None,
-                )
+                columns = records.node_update(row, before=states.get(row.node_id))
+                columns["instance_type"], columns["availability_zone"] = view.instance_type, view.availability_zone
+                columns["ended_at"] = moment if row.state is NodeState.GONE else None
+                nodes.change(session, lease, row.node_id, initial_state=NodeState.JOINING, now=moment, **columns)
             for node_id, domain in domains.items():
                 nodes.change(session, lease, node_id, initial_state=NodeState.JOINING, now=moment, failure_domain=domain)
             notices.forget(session, decision.forgotten)
+            if decision.implications:
+                implications.record(session, lease, [records.new_implication(line, fleet.name) for line in decision.implications])
             for draft in decision.events:
                 event = events.NewEvent(
                     at=moment, type=draft.type, message=draft.message, project=fleet.project, fleet_name=fleet.name, node_id=draft.node_id

@@ -22,6 +22,8 @@ def create(
     min_node_count: Annotated[int, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")] = 0,
     spare_probability: Annotated[float | None, typer.Option(help="Instead of a count: how probably a spare is free when a failure comes.")] = None,
     price_usd_per_hour: Annotated[float | None, typer.Option(help="What one instance costs you; jobs and incidents are valued at it.")] = None,
+    hold_failed_instances: Annotated[bool, typer.Option("--hold-failed-instances", help="Keep failed instances running for inspection.")] = False,
+    max_replacements_per_hour: Annotated[int | None, typer.Option(min=0, help="Nodes taken out by Everstep's own verdicts within an hour.")] = None,
     project: Annotated[str | None, typer.Option(help="Project that the fleet belongs to.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
     output: Output = OutputFormat.TABLE,
@@ -33,8 +35,14 @@ def create(
             AutoScalingGroupName=auto_scaling_group,
             SpareCount=spare_count,
             MinNodeCount=min_node_count,
+            HoldFailedInstances=hold_failed_instances,
             Tags=pairs("--tag", tag or []),
-            **without_none(Project=project, PriceUsdPerHour=price_usd_per_hour, SparePolicy=_policy(spare_probability)),
+            **without_none(
+                Project=project,
+                PriceUsdPerHour=price_usd_per_hour,
+                SparePolicy=_policy(spare_probability),
+                MaxReplacementsPerHour=max_replacements_per_hour,
+            ),
         )
     _show(fleet, output)
 
@@ -75,13 +83,31 @@ def update(
     min_node_count: Annotated[int | None, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")] = None,
     spare_probability: Annotated[float | None, typer.Option(help="Instead of a count: how probably a spare is free when a failure comes.")] = None,
     price_usd_per_hour: Annotated[float | None, typer.Option(help="What one instance costs you; jobs and incidents are valued at it.")] = None,
+    hold_failed_instances: Annotated[
+        bool | None, typer.Option("--hold-failed-instances/--end-failed-instances", help="Keep failed instances running for inspection, or end them.")
+    ] = None,
+    max_replacements_per_hour: Annotated[int | None, typer.Option(min=0, help="Nodes taken out by Everstep's own verdicts within an hour.")] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Change how many nodes and spares a fleet keeps, and what they cost."""
-    figures = without_none(SpareCount=spare_count, MinNodeCount=min_node_count, PriceUsdPerHour=price_usd_per_hour)
-    wishes = {**figures, **without_none(SparePolicy=_policy(spare_probability))}
+    """Change how many nodes and spares a fleet keeps, what they cost, and what becomes of nodes that fail."""
+    changes = without_none(
+        SpareCount=spare_count,
+        MinNodeCount=min_node_count,
+        PriceUsdPerHour=price_usd_per_hour,
+        SparePolicy=_policy(spare_probability),
+        HoldFailedInstances=hold_failed_instances,
+        MaxReplacementsPerHour=max_replacements_per_hour,
+    )
     with connect() as service:
-        fleet = service.update_fleet(FleetName=name, **wishes)
+        fleet = service.update_fleet(FleetName=name, **changes)
+    _show(fleet, output)
+
+
+@app.command()
+def unfreeze(name: Name, output: Output = OutputFormat.TABLE) -> None:
+    """Say of a fleet most of which is silent: who is silent is gone. Holds until most of it is heard again."""
+    with connect() as service:
+        fleet = service.unfreeze_fleet(FleetName=name)
     _show(fleet, output)
 
 
@@ -135,6 +161,8 @@ def _show(fleet: Json, output: OutputFormat) -> None:
             ("group", fleet["AutoScalingGroupName"]),
             ("nodes", ", ".join(f"{fleet[field]} {word}" for word, field in counts)),
             ("kept", f"{fleet['MinNodeCount']} at least and {_spares(fleet)}"),
+            ("failed instances", "held for inspection" if fleet["HoldFailedInstances"] else "ended"),
+            ("replacements", f"{fleet['MaxReplacementsPerHour']} an hour at most"),
             ("instance type", fleet["InstanceType"] or None),
             ("zone", fleet["AvailabilityZone"] or None),
             ("price", None if price is None else f"${price} per node and hour"),

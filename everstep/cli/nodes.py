@@ -1,4 +1,4 @@
-"""`everstep nodes …`: which instances there are, and what each is used for."""
+"""`everstep nodes …`: which instances there are, what each is used for, and what becomes of those that are held."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def describe(node_id: Annotated[str, typer.Argument(help="Id of the node: its EC
     facts = [
         ("node", node["NodeId"]),
         ("fleet", node["FleetName"]),
-        ("status", node["NodeStatus"]),
+        ("status", f"{node['NodeStatus']} ({node['Hold']})" if "Hold" in node else node["NodeStatus"]),
         ("agent", _agent(node)),
         ("job", node.get("TrainingJobName")),
         ("refused", _refusals(node)),
@@ -57,10 +57,29 @@ def describe(node_id: Annotated[str, typer.Argument(help="Id of the node: its EC
         ("instance type", node["InstanceType"] or None),
         ("zone", node["AvailabilityZone"] or None),
         ("reason", node["Reason"] or None),
+        (
+            "incidents",
+            "\n".join(f"{when(line['Time'])}  {line['Cause']} → {line['Remedy']}: {line['Evidence']}" for line in node["Incidents"]) or None,
+        ),
         ("known since", moment(node["CreationTime"])),
         ("ended", moment(node.get("EndTime"))),
     ]
     show_facts(facts)
+
+
+@app.command()
+def release(
+    node_id: Annotated[str, typer.Argument(help="Id of the node: its EC2 instance id.")],
+    terminate: Annotated[bool, typer.Option("--terminate", help="End the instance instead of letting it work again.")] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Let a held node work again, or end its instance."""
+    with connect() as service:
+        node = service.release_node(NodeId=node_id, Terminate=terminate)
+    if output is OutputFormat.JSON:
+        show_json(node)
+        return
+    typer.echo(f"{node_id} is released: {'its instance is ended' if terminate else 'it may work again'}")
 
 
 def _agent(node: Json) -> str:

@@ -14,6 +14,7 @@ control plane sends commands that are idempotent: it repeats one until a report 
                                   ◀─────      HaltRanks(g)            a rank died somewhere: stop yours now
                                   ◀─────      TakeStacks(g, n)        until the report's stacks show n: what are your ranks doing?
                                   ◀─────      Release(run)            the job has ended or left this node: forget it
+                                  ◀─────      KeepEvidence(place)     until report.evidence_key = place.key
 
 Invariant: an agent acts on no command of a generation below the one it promised.
 """
@@ -244,6 +245,8 @@ class AgentReport(Message, frozen=True):
     `disk_full`, `disk_read_only`, `memory_low`, `memory_killed`: typed, and no longer told when they are over."""
     notices: tuple[NodeNotice, ...] = ()
     """What the instance's metadata announces; empty when it announces nothing."""
+    evidence_key: str = ""
+    """Below which key of the object store the node's own log lies, once `KeepEvidence` asked for it."""
     is_warm: bool = True
     """Ranks start without importing first, or as fast as this node ever will: nothing is being preloaded any more."""
 
@@ -329,5 +332,12 @@ class Release(Message, frozen=True):
     run: RunId
 
 
+class KeepEvidence(Message, frozen=True):
+    """Put what this node alone can tell of itself into the object store: a person is to look at it. Repeated until the report names the key."""
+
+    place: ObjectReference
+    """The key ends with a slash; the node adds `agent.log` and `shim.log`."""
+
+
 AgentToControl = Hello | AgentReport
-ControlToAgent = AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | TakeStacks | Release
+ControlToAgent = AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | TakeStacks | Release | KeepEvidence

@@ -30,6 +30,8 @@ from control_plane.api import errors, schemas
 from control_plane.api.surface import ROOMS, make_surface, operations
 from control_plane.contract.names import python_name
 from control_plane.contract.tree import ROOT, files, stale
+from control_plane.db import nodes
+from control_plane.db.leases import Leaser
 from everstep import validation
 from everstep.protocol.plan import ObjectReference
 from everstep.sdk import SERVICE
@@ -70,6 +72,9 @@ def world(service, client, tmp_path_factory) -> dict[str, Any]:
     job = Job(service, client, source)
     job.launch(1)
     job.connect("i-0", "i-1")
+    with service.database.write() as session:
+        lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
+        nodes.change(session, lease, "i-2", initial_state="held", now=service.clock(), state="held", hold="distrusted", reason="words")
     job.put("logs", "gen=1/rank=0.stdout", b"hello\n")
     job.put("output", "gen=1/rank=0/model.bin", b"weights")
     job.open_incident("inc-0")
@@ -104,6 +109,8 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "ListNodes": {"FleetName": "main", "IncludeEnded": True},
         "ListOutputs": job,
         "ListTrainingJobs": {"StatusEquals": "InProgress"},
+        "ReleaseNode": {"NodeId": "i-2", "Terminate": True},
+        "UnfreezeFleet": {"FleetName": "main"},
         "PutSource": {**world["source"]},
         "StopTrainingJob": job,
         "UpdateFleet": {"FleetName": "main", "SpareCount": 2},

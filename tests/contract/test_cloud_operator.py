@@ -355,3 +355,22 @@ def test_a_cloud_that_does_not_answer_is_a_retryable_error() -> None:
         with pytest.raises(CloudError) as error:
             operator.describe_group("g")
         assert error.value.retryable
+
+
+def test_a_member_is_rebooted_by_name_and_stays_a_member(world: World) -> None:
+    name = world.make_group(desired=2)
+    ids = world.in_service(name, 2)
+    world.operator.reboot_member(name, ids[0])
+    assert world.in_service(name, 2) == ids, "the same instances"
+    assert world.operator.describe_instances([ids[0]])[ids[0]].state in (Ec2State.PENDING, Ec2State.RUNNING)
+    with pytest.raises(NotFound):
+        world.operator.reboot_member(name, ABSENT)
+    world.operator.terminate_member(ids[1], decrement=True)
+    with pytest.raises(NotFound):
+        world.operator.reboot_member(name, ids[1])
+
+
+def test_an_instance_of_a_group_without_the_tag_is_not_rebooted(world: World) -> None:
+    name = world.make_group(tag=None)
+    with pytest.raises(GroupNotOurs):
+        world.operator.reboot_member(name, ABSENT)

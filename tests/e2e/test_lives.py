@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,17 +41,23 @@ def test_a_script_that_ends_at_once(place: Workplace) -> None:
     job = place.submit("broken", PAIR, entry_point="broken.py", request={"RetryStrategy": {"MaxAttempts": 2}})
     seen = job.wait_ended("Failed")
     assert "the tokenizer /data/vocabulary.json is missing" in seen["FailureReason"]
-    assert "the same failure 2 times before its first step" in seen["FailureReason"]
-    assert seen["Generation"] == 2
+    assert attempts_at("before its first step", seen) in (2, 3), "MaxAttempts, and one more if it was the same node's rank that ended first"
 
 
 def test_a_script_that_always_ends_at_the_same_step(place: Workplace) -> None:
     job = place.submit("bad-data", PAIR, steps=20, crash_after=5, pace_seconds=0.2)
     seen = job.wait_ended("Failed")
     assert "the data of step 6 are bad" in seen["FailureReason"]
-    assert "the same failure 3 times after step 5" in seen["FailureReason"]
-    assert seen["Generation"] == 3
+    assert attempts_at("after step 5", seen) in (3, 4, 5), "MaxAttempts, and one more on another node and from an older state each"
     assert seen["BaseStep"] > 0, "the last attempt went on from memory"
+
+
+def attempts_at(place: str, seen: dict[str, Any]) -> int:
+    """Return how often the job was tried, as its reason and its generation say alike."""
+    told = re.search(rf"the same failure (\d+) times {place}", seen["FailureReason"])
+    assert told is not None, seen["FailureReason"]
+    assert seen["Generation"] == int(told[1])
+    return int(told[1])
 
 
 def test_state_that_does_not_fit(place: Workplace) -> None:

@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.core.states import JobState
-from control_plane.db import events, jobs
+from control_plane.core.states import JobState, NodeState
+from control_plane.db import events, fleets, jobs, nodes
 from everstep.protocol.agent_messages import (
     AgentWelcome,
     ControlToAgent,
     ExitClass,
     HaltRanks,
+    KeepEvidence,
     Load,
+    NodeFault,
     NoticeKind,
     Prepare,
     Release,
@@ -60,6 +62,7 @@ class Teller:
         self.lines: list[str] = []
         self.told_events = 0
         self.told_messages = 0
+        self.stops: list[StopTraining] = []
         self.silenced: dict[str, Agent] = {}
         world.before_pass = self.tell
 
@@ -83,9 +86,9 @@ class Teller:
             case ["announce", kind, *places, "in", seconds]:
                 for place in places:
                     world.announce(world.team()[int(place)], NoticeKind(kind), float(seconds))
-            case ["advise", *nodes]:
-                for node in nodes:
-                    world.announce(world.agents[NodeId(f"i-{int(node):017x}")], NoticeKind.REBALANCE)
+            case ["advise", *places]:
+                for place in places:
+                    world.announce(world.agents[NodeId(f"i-{int(place):017x}")], NoticeKind.REBALANCE)
             case ["schedule", place, "in", seconds]:
                 world.schedule(world.team()[int(place)], float(seconds))
             case ["shrink", place]:
@@ -118,6 +121,50 @@ class Teller:
                 for place in places:
                     self.silenced[place].is_deaf = False
                     world.cut.discard(self.silenced[place].node_id)
+            case ["deafen", *places]:  # the control link alone
+                for place in places:
+                    agent = self.silenced[place] = world.team()[int(place)]
+                    agent.is_deaf = True
+                    agent.disconnect()
+            case ["unplug", *places]:  # the data plane alone
+                for place in places:
+                    agent = self.silenced[place] = world.team()[int(place)]
+                    world.cut.add(agent.node_id)
+            case ["fault", place, code, *number]:
+                fault = NodeFault(code=code, message=f"as the {code} check says", is_permanent=False, xid=int(number[0]) if number else None)
+                agent = self.silenced[place] = world.team()[int(place)] if place != "spare" else world.spare()
+                agent.node_faults = (fault,)
+                agent.report()
+            case ["well", place]:
+                self.silenced[place].node_faults = ()
+            case ["reboots", "mend", "nothing"]:
+                world.is_mended_by_reboot = False
+            case ["nobody", "returns"]:
+                world.never_return.update(world.agents)
+            case ["flap", place, times]:
+                agent = world.team()[int(place)]
+                for _ in range(int(times)):
+                    agent.disconnect()
+                    await world.train(1)
+            case ["train", "for", seconds]:
+                for _ in range(int(float(seconds) * 2)):
+                    await world.train(1)
+            case ["repeat", place]:  # its last word comes again, and again
+                agent = world.team()[int(place)]
+                for _ in range(3):
+                    agent.sequence -= 1
+                    agent.report()
+            case ["hold", "failed", "instances"]:
+                world.wish(hold_failed_instances=True)
+            case ["limit", count]:
+                world.wish(max_replacements_per_hour=int(count))
+            case ["release", place, *how]:
+                node_id, what = self.silenced[place].node_id, "terminate" if how else "return"
+                with world.database.write() as session:
+                    nodes.ask_release(session, node_id, state=NodeState.HELD, release=what, now=world.now)
+            case ["unfreeze"]:
+                with world.database.write() as session:
+                    fleets.lift_blindness(session, "main", world.now)
             case ["loads", "fail", place]:
                 world.team()[int(place)].fails_load = True
             case ["loads", "work"]:
@@ -127,6 +174,7 @@ class Teller:
                 with world.database.write() as session:
                     jobs.request_stop(session, "gpt", world.now)
             case ["agreed"]:
+                world.is_stopped = False
                 await world.until(lambda: world.is_stopped)
             case ["finish"]:
                 world.finish()
@@ -150,9 +198,13 @@ class Teller:
             self.told_events = event.id
         grouped: dict[str, list[str]] = {}
         for node_id, message in world.said[self.told_messages :]:
+            if isinstance(message, StopTraining) and message in self.stops:
+                continue  # repeated until its effect is seen
+            if isinstance(message, StopTraining):
+                self.stops.append(message)
             grouped.setdefault(_told(message), []).append(_short(node_id))
-        for what, nodes in grouped.items():
-            self.lines.append(f"{world.monotonic():7.1f}    {what} → {' '.join(nodes)}")
+        for what, who in grouped.items():
+            self.lines.append(f"{world.monotonic():7.1f}    {what} → {' '.join(who)}")
         self.told_messages = len(world.said)
 
     def summary(self) -> list[str]:
@@ -190,5 +242,5 @@ def _told(message: ControlToAgent) -> str:
             return f"HaltRanks({message.generation})"
         case TakeStacks():
             return f"TakeStacks({message.generation}, look {message.number})"
-        case Release() | AgentWelcome():
+        case Release() | AgentWelcome() | KeepEvidence():
             return type(message).__name__

@@ -48,6 +48,10 @@ export interface CreateFleetRequest {
   MinNodeCount?: number
   /** What one instance costs you; jobs and incidents are valued at it. */
   PriceUsdPerHour?: number
+  /** Keep instances that failed running for inspection instead of ending them, as long as that takes nobody's place in the group. false unless given. */
+  HoldFailedInstances?: boolean
+  /** Nodes that may be taken out by Everstep's own verdicts and replaced within an hour; what AWS ends is not counted. 20 unless given. */
+  MaxReplacementsPerHour?: number
   Project?: string
   Tags?: Record<string, string>
 }
@@ -189,6 +193,8 @@ export interface Fleet {
   /** Counts spares instead of SpareCount. */
   SparePolicy?: SparePolicy
   MinNodeCount: number
+  HoldFailedInstances: boolean
+  MaxReplacementsPerHour: number
   /** The group's MaxSize. */
   MaxNodeCount: number
   DesiredNodeCount: number
@@ -420,8 +426,10 @@ export interface Node {
   /** The EC2 instance id. */
   NodeId: string
   FleetName: string
-  /** joining, spare, assigned, held, draining, gone. */
+  /** joining, spare, assigned, held, rebooting, draining, gone. */
   NodeStatus: string
+  /** Why it is held; all but unreachable ones wait for ReleaseNode. */
+  Hold?: 'unreachable' | 'distrusted' | 'inspection'
   Connected: boolean
   /** Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there. */
   Warm: boolean
@@ -438,9 +446,23 @@ export interface Node {
   /** Sessions of other agents and of ranks that its agent refused or closed for what they said, since the agent started. A few around a restart of ranks are stale ones; more are worth a look at its log. */
   RefusedSessionCount: number
   Reason: string
+  /** Its history, oldest line first; listed by DescribeNode alone. */
+  Incidents: NodeIncident[]
   CreationTime: Timestamp
   ConnectionTime?: Timestamp
   EndTime?: Timestamp
+}
+
+/** A line of a node's history: it had its part in an incident. */
+export interface NodeIncident {
+  /** Of a job; `fleet-…` where no job had the node. */
+  IncidentId: string
+  Time: Timestamp
+  /** `node_unreachable`, `agent_lost` … or a fault's code with its number: `gpu_xid 79`. */
+  Cause: string
+  Evidence: string
+  /** restart, release, hold, retire, reboot, replace. */
+  Remedy: string
 }
 
 /** Where outputs go. */
@@ -492,6 +514,13 @@ export interface RecoveryOdds {
   Probability: number
 }
 
+/** What becomes of a held node. */
+export interface ReleaseNodeRequest {
+  NodeId: string
+  /** End the instance; else it works again, and its history counts from now on. false unless given. */
+  Terminate?: boolean
+}
+
 /** How much of the time was training, and how often and how long it was interrupted. */
 export interface Reliability {
   /** Seconds of training ÷ all seconds but those without nodes (queue, provision, paused); absent before the first start. */
@@ -510,7 +539,7 @@ export interface Reliability {
 
 /** When to stop trying. */
 export interface RetryStrategy {
-  /** The same failure at the same step this many times, and the job has failed. 3 unless given. */
+  /** The same failure at the same step this many times; then once more without the failing rank's node and once more from an older state, where there are such, and the job has failed. 3 unless given. */
   MaxAttempts?: number
 }
 
@@ -644,6 +673,10 @@ export interface TrainingJobSummary {
   TrainingEndTime?: Timestamp
 }
 
+export interface UnfreezeFleetRequest {
+  FleetName: string
+}
+
 /** Figures to change; what is left out stays. */
 export interface UpdateFleetRequest {
   FleetName: string
@@ -653,6 +686,8 @@ export interface UpdateFleetRequest {
   MinNodeCount?: number
   /** Jobs and incidents that have not ended are valued anew; what has ended keeps its figure. */
   PriceUsdPerHour?: number
+  HoldFailedInstances?: boolean
+  MaxReplacementsPerHour?: number
 }
 
 /** What each operation takes and answers. */
@@ -680,7 +715,9 @@ export interface Operations {
   ListOutputs: { request: ListOutputsRequest; response: ListOutputsResponse }
   ListTrainingJobs: { request: ListTrainingJobsRequest; response: ListTrainingJobsResponse }
   PutSource: { request: PutSourceRequest; response: PutSourceResponse }
+  ReleaseNode: { request: ReleaseNodeRequest; response: Node }
   StopTrainingJob: { request: StopTrainingJobRequest; response: TrainingJobSummary }
+  UnfreezeFleet: { request: UnfreezeFleetRequest; response: Fleet }
   UpdateFleet: { request: UpdateFleetRequest; response: Fleet }
 }
 
@@ -709,6 +746,8 @@ export const operations = {
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
   ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName'] },
   PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [] },
+  ReleaseNode: { method: 'POST', path: '/v1/nodes/{NodeId}/release', query: [] },
   StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [] },
+  UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [] },
   UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [] },
 } as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>

@@ -43,6 +43,8 @@ def create_fleet(request: schemas.CreateFleetRequest, caller: Admin, services: S
                 state=FleetStatus.ACTIVE,
                 min_node_count=request.min_node_count,
                 spare_count=request.spare_count,
+                hold_failed_instances=request.hold_failed_instances,
+                max_replacements_per_hour=request.max_replacements_per_hour,
                 max_node_count=group.max_size,
                 instance_type=group.instance_type,
                 availability_zone=next(iter(group.availability_zones), ""),
@@ -78,13 +80,31 @@ def describe_fleet(fleet_name: FleetNamePath, _caller: Reader, services: Service
 
 @router.post("/{FleetName}", operation_id="UpdateFleet")
 def update_fleet(fleet_name: FleetNamePath, request: schemas.UpdateFleetRequest, _caller: Admin, services: ServicesDep) -> schemas.Fleet:
-    """Change how many nodes and spares are kept."""
+    """Change how many nodes and spares are kept, and what becomes of nodes that fail."""
     with services.database.write() as session:
         before = fleets.get(session, fleet_name)
         fleet = fleets.set_wanted(session, fleet_name, **_wishes(request))
         if fleet != before:
-            message = f"The fleet {fleet.name} now keeps {fleet.min_node_count} nodes at least and {fleet.spare_count} spares."
+            failed = "held for inspection" if fleet.hold_failed_instances else "ended"
+            message = (
+                f"The fleet {fleet.name} now keeps {fleet.min_node_count} nodes at least and {fleet.spare_count} spares; "
+                f"failed instances are {failed}, at most {fleet.max_replacements_per_hour} replaced within an hour."
+            )
             events.append(session, NewEvent(at=services.now(), type="FleetUpdated", message=message, project=fleet.project, fleet_name=fleet.name))
+    services.wake()
+    return _shown(services, fleet)
+
+
+@router.post("/{FleetName}/unfreeze", operation_id="UnfreezeFleet", status_code=202)
+def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDep) -> schemas.Fleet:
+    """Say of a fleet most of which is silent: who is silent is gone. It holds until sight returns; a drift of the group stays a freeze."""
+    now = services.now()
+    with services.database.write() as session:
+        before = fleets.get(session, fleet_name)
+        fleet = fleets.lift_blindness(session, fleet_name, now)
+        if before.blindness_lifted_at is None:
+            message = f"A person said of the fleet {fleet.name}: who is silent is gone. This holds until most of it is heard again."
+            events.append(session, NewEvent(at=now, type="FleetUnfrozen", message=message, project=fleet.project, fleet_name=fleet.name))
     services.wake()
     return _shown(services, fleet)
 
@@ -115,6 +135,10 @@ def _wishes(request: schemas.UpdateFleetRequest) -> FleetWishes:
         wishes["spare_probability"] = None
     if request.spare_policy is not None:
         wishes["spare_probability"] = request.spare_policy.probability
+    if request.hold_failed_instances is not None:
+        wishes["hold_failed_instances"] = request.hold_failed_instances
+    if request.max_replacements_per_hour is not None:
+        wishes["max_replacements_per_hour"] = request.max_replacements_per_hour
     return wishes
 
 

@@ -5,13 +5,15 @@ What the shells would store is kept here in plain values; what they would send i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from control_plane.core import accounting, evidence, fleets, jobs, notices, queue
+from control_plane.core import accounting, evidence, fleets, jobs, moves, notices, queue, remedies
 from control_plane.core.actions import (
     Decision,
+    FleetDecision,
     PutManifest,
+    RebootMember,
     SendHalt,
     SendLoad,
     SendPrepare,
@@ -30,6 +32,7 @@ from control_plane.core.observed import (
     GenerationRecord,
     GroupMember,
     GroupObserved,
+    Implication,
     InstanceCondition,
     JobObserved,
     JobRecord,
@@ -38,6 +41,7 @@ from control_plane.core.observed import (
     NodeRecord,
     Notice,
     Policy,
+    Remedy,
 )
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from control_plane.core.timeouts import ladder
@@ -48,6 +52,7 @@ from everstep.protocol.agent_messages import (
     Load,
     MemberPhase,
     MemberReport,
+    NodeFault,
     NoticeKind,
     Prepare,
     RankExit,
@@ -62,7 +67,7 @@ from tests.unit.control_plane.loop.world import Agent, digest
 
 REFERENCE = ObjectReference(bucket="b", key="k/")
 POLICY = Policy(timeouts=ladder(3.0))
-FLEET = FleetSpec(name=FleetName("main"), group="group", min_node_count=4, spare_count=1)
+FLEET = FleetSpec(name=FleetName("main"), group="group", min_node_count=4, spare_count=1, max_replacements_per_hour=1000)
 MAX_SIZE = 12
 
 
@@ -99,6 +104,8 @@ class SimulatedJob:
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
     committed: int = -1
     """The newest step that every holder of every shard had at once, on the present path: what must not be lost lightly."""
+    advanced_at: float = 0.0
+    """When its ranks last made two boundaries in one go."""
 
     @property
     def plan(self) -> GenerationPlan | None:
@@ -120,6 +127,16 @@ class Simulation:
         self.agents: dict[NodeId, Agent] = {}
         self.silent_since: dict[NodeId, float] = {}
         self.cut: set[NodeId] = set()
+        self.deaf: set[NodeId] = set()
+        """Only their control link is cut."""
+        self.unplugged: set[NodeId] = set()
+        """Only their data plane is cut."""
+        self.histories: dict[NodeId, dict[str, Implication]] = {}
+        self.has_told: set[NodeId] = set()
+        """Nodes whose own live agent has reported a fault that they may be ended for."""
+        self.people_say: set[NodeId] = set()
+        """Nodes that a person wants to be ended."""
+        self.last_decisions: list[Decision | FleetDecision] = []
         self.last_words: dict[NodeId, MemberReport | None] = {}
         self.ended: dict[NodeId, str] = {}
         self.removed: set[NodeId] = set()
@@ -145,7 +162,7 @@ class Simulation:
         return datetime.fromtimestamp(self.seconds, UTC)
 
     def serves(self, node_id: NodeId) -> bool:
-        return node_id in self.agents and node_id not in self.cut
+        return node_id in self.agents and node_id not in self.cut | self.unplugged
 
     # Time
 
@@ -158,24 +175,29 @@ class Simulation:
         for node_id in [node_id for node_id, due in self.booting.items() if due <= self.seconds]:
             del self.booting[node_id]
             self.agents[node_id] = Agent(self, node_id, int(node_id[2:]))  # type: ignore[arg-type]
+            if node_id in self.table:
+                self.table[node_id] = replace(self.table[node_id], connected_at=self.seconds)
         for node_id in [node_id for node_id, due in self.due.items() if due <= self.seconds]:
             del self.due[node_id]
             if node_id in self.agents:
                 self.terminate(node_id)
+        self.last_decisions = [self.pass_over_fleet()]
         for job in self.jobs:
-            team = self.running(job)
-            if any(agent.is_told_to_stop for agent in team):
-                for agent in team:
-                    agent.exit_all(ExitClass.SUCCESS, 0)
-        self.pass_over_fleet()
-        for job in self.jobs:
-            self.pass_over_job(job)
+            self.last_decisions.append(self.pass_over_job(job))
+            self.agree(job)
+
+    def agree(self, job: SimulatedJob) -> None:
+        """Let ranks stop that were asked to agree on a stop."""
+        team = self.running(job)
+        if any(agent.is_told_to_stop for agent in team):
+            for agent in team:
+                agent.exit_all(ExitClass.SUCCESS, 0)
 
     def nodes(self) -> dict[NodeId, NodeObserved]:
         seen = {}
         for node_id in {*self.table, *self.agents, *self.booting, *self.ended}:
             agent = self.agents.get(node_id)
-            silent = node_id in self.cut or agent is None
+            silent = node_id in self.cut | self.deaf or agent is None
             since = self.silent_since.setdefault(node_id, self.seconds) if silent else self.seconds
             if not silent:
                 self.silent_since.pop(node_id, None)
@@ -196,11 +218,24 @@ class Simulation:
                 peer_port=1,
                 has_reported=agent is not None,
                 member=member,
+                faults=self.told_faults(node_id, agent, silent=silent),
+                history=tuple(self.histories.get(node_id, {}).values()),
                 notices=notices.merged(self.announced.get(node_id, ())),
             )
         return seen
 
-    def pass_over_fleet(self) -> None:
+    def told_faults(self, node_id: NodeId, agent: Agent | None, *, silent: bool) -> tuple[NodeFault, ...]:
+        if agent is None or silent:
+            return ()
+        if any(remedies.of_fault(fault, (), self.seconds) in (Remedy.REBOOT, Remedy.REPLACE) for fault in agent.node_faults):
+            self.has_told.add(node_id)
+        return agent.node_faults
+
+    def remember(self, lines: tuple[Implication, ...]) -> None:
+        for line in lines:
+            self.histories.setdefault(line.node_id, {}).setdefault(line.incident_id, line)
+
+    def pass_over_fleet(self) -> FleetDecision:
         nodes = self.nodes()
         members = tuple(
             GroupMember(node_id=node_id, is_leaving=False, awaits_termination=False)
@@ -216,6 +251,7 @@ class Simulation:
         assert fleets.decide(self.seconds, FLEET, observed, POLICY) == decision
         for row in decision.records:
             self.table[row.node_id] = row
+        self.remember(decision.implications)
         for action in decision.actions:
             match action:
                 case SetDesired(desired_count=desired):
@@ -226,16 +262,23 @@ class Simulation:
                 case TerminateMember(node_id=node_id, decrement=decrement):
                     owner = self.table[node_id]
                     assert owner.state is not NodeState.ASSIGNED, "a node was ended while a job had it"
+                    is_allowed = node_id in self.ended or node_id in self.has_told or node_id in self.people_say or node_id in self.announced
+                    assert is_allowed or owner.reason.startswith("surplus"), f"nothing allows to end {node_id}: {owner.reason}"
                     self.agents.pop(node_id, None)
                     self.booting.pop(node_id, None)
                     self.removed.add(node_id)
                     self.desired -= decrement
+                case RebootMember(node_id=node_id):
+                    assert node_id in self.has_told
+                    self.agents.pop(node_id)
+                    self.booting[node_id] = self.seconds + 5
                 case SendRelease(node_id=node_id, run=run):
                     self.send(node_id, Release(run=run))
                 case SendHalt():
                     self.send(action.node_id, HaltRanks(job=action.job, run=action.run, generation=action.generation, reason=action.reason))
                 case _:
                     raise AssertionError(action)
+        return decision
 
     def fleet_jobs(self) -> list[FleetJob]:
         return [
@@ -247,7 +290,8 @@ class Simulation:
                 priority=0,
                 created_at=job.record.created_at,
                 exclusions=job.record.exclusions,
-                move=job.record.move,
+                moves=job.record.moves,
+                avoided=tuple(trial.node_id for trial in job.record.trials if trial.node_id is not None),
             )
             for job in self.jobs
             if job.record.state not in ENDED_JOBS
@@ -265,6 +309,7 @@ class Simulation:
             assigned=tuple(row.node_id for row in rows if row.state is NodeState.ASSIGNED and row.run == job.spec.run),
             nodes=nodes,
             is_admitted=job.spec.run in queue.schedule(self.fleet_jobs(), MAX_SIZE, self.seconds).admitted,
+            spare_count=sum(row.state is NodeState.SPARE and moves.is_ready(nodes[row.node_id], self.seconds, POLICY.timeouts) for row in rows),
             is_fleet_blind=evidence.is_fleet_blind(in_use, POLICY.timeouts),
         )
 
@@ -272,6 +317,8 @@ class Simulation:
         observed = self.observe(job)
         decision = jobs.decide(self.seconds, job.spec, observed, POLICY)
         assert jobs.decide(self.seconds, job.spec, observed, POLICY) == decision
+        self.check_exclusions(job, observed, decision)
+        self.remember(decision.implications)
         before, job.record = job.record, decision.record
         self.check_ledger(before, job.record)
         assert job.record.issued_generation >= before.issued_generation
@@ -347,6 +394,21 @@ class Simulation:
             by_rank = [reference.owner_rank for reference in node.keep]
             assert all(by_rank.count(rank) <= 2 for rank in by_rank)
 
+    def check_exclusions(self, job: SimulatedJob, observed: JobObserved, decision: Decision) -> None:
+        """Nobody is excluded while steps advance, unless AWS says that it ended or all ranks have agreed on a stop."""
+        known = {exclusion.node_id for exclusion in observed.record.exclusions}
+        fresh = [exclusion for exclusion in decision.record.exclusions if exclusion.node_id not in known]
+        for exclusion in fresh:
+            node_id = exclusion.node_id
+            if exclusion.may_terminate:
+                is_taken = observed.nodes[node_id].instance is InstanceCondition.ENDED or node_id in self.announced
+                assert node_id in self.has_told or is_taken, exclusion
+            is_member = job.plan is not None and any(node.node_id == node_id for node in job.plan.nodes)
+            is_training = observed.record.state is JobState.RUNNING and bool(self.running(job)) and is_member
+            if is_training and observed.nodes[node_id].instance is not InstanceCondition.ENDED:
+                lasted = self.seconds - job.advanced_at
+                assert lasted > POLICY.timeouts.lease_seconds, f"{node_id} was excluded while steps advanced: {exclusion.evidence}"
+
     def history(self, job: SimulatedJob, generation: Generation) -> dict[int, Generation]:
         """Say for every step on a generation's path which generation made it, by walking forward through its ancestors."""
         chain: list[GenerationPlan] = []
@@ -381,6 +443,8 @@ class Simulation:
 
     def train(self, job: SimulatedJob, steps: int) -> None:
         plan = job.plan
+        if steps >= evidence.COUNTER_EVIDENCE_BOUNDARIES and self.running(job):
+            job.advanced_at = self.seconds
         for _ in range(steps):
             for agent in self.running(job):
                 assert plan is not None
@@ -436,15 +500,25 @@ class Simulation:
     def settle(self, limit: int = 400) -> None:
         """Let nothing more happen: whatever still runs has to run again soon."""
         self.cut.clear()
+        self.deaf.clear()
+        self.unplugged.clear()
         self.losses = 0
         for agent in self.agents.values():
             agent.fails_load = False
         for _ in range(limit):
+            self.release()
             self.step()
             self.check()
             if all(job.record.state in ENDED_JOBS or (job.record.state is JobState.RUNNING and self.running(job)) for job in self.jobs):
                 return
         raise AssertionError([(job.record.state, job.record.reason) for job in self.jobs])
+
+    def release(self) -> None:
+        """Let a person return what waits for one."""
+        for node_id, row in self.table.items():
+            if row.state is NodeState.HELD:
+                self.histories.pop(node_id, None)
+                self.table[node_id] = replace(row, release="return")
 
 
 def fresh() -> Simulation:

@@ -5,18 +5,24 @@ The invariants are asserted inside the simulation, at every pass; here is what m
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control_plane.core import notices, placement
 from control_plane.core.incidents import lost_steps
 from control_plane.core.observed import Cause, Notice
-from control_plane.core.states import JobState
-from everstep.protocol.agent_messages import NoticeKind
+from control_plane.core.states import JobState, NodeState
+from everstep.protocol.agent_messages import NodeFault, NoticeKind
 from everstep.protocol.ids import NodeId
-from tests.properties.control_plane.simulated import fresh
+from tests.properties.control_plane.simulated import Simulation, fresh
 
 ENDING = sorted(notices.ENDING)
+FAULTS = tuple(
+    NodeFault(code=code, message="words", is_permanent=False, xid=number)
+    for code, number in (("gpu_xid", 31), ("gpu_xid", 95), ("gpu_xid", 79), ("gpu_lost", None), ("nic_down", None), ("disk_full", None))
+)
 EVENTS = st.one_of(
     st.tuples(st.just("train"), st.integers(0, 1), st.integers(1, 4)),
     st.tuples(st.just("upload"), st.integers(0, 1), st.just(0)),
@@ -24,6 +30,12 @@ EVENTS = st.one_of(
     st.tuples(st.just("terminate"), st.integers(0, 11), st.just(0)),
     st.tuples(st.just("cut"), st.integers(0, 11), st.just(0)),
     st.tuples(st.just("mend"), st.integers(0, 11), st.just(0)),
+    st.tuples(st.just("deafen"), st.integers(0, 11), st.just(0)),
+    st.tuples(st.just("unplug"), st.integers(0, 11), st.just(0)),
+    st.tuples(st.just("fault"), st.integers(0, 11), st.sampled_from(range(len(FAULTS)))),
+    st.tuples(st.just("well"), st.integers(0, 11), st.just(0)),
+    st.tuples(st.just("person ends"), st.integers(0, 11), st.just(0)),
+    st.tuples(st.just("train for"), st.integers(0, 1), st.sampled_from([5, 65])),
     st.tuples(st.just("forget"), st.integers(0, 11), st.just(0)),
     st.tuples(st.just("load fails"), st.integers(0, 11), st.booleans()),
     st.tuples(st.just("lose messages"), st.integers(1, 6), st.just(0)),
@@ -52,6 +64,11 @@ def test_whatever_happens(story: list[tuple[str, int, int]]) -> None:
                 simulation.losses = which
             case "clock":
                 simulation.seconds += which
+            case "train for":
+                for _ in range(extra):
+                    simulation.train(job, 2)
+                    simulation.step()
+                    simulation.check()
             case "wait":
                 for _ in range(which):
                     simulation.step()
@@ -65,7 +82,21 @@ def test_whatever_happens(story: list[tuple[str, int, int]]) -> None:
             case "cut":
                 simulation.cut.add(agent.node_id)
             case "mend":
-                simulation.cut.discard(agent.node_id)
+                for cut in (simulation.cut, simulation.deaf, simulation.unplugged):
+                    cut.discard(agent.node_id)
+            case "deafen":
+                simulation.deaf.add(agent.node_id)
+            case "unplug":
+                simulation.unplugged.add(agent.node_id)
+            case "fault":
+                agent.node_faults = (FAULTS[extra],)
+            case "well":
+                agent.node_faults = ()
+            case "person ends":
+                row = simulation.table.get(agent.node_id)
+                if row is not None and row.state is NodeState.HELD:
+                    simulation.people_say.add(agent.node_id)
+                    simulation.table[agent.node_id] = replace(row, release="terminate")
             case "forget":
                 simulation.forget(agent)
             case "announce":
@@ -79,6 +110,28 @@ def test_whatever_happens(story: list[tuple[str, int, int]]) -> None:
         simulation.step()
         simulation.check()
     simulation.settle()
+    come_to_rest(simulation)
+
+
+def come_to_rest(simulation: Simulation) -> None:
+    """Once what is under way is over, a world that is as it should be asks for nothing, pass after pass."""
+    in_between = {NodeState.JOINING, NodeState.REBOOTING, NodeState.DRAINING, NodeState.HELD}
+    quiet_steps = 0
+    for _ in range(1200):
+        is_quiet = all(decision.actions == () for decision in simulation.last_decisions)
+        is_under_way = any(row.state in in_between for row in simulation.table.values())
+        is_watched = any(job.record.moves or job.record.impairments or job.record.incident for job in simulation.jobs)
+        quiet_steps = quiet_steps + 1 if is_quiet and not is_under_way and not is_watched else 0
+        if quiet_steps > 3:
+            break
+        simulation.release()
+        for job in simulation.jobs:
+            simulation.train(job, 1)
+        simulation.step()
+        simulation.check()
+    for _ in range(3):
+        simulation.step()
+        assert [decision.actions for decision in simulation.last_decisions] == [(), (), ()]
 
 
 @settings(max_examples=30)

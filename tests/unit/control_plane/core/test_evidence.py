@@ -8,10 +8,10 @@ import pytest
 
 from control_plane.core import evidence
 from control_plane.core.evidence import Progress, Standing
-from control_plane.core.observed import Cause, InstanceCondition, NodeObserved, Silence
+from control_plane.core.observed import Cause, Impairment, Implication, InstanceCondition, NodeObserved, Remedy, Silence
 from control_plane.core.timeouts import ladder
-from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault
-from everstep.protocol.ids import Generation, JobName, NodeId, RunId, Step
+from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault, ShardProtection
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 
 NODE = NodeId("i-1")
 LADDER = ladder(3.0)
@@ -122,3 +122,96 @@ def test_peers_that_are_silent_in_the_rounds_are_evidence_of_the_data_plane_but_
 
     assert evidence.nodes_out_of_view({NodeId("i-2"): report(NODE), NodeId("i-3"): report()}) == {NODE}
     assert evidence.nodes_out_of_view({NODE: report(NODE)}) == frozenset()
+
+
+LOST = NodeFault(code="gpu_lost", message="GPU 3", is_permanent=False)
+
+
+def impairment(since: float, *, stepped: float = 0.0, is_out_of_view: bool = True) -> Impairment:
+    return Impairment(node_id=NODE, is_out_of_view=is_out_of_view, since=NOW - since, boundary=Step(5), stepped_at=NOW - stepped)
+
+
+def judge_training(seen: NodeObserved, each: Impairment | None, *, is_blind: bool = False, is_blamed: bool = True) -> evidence.Verdict:
+    return evidence.judge(
+        seen,
+        silence=None,
+        out_of_view=True,
+        is_blind=is_blind,
+        now=NOW,
+        timeouts=LADDER,
+        impairment=each,
+        is_training=True,
+        is_blamed=is_blamed,
+    )
+
+
+@pytest.mark.parametrize(
+    ("stepped", "standing"),
+    [(0.0, Standing.IMPAIRED), (LADDER.exclude_seconds, Standing.IMPAIRED), (LADDER.exclude_seconds + 1, Standing.GONE)],
+)
+def test_a_typed_fault_ends_nobodys_use_while_steps_advance(stepped: float, standing: Standing) -> None:
+    verdict = judge_training(node(faults=(LOST,)), impairment(stepped, stepped=stepped, is_out_of_view=False))
+    assert (verdict.standing, verdict.remedy, verdict.may_terminate) == (standing, Remedy.REPLACE, True)
+    assert verdict.is_final is (standing is Standing.GONE)
+    assert verdict.what == "gpu_lost"
+
+
+def test_a_typed_fault_is_believed_of_a_live_agent_alone() -> None:
+    assert judge(node(faults=(LOST,))).standing is Standing.GONE
+    assert judge(node(faults=(LOST,), silent_seconds=4.0), silence(4)).standing is Standing.UNCLEAR
+
+
+@pytest.mark.parametrize(
+    ("since", "stepped", "standing"),
+    [(59, 0, Standing.UNCLEAR), (61, 0, Standing.IMPAIRED), (200, 61, Standing.GONE)],
+)
+def test_a_holder_out_of_view_is_left_after_t_max(since: float, stepped: float, standing: Standing) -> None:
+    verdict = judge_training(node(), impairment(since, stepped=stepped))
+    assert verdict.standing is standing
+    assert not verdict.may_terminate
+    assert not verdict.is_final, "it may hold what nobody else has"
+    assert "have not answered" in verdict.evidence
+
+
+def test_a_holder_out_of_view_is_no_evidence_while_blind_or_not_blamed_or_while_nothing_trains() -> None:
+    each = impairment(100)
+    assert judge_training(node(), each, is_blind=True).standing is Standing.ALIVE
+    assert judge_training(node(), each, is_blamed=False).standing is Standing.ALIVE
+    idle = evidence.judge(node(), silence=None, out_of_view=True, is_blind=False, now=NOW, timeouts=LADDER, impairment=each)
+    assert idle.standing is Standing.ALIVE
+
+
+def follow(known: tuple[Impairment, ...], seen: NodeObserved, boundary: int, *, out_of_view: bool = True) -> tuple[Impairment, ...]:
+    progress = {NODE: Progress(boundary=Step(boundary), committed=Step(0))}
+    return evidence.track_impairments(known, (seen,), {NODE} if out_of_view else set(), progress, NOW, LADDER)
+
+
+def test_an_impairment_is_followed_as_long_as_it_lasts_and_the_agent_is_heard() -> None:
+    assert follow((impairment(30),), node(), 5)[0].since == NOW - 30
+    assert follow((impairment(30),), node(), 5, out_of_view=False) == ()
+    assert follow((impairment(30),), node(silent_seconds=4.0), 5) == ()
+    assert follow((impairment(30),), node(instance=InstanceCondition.ENDED), 5) == ()
+    assert follow((impairment(30),), node(faults=(LOST,)), 5)[0].since == NOW, "another thing is wrong now"
+
+
+def test_two_boundaries_during_an_impairment_show_that_steps_advance_one_does_not() -> None:
+    assert follow((impairment(30, stepped=30),), node(), 6)[0].stepped_at == NOW - 30
+    assert follow((impairment(30, stepped=30),), node(), 7)[0].stepped_at == NOW
+
+
+def owner(rank: int, holders: tuple[str, ...], in_view: tuple[str, ...]) -> MemberReport:
+    shard = ShardProtection(
+        rank=Rank(rank), holders=tuple(map(NodeId, holders)), in_view=tuple(map(NodeId, in_view)), committed=Step(1), payload_bytes=1
+    )
+    return MemberReport(job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, protection=(shard,))
+
+
+def test_of_two_that_blame_each_other_one_is_left_and_not_the_partner_of_one_that_was_left() -> None:
+    a, b, c = (NodeObserved(node_id=NodeId(name)) for name in "abc")
+    mutual = {NodeId("a"): owner(0, ("a", "b"), ("a",)), NodeId("b"): owner(1, ("b", "a"), ("b",))}
+    assert evidence.blamed(mutual, (a, b)) == "b"
+    line = Implication(node_id=NodeId("a"), incident_id="inc-1", at=0.0, what="node_unreachable", evidence="words")
+    assert evidence.blamed(mutual, (replace(a, history=(line,)), b)) == "a", "it has lost its second partner"
+    two = {**mutual, NodeId("c"): owner(2, ("c", "a"), ("c",))}
+    assert evidence.blamed(two, (a, b, c)) == "a", "most others have lost it"
+    assert evidence.blamed({}, (a, b)) is None

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.core import faults, members
+from control_plane.core import breakers, faults, members
+from control_plane.core.breakers import Course
 from control_plane.core.observed import Cause, FailureRecord, JobSpec
 from control_plane.core.states import IncidentState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankExit, RankStatus
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.plan import GenerationPlan
 from tests.properties.control_plane.simulated import fresh, spec_of
 
 RUN = RunId("a" * 32)
@@ -24,6 +26,12 @@ def report(*ranks: RankStatus, **changes: object) -> MemberReport:
 def rank(number: int, exit_class: ExitClass | None = None, at: float = 0.0, code: int = -9) -> RankStatus:
     ended = None if exit_class is None else RankExit(exit_class=exit_class, code=code, at_seconds=at, boundary=Step(7), last_lines="boom")
     return RankStatus(rank=Rank(number), boundary=Step(7), exit=ended)
+
+
+def plan() -> GenerationPlan:
+    planned = fresh().jobs[0].plan
+    assert planned is not None
+    return planned
 
 
 def spec(max_attempts: int = 3) -> JobSpec:
@@ -46,15 +54,15 @@ def test_the_first_rank_that_failed_is_the_fault_and_halted_ones_are_not() -> No
     (found,) = faults.of_ranks(reports)
     assert found.evidence == "rank 2 on n2 ended: killed, signal 9"
     assert found.at == 4.0
-    remembered = faults.failure_of_ranks(reports, Generation(1), Step(9))
+    remembered = faults.failure_of_ranks(plan(), reports, Step(9))
     assert remembered is not None
-    assert (remembered.exit_class, remembered.code, remembered.step) == (ExitClass.KILLED, -9, 7)
+    assert (remembered.exit_class, remembered.code, remembered.step, remembered.node_id) == (ExitClass.KILLED, -9, 7, "n2")
 
 
 def test_ranks_that_were_only_halted_are_a_fault_but_no_failure() -> None:
     reports = {NodeId("n0"): report(rank(0, ExitClass.HALTED))}
     assert len(faults.of_ranks(reports)) == 1
-    assert faults.failure_of_ranks(reports, Generation(1), Step(9)) is None
+    assert faults.failure_of_ranks(plan(), reports, Step(9)) is None
 
 
 def test_success_is_no_fault() -> None:
@@ -74,19 +82,19 @@ def test_success_is_no_fault() -> None:
     ],
 )
 def test_the_breaker(failures: list[FailureRecord], trips: bool) -> None:
-    why = faults.breaker(failures, spec())
-    assert (why is not None) is trips
-    if why is not None:
-        assert "boom" in why
+    ruling = breakers.rule(failures, (), spec(), has_spare=False, older_base=Step(0))
+    assert (ruling.course is Course.GIVE_UP) is trips
+    if trips:
+        assert "boom" in ruling.why
 
 
 def test_memory_of_failures_is_bounded_and_a_lost_nodes_failures_are_forgiven() -> None:
     many: tuple[FailureRecord, ...] = ()
     for _ in range(50):
-        many = faults.remembered(many, failure(), spec(2))
+        many = breakers.remembered(many, failure(), spec(2))
     assert len(many) == 6
-    assert faults.forgiven(many, Generation(1)) == ()
-    assert faults.forgiven(many, Generation(2)) == many
+    assert breakers.forgiven(many, Generation(1)) == ()
+    assert breakers.forgiven(many, Generation(2)) == many
 
 
 def test_a_node_fault_is_not_the_jobs() -> None:
@@ -169,3 +177,20 @@ def test_newcomers_take_the_places_of_the_lost_in_the_order_they_came() -> None:
     assert members.places(plan, available, 4) == ("x", first[1], "y", first[3])
     assert members.places(plan, available[:-1], 4) == ("x", first[1], None, first[3])
     assert members.places(None, [NodeId("x")], 2) == ("x", None)
+
+
+def test_the_old_word_of_a_silent_member_proves_nothing() -> None:
+    """It said that its holder does not answer; that was before the holder's line was mended and its own was cut."""
+    simulation = fresh()
+    job = simulation.jobs[0]
+    team = simulation.running(job)
+    simulation.train(job, 2)
+    simulation.unplugged.add(team[3].node_id)
+    simulation.step()
+    assert {each.node_id for each in job.record.impairments} == {team[2].node_id, team[3].node_id}
+    simulation.deaf.add(team[2].node_id)
+    simulation.unplugged.clear()
+    for _ in range(70):
+        simulation.train(job, 2)
+        simulation.step()
+    assert (job.record.impairments, job.record.moves) == ((), ())

@@ -9,14 +9,18 @@ from control_plane.core import fleets
 from control_plane.core.actions import (
     CompleteTermination,
     HoldTermination,
+    RebootMember,
     ResumeLaunch,
     RetryLaunch,
     SendHalt,
+    SendKeepEvidence,
     SendRelease,
     SetDesired,
     TerminateMember,
 )
 from control_plane.core.observed import (
+    Cause,
+    Departure,
     Exclusion,
     FleetHistory,
     FleetJob,
@@ -24,17 +28,18 @@ from control_plane.core.observed import (
     FleetSpec,
     GroupMember,
     GroupObserved,
+    Hold,
     InstanceCondition,
-    Move,
     NodeObserved,
     NodeRecord,
     Notice,
     Policy,
+    Remedy,
 )
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import ladder
-from everstep.protocol.agent_messages import MemberPhase, MemberReport, NoticeKind
+from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault, NoticeKind
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId
 
 POLICY = Policy(timeouts=ladder(3.0))
@@ -46,8 +51,8 @@ def job(name: str, state: JobState, count: int, *, created: float = 0.0, priorit
     return FleetJob(job=JobName(name), run=RunId(name), state=state, node_count=count, priority=priority, created_at=created, exclusions=exclusions)
 
 
-def row(name: str, state: NodeState = NodeState.SPARE, run: str | None = None, reason: str = "") -> NodeRecord:
-    return NodeRecord(node_id=NodeId(name), state=state, run=RunId(run) if run else None, reason=reason, created_at=float(name[1:]))
+def row(name: str, state: NodeState = NodeState.SPARE, run: str | None = None, reason: str = "", **changes: Any) -> NodeRecord:
+    return NodeRecord(node_id=NodeId(name), state=state, run=RunId(run) if run else None, reason=reason, created_at=float(name[1:]), **changes)
 
 
 def member_of(run: str, phase: MemberPhase = MemberPhase.PROMISED) -> MemberReport:
@@ -69,6 +74,9 @@ def seen(
     failures: tuple[str, ...] = (),
     domains: dict[str, str] | None = None,
     announced: dict[str, Notice] | None = None,
+    faulty: dict[str, NodeFault] | None = None,
+    silent_seconds: float = 10.0,
+    replaced: tuple[float, ...] = (),
     **group_changes: Any,
 ) -> FleetObserved:
     nodes = {
@@ -77,12 +85,13 @@ def seen(
             instance=InstanceCondition.ENDED if record.node_id in ended else InstanceCondition.PRESENT,
             instance_words="terminated" if record.node_id in ended else "",
             is_connected=record.node_id not in silent and record.node_id not in ended,
-            silent_seconds=100.0 if record.node_id in silent else 0.0,
+            silent_seconds=silent_seconds if record.node_id in silent else 0.0,
             has_reported=True,
             is_warm=record.node_id not in cold,
             member=(working or {}).get(record.node_id),
             domain=(domains or {}).get(record.node_id),
             notices=(announced[record.node_id],) if record.node_id in (announced or {}) else (),
+            faults=(faulty[record.node_id],) if faulty and record.node_id in faulty else (),
         )
         for record in rows
     }
@@ -99,7 +108,7 @@ def seen(
         launch_failures=failures,
         **group_changes,
     )
-    return FleetObserved(group=group, records=tuple(rows), nodes=nodes, jobs=tuple(jobs))
+    return FleetObserved(group=group, records=tuple(rows), nodes=nodes, jobs=tuple(jobs), replaced=replaced)
 
 
 def decide(observed: FleetObserved, spec: FleetSpec = SPEC):
@@ -282,12 +291,16 @@ def test_an_excluded_node_is_ended_if_aws_or_its_agent_said_so_and_held_if_nobod
 
 
 def test_a_node_held_by_a_person_stays_held_one_that_was_unreachable_returns() -> None:
-    rows = [row("i1", NodeState.HELD, reason="unreachable by a: words"), row("i2", NodeState.HELD, reason="inspection"), row("i3")]
+    rows = [
+        row("i1", NodeState.HELD, reason="unreachable by a: words", hold=Hold.UNREACHABLE, replaced_at=1.0),
+        row("i2", NodeState.HELD, reason="inspection", hold=Hold.INSPECTION, replaced_at=1.0, evidence_at=1.0),
+        row("i3"),
+    ]
     assert states(decide(seen(rows, [], desired=4))) == {"i1": ("spare", None)}
 
 
 def test_a_held_node_that_has_not_let_go_of_its_job_stays_held() -> None:
-    rows = [row("i1", NodeState.HELD, reason="unreachable by a: words"), row("i2"), row("i3")]
+    rows = [row("i1", NodeState.HELD, reason="unreachable by a: words", hold=Hold.UNREACHABLE, replaced_at=1.0), row("i2"), row("i3")]
     assert states(decide(seen(rows, [], desired=4, working={"i1": member_of("a")}))) == {}
 
 
@@ -311,6 +324,9 @@ def spot(seconds: float = 120.0) -> Notice:
 
 REBALANCE = Notice(kind=NoticeKind.REBALANCE, message="maybe")
 RUNNING = member_of("a", MemberPhase.RUNNING)
+
+
+DEPARTURE = Departure(node_id=NodeId("i1"), evidence="words", cause=Cause.NODE_FAULT, remedy=Remedy.REPLACE, may_terminate=True)
 
 
 def working_team(**changes: Any) -> FleetObserved:
@@ -385,12 +401,12 @@ def test_a_terminating_hook_is_completed_when_its_node_is_free_or_dead_and_held_
     complete = CompleteTermination(group="group", hook="hook", node_id=NodeId("i1"))
     held = HoldTermination(group="group", hook="hook", node_id=NodeId("i1"), seconds=60.0)
     assert complete not in decide(working_team(awaiting=("i1",))).actions
-    assert complete in decide(working_team(awaiting=("i1",), silent=("i1",))).actions
-    move = Move(node_ids=(NodeId("i1"),), evidence=("",), asked_at=NOW - 10, ends_at=NOW + 50)
+    assert complete in decide(working_team(awaiting=("i1",), silent=("i1",), silent_seconds=100.0)).actions
+    move = replace(DEPARTURE, cause=Cause.NOTICE, asked_at=NOW - 10, ends_at=NOW + 50)
     moving = working_team(awaiting=("i1",))
-    moving = replace(moving, jobs=(replace(moving.jobs[0], move=move),))
+    moving = replace(moving, jobs=(replace(moving.jobs[0], moves=(move,)),))
     assert held in decide(moving).actions
-    late = replace(moving, jobs=(replace(moving.jobs[0], move=replace(move, asked_at=NOW - fleets.HOLD_SECONDS)),))
+    late = replace(moving, jobs=(replace(moving.jobs[0], moves=(replace(move, asked_at=NOW - fleets.HOLD_SECONDS),)),))
     assert held not in decide(late).actions
 
 
@@ -420,3 +436,129 @@ def test_what_aws_suspended_is_lifted_and_what_a_user_suspended_is_named() -> No
     assert decide(by_user).actions == ()
     assert "User suspended at 2026-01-01T00:00:00Z" in decide(by_user).reason
     assert decide(seen([row("i1"), row("i2"), row("i3")], [], launch_suspension="User suspended")).reason == "keeps 3 nodes"
+
+
+XID = NodeFault(code="gpu_xid", message="words", is_permanent=False, xid=95)
+LOST = NodeFault(code="gpu_lost", message="words", is_permanent=False)
+
+
+def ended(decision: Any) -> list[str]:
+    return [action.node_id for action in decision.actions if isinstance(action, TerminateMember)]
+
+
+def test_a_spare_that_reports_a_fault_is_rebooted_or_replaced() -> None:
+    rows = [row("i1"), row("i2"), row("i3")]
+    decision = decide(seen(rows, [], faulty={"i1": XID, "i2": LOST}))
+    assert states(decision) == {"i1": ("rebooting", None), "i2": ("draining", None)}
+    assert ended(decision) == ["i2"]
+    reboots = [action for action in decision.actions if isinstance(action, RebootMember)]
+    assert [(action.node_id, action.since) for action in reboots] == [("i1", NOW)]
+    assert {line.node_id: (line.what, line.remedy) for line in decision.implications} == {
+        "i1": ("gpu_xid 95", Remedy.REBOOT),
+        "i2": ("gpu_lost", Remedy.REPLACE),
+    }
+
+
+def test_a_rebooted_node_is_a_spare_again_replaced_with_its_fault_or_given_up() -> None:
+    def rebooting(faulty: dict[str, NodeFault] | None = None, since: float = NOW - 60, connected: float = NOW - 5):
+        rows = [row("i1", NodeState.REBOOTING, since=since, connected_at=connected), row("i2"), row("i3")]
+        return decide(seen(rows, [], faulty=faulty, silent=("i1",) if connected < since else ()))
+
+    assert states(rebooting()) == {"i1": ("spare", None)}
+    assert states(rebooting({"i1": XID})) == {"i1": ("draining", None)}
+    assert states(rebooting(connected=NOW - 100)) == {}, "its agent has not dialled in since"
+    late = rebooting(since=NOW - fleets.REBOOT_SECONDS - 1, connected=NOW - 2000)
+    assert states(late) == {"i1": ("draining", None)}
+    assert ended(late) == ["i1"]
+
+
+def test_a_spare_silent_for_t_max_is_held_and_its_place_filled_unless_most_are_silent() -> None:
+    rows = [row("i1"), row("i2"), row("i3")]
+    decision = decide(seen(rows, [], silent=("i1",), silent_seconds=61.0))
+    assert states(decision) == {"i1": ("held", None)}
+    assert decision.actions == (SetDesired(group="group", desired_count=4),)
+    assert states(decide(seen(rows, [], silent=("i1",), silent_seconds=59.0))) == {}
+    assert states(decide(seen(rows, [], silent=("i1", "i2"), silent_seconds=61.0))) == {}
+    lifted = decide(seen(rows, [], silent=("i1", "i2"), silent_seconds=61.0), replace(SPEC, is_blindness_lifted=True))
+    assert states(lifted) == {"i1": ("held", None), "i2": ("held", None)}
+    assert lifted.is_blind, "a person's word is forgotten only when sight returns"
+    assert not lifted.is_frozen
+
+
+def test_no_more_are_replaced_within_an_hour_than_the_fleet_allows_and_it_says_so() -> None:
+    rows = [row("i1", NodeState.DRAINING, reason="excluded by a: words"), row("i2"), row("i3")]
+    limited = replace(SPEC, max_replacements_per_hour=2)
+    held_up = decide(seen(rows, [], replaced=(NOW - 10, NOW - 3599)), limited)
+    assert held_up.actions == ()
+    assert f"i1 {fleets.NOT_REPLACED}: 2 replacements in the last hour of 2 allowed" in held_up.reason
+    assert ended(decide(seen(rows, [], replaced=(NOW - 10, NOW - 3601)), limited)) == ["i1"]
+    asked = [replace(rows[0], replaced_at=NOW - 10), *rows[1:]]
+    assert ended(decide(seen(asked, [], replaced=(NOW - 10, NOW - 20)), limited)) == ["i1"], "said again until it has gone"
+
+
+def test_the_limit_holds_for_held_nodes_too() -> None:
+    rows = [row("i1", NodeState.HELD, hold=Hold.UNREACHABLE), row("i2"), row("i3")]
+    decision = decide(seen(rows, [], silent=("i1",), replaced=(NOW - 10,)), replace(SPEC, max_replacements_per_hour=1))
+    assert decision.actions == ()
+    assert fleets.NOT_REPLACED in decision.reason
+
+
+def test_a_failed_instance_is_held_for_inspection_unless_it_takes_the_last_place() -> None:
+    keeps = replace(SPEC, holds_failed_instances=True)
+    rows = [row("i1"), row("i2"), row("i3")]
+    held = decide(seen(rows, [], faulty={"i1": LOST}, max_size=4), keeps)
+    assert states(held) == {"i1": ("held", None)}
+    assert held.records[0].hold is Hold.INSPECTION
+    assert SendKeepEvidence(node_id=NodeId("i1")) in held.actions
+    refused = decide(seen(rows, [], faulty={"i1": LOST}, max_size=3), keeps)
+    assert states(refused) == {"i1": ("draining", None)}
+    assert "the group has 3 places, jobs and spares need 3, 0 are held already" in refused.records[0].reason
+
+
+def test_a_person_lets_a_held_node_work_again_or_ends_it_once_its_evidence_is_kept() -> None:
+    def released(how: str, **changes: Any):
+        held = row("i1", NodeState.HELD, hold=Hold.INSPECTION, release=how, replaced_at=5.0, **changes)
+        return decide(seen([held, row("i2"), row("i3"), row("i4")], [], desired=4))
+
+    assert states(released("return"))["i1"] == ("spare", None)
+    assert states(released("terminate")) == {}, "it has something to tell and somebody to tell it"
+    gone = released("terminate", evidence_at=6.0)
+    assert states(gone) == {"i1": ("draining", None)}
+    (action,) = [action for action in gone.actions if isinstance(action, TerminateMember)]
+    assert (action.node_id, action.decrement) == ("i1", True), "another one has its place already"
+
+
+def test_a_job_that_is_to_leave_a_node_is_lent_another_and_a_spare_is_enough() -> None:
+    moving = replace(job("a", JobState.RUNNING, 2), moves=(DEPARTURE,))
+    rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3")]
+    decision = decide(seen(rows, [moving]))
+    assert states(decision) == {"i3": ("assigned", "a")}
+    assert decision.actions == (), "capacity does not flap for a move"
+    lent = [rows[0], rows[1], replace(rows[2], state=NodeState.ASSIGNED, run=RunId("a"))]
+    assert states(decide(seen(lent, [moving]))) == {}
+    none = decide(seen(rows[:2], [moving], desired=2), replace(SPEC, spare_count=0))
+    assert none.actions == (SetDesired(group="group", desired_count=3),)
+
+
+def test_a_node_that_a_job_was_moved_away_from_is_given_to_it_last() -> None:
+    hurt = replace(job("a", JobState.PREPARING, 1), avoided=(NodeId("i1"),))
+    assert states(decide(seen([row("i1"), row("i2"), row("i3")], [hurt]))) == {"i2": ("assigned", "a")}
+    assert states(decide(seen([row("i1")], [hurt], desired=3))) == {"i1": ("assigned", "a")}
+
+
+def test_a_node_that_a_job_has_just_excluded_is_not_given_back_to_it_in_the_same_breath() -> None:
+    exclusion = Exclusion(node_id=NodeId("i1"), evidence="words", may_terminate=False)
+    rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3", NodeState.DRAINING)]
+    decision = decide(seen(rows, [job("a", JobState.PREPARING, 2, exclusions=(exclusion,))]))
+    assert states(decision)["i1"] == ("spare", None), "it is heard and has let go of the job; another job may have it"
+    gang = replace(job("a", JobState.ALLOCATING, 2), exclusions=(exclusion,))
+    assert "i2" not in states(decide(seen([row("i1"), row("i2")], [gang]))), "a gang starts whole"
+
+
+def test_no_remedy_ends_a_node_where_nothing_allows_that() -> None:
+    for remedy, expected in ((Remedy.REPLACE, "held"), (Remedy.REBOOT, "held"), (Remedy.RETIRE, "held"), (Remedy.RELEASE, "spare")):
+        exclusion = Exclusion(node_id=NodeId("i1"), evidence="words", may_terminate=False, remedy=remedy)
+        rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3")]
+        decision = decide(seen(rows, [job("a", JobState.PREPARING, 2, exclusions=(exclusion,))], working={"i1": member_of("a")}))
+        assert states(decision)["i1"] == (expected, None)
+        assert not ended(decision)

@@ -8,11 +8,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from control_plane.core import faults, hangs
-from control_plane.core.observed import Cause, JobSpec, Pace, Suspicion
+from control_plane.core import breakers, hangs
+from control_plane.core.breakers import Course
+from control_plane.core.observed import Cause, FailureRecord, Pace, Suspicion
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit, RankStacks, RankStatus
-from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.plan import GenerationPlan
+from tests.properties.control_plane.simulated import fresh, spec_of
 
 TIMEOUTS = ladder(3.0)
 PACE = Pace(world_size=4, longest={"train": 2.0, "eval": 40.0, "start": 5.0, "first_step": 9.0})
@@ -210,24 +213,28 @@ def test_ranks_that_move_again_end_the_suspicion() -> None:
     assert [event.type for event in watched.events] == ["RanksMoveAgain"]
 
 
-def test_a_hang_is_remembered_where_the_slowest_rank_stood() -> None:
-    remembered = hangs.failure(reports(status(0, still=1, boundary=9), status(1, still=1, boundary=7)), Generation(3), Step(9), NOW)
+def plan() -> GenerationPlan:
+    planned = fresh().jobs[0].plan
+    assert planned is not None
+    return planned
+
+
+def test_a_hang_is_remembered_where_the_slowest_rank_stood_and_with_the_node_that_alone_was_stuck() -> None:
+    seen = reports(status(0, still=1, boundary=9), status(1, still=1, boundary=7))
+    remembered = hangs.failure(plan(), seen, Step(9), NOW, stuck=NodeId("i-0"))
     assert (remembered.step, remembered.is_hang, remembered.exit_class) == (7, True, None)
+    assert (remembered.node_id, remembered.base_step) == ("i-0", 0)
 
 
 def test_a_script_that_hangs_at_the_same_step_again_and_again_is_given_up() -> None:
-    spec = JobSpec(
-        job=JobName("gpt"),
-        run=RunId("r"),
-        fleet=FleetName("main"),
-        node_count=1,
-        ranks_per_node=1,
-        copies=1,
-        script=None,  # type: ignore[arg-type]  # not looked at
-        checkpoint_prefix=None,  # type: ignore[arg-type]
-        max_attempts=2,
-    )
-    hung = hangs.failure(reports(status(0, still=1)), Generation(3), Step(9), NOW)
-    assert faults.breaker([hung], spec) is None
-    assert faults.breaker([hung, hung], spec) == "the same failure 2 times after step 7: its ranks stood still"
-    assert faults.breaker([replace(hung, is_hang=False), hung], spec) is None
+    spec = replace(spec_of("gpt", "a", 1, 1), max_attempts=2)
+    hung = hangs.failure(plan(), reports(status(0, still=1)), Step(9), NOW)
+
+    def rule(*failures: FailureRecord) -> breakers.Ruling:
+        return breakers.rule(failures, (), spec, has_spare=True, older_base=Step(0))
+
+    assert rule(hung).course is Course.AGAIN
+    assert rule(hung, hung).why == "the same failure 2 times after step 7: its ranks stood still"
+    assert rule(replace(hung, is_hang=False), hung).course is Course.AGAIN
+    alone = replace(hung, node_id=NodeId("i-0"))
+    assert rule(alone, alone).course is Course.OTHER_NODE, "it may be the node"

@@ -17,7 +17,7 @@ from control_plane.cloud.contract import ensure
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
 from control_plane.cloud.operator import GroupState, ScheduledEvent
 from control_plane.core.observed import NO_GENERATION
-from control_plane.core.states import FleetStatus, JobState
+from control_plane.core.states import FleetStatus, JobState, NodeState
 from control_plane.core.timeouts import ladder
 from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes, schema
 from control_plane.db.session import Database
@@ -29,6 +29,7 @@ from everstep.protocol.agent_messages import (
     ExitClass,
     HaltRanks,
     Hello,
+    KeepEvidence,
     Load,
     MemberPhase,
     MemberReport,
@@ -93,11 +94,14 @@ class Agent:
     cpu_share: float = 0.0
     look: tuple[int, datetime] | None = None
     looked_first: datetime | None = None
+    node_faults: tuple[NodeFault, ...] = ()
+    evidence_key: str = ""
 
     def connect(self) -> None:
         hello = Hello(
             node_id=self.node_id, agent_id=f"agent-{self.number}", address=f"127.0.1.{self.number}", peer_port=4000, memory_bytes=1 << 30, version="1"
         )
+        self.world.note(hello)
         self.connection = self.world.registry.accept(hello, FLEET)
         self.report()
 
@@ -110,7 +114,15 @@ class Agent:
         if self.connection is None or self.is_deaf:
             return
         self.sequence += 1
-        self.connection.report(AgentReport(node_id=self.node_id, sequence=self.sequence, member=self.member(), notices=self.notices))
+        report = AgentReport(
+            node_id=self.node_id,
+            sequence=self.sequence,
+            member=self.member(),
+            faults=self.node_faults,
+            notices=self.notices,
+            evidence_key=self.evidence_key,
+        )
+        self.connection.report(report)
 
     def member(self) -> MemberReport | None:
         if self.run is None or self.job is None:
@@ -125,7 +137,11 @@ class Agent:
                 ShardProtection(
                     rank=rank,
                     holders=self.plan.ranks[rank].holders,
-                    in_view=tuple(holder for holder in self.plan.ranks[rank].holders if self.world.serves(holder)),
+                    in_view=tuple(
+                        holder
+                        for holder in self.plan.ranks[rank].holders
+                        if holder == self.node_id or (self.world.serves(holder) and self.world.serves(self.node_id))
+                    ),
                     committed=Step(committed),
                     payload_bytes=100,
                 )
@@ -230,6 +246,8 @@ class Agent:
             case Release(run=run):
                 if run == self.run:
                     self.run, self.slots, self.plan, self.boundary, self.exits = None, {}, None, {}, {}
+            case KeepEvidence(place=place):
+                self.evidence_key = place.key
             case _:
                 raise AssertionError(message)
         self.report()
@@ -302,6 +320,14 @@ class World:
         self.is_stopped = False
         self.server_count = 0
         self.cut: set[NodeId] = set()
+        self.reboots: dict[NodeId, datetime] = {}
+        """When an instance that is being rebooted is up again."""
+        self.never_return: set[NodeId] = set()
+        self.is_mended_by_reboot = True
+        self.boot_seconds = boot_seconds
+        self.seen_calls = 0
+        self.started = 0
+        self.left_faults: dict[NodeId, tuple[NodeFault, ...]] = {}
         self.before_pass: Callable[[], Awaitable[None]] | None = None
         with self.database.write() as session:
             new = fleets.NewFleet(
@@ -331,6 +357,7 @@ class World:
             timeouts=self.timeouts,
             secret=b"secret",
             owner=f"server-{self.server_count}",
+            bucket=BUCKET,
             now=lambda: self.now,
             monotonic=self.monotonic,
         )
@@ -338,11 +365,33 @@ class World:
         for agent in self.agents.values():
             agent.connection = None
 
+    def note(self, hello: Hello) -> None:
+        """Store what the websocket route stores of a hello."""
+        facts = nodes.AgentFacts(
+            node_id=hello.node_id,
+            fleet_name=FLEET,
+            address=hello.address,
+            peer_port=hello.peer_port,
+            memory_bytes=hello.memory_bytes,
+            agent_id=hello.agent_id,
+            version=hello.version,
+        )
+        with self.database.write() as session:
+            nodes.note_hello(session, facts, initial_state=NodeState.JOINING.value, now=self.now)
+
     def monotonic(self) -> float:
         return (self.now - START).total_seconds()
 
     def close(self) -> None:
         self.database.close()
+
+    def reboot(self, node_id: NodeId) -> None:
+        """Take an agent away for as long as a boot takes; what was in memory is gone, and the fault with it unless the world is a bad one."""
+        agent = self.agents.pop(node_id)
+        agent.disconnect()
+        self.reboots[node_id] = self.now + timedelta(seconds=self.boot_seconds)
+        if not self.is_mended_by_reboot:
+            self.left_faults[node_id] = agent.node_faults
 
     def serves(self, node_id: NodeId) -> bool:
         """Say whether a node's memory can be reached by its peers."""
@@ -419,8 +468,14 @@ class World:
             for member in group.members
             if self.operator.describe_instances([member.instance_id])[member.instance_id].state.value == "running"
         }
+        for call in self.operator.calls[self.seen_calls :]:
+            if call[0] == "reboot_member":
+                self.reboot(NodeId(str(call[2])))
+        self.seen_calls = len(self.operator.calls)
         for node_id in sorted(alive - self.agents.keys()):
-            self.agents[node_id] = Agent(self, node_id, len(self.agents) + 1)
+            if node_id not in self.never_return and self.reboots.get(node_id, self.now) <= self.now:
+                self.agents[node_id] = Agent(self, node_id, self.started + 1, node_faults=self.left_faults.pop(node_id, ()))
+                self.started += 1
         for node_id in sorted(self.agents.keys() - alive):
             self.agents.pop(node_id).disconnect()
         for agent in list(self.agents.values()):
@@ -459,7 +514,7 @@ class World:
                 for rank in agent.boundary:
                     agent.boundary[rank] += 1
                     for holder in plan.ranks[rank].holders:
-                        if holder in self.agents:
+                        if holder == agent.node_id or (self.serves(holder) and self.serves(agent.node_id)):
                             self.agents[holder].seal(rank, plan.generation, agent.boundary[rank])
         await self.tick()
 
@@ -485,6 +540,15 @@ class World:
             )
         await self.tick()
         await self.tick()
+
+    def spare(self) -> Agent:
+        """A living agent that works for nobody."""
+        return next(agent for agent in self.agents.values() if agent.run is None)
+
+    def wish(self, **wishes: object) -> None:
+        """Change what the fleet's owner wants."""
+        with self.database.write() as session:
+            fleets.set_wanted(session, FLEET, **wishes)  # type: ignore[arg-type]
 
     def kill_rank(self, agent: Agent, *, exit_class: ExitClass = ExitClass.KILLED, code: int = -9, lines: str = "") -> None:
         rank, step = next(iter(agent.boundary.items()))

@@ -1,0 +1,98 @@
+"""When a job that keeps failing alike is given up, and what is changed once before that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from control_plane.core import breakers
+from control_plane.core.breakers import Course
+from control_plane.core.observed import FailureRecord, Trial
+from everstep.protocol.agent_messages import ExitClass
+from everstep.protocol.ids import Generation, NodeId, Step
+from tests.properties.control_plane.simulated import spec_of
+
+SPEC = replace(spec_of("gpt", "a", 4, 2), max_attempts=3)
+
+
+def failures(count: int, *, base: int = 9, top: int = 10, node: str | None = "i-1") -> list[FailureRecord]:
+    return [
+        FailureRecord(
+            generation=Generation(number + 1),
+            step=Step(10),
+            exit_class=ExitClass.ERROR,
+            code=1,
+            at=0.0,
+            max_boundary=Step(top),
+            last_lines="boom",
+            node_id=NodeId(node) if node is not None else None,
+            base_step=Step(base),
+        )
+        for number in range(count)
+    ]
+
+
+def trial(kind: str, failure: FailureRecord) -> Trial:
+    return Trial(kind=kind, failure=failure, node_id=failure.node_id if kind == "node" else None)  # type: ignore[arg-type]
+
+
+def rule(known: list[FailureRecord], *trials: Trial, has_spare: bool = True, older_base: int = 5, attempts: int = 3) -> breakers.Ruling:
+    return breakers.rule(known, trials, replace(SPEC, max_attempts=attempts), has_spare=has_spare, older_base=Step(older_base))
+
+
+def test_nothing_is_changed_before_max_attempts() -> None:
+    assert rule([]).course is Course.AGAIN
+    assert rule(failures(2)).course is Course.AGAIN
+
+
+def test_the_node_is_changed_first_then_the_state_then_it_is_over() -> None:
+    known = failures(5)
+    assert rule(known[:3]).course is Course.OTHER_NODE
+    node = trial("node", known[2])
+    assert rule(known[:3], node).course is Course.AGAIN, "the change has not been tried yet"
+    assert rule(known[:4], node).course is Course.OLDER_STATE
+    state = trial("state", known[3])
+    assert rule(known[:4], node, state).course is Course.AGAIN
+    over = rule(known, node, state)
+    assert over.course is Course.GIVE_UP
+    assert "the same failure 5 times after step 10" in over.why
+    assert "without i-1" in over.why
+    assert "from an older state than step 9" in over.why
+    assert "boom" in over.why
+
+
+def test_a_place_that_was_passed_before_speaks_against_the_state() -> None:
+    known = failures(4, top=40)
+    assert rule(known[:3]).course is Course.OLDER_STATE
+    assert rule(known, trial("state", known[2])).course is Course.OTHER_NODE
+
+
+@pytest.mark.parametrize(
+    ("known", "has_spare", "older_base"),
+    [
+        (failures(3), False, 0),
+        (failures(2) + failures(1, node="i-2"), True, 0),
+        (failures(3, node=None), True, 0),
+        (failures(2, node=None) + failures(1, base=8, node=None), True, 5),
+        (failures(3, node=None, base=0), True, 0),
+    ],
+)
+def test_what_cannot_be_changed_is_not_waited_for(known: list[FailureRecord], has_spare: bool, older_base: int) -> None:
+    assert rule(known, has_spare=has_spare, older_base=older_base).course is Course.GIVE_UP
+
+
+def test_who_wants_one_attempt_gets_one() -> None:
+    assert rule(failures(1), attempts=1).course is Course.GIVE_UP
+
+
+def test_a_trial_has_told_once_training_is_beyond_its_place() -> None:
+    tried = (trial("node", failures(3)[2]),)
+    assert breakers.passed(tried, Generation(3), Step(11)) == (), "that was before it"
+    assert breakers.passed(tried, Generation(4), Step(10)) == ()
+    assert breakers.passed(tried, Generation(4), Step(11)) == tried
+
+
+def test_a_trial_of_another_failure_does_not_count() -> None:
+    other = trial("node", replace(failures(1)[0], code=7))
+    assert rule(failures(3), other).course is Course.OTHER_NODE

@@ -1,0 +1,209 @@
+"""Who is left, when, and whether a checkpoint is waited for, case by case; whole stories are in the golden incidents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from control_plane.core import moves
+from control_plane.core.evidence import Standing, Verdict
+from control_plane.core.observed import Cause, Departure, InstanceCondition, NodeObserved, Notice, Remedy
+from control_plane.core.timeouts import ladder
+from everstep.protocol.agent_messages import MemberPhase, MemberReport, NoticeKind, ShardProtection
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.plan import CheckpointPlan, GenerationPlan, ObjectReference, PlanNode, RankPlan, ScriptPlan, SourceArchive
+
+NOW = 10_000.0
+TIMEOUTS = ladder(3.0)
+REFERENCE = ObjectReference(bucket="b", key="k/")
+NODES = tuple(NodeId(f"n{number}") for number in range(4))
+SPARES = (NodeId("s0"), NodeId("s1"))
+
+
+def plan() -> GenerationPlan:
+    holders = {0: (0, 1), 1: (1, 0), 2: (2, 3), 3: (3, 2)}
+    return GenerationPlan(
+        job=JobName("gpt"),
+        run=RunId("r"),
+        generation=Generation(1),
+        parent=Generation(0),
+        base_step=Step(0),
+        nodes=tuple(PlanNode(node_id=node, address="", peer_port=1, ranks=(Rank(rank),), keep=()) for rank, node in enumerate(NODES)),
+        ranks=tuple(RankPlan(rank=Rank(rank), holders=tuple(NODES[holder] for holder in held), sources=()) for rank, held in holders.items()),
+        coordinator=NODES[0],
+        master_address="",
+        master_port=1,
+        script=ScriptPlan(
+            source=SourceArchive(object=REFERENCE, sha256="", bytes=1),
+            entry_point="t.py",
+            hyperparameters={},
+            environment={},
+            output=REFERENCE,
+            logs=REFERENCE,
+        ),
+        checkpoint=CheckpointPlan(every_steps=0, prefix=REFERENCE),
+        timeouts=TIMEOUTS,
+    )
+
+
+def spot(seconds: float) -> Notice:
+    return Notice(kind=NoticeKind.SPOT_INTERRUPTION, message="soon", ends_at=NOW + seconds)
+
+
+def node(name: NodeId, *announced: Notice, **changes: object) -> NodeObserved:
+    values: dict[str, object] = {"instance": InstanceCondition.PRESENT, "is_connected": True, "has_reported": True, "notices": announced}
+    return NodeObserved(node_id=name, **{**values, **changes})  # type: ignore[arg-type]
+
+
+def impaired(node_id: NodeId, *, remedy: Remedy = Remedy.REBOOT) -> Verdict:
+    return Verdict(node_id=node_id, standing=Standing.IMPAIRED, evidence="words", cause=Cause.NODE_FAULT, remedy=remedy, may_terminate=True)
+
+
+def wanted(
+    announced: dict[int, Notice], *, wounded: tuple[int, ...] = (), known: tuple[Departure, ...] = (), not_before: float = 0.0
+) -> tuple[Departure, ...]:
+    nodes = {name: node(name, *([announced[place]] if place in announced else [])) for place, name in enumerate(NODES)}
+    verdicts = {name: impaired(name) if place in wounded else Verdict(node_id=name, standing=Standing.ALIVE) for place, name in enumerate(NODES)}
+    return moves.wanted(known, NODES, verdicts, nodes, now=NOW, not_before=not_before)
+
+
+def left(announced: dict[int, Notice], spares: int = 0, upload_seconds: float | None = None, *, wounded: tuple[int, ...] = ()) -> tuple[NodeId, ...]:
+    due = moves.due(wanted(announced, wounded=wounded), spares, upload_seconds, NOW, TIMEOUTS)
+    return tuple(move.node_id for move in due)
+
+
+def test_a_node_is_left_at_once_where_another_is_there() -> None:
+    assert left({1: spot(120)}, spares=1) == (NODES[1],)
+    assert left({1: spot(120)}) == ()
+
+
+def test_without_another_training_goes_on_until_a_stop_and_an_upload_just_fit_in() -> None:
+    assert left({1: spot(30.1)}) == ()
+    assert left({1: spot(30)}) == (NODES[1],)
+    assert left({1: spot(45.1)}, upload_seconds=10) == ()
+    assert left({1: spot(45)}, upload_seconds=10) == (NODES[1],)
+
+
+def test_two_nodes_are_left_together_and_one_interruption_is_better_than_two() -> None:
+    assert left({1: spot(60), 2: spot(120)}, spares=1) == ()
+    assert left({1: spot(60), 2: spot(120)}, spares=2) == (NODES[1], NODES[2])
+    assert left({1: spot(20), 2: spot(120)}, spares=1) == (NODES[1],)
+    assert left({1: spot(20), 2: spot(25), 3: spot(600)}, spares=1) == (NODES[1], NODES[2])
+
+
+def test_what_has_no_time_waits_for_another_node() -> None:
+    endless = Notice(kind=NoticeKind.TERMINATING, message="")
+    assert left({1: endless}) == ()
+    assert left({1: endless}, spares=1) == (NODES[1],)
+
+
+def test_a_node_that_is_not_ready_takes_nobody_s_place() -> None:
+    member = MemberReport(job=JobName("x"), run=RunId("x"), generation=Generation(1), phase=MemberPhase.EXITED)
+    ready = {NODES[0]: node(NODES[0]), SPARES[0]: node(SPARES[0])}
+    one = plan()
+    assert moves.successors(one, [*ready], ready, NOW, TIMEOUTS) == [SPARES[0]]
+    for changes in ({"is_connected": False}, {"silent_seconds": 100.0}, {"instance": InstanceCondition.ENDED}, {"member": member}):
+        assert moves.successors(one, [*ready], {**ready, SPARES[0]: node(SPARES[0], **changes)}, NOW, TIMEOUTS) == []
+    assert moves.successors(one, [*ready], {**ready, SPARES[0]: node(SPARES[0], spot(60))}, NOW, TIMEOUTS) == []
+
+
+def test_a_shard_is_held_elsewhere_only_by_the_word_of_its_owner() -> None:
+    def reports(view: dict[int, tuple[int, ...]]) -> dict[NodeId, MemberReport]:
+        return {
+            NODES[rank]: MemberReport(
+                job=JobName("gpt"),
+                run=RunId("r"),
+                generation=Generation(1),
+                phase=MemberPhase.RUNNING,
+                protection=(
+                    ShardProtection(rank=Rank(rank), holders=(), in_view=tuple(NODES[holder] for holder in held), committed=Step(1), payload_bytes=1),
+                ),
+            )
+            for rank, held in view.items()
+        }
+
+    whole = {0: (0, 1), 1: (1, 0), 2: (2, 3), 3: (3, 2)}
+    assert moves.is_held_elsewhere(plan(), reports(whole), [NODES[1]])
+    assert not moves.is_held_elsewhere(plan(), reports(whole), [NODES[0], NODES[1]])
+    assert not moves.is_held_elsewhere(plan(), reports({**whole, 1: (1,)}), [NODES[1]])
+    assert not moves.is_held_elsewhere(plan(), reports({rank: held for rank, held in whole.items() if rank != 1}), [NODES[1]])
+
+
+@pytest.mark.parametrize(
+    ("waited", "ends_in", "upload", "is_replaceable", "is_held", "expected"),
+    [
+        (0, 120, 10.0, True, True, (True, "waits for its checkpoint: the last one took 10 s, 114 s were left")),
+        (15, 120, 10.0, True, True, (False, "waited no longer for its checkpoint: the last one took 10 s")),
+        (0, 120, 100.0, True, True, (False, "did not wait for its checkpoint: the last one took 100 s, 114 s were left")),
+        (0, 120, None, True, True, (True, "waits for its checkpoint: none was measured, 114 s were left")),
+        (30, 120, None, True, True, (False, "waited no longer for its checkpoint: none was measured")),
+        (60, 120, 10.0, True, False, (True, "waits for its checkpoint: only the nodes that it leaves hold its last step, 114 s were left")),
+        (60, 120, 10.0, False, True, (True, "waits for its checkpoint while no node can take the place, 114 s were left")),
+        (114, 120, 10.0, False, False, (False, "there was no time left for its checkpoint")),
+        (0, None, 10.0, True, True, (True, "waits for its checkpoint: the last one took 10 s, 120 s were left")),
+    ],
+)
+def test_a_checkpoint_is_waited_for_where_time_allows(
+    waited: float, ends_in: float | None, upload: float | None, is_replaceable: bool, is_held: bool, expected: tuple[bool, str]
+) -> None:
+    found = moves.checkpoint_wait(
+        None if ends_in is None else NOW + ends_in,
+        is_announced=True,
+        stopped_at=NOW,
+        upload_seconds=upload,
+        is_replaceable=is_replaceable,
+        is_held=is_held,
+        now=NOW + waited,
+        timeouts=TIMEOUTS,
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("waited", "is_held", "expected"),
+    [
+        (0, True, (False, "nodes that stay hold its last step")),
+        (29, False, (True, "waits for its checkpoint: only the nodes that it leaves hold its last step, 30 s were left")),
+        (30, False, (False, "there was no time left for its checkpoint")),
+    ],
+)
+def test_where_aws_takes_nothing_only_the_last_copy_is_worth_the_wait(waited: float, is_held: bool, expected: tuple[bool, str]) -> None:
+    found = moves.checkpoint_wait(
+        None,
+        is_announced=False,
+        stopped_at=NOW,
+        upload_seconds=10.0,
+        is_replaceable=True,
+        is_held=is_held,
+        now=NOW + waited,
+        timeouts=TIMEOUTS,
+    )
+    assert found == expected
+
+
+def test_whom_aws_takes_goes_first_and_waits_for_no_other_s_successor() -> None:
+    assert [move.node_id for move in wanted({3: spot(120), 2: spot(60)}, wounded=(0, 1))] == [NODES[2], NODES[3], NODES[0], NODES[1]]
+    assert left({3: spot(120)}, wounded=(0, 1)) == ()
+    assert left({3: spot(120)}, 1, wounded=(0, 1)) == (NODES[3],)
+    assert left({3: spot(120)}, 2, wounded=(0, 1)) == (NODES[3], NODES[0])
+    assert left({}, 1, wounded=(0, 1)) == (), "one interruption for both"
+    assert left({}, 2, wounded=(0, 1)) == (NODES[0], NODES[1])
+
+
+def test_a_node_that_aws_takes_and_that_has_something_wrong_is_left_for_what_cannot_wait() -> None:
+    (move,) = wanted({1: spot(120)}, wounded=(1,))
+    assert (move.cause, move.remedy, move.ends_at) == (Cause.NOTICE, Remedy.LET_GO, NOW + 120)
+    assert moves.fault(move, NOW, NOW).implicates is None, "what AWS does speaks against nobody"
+
+
+def test_one_that_had_to_stay_is_not_tried_again_at_once_but_aws_does_not_wait() -> None:
+    assert [move.node_id for move in wanted({2: spot(60)}, wounded=(0,), not_before=NOW + 1)] == [NODES[2]]
+    assert [move.node_id for move in wanted({}, wounded=(0,), not_before=NOW)] == [NODES[0]]
+
+
+def test_once_a_stop_is_asked_for_nobody_is_added_and_nobody_spared() -> None:
+    (move,) = wanted({}, wounded=(0,))
+    asked = (replace(move, asked_at=NOW),)
+    assert wanted({2: spot(60)}, known=asked) == asked
+    assert wanted({}, known=(move,)) == (), "it is well again"

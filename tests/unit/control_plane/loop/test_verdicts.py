@@ -1,0 +1,60 @@
+"""How soon a verdict comes, and what is kept of a node that is held for it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from control_plane.core.states import JobState, NodeState
+from control_plane.core.timeouts import ladder
+from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.observer import Hearing
+from everstep.protocol.agent_messages import Hello, KeepEvidence, NodeFault
+from everstep.protocol.ids import FleetName, NodeId
+from everstep.protocol.plan import ObjectReference
+from tests.unit.control_plane.loop.world import BUCKET, World
+
+
+async def test_a_lost_agent_is_judged_within_detection_seconds_and_one(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    lost = world.team()[1]
+    lost.is_deaf = True
+    lost.disconnect()
+    world.cut.add(lost.node_id)
+    began = world.now
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    assert (world.now - began).total_seconds() <= world.timeouts.detection_seconds + 1
+
+
+@pytest.mark.parametrize(("silent", "expected"), [(0.5, float("inf")), (2.0, float("inf")), (2.5, 0.5), (3.0, 0.0), (3.1, float("inf"))])
+async def test_a_pass_is_due_when_a_lease_ends(silent: float, expected: float) -> None:
+    moment = 0.0
+    registry, hearing = AgentRegistry(monotonic=lambda: moment), Hearing(ladder(3.0), lambda: moment)
+    moment = 100.0
+    hello = Hello(node_id=NodeId("i-1"), agent_id="a", address="127.0.0.1", peer_port=1, memory_bytes=1, version="1")
+    registry.accept(hello, FleetName("main"))
+    moment += silent
+    assert hearing.verdict_in(registry.views().values()) == pytest.approx(expected)
+
+
+async def test_what_is_known_of_a_held_node_is_in_s3_before_it_may_be_ended(world: World) -> None:
+    world.wish(hold_failed_instances=True)
+    world.submit()
+    await world.running()
+    await world.train(10)
+    failed = world.team()[1]
+    failed.node_faults = (NodeFault(code="gpu_lost", message="GPU 3", is_permanent=False),)
+    failed.report()
+    world.kill_rank(failed)
+    await world.until(lambda: world.nodes()[failed.node_id].evidence_at is not None)
+    asked = [message for node_id, message in world.said if isinstance(message, KeepEvidence) and node_id == failed.node_id]
+    place = ObjectReference(bucket=BUCKET, key=f"evidence/{failed.node_id}/")
+    assert asked == [KeepEvidence(place=place)]
+    kept = json.loads(world.objects.get(ObjectReference(bucket=BUCKET, key=f"{place.key}node.json")))
+    assert kept["node"]["state"] == NodeState.HELD
+    assert [line["what"] for line in kept["history"]] == ["gpu_lost"]
+    assert [incident["job_name"] for incident in kept["incidents"]] == ["gpt"]
+    assert kept["last_report"]["faults"][0]["message"] == "GPU 3"
