@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.local_cloud.processes import is_rank
+from infra.local_cloud.processes import rank_of
 from tests.e2e.conftest import workplace
 from tests.e2e.jobs import SHAPES, Workplace, assert_identical, assert_incident
 from tests.e2e.reference import References
@@ -30,7 +30,7 @@ def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> N
     job = place.submit("frozen", SHAPES[2], steps=STEPS, pace_seconds=PACE_SECONDS)
     job.wait_committed(10)
     nodes = job.describe()["NodeIds"]
-    (victim,) = [process for process in place.rank_processes() if is_rank(process.pid, 1)]
+    (victim,) = [process for process in place.rank_processes() if rank_of(process.pid) == 1]
     os.kill(victim.pid, signal.SIGSTOP)
     job.wait("a warning", lambda seen: "stood still" in seen["Reason"] or seen["IncidentCount"])
     job.wait_ended()
