@@ -7,6 +7,7 @@ export default defineConfig({
   build: {
     outDir: '../control_plane/static',
     emptyOutDir: true,
+    manifest: 'manifest.json', // what the tests of the build go by
     assetsInlineLimit: 0, // a data: script or font would be refused by the Content-Security-Policy
     modulePreload: { polyfill: false },
     target: 'es2022',

@@ -11,11 +11,12 @@ export interface Band {
 
 export function MetricChart({ name, steps, values, bands }: { name: string; steps: number[]; values: (number | null)[]; bands: Band[] }) {
   const { ref, width } = useElementSize()
+  const host = useRef<HTMLDivElement>(null)
   const plot = useRef<uPlot>(null)
   const shown = useRef(bands)
   shown.current = bands
   useEffect(() => {
-    const root = ref.current as HTMLElement | null
+    const root = host.current
     if (!root || width < 50) return
     const style = getComputedStyle(document.documentElement)
     const token = (key: string) => style.getPropertyValue(key).trim()
@@ -50,8 +51,11 @@ export function MetricChart({ name, steps, values, bands }: { name: string; step
       plot.current = null
     }
     // Data changes are given to the plot below: making it anew would lose the zoom.
-    // eslint-disable-next-line
   }, [width, name])
   useEffect(() => plot.current?.setData([steps, values]), [steps, values])
-  return <div ref={ref} className="chart" role="img" aria-label={`${name} over ${steps.length} steps`} />
+  return (
+    <div ref={ref} className="chart" role="img" aria-label={`${name} over ${steps.length} steps`}>
+      <div ref={host} />
+    </div>
+  )
 }
