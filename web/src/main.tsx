@@ -2,7 +2,7 @@ import '@mantine/core/styles.css'
 import './app.css'
 
 import { createTheme, MantineProvider } from '@mantine/core'
-import { QueryClient, QueryClientProvider } from '@tanstack/react-query'
+import { QueryCache, QueryClient, QueryClientProvider } from '@tanstack/react-query'
 import { lazy, StrictMode, Suspense } from 'react'
 import { createRoot } from 'react-dom/client'
 import { createBrowserRouter, Navigate, useRouteError } from 'react-router'
@@ -22,7 +22,14 @@ const SubmitPage = lazy(() => import('./pages/Submit'))
 const SettingsPage = lazy(() => import('./pages/Settings'))
 const SignInPage = lazy(() => import('./pages/SignIn'))
 
-const client = new QueryClient({
+/** A request that finds the session over has the frame look at once, which leads to the sign-in. */
+const queryCache = new QueryCache({
+  onError: (error) => {
+    if (error instanceof ApiError && error.status === 401) void client.invalidateQueries({ queryKey: ['session'] })
+  },
+})
+const client: QueryClient = new QueryClient({
+  queryCache,
   defaultOptions: {
     queries: {
       retry: (failures, error) => failures < 2 && error instanceof ApiError && error.isPassing,

@@ -46,13 +46,14 @@ def create_session(sign_in: SignIn, request: Request, response: Response, servic
     return _session(record, sessions.sign_in(request, response, services, record))
 
 
-@router.get("")
-def describe_session(request: Request, services: ServicesDep) -> Session:
-    """Say who is signed in."""
-    found = sessions.find(request, services)
-    if found is None:
-        raise Unauthenticated("Nobody is signed in.", hint="Sign in with a token.")
-    return _session(auth.require_user(found[0]), found[1])
+@router.get("", response_model=Session)
+def describe_session(request: Request, services: ServicesDep) -> Session | Response:
+    """Say who is signed in; 204 where nobody is, or not any more: to ask is no mistake, and browsers report every refusal as one."""
+    try:
+        found = sessions.find(request, services)
+    except Unauthenticated:
+        found = None
+    return Response(status_code=204) if found is None else _session(auth.require_user(found[0]), found[1])
 
 
 @router.delete("", status_code=204)

@@ -108,7 +108,11 @@ export async function logText(job: string, key: string, signal?: AbortSignal): P
 }
 
 export const session = {
-  describe: async (signal?: AbortSignal): Promise<Session> => (await send('GET', '/v1/session', undefined, signal)).json() as Promise<Session>,
+  /** Who is signed in, or null: the server answers 204 then, so that asking is no error in the browser's console. */
+  describe: async (signal?: AbortSignal): Promise<Session | null> => {
+    const response = await send('GET', '/v1/session', undefined, signal)
+    return response.status === 204 ? null : ((await response.json()) as Session)
+  },
   signIn: async (token: string): Promise<Session> => (await send('POST', '/v1/session', { Token: token })).json() as Promise<Session>,
   signOut: async (): Promise<void> => void (await send('DELETE', '/v1/session')),
 }

@@ -1,13 +1,16 @@
 /** What the pages ask the API, how often, and under which key it is kept. Polled for now. */
 import { queryOptions, useQuery } from '@tanstack/react-query'
 
-import type { Event, Incident, TrainingJobSummary } from '../contract'
+import type { Event, Incident, Metric, TrainingJobSummary } from '../contract'
 import { all, call, session } from './client'
 
 const FAST_MS = 2_000
 const SLOW_MS = 10_000
 /** What one page holds of the newest events; the API lists the oldest first, so more than this is reached by asking on. */
 const EVENT_LIMIT = 20_000
+
+const METRIC_PAGE = 1_000
+const MOST_METRIC_PAGES = 100
 
 export const sessionQuery = queryOptions({ queryKey: ['session'], queryFn: ({ signal }) => session.describe(signal), refetchInterval: 60_000, retry: false })
 
@@ -74,8 +77,24 @@ export const checkpointsQuery = (name: string) =>
 export const logsQuery = (name: string) =>
   queryOptions({ queryKey: ['logs', name], queryFn: async ({ signal }) => (await call('ListLogs', { TrainingJobName: name }, signal)).Logs ?? [], refetchInterval: SLOW_MS })
 
-export const metricsQuery = (name: string) =>
-  queryOptions({ queryKey: ['metrics', name], queryFn: async ({ signal }) => (await call('ListMetrics', { TrainingJobName: name, MaxResults: 1000 }, signal)).Metrics ?? [], refetchInterval: FAST_MS })
+/** Everything that was logged; a refresh asks only for later steps, but a new launch asks for all again: it does steps once more. */
+export const metricsQuery = (name: string, generation: number) => {
+  const queryKey = ['metrics', name, generation]
+  return queryOptions({
+    queryKey,
+    queryFn: async ({ signal, client }): Promise<Metric[]> => {
+      const held = [...(client.getQueryData<Metric[]>(queryKey) ?? [])]
+      for (let pages = 0; pages < MOST_METRIC_PAGES; pages += 1) {
+        const AfterStep = held.reduce((last, metric) => Math.max(last, metric.Step), -1)
+        const fresh = (await call('ListMetrics', { TrainingJobName: name, AfterStep, MaxResults: METRIC_PAGE }, signal)).Metrics ?? []
+        held.push(...fresh)
+        if (fresh.length < METRIC_PAGE) break
+      }
+      return held
+    },
+    refetchInterval: FAST_MS,
+  })
+}
 
 /** Whether the one who is signed in may change something: buttons that would fail are not shown. */
 export function useRole(): { mayRun: boolean; isAdmin: boolean } {

@@ -8,6 +8,7 @@ export const count = (value: number): string => value.toLocaleString('en-US', { 
 /** What a length of time is called: 0.4 s, 12 s, 3 min 05 s, 2 h 10 min, 4 d 3 h. */
 export function duration(seconds: number): string {
   const s = Math.max(0, seconds)
+  if (s > 0 && s < 0.05) return '< 0.1 s'
   if (s < 9.95) return `${s.toFixed(1)} s`
   const whole = Math.round(s)
   if (whole < 60) return `${whole} s`

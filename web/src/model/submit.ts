@@ -16,7 +16,7 @@ export function problems(draft: Draft): Record<string, string> {
     RanksPerNode: whole(draft.RanksPerNode, 1),
     Protection:
       whole(draft.Protection?.Copies, 1) ??
-      (typeof draft.NodeCount === 'number' && (draft.Protection?.Copies ?? 1) > draft.NodeCount ? `cannot be more copies than nodes: ${draft.Protection?.Copies} on ${draft.NodeCount}` : undefined),
+      (typeof draft.NodeCount === 'number' && whole(draft.NodeCount, 1) === undefined && (draft.Protection?.Copies ?? 1) > draft.NodeCount ? `cannot be more copies than nodes: ${draft.Protection?.Copies} on ${draft.NodeCount}` : undefined),
     CheckpointConfig: whole(draft.CheckpointConfig?.EverySteps, 0),
   }
   return Object.fromEntries(Object.entries(found).filter((each): each is [string, string] => each[1] !== undefined))

@@ -81,7 +81,7 @@ function fault(incident: Incident): { at: number; label: string; incidentId: str
 
 /** Round moments for an axis: at most `most` of them, steps of 1, 2, 5, 10, 15, 30 seconds, minutes, hours or days. */
 export function ticks(from: number, to: number, most: number): number[] {
-  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800, 2592000]
+  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800, 2592000, 7776000]
   const step = steps.find((each) => (to - from) / each <= most) ?? 31536000
   const found: number[] = []
   for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push(at)

@@ -129,7 +129,8 @@ function movingOf({ job, protection, progress, now }: Facts, isRecovering: boole
       return { tone: 'warn', title: 'Standing still', text: `${at}: the ranks run, but ${since}.` }
     }
     const rate = progress?.rate
-    const pace = rate ? `${rateWords(rate)}${comparison(rate, progress?.usualRate)}` : ''
+    const usual = progress?.usualRate
+    const pace = rate ? `${rateWords(rate)}${comparison(rate, usual)}` : usual ? `${rateWords(usual)} on average` : ''
     const last = moved === undefined ? '' : `, ${ago(moved, now)}`
     const text = `${at}${last}${pace ? `; ${pace}` : ''}.${isRecovering ? ` Redoing steps up to ${count(highest)}.` : ''}`
     return { tone: isRecovering ? 'busy' : 'good', title: isRecovering ? 'Moving, catching up' : 'Moving', text }
@@ -177,10 +178,11 @@ function protectionOf({ job, protection }: Facts): Statement {
   }
   const copies = fewestCopies(protection)
   const held = copies === undefined ? `step ${count(step)} was committed` : `step ${count(step)} on ${plural(copies, 'node')} each`
-  const losses = odds.map((each) => `${lossWords(each.LostNodes)}: ${each.Probability >= 1 ? 'survives in memory' : `${percent(each.Probability)} survive in memory`}`)
+  const losses = odds.map((each) => `${lossWords(each.LostNodes)}: ${each.Probability >= 1 ? 'survived from memory' : each.Probability <= 0 ? `back to ${checkpoint ? 'S3' : 'the start'}` : `survived from memory in ${percent(each.Probability)} of the cases`}`)
   const chance = losses.length ? losses.join('; ') : 'what a loss would do cannot be counted until every rank has committed'
-  const state = protection.ProtectionState ?? (odds[0]?.Probability === 1 ? 'Protected' : 'Degraded')
-  const tone: Tone = state === 'Protected' ? ((odds[0]?.Probability ?? 1) >= 1 ? 'good' : 'warn') : state === 'Degraded' ? 'warn' : 'bad'
+  const single = odds.find((each) => each.LostNodes === 1)?.Probability ?? 1
+  const state = protection.ProtectionState ?? 'Degraded'
+  const tone: Tone = state === 'Protected' ? (single >= 1 ? 'good' : 'warn') : state === 'Degraded' ? 'warn' : 'bad'
   return {
     tone,
     title: state,

@@ -70,7 +70,7 @@ function Told({ fleet }: { fleet: Fleet }) {
       <Nodes fleet={fleet} />
       <div>
         <h2>Events</h2>
-        <EventList scope={{ fleet: fleet.FleetName }} />
+        <EventList scope={{ fleet: fleet.FleetName }} most={40} />
       </div>
     </div>
   )

@@ -62,7 +62,6 @@ function Viewer({ job, logs }: { job: TrainingJob; logs: LogEntry[] }) {
   const text = useQuery({
     queryKey: ['log', job.TrainingJobName, entry.Key, entry.Bytes],
     queryFn: ({ signal }) => logText(job.TrainingJobName, entry.Key!, signal),
-    placeholderData: (before) => before,
     staleTime: Infinity,
   })
   const lines = useMemo(() => plain(text.data ?? '').replace(/\n$/, '').split('\n'), [text.data])

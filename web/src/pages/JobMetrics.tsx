@@ -10,7 +10,7 @@ import { csv, series } from '../model/metrics'
 import { Empty, Shown } from '../parts/Basics'
 
 export default function MetricsTab({ job }: { job: TrainingJob }) {
-  const query = useQuery(metricsQuery(job.TrainingJobName))
+  const query = useQuery(metricsQuery(job.TrainingJobName, job.Generation))
   const incidents = useQuery(incidentsQuery(job.TrainingJobName)).data
   const bands = useMemo(
     () => (incidents ?? []).filter((each) => each.RunId === job.RunId && each.FromStep !== undefined && each.ReachedStep !== undefined).map((each) => ({ from: each.FromStep!, to: each.ReachedStep! })),
@@ -22,7 +22,7 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
       {(metrics) =>
         metrics.length ? (
           <div className="stack">
-            <div className="split">
+            <div className="charts">
               {data.names.map((name) => (
                 <section className="card" key={name}>
                   <MetricChart name={name} steps={data.steps} values={data.values[name]!} bands={bands} />

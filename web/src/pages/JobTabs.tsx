@@ -119,7 +119,7 @@ export function EventsTab({ job }: { job: TrainingJob }) {
 }
 
 /** Newest first; the filter is in the URL. */
-export function EventList({ scope }: { scope: { job?: string; fleet?: string } }) {
+export function EventList({ scope, most = MOST_ROWS }: { scope: { job?: string; fleet?: string }; most?: number }) {
   const query = useQuery(eventsQuery(scope))
   const [search, setSearch] = useSearchParams()
   const filter = search.get('q') ?? ''
@@ -142,7 +142,7 @@ export function EventList({ scope }: { scope: { job?: string; fleet?: string } }
                     </tr>
                   </thead>
                   <tbody>
-                    {found.slice(0, MOST_ROWS).map((event) => (
+                    {found.slice(0, most).map((event) => (
                       <tr key={event.EventId}>
                         <td data-name="When"><Ago at={event.Time} /></td>
                         <td data-name="Event">{event.Type}</td>
@@ -156,7 +156,7 @@ export function EventList({ scope }: { scope: { job?: string; fleet?: string } }
             ) : (
               <p className="dim">{events.length ? 'No event has this in it.' : 'Nothing has happened yet.'}</p>
             )}
-            {found.length > MOST_ROWS && <p className="dim">The newest {MOST_ROWS} of {count(found.length)}; the filter finds older ones.</p>}
+            {found.length > most && <p className="dim">The newest {most} of {count(found.length)}; the filter finds older ones.</p>}
           </section>
         )
       }}

@@ -20,7 +20,7 @@ export default function SettingsPage() {
       <section className="card">
         <h2>Session</h2>
         <Shown query={query} rows={2}>
-          {(session) => (
+          {(session) => session && (
             <FactList
               facts={[
                 ['Role', `${session.Role}: may ${MAY[session.Role] ?? 'what the server allows'}`],

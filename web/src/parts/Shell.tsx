@@ -28,7 +28,7 @@ export function Shell() {
   const client = useQueryClient()
   const [isPaletteOpen, setPaletteOpen] = useState(false)
   const { colorScheme, setColorScheme } = useMantineColorScheme()
-  const isSignedOut = signedIn.error !== null && 'status' in signedIn.error && signedIn.error.status === 401
+  const isSignedOut = signedIn.data === null
 
   useEffect(() => {
     if (isSignedOut) void navigate(`/sign-in?next=${encodeURIComponent(location.pathname + location.search + location.hash)}`, { replace: true })
