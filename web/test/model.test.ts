@@ -73,7 +73,7 @@ describe('the story of an incident', () => {
   test('closed', () => {
     expect(told({})).toEqual(['An instance was terminated: EC2 says so.', '2 steps: 10 s of training time; resumed from step 10. State came from the memory of other nodes.', 'Yes: Training is past where it was. Nothing is left to do.'])
   })
-  test('open', () => expect(told({ ClosedAt: undefined, Phase: 'restoring', LostSteps: undefined })[2]).toMatch(/^Restoring state: Replace i-a\. This phase has taken 57 s/))
+  test('open', () => expect(told({ ClosedAt: undefined, Phase: 'restore', LostSteps: undefined })[2]).toMatch(/^Restoring state: Replace i-a\. This phase has taken 57 s/))
   test('the job failed of it', () => expect(told({}, { TrainingJobStatus: 'Failed', FailureReason: 'a loop of crashes' })[2]).toBe('The job has failed: A loop of crashes.'))
   test('the job ended first', () => expect(told({ GenerationAfter: undefined })[2]).toMatch(/ended before another launch/))
 })

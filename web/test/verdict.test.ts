@@ -16,7 +16,7 @@ const protection = (changes: Partial<DescribeProtectionResponse> = {}): Partial<
 })
 const progress = (changes: Partial<Progress> = {}): Progress => ({ boundary: 1204, movedAt: NOW - 1, rate: 2, usualRate: 2, watchedSince: NOW - 100, ...changes })
 const incident = (changes: Partial<Incident> = {}): Incident => ({
-  IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'replacing', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: 'lost',
+  IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: 'lost',
   GenerationBefore: 1, InstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 12, OpenedAt: NOW - 10, DetectSeconds: 2, ...changes,
 })
 const closed = (seconds: number, id: string): Incident =>
@@ -36,9 +36,12 @@ describe('is it moving?', () => {
     ['no step for long, but steps take long', { progress: progress({ movedAt: NOW - 61, usualRate: 0.05, rate: undefined }) }, 'Moving', /Step 1,204/],
     ['never a step since opened', { progress: progress({ movedAt: undefined, watchedSince: NOW - 120 }), protection: undefined }, 'Standing still', /no step since this page was opened 2 min ago/],
     ['nothing watched yet', { progress: undefined, protection: undefined }, 'Moving', /^Step 1,204\.$/],
-    ['catching up', { job: job({ Boundary: 1190 }), incidents: [incident({ Phase: 'reworking' })] }, 'Moving, catching up', /Redoing steps up to 1,204/],
+    ['catching up', { job: job({ Boundary: 1190 }), incidents: [incident({ Phase: 'rework' })] }, 'Moving, catching up', /Redoing steps up to 1,204/],
     ['recovering', { job: job({ SecondaryStatus: 'Restarting' }), incidents: [incident()] }, 'Not moving, recovering', /had reached step 1,204/],
     ['recovering before any step', { job: job({ SecondaryStatus: 'Restarting', Boundary: -1, MaxBoundary: -1 }), incidents: [incident()] }, 'Not moving, recovering', /had not made a step yet/],
+    ['ranks run, no step yet', { job: job({ Boundary: 0, MaxBoundary: 0, BaseStep: 0, SecondaryStatusTransitions: [{ Status: 'Training', State: 'running', StartTime: NOW - 30, StatusMessage: '' }] }) }, 'Starting', /^The ranks run for 30 s, but have made no step since they were started\.$/],
+    ['… for very long', { job: job({ Boundary: 0, BaseStep: 0, SecondaryStatusTransitions: [{ Status: 'Training', State: 'running', StartTime: NOW - 700, StatusMessage: '' }] }) }, 'Standing still', /for 11 min 40 s/],
+    ['ranks run again, at their base', { job: job({ Boundary: 1200, BaseStep: 1200 }), incidents: [incident({ Phase: 'restore' })] }, 'Not moving, recovering', /no step since they were started\. It had reached step 1,204\.$/],
     ['queued', { job: job({ SecondaryStatus: 'Pending', Reason: 'waits for 4 nodes' }) }, 'Queued', /^Waits for 4 nodes\.$/],
     ['first launch', { job: job({ SecondaryStatus: 'Starting', Boundary: -1, Reason: 'ranks are started' }) }, 'Starting', /^No step yet\. Ranks are started\.$/],
     ['stopping', { job: job({ TrainingJobStatus: 'Stopping', SecondaryStatus: 'Stopping', Reason: 'a user asked' }) }, 'Stopping', /^Step 1,204\. A user asked\.$/],
@@ -83,7 +86,7 @@ describe('what is being done', () => {
   })
   test('the phase, how long it has taken, and how long it usually takes', () => {
     const { recovery } = all({ incidents: [closed(5, 'a'), closed(9, 'b'), closed(7, 'c'), incident()] })
-    expect(recovery).toMatchObject({ phase: 'replacing', elapsedSeconds: 10, usualSeconds: 7, tone: 'busy', incidentId: 'inc-1' })
+    expect(recovery).toMatchObject({ phase: 'replace', elapsedSeconds: 10, usualSeconds: 7, tone: 'busy', incidentId: 'inc-1' })
     expect(recovery!.text).toMatch(/An instance was terminated\. Replace i-a\. This phase has taken 10 s \(usually 7\.0 s\)\./)
   })
   test('without earlier ones nothing is compared', () => {
@@ -134,6 +137,8 @@ describe('do I need to act?', () => {
     ['at 60 % of its rate', { progress: progress({ rate: 1.2 }) }, false, /recovered from/],
     ['queued', { job: job({ SecondaryStatus: 'Pending' }) }, false, /its turn\.$/],
     ['queued with a limit', { job: job({ SecondaryStatus: 'Pending', StoppingCondition: { MaxPendingTimeInSeconds: 7200 } }) }, false, /gives up in 1 h 00 min/],
+    ['before the first step', { job: job({ Boundary: 0, BaseStep: 0 }) }, false, /first step of a launch/],
+    ['before the first commit', { protection: protection({ CommittedStep: -1, LastCheckpoint: undefined }) }, false, /No step is kept in memory yet/],
     ['degraded', { protection: protection({ ProtectionState: 'Degraded' }) }, false, /Fewer copies/],
     ['unprotected while it trains', { protection: protection({ ProtectionState: 'Unprotected' }) }, true, /no step is kept in memory/],
     ['starting', { job: job({ SecondaryStatus: 'Starting' }) }, false, /on its way/],
@@ -173,7 +178,7 @@ describe('phases', () => {
     expect(lengths.map((each) => each.phase)).toEqual(['detect', 'replace', 'restore', 'rework'])
     expect(lengths.reduce((sum, each) => sum + each.seconds, 0)).toBe(16)
   })
-  test.each([['replacing', 2], ['restoring', 3], ['reworking', 4]])('of an open one: %s is the last, and all add up to now', (phase, number) => {
+  test.each([['detect', 1], ['replace', 2], ['restore', 3], ['rework', 4]])('of an open one: %s is the last, and all add up to now', (phase, number) => {
     const lengths = phaseLengths(incident({ Phase: phase, ReplaceSeconds: 3, RestoreSeconds: 2 }), NOW)
     expect(lengths).toHaveLength(number)
     expect(lengths.at(-1)!.isOpen).toBe(true)

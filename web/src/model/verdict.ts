@@ -69,6 +69,8 @@ export interface Facts {
 
 /** From this age on, a running job that makes no step is said to stand still; a step may take long, so a slow job gets ten of its own. */
 const STILL_SECONDS = 60
+/** The first step of a launch may take long: imports, compilation, the first batches. */
+const FIRST_STEP_SECONDS = 600
 const STILL_STEPS = 10
 export const STALE_SECONDS = 15
 /** A recovery that has taken this many times as long as usual is worth a look. */
@@ -76,9 +78,10 @@ const LATE_FACTOR = 3
 const LATE_SECONDS = 300
 const ENDED = new Set(['Completed', 'Failed', 'Stopped'])
 const PHASE_WORDS: Record<string, string> = {
-  replacing: 'getting nodes ready',
-  restoring: 'restoring state',
-  reworking: 'redoing lost steps',
+  detect: 'finding out what failed',
+  replace: 'getting nodes ready',
+  restore: 'restoring state',
+  rework: 'redoing lost steps',
 }
 const CAUSES: Record<string, string> = {
   load_failed: 'a shard could not be loaded',
@@ -119,6 +122,14 @@ function movingOf({ job, protection, progress, now }: Facts, isRecovering: boole
     case 'Stopping':
       return { tone: 'busy', title: 'Stopping', text: `${at}. ${sentence(job.Reason ?? '')}` }
   }
+  if (isBeforeFirstStep(job)) {
+    const since = job.SecondaryStatusTransitions?.at(-1)?.StartTime
+    const age = since === undefined ? undefined : now - since
+    const title = age !== undefined && age > FIRST_STEP_SECONDS ? 'Standing still' : isRecovering ? 'Not moving, recovering' : 'Starting'
+    const reached = highest > step ? ` It had reached step ${count(highest)}.` : ''
+    const wait = age === undefined ? '' : ` for ${duration(age)}`
+    return { tone: title === 'Standing still' ? 'warn' : 'busy', title, text: `The ranks run${wait}, but have made no step since they were started.${reached}` }
+  }
   if (job.SecondaryStatus === 'Training') {
     const moved = newest(progress?.movedAt, protection?.CommittedAt)
     const age = moved === undefined ? undefined : now - moved
@@ -141,6 +152,11 @@ function movingOf({ job, protection, progress, now }: Facts, isRecovering: boole
     return { tone: 'busy', title: 'Not moving, recovering', text: highest >= 0 ? `It had reached step ${count(highest)}.` : 'It had not made a step yet.' }
   }
   return { tone: 'busy', title: 'Starting', text: `${at}. ${sentence(job.Reason ?? '')}` }
+}
+
+/** The ranks of this launch run, but have not gone beyond what they were started from. */
+function isBeforeFirstStep(job: Partial<TrainingJob>): boolean {
+  return job.SecondaryStatus === 'Training' && job.TrainingJobStatus === 'InProgress' && (job.Boundary ?? -1) <= (job.BaseStep ?? -1)
 }
 
 function newest(...moments: (number | undefined)[]): number | undefined {
@@ -202,7 +218,7 @@ function lossWords(nodes: number): string {
 /** How long each phase of an incident took, or has taken up to `now`; a phase that has not begun is absent. */
 export function phaseLengths(incident: Incident, now: number): { phase: string; seconds: number; isOpen: boolean }[] {
   const order = ['detect', 'replace', 'restore', 'rework'] as const
-  const open = incident.ClosedAt === undefined ? { replacing: 1, restoring: 2, reworking: 3 }[incident.Phase] : undefined
+  const open = incident.ClosedAt === undefined ? Math.max(0, order.findIndex((phase) => phase === incident.Phase)) : undefined
   const seconds = [incident.DetectSeconds, incident.ReplaceSeconds, incident.RestoreSeconds, incident.ReworkSeconds]
   const known = [seconds[0] ?? Math.max(0, incident.OpenedAt - incident.FailedAt), ...seconds.slice(1)]
   const lengths: { phase: string; seconds: number; isOpen: boolean }[] = []
@@ -280,7 +296,7 @@ function actOf(facts: Facts, moving: Statement, recovery: (Statement & PhaseNow)
   if (recovery && recovery.tone === 'warn') {
     return yes('warn', `The recovery takes longer than ${recovery.usualSeconds === undefined ? duration(LATE_SECONDS) : `${LATE_FACTOR} times the usual ${duration(recovery.usualSeconds)}`}.`, [
       'See what is waited for, above.',
-      recovery.phase === 'replacing' ? 'If it waits for instances: AWS may lack capacity. See the fleet, and its spares.' : 'Look at the logs of the ranks and at the events of this incident.',
+      recovery.phase === 'replace' ? 'If it waits for instances: AWS may lack capacity. See the fleet, and its spares.' : 'Look at the logs of the ranks and at the events of this incident.',
     ])
   }
   if (recovery) return no('Everstep is recovering the job; it needs nobody.', 'busy')
@@ -305,6 +321,8 @@ function actOf(facts: Facts, moving: Statement, recovery: (Statement & PhaseNow)
     return no('Fewer copies than asked for; Everstep makes them again by itself. Look at Protection if this lasts.', 'warn')
   }
   if (job.SecondaryStatus !== 'Training') return no('It is on its way.', 'busy')
+  if (isBeforeFirstStep(job)) return no('The first step of a launch takes longer than others.', 'busy')
+  if (protection.tone === 'idle') return no('It trains. No step is kept in memory yet: a failure now would go back to where this launch began.', 'idle')
   return no('It trains, and a failure would be recovered from.')
 }
 

@@ -6,7 +6,7 @@ import { lazy, Suspense, useMemo, useState } from 'react'
 import { Link, NavLink, useParams } from 'react-router'
 
 import { call } from '../api/client'
-import { eventsQuery, fleetsQuery, incidentsQuery, jobQuery, protectionQuery, useRole } from '../api/queries'
+import { eventsQuery, fleetsQuery, incidentsQuery, jobQuery, jobsQuery, protectionQuery, useRole } from '../api/queries'
 import { TimelineChart } from '../charts/Timeline'
 import { WhereTime } from '../charts/WhereTime'
 import type { TrainingJob } from '../contract'
@@ -123,7 +123,9 @@ function useVerdict(job: TrainingJob, at: number) {
     return next
   }, [job.RunId, job.Boundary, at])
   const mine = incidents?.filter((each) => each.RunId === job.RunId)
-  const othersHit = [...new Set(incidents?.filter((each) => each.ClosedAt === undefined && each.RunId !== job.RunId).map((each) => each.TrainingJobName))]
+  const jobs = useQuery(jobsQuery).data
+  const neighbours = new Set(jobs?.filter((each) => each.FleetName === job.FleetName && each.RunId !== job.RunId).map((each) => each.RunId))
+  const othersHit = [...new Set(incidents?.filter((each) => each.ClosedAt === undefined && neighbours.has(each.RunId)).map((each) => each.TrainingJobName))]
   return verdict({ job, protection, incidents: mine, fleet, progress: progressOf(samples, usualRate(job)), othersHit, staleSeconds, now })
 }
 

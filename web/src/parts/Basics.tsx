@@ -35,7 +35,7 @@ export function Status({ tone, word, title }: { tone: Tone; word: string; title?
 
 const TONES: Record<string, Tone> = {
   Training: 'good', Completed: 'good', active: 'good', assigned: 'good', Complete: 'good', closed: 'good', Protected: 'good',
-  Restarting: 'busy', Starting: 'busy', Downloading: 'busy', Stopping: 'busy', joining: 'busy', replacing: 'busy', restoring: 'busy', reworking: 'busy', Uploading: 'busy',
+  Restarting: 'busy', Starting: 'busy', Downloading: 'busy', Stopping: 'busy', joining: 'busy', detect: 'busy', replace: 'busy', restore: 'busy', rework: 'busy', Uploading: 'busy',
   frozen: 'warn', held: 'warn', draining: 'warn', deleting: 'warn', Degraded: 'warn',
   Failed: 'bad', Unprotected: 'bad', Aborted: 'bad',
 }

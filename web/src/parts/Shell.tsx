@@ -75,7 +75,7 @@ export function Shell() {
           </NavLink>
           <NavLink to="/incidents">
             Incidents
-            <OpenIncidents />
+            {signedIn.data && <OpenIncidents />}
           </NavLink>
           <NavLink to="/fleets">Fleets</NavLink>
           {signedIn.data?.Role !== 'reader' && <NavLink to="/submit">Submit</NavLink>}
