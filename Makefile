@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
-.PHONY: help setup demo check fix test test-full bench-first bench-interleave bench-data-plane bench-recovery
+.PHONY: help setup demo check fix web test test-full bench-first bench-interleave bench-data-plane bench-recovery
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,10 @@ fix: setup  ## format, mend what can be mended mechanically, renew generated doc
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python -m control_plane.contract
+
+web: setup  ## the dashboard: types, tests, and its build into control_plane/static; node comes from PyPI
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[web]'
+	@$(BIN)/python web/build.py
 
 test: setup  ## set-up, then every test but the long matrix
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not full'

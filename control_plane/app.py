@@ -8,6 +8,7 @@ Invariant: nothing else makes an engine, a cloud client or a loop; whatever is m
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,8 +20,10 @@ from typing import Protocol
 
 from fastapi import FastAPI
 
+from control_plane.api.dashboard import Dashboard
 from control_plane.api.deps import Services, SourceLimits
 from control_plane.api.envelope import Envelope
+from control_plane.api.routes import sessions
 from control_plane.api.surface import make_surface
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudSettings, Connection
@@ -104,6 +107,7 @@ def create_app(
         default_max_slowdown=settings.default_max_slowdown,
         spool_directory=spool_directory,
         source_limits=SourceLimits(archive_bytes=settings.max_source_bytes),
+        session_key=hmac.digest(secret, b"browser sessions", "sha256"),
         now=now,
         wake=lambda: None,
     )
@@ -130,6 +134,8 @@ def create_app(
 
     app = make_surface(lifespan=lifespan)
     app.state.services = services
+    app.include_router(sessions.router)
+    app.router.default = Dashboard(otherwise=app.router.default)
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
     return app
 

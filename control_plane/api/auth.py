@@ -18,6 +18,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from control_plane.api import sessions
 from control_plane.api.deps import Services, ServicesDep
 from control_plane.api.errors import Forbidden, NotFound, Unauthenticated
 from control_plane.db import tokens
@@ -100,7 +101,7 @@ def reader(request: Request, services: ServicesDep) -> Caller:
     """Let anybody with a user's token pass; the other two build on it. Called once per request.
 
     Args:
-        request: its Authorization header is looked at, nothing else.
+        request: its Authorization header is looked at and, where there is none, a browser's session.
         services: where tokens are found.
 
     Returns:
@@ -108,14 +109,32 @@ def reader(request: Request, services: ServicesDep) -> Caller:
 
     Raises:
         Unauthenticated: no token, or one that is unknown, expired or revoked.
+        Forbidden: it is an agent's, or another site's page used a session.
+    """
+    authorization = request.headers.get("authorization")
+    session = sessions.find(request, services) if authorization is None else None
+    record = require_user(find_token(services, bearer(authorization)) if session is None else session[0])
+    return Caller(Role(record.role), record.project)
+
+
+def require_user(record: TokenRecord | None) -> TokenRecord:
+    """Return the record of a token that a person or a program may call with.
+
+    Args:
+        record: as `find_token` found it.
+
+    Returns:
+        The same.
+
+    Raises:
+        Unauthenticated: there is none.
         Forbidden: it is an agent's.
     """
-    record = find_token(services, bearer(request.headers.get("authorization")))
     if record is None:
         raise Unauthenticated("The token is unknown, expired or revoked.", hint="Ask an administrator for a new one.")
     if record.kind != TokenKind.USER:
         raise Forbidden("This token is an agent's; it opens the agents' connection alone.")
-    return Caller(Role(record.role), record.project)
+    return record
 
 
 def user(caller: Annotated[Caller, Depends(reader)]) -> Caller:

@@ -63,6 +63,8 @@ class Services:
     spool_directory: Path
     """For bodies that are too large for memory."""
     source_limits: SourceLimits
+    session_key: bytes
+    """What browsers' sessions are sealed with."""
     now: Callable[[], datetime]
     wake: Callable[[], None]
     """Makes the loops look again; from any thread."""

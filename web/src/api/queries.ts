@@ -1,0 +1,103 @@
+/** What the pages ask the API, how often, and under which key it is kept. Polled for now. */
+import { queryOptions, useQuery } from '@tanstack/react-query'
+
+import type { Event, Incident, Metric, TrainingJobSummary } from '../contract'
+import { all, call, session } from './client'
+
+const FAST_MS = 2_000
+const SLOW_MS = 10_000
+/** What one page holds of the newest events; the API lists the oldest first, so more than this is reached by asking on. */
+const EVENT_LIMIT = 20_000
+
+const METRIC_PAGE = 1_000
+const MOST_METRIC_PAGES = 100
+
+export const sessionQuery = queryOptions({ queryKey: ['session'], queryFn: ({ signal }) => session.describe(signal), refetchInterval: 60_000, retry: false })
+
+export const jobsQuery = queryOptions({
+  queryKey: ['jobs'],
+  queryFn: ({ signal }): Promise<TrainingJobSummary[]> =>
+    all(async (NextToken) => {
+      const page = await call('ListTrainingJobs', { MaxResults: 1000, NextToken }, signal)
+      return { items: page.TrainingJobSummaries ?? [], next: page.NextToken }
+    }),
+  refetchInterval: FAST_MS,
+})
+
+export const jobQuery = (name: string) =>
+  queryOptions({ queryKey: ['job', name], queryFn: ({ signal }) => call('DescribeTrainingJob', { TrainingJobName: name }, signal), refetchInterval: FAST_MS })
+
+export const protectionQuery = (name: string) =>
+  queryOptions({ queryKey: ['protection', name], queryFn: ({ signal }) => call('DescribeProtection', { TrainingJobName: name }, signal), refetchInterval: FAST_MS })
+
+export const incidentsQuery = (job?: string) =>
+  queryOptions({
+    queryKey: ['incidents', job ?? ''],
+    queryFn: ({ signal }): Promise<Incident[]> =>
+      all(async (NextToken) => {
+        const page = await call('ListIncidents', { TrainingJobName: job, MaxResults: 1000, NextToken }, signal)
+        return { items: page.Incidents ?? [], next: page.NextToken }
+      }),
+    refetchInterval: FAST_MS,
+  })
+
+export const incidentQuery = (id: string) =>
+  queryOptions({ queryKey: ['incident', id], queryFn: ({ signal }) => call('DescribeIncident', { IncidentId: id }, signal), refetchInterval: FAST_MS })
+
+/** All events, oldest first; a refresh asks only for what came after the last one that is held. */
+export const eventsQuery = (scope: { job?: string; fleet?: string }) => {
+  const queryKey = ['events', scope.job ?? '', scope.fleet ?? '']
+  return queryOptions({
+    queryKey,
+    queryFn: async ({ signal, client }): Promise<Event[]> => {
+      const held = client.getQueryData<Event[]>(queryKey) ?? []
+      const AfterEventId = held.at(-1)?.EventId ?? 0
+      const fresh = await all(async (NextToken) => {
+        const page = await call('ListEvents', { TrainingJobName: scope.job, FleetName: scope.fleet, AfterEventId, MaxResults: 1000, NextToken }, signal)
+        return { items: page.Events ?? [], next: page.NextToken }
+      }, EVENT_LIMIT)
+      return fresh.length ? [...held, ...fresh].slice(-EVENT_LIMIT) : held
+    },
+    refetchInterval: FAST_MS,
+  })
+}
+
+export const fleetsQuery = queryOptions({ queryKey: ['fleets'], queryFn: async ({ signal }) => (await call('ListFleets', {}, signal)).Fleets ?? [], refetchInterval: FAST_MS })
+
+export const nodesQuery = (fleet?: string, ended = false) =>
+  queryOptions({
+    queryKey: ['nodes', fleet ?? '', ended],
+    queryFn: async ({ signal }) => (await call('ListNodes', { FleetName: fleet, IncludeEnded: ended }, signal)).Nodes ?? [],
+    refetchInterval: FAST_MS,
+  })
+
+export const checkpointsQuery = (name: string) =>
+  queryOptions({ queryKey: ['checkpoints', name], queryFn: async ({ signal }) => (await call('ListCheckpoints', { TrainingJobName: name }, signal)).Checkpoints ?? [], refetchInterval: SLOW_MS })
+
+export const logsQuery = (name: string) =>
+  queryOptions({ queryKey: ['logs', name], queryFn: async ({ signal }) => (await call('ListLogs', { TrainingJobName: name }, signal)).Logs ?? [], refetchInterval: SLOW_MS })
+
+/** Everything that was logged; a refresh asks only for later steps, but a new launch asks for all again: it does steps once more. */
+export const metricsQuery = (name: string, generation: number) => {
+  const queryKey = ['metrics', name, generation]
+  return queryOptions({
+    queryKey,
+    queryFn: async ({ signal, client }): Promise<Metric[]> => {
+      const held = [...(client.getQueryData<Metric[]>(queryKey) ?? [])]
+      for (let pages = 0; pages < MOST_METRIC_PAGES; pages += 1) {
+        const AfterStep = held.reduce((last, metric) => Math.max(last, metric.Step), -1)
+        const fresh = (await call('ListMetrics', { TrainingJobName: name, AfterStep, MaxResults: METRIC_PAGE }, signal)).Metrics ?? []
+        held.push(...fresh)
+        if (fresh.length < METRIC_PAGE) break
+      }
+      return held
+    },
+    refetchInterval: FAST_MS,
+  })
+}
+
+/** Whether the one who is signed in may change something: buttons that would fail are not shown. */
+export function useRole(): { mayRun: boolean; isAdmin: boolean } {
+  const role = useQuery(sessionQuery).data?.Role
+  return { mayRun: role === 'user' || role === 'admin', isAdmin: role === 'admin' }
+}

@@ -1,0 +1,89 @@
+import '@mantine/core/styles.css'
+import './app.css'
+
+import { createTheme, MantineProvider } from '@mantine/core'
+import { QueryCache, QueryClient, QueryClientProvider } from '@tanstack/react-query'
+import { lazy, StrictMode, Suspense } from 'react'
+import { createRoot } from 'react-dom/client'
+import { createBrowserRouter, Navigate, useRouteError } from 'react-router'
+import { RouterProvider } from 'react-router/dom'
+
+import { ApiError } from './api/client'
+import { Empty, Loading, Problem } from './parts/Basics'
+import { Shell } from './parts/Shell'
+import { JobsPage } from './pages/Jobs'
+
+const JobPage = lazy(() => import('./pages/Job'))
+const IncidentsPage = lazy(() => import('./pages/Incidents'))
+const IncidentPage = lazy(() => import('./pages/Incident'))
+const FleetsPage = lazy(() => import('./pages/Fleets'))
+const FleetPage = lazy(() => import('./pages/Fleet'))
+const SubmitPage = lazy(() => import('./pages/Submit'))
+const SettingsPage = lazy(() => import('./pages/Settings'))
+const SignInPage = lazy(() => import('./pages/SignIn'))
+
+/** A request that finds the session over has the frame look at once, which leads to the sign-in. */
+const queryCache = new QueryCache({
+  onError: (error) => {
+    if (error instanceof ApiError && error.status === 401) void client.invalidateQueries({ queryKey: ['session'] })
+  },
+})
+const client: QueryClient = new QueryClient({
+  queryCache,
+  defaultOptions: {
+    queries: {
+      retry: (failures, error) => failures < 2 && error instanceof ApiError && error.isPassing,
+      refetchOnWindowFocus: true,
+      refetchIntervalInBackground: false,
+      staleTime: 1_000,
+      gcTime: 300_000,
+    },
+  },
+})
+
+function Broken() {
+  return (
+    <main>
+      <Problem error={useRouteError()} title="This page is broken" retry={() => window.location.reload()} />
+    </main>
+  )
+}
+
+const page = (element: React.ReactNode) => <Suspense fallback={<Loading />}>{element}</Suspense>
+const router = createBrowserRouter([
+  { path: '/sign-in', element: page(<SignInPage />), errorElement: <Broken /> },
+  {
+    element: <Shell />,
+    errorElement: <Broken />,
+    children: [
+      { index: true, element: <JobsPage /> },
+      { path: 'jobs', element: <Navigate to="/" replace /> },
+      { path: 'jobs/:name/:tab?', element: page(<JobPage />) },
+      { path: 'incidents', element: page(<IncidentsPage />) },
+      { path: 'incidents/:id', element: page(<IncidentPage />) },
+      { path: 'fleets', element: page(<FleetsPage />) },
+      { path: 'fleets/:name', element: page(<FleetPage />) },
+      { path: 'submit', element: page(<SubmitPage />) },
+      { path: 'settings', element: page(<SettingsPage />) },
+      { path: '*', element: <Empty title="There is no such page">The search (⌘K) finds what has a name.</Empty> },
+    ],
+  },
+])
+
+const nonce = document.querySelector<HTMLMetaElement>('meta[name="csp-nonce"]')?.content ?? ''
+const theme = createTheme({
+  primaryColor: 'blue',
+  autoContrast: true,
+  fontFamily: 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif',
+  respectReducedMotion: true,
+})
+
+createRoot(document.getElementById('root')!).render(
+  <StrictMode>
+    <MantineProvider theme={theme} defaultColorScheme="auto" getStyleNonce={() => nonce}>
+      <QueryClientProvider client={client}>
+        <RouterProvider router={router} />
+      </QueryClientProvider>
+    </MantineProvider>
+  </StrictMode>,
+)

@@ -1,0 +1,76 @@
+/** Figures and moments as people read them. Pure: the time is an argument. */
+
+export const WORLD = 'en-GB'
+
+/** 1204 → 1,204. */
+export const count = (value: number): string => value.toLocaleString('en-US', { maximumFractionDigits: 0 })
+
+/** What a length of time is called: 0.4 s, 12 s, 3 min 05 s, 2 h 10 min, 4 d 3 h. */
+export function duration(seconds: number): string {
+  const s = Math.max(0, seconds)
+  if (s > 0 && s < 0.05) return '< 0.1 s'
+  if (s < 9.95) return `${s.toFixed(1)} s`
+  const whole = Math.round(s)
+  if (whole < 60) return `${whole} s`
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${String(whole % 60).padStart(2, '0')} s`
+  const minutes = Math.round(s / 60)
+  if (minutes < 48 * 60) return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, '0')} min`
+  const hours = Math.round(s / 3600)
+  return `${Math.floor(hours / 24)} d ${hours % 24} h`
+}
+
+/** How long ago `at` was: just now, 12 s ago. */
+export function ago(at: number, now: number): string {
+  const passed = now - at
+  if (passed < -1) return `in ${duration(-passed)}`
+  return passed < 1 ? 'just now' : `${coarse(passed)} ago`
+}
+
+function coarse(seconds: number): string {
+  if (seconds < 60) return `${Math.floor(seconds)} s`
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`
+  if (seconds < 48 * 3600) return `${Math.floor(seconds / 3600)} h`
+  return `${Math.floor(seconds / 86400)} d`
+}
+
+/** 2026-03-01 12:00:05 UTC. */
+export const utc = (at: number): string => `${new Date(at * 1000).toISOString().slice(0, 19).replace('T', ' ')} UTC`
+
+/** 12:00:05, for axes. */
+export const clock = (at: number): string => new Date(at * 1000).toISOString().slice(11, 19)
+
+/** 1.5 GiB. */
+export function bytes(value: number): string {
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB']
+  let scaled = value
+  let unit = 0
+  while (scaled >= 1024 && unit < units.length - 1) {
+    scaled /= 1024
+    unit += 1
+  }
+  return `${unit === 0 ? scaled : scaled.toFixed(1)} ${units[unit]}`
+}
+
+/** A probability that is never rounded up to certainty: 93 %, 99.98 %, 100 %. */
+export function percent(ratio: number): string {
+  if (ratio >= 1) return '100 %'
+  if (ratio <= 0) return '0 %'
+  for (const digits of [0, 1, 2, 3, 4]) {
+    const text = (ratio * 100).toFixed(digits)
+    if (Number(text) < 100 && Number(text) > 0) return `${text} %`
+  }
+  return ratio > 0.5 ? '> 99.9999 %' : '< 0.0001 %'
+}
+
+/** 1 step, 2 steps. */
+export const plural = (value: number, noun: string, nouns = `${noun}s`): string => `${count(value)} ${value === 1 ? noun : nouns}`
+
+/** A sentence out of what may be none. */
+export const sentence = (text: string): string => {
+  const trimmed = text.trim()
+  if (!trimmed) return ''
+  return trimmed[0]!.toUpperCase() + trimmed.slice(1) + (/[.!?]$/.test(trimmed) ? '' : '.')
+}
+
+/** instance_terminated → instance terminated. */
+export const words = (identifier: string): string => identifier.replace(/_/g, ' ')

@@ -1,0 +1,26 @@
+/** Which jobs a list shows, and in which order. Pure. */
+import type { TrainingJobSummary } from '../contract'
+
+export type Order = 'created' | 'name' | 'status' | 'step' | 'fleet'
+
+/** What wants attention comes first in the order by status. */
+const URGENCY = ['Failed', 'Restarting', 'Pending', 'Starting', 'Downloading', 'Stopping', 'Training', 'Stopped', 'Completed']
+const urgency = (status: string) => (URGENCY.indexOf(status) + URGENCY.length + 1) % (URGENCY.length + 1)
+
+const COMPARE: Record<Order, (a: TrainingJobSummary, b: TrainingJobSummary) => number> = {
+  created: (a, b) => b.CreationTime - a.CreationTime,
+  name: (a, b) => a.TrainingJobName.localeCompare(b.TrainingJobName),
+  status: (a, b) => urgency(a.SecondaryStatus) - urgency(b.SecondaryStatus),
+  step: (a, b) => b.Boundary - a.Boundary,
+  fleet: (a, b) => a.FleetName.localeCompare(b.FleetName),
+}
+
+export function arranged(jobs: readonly TrainingJobSummary[], by: { text: string; status: string; fleet: string; order: Order; isReversed: boolean }): TrainingJobSummary[] {
+  const wanted = by.text.toLowerCase()
+  const compare = COMPARE[by.order] ?? COMPARE.created
+  const sign = by.isReversed ? -1 : 1
+  return jobs
+    .filter((job) => (!by.status || job.SecondaryStatus === by.status) && (!by.fleet || job.FleetName === by.fleet))
+    .filter((job) => !wanted || `${job.TrainingJobName} ${job.Reason}`.toLowerCase().includes(wanted))
+    .toSorted((a, b) => sign * (compare(a, b) || COMPARE.created(a, b)))
+}

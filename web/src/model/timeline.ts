@@ -1,0 +1,89 @@
+/** The recovery timeline as marks on lanes: one lane for the job's states, one for each node, and the incidents over them. Pure. */
+import type { Event, Incident, TrainingJob } from '../contract'
+import { phaseLengths } from './verdict'
+
+export interface Span {
+  from: number
+  to: number
+  kind: string
+  label: string
+  incidentId?: string
+}
+
+export interface Lane {
+  id: string
+  label: string
+  spans: Span[]
+  /** Moments at which this node failed. */
+  faults: { at: number; label: string; incidentId: string }[]
+}
+
+export interface Timeline {
+  from: number
+  to: number
+  lanes: Lane[]
+  /** Events of the node or job, for ticks. */
+  marks: { at: number; label: string }[]
+}
+
+/** Lay out a job's life. Lanes: the job first, then nodes, those hit by an incident before others, at most `maxNodes`. */
+export function timeline(job: Partial<TrainingJob>, incidents: Incident[], events: Event[], now: number, maxNodes = 64): Timeline {
+  const from = job.CreationTime ?? now - 60
+  const to = Math.max(from + 1, job.TrainingEndTime ?? now)
+  const within = (at: number) => Math.min(to, Math.max(from, at))
+  const states: Span[] = (job.SecondaryStatusTransitions ?? []).map((each) => ({
+    from: within(each.StartTime),
+    to: within(each.EndTime ?? to),
+    kind: each.Status.toLowerCase(),
+    label: `${each.Status}: ${each.StatusMessage}`,
+  }))
+  const recoveries: Span[] = []
+  for (const incident of incidents) {
+    let at = incident.FailedAt
+    for (const { phase, seconds } of phaseLengths(incident, now)) {
+      recoveries.push({ from: within(at), to: within(at + seconds), kind: phase, label: `${phase}, incident ${incident.IncidentId}`, incidentId: incident.IncidentId })
+      at += seconds
+    }
+  }
+  const lanes: Lane[] = [
+    { id: 'job', label: 'job', spans: states, faults: [] },
+    { id: 'recovery', label: 'recovery', spans: recoveries, faults: incidents.filter((each) => !(each.InstanceIds ?? []).length).map((each) => fault(each)) },
+  ]
+  const hit = new Map<string, Incident[]>()
+  const came = new Map<string, number>()
+  const left = new Map<string, number>()
+  for (const incident of incidents) {
+    for (const id of incident.InstanceIds ?? []) {
+      hit.set(id, [...(hit.get(id) ?? []), incident])
+      if (!(job.NodeIds ?? []).includes(id)) left.set(id, Math.max(left.get(id) ?? 0, incident.FailedAt))
+    }
+    for (const id of incident.ReplacementInstanceIds ?? []) came.set(id, Math.min(came.get(id) ?? Infinity, incident.OpenedAt))
+  }
+  const nodes = [...new Set([...hit.keys(), ...came.keys(), ...(job.NodeIds ?? [])])]
+  const begun = job.TrainingStartTime ?? to
+  for (const id of nodes.slice(0, maxNodes)) {
+    const start = came.get(id) ?? begun
+    const end = left.get(id) ?? to
+    lanes.push({
+      id,
+      label: id,
+      spans: end > start ? [{ from: within(start), to: within(end), kind: 'node', label: `${id} works for this job` }] : [],
+      faults: (hit.get(id) ?? []).map((each) => fault(each)),
+    })
+  }
+  const marks = events.filter((event) => event.Time >= from && event.Time <= to).map((event) => ({ at: event.Time, label: `${event.Type}: ${event.Message}` }))
+  return { from, to, lanes, marks }
+}
+
+function fault(incident: Incident): { at: number; label: string; incidentId: string } {
+  return { at: incident.FailedAt, label: `${incident.Cause}: ${(incident.Evidence ?? []).join(' ')}`, incidentId: incident.IncidentId }
+}
+
+/** Round moments for an axis: at most `most` of them, steps of 1, 2, 5, 10, 15, 30 seconds, minutes, hours or days. */
+export function ticks(from: number, to: number, most: number): number[] {
+  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800, 2592000, 7776000]
+  const step = steps.find((each) => (to - from) / each <= most) ?? 31536000
+  const found: number[] = []
+  for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push(at)
+  return found
+}

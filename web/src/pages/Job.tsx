@@ -1,0 +1,248 @@
+/** One job: first what someone at 3 a.m. must know, then everything else. */
+import { Button } from '@mantine/core'
+import { useDocumentTitle } from '@mantine/hooks'
+import { useQuery, useQueryClient } from '@tanstack/react-query'
+import { lazy, Suspense, useMemo, useState } from 'react'
+import { Link, NavLink, useParams } from 'react-router'
+
+import { call } from '../api/client'
+import { eventsQuery, fleetsQuery, incidentsQuery, jobQuery, jobsQuery, protectionQuery, useRole } from '../api/queries'
+import { TimelineChart } from '../charts/Timeline'
+import { WhereTime } from '../charts/WhereTime'
+import type { TrainingJob } from '../contract'
+import { count, duration, percent } from '../model/format'
+import { progressOf, sampled, type Sample } from '../model/progress'
+import { isOver, openIncident, phaseWords, usualRate, verdict, type Act, type Statement } from '../model/verdict'
+import { Ago, Empty, FactList, Loading, Shown, Status, ToneIcon, toneOf, useNow } from '../parts/Basics'
+import { ConfirmByName } from '../parts/ConfirmByName'
+import { IncidentTable } from '../parts/IncidentTable'
+import { useStaleSeconds } from '../parts/Shell'
+import { CheckpointsTab, EventsTab, ProtectionTab } from './JobTabs'
+
+const LogsTab = lazy(() => import('./JobLogs'))
+const SpecTab = lazy(() => import('./JobSpec'))
+const MetricsTab = lazy(() => import('./JobMetrics'))
+const TABS = ['overview', 'metrics', 'logs', 'protection', 'checkpoints', 'events', 'spec'] as const
+
+/** What this browser saw of each job's steps since it was opened. */
+const seen = new Map<string, Sample[]>()
+
+export default function JobPage() {
+  const { name = '', tab = 'overview' } = useParams()
+  const job = useQuery(jobQuery(name))
+  useDocumentTitle(job.data ? `${job.data.SecondaryStatus}: ${name}, Everstep` : `${name}, Everstep`)
+  return (
+    <Shown query={job} rows={8}>
+      {(data) => (
+        <div className="stack">
+          <Head job={data} />
+          <FirstFold job={data} at={job.dataUpdatedAt / 1000} />
+          <nav className="tabs" aria-label="About this job">
+            {TABS.map((each) => (
+              <NavLink key={each} to={each === 'overview' ? `/jobs/${encodeURIComponent(name)}` : `/jobs/${encodeURIComponent(name)}/${each}`} end preventScrollReset>
+                {each[0]!.toUpperCase() + each.slice(1)}
+              </NavLink>
+            ))}
+          </nav>
+          <Suspense fallback={<Loading />}>
+            <Tab tab={tab} job={data} />
+          </Suspense>
+        </div>
+      )}
+    </Shown>
+  )
+}
+
+function Tab({ tab, job }: { tab: string; job: TrainingJob }) {
+  switch (tab) {
+    case 'overview':
+      return <Overview job={job} />
+    case 'metrics':
+      return <MetricsTab job={job} />
+    case 'logs':
+      return <LogsTab job={job} />
+    case 'protection':
+      return <ProtectionTab job={job} />
+    case 'checkpoints':
+      return <CheckpointsTab job={job} />
+    case 'events':
+      return <EventsTab job={job} />
+    case 'spec':
+      return <SpecTab job={job} />
+    default:
+      return <Empty title="There is no such page of this job" />
+  }
+}
+
+function Head({ job }: { job: TrainingJob }) {
+  const [isAsking, setAsking] = useState(false)
+  const { mayRun } = useRole()
+  const client = useQueryClient()
+  return (
+    <div className="row between">
+      <div>
+        <div className="dim">
+          <Link to="/">Jobs</Link> / project {job.Project}
+        </div>
+        <div className="row">
+          <h1>{job.TrainingJobName}</h1>
+          <Status tone={toneOf(job.SecondaryStatus)} word={job.SecondaryStatus} title={job.Reason} />
+        </div>
+      </div>
+      {mayRun && !isOver(job) && job.TrainingJobStatus !== 'Stopping' && (
+        <Button color="red" variant="outline" size="xs" onClick={() => setAsking(true)}>
+          Stop
+        </Button>
+      )}
+      <ConfirmByName
+        name={job.TrainingJobName}
+        verb="Stop"
+        opened={isAsking}
+        onClose={() => setAsking(false)}
+        onConfirm={async () => {
+          await call('StopTrainingJob', { TrainingJobName: job.TrainingJobName })
+          await client.invalidateQueries()
+        }}
+      >
+        All ranks stop at one agreed step, which is kept in S3. A stopped job does not start again.
+      </ConfirmByName>
+    </div>
+  )
+}
+
+function useVerdict(job: TrainingJob, at: number) {
+  const now = useNow()
+  const staleSeconds = useStaleSeconds()
+  const name = job.TrainingJobName
+  const protection = useQuery(protectionQuery(name)).data
+  const incidents = useQuery(incidentsQuery()).data
+  const fleet = useQuery(fleetsQuery).data?.find((each) => each.FleetName === job.FleetName)
+  const samples = useMemo(() => {
+    const next = sampled(seen.get(job.RunId) ?? [], { at, boundary: job.Boundary })
+    seen.set(job.RunId, next)
+    return next
+  }, [job.RunId, job.Boundary, at])
+  const mine = incidents?.filter((each) => each.RunId === job.RunId)
+  const jobs = useQuery(jobsQuery).data
+  const neighbours = new Set(jobs?.filter((each) => each.FleetName === job.FleetName && each.RunId !== job.RunId).map((each) => each.RunId))
+  const othersHit = [...new Set(incidents?.filter((each) => each.ClosedAt === undefined && neighbours.has(each.RunId)).map((each) => each.TrainingJobName))]
+  return verdict({ job, protection, incidents: mine, fleet, progress: progressOf(samples, usualRate(job)), othersHit, staleSeconds, now })
+}
+
+function FirstFold({ job, at }: { job: TrainingJob; at: number }) {
+  const told = useVerdict(job, at)
+  return (
+    <>
+      {told.banners.map((banner) => (
+        <div key={banner.title} className={`banner tone-${banner.tone}`} role="status">
+          <ToneIcon tone={banner.tone} />
+          <span>
+            <strong>{banner.title}.</strong> {banner.text}
+          </span>
+        </div>
+      ))}
+      <div className="fold">
+        <Say question="Is it moving?" said={told.moving} />
+        <Say question="Is it safe?" said={told.protection} />
+        <ActCard act={told.act} />
+        {told.recovery && (
+          <Say question="What is being done" said={told.recovery} className="wide">
+            <p>
+              <Link to={`/incidents/${encodeURIComponent(told.recovery.incidentId)}`}>Incident {told.recovery.incidentId}</Link>: {phaseWords(told.recovery.phase)} for {duration(told.recovery.elapsedSeconds)}
+              {told.recovery.usualSeconds !== undefined && `, usually ${duration(told.recovery.usualSeconds)}`}
+            </p>
+          </Say>
+        )}
+        {told.waiting && <Say question="What it waits for" said={told.waiting} className="wide" />}
+      </div>
+    </>
+  )
+}
+
+function Say({ question, said, className = '', children }: { question: string; said: Statement; className?: string; children?: React.ReactNode }) {
+  return (
+    <section className={`card say tone-${said.tone} ${className}`}>
+      <div className="q">{question}</div>
+      <div className="a">
+        <ToneIcon tone={said.tone} size={20} /> {said.title}
+      </div>
+      <p>{said.text}</p>
+      {children}
+    </section>
+  )
+}
+
+function ActCard({ act }: { act: Act }) {
+  return (
+    <section className={`card say act tone-${act.tone}`} aria-live="polite">
+      <div className="q">Do I need to act?</div>
+      <div className="a">
+        <ToneIcon tone={act.tone} size={20} /> {act.title}
+      </div>
+      <p>{act.text}</p>
+      {act.steps.length > 0 && (
+        <ol>
+          {act.steps.map((step) => (
+            <li key={step}>{step}</li>
+          ))}
+        </ol>
+      )}
+    </section>
+  )
+}
+
+function Overview({ job }: { job: TrainingJob }) {
+  const now = useNow()
+  const name = job.TrainingJobName
+  const incidents = useQuery(incidentsQuery(name))
+  const events = useQuery(eventsQuery({ job: name })).data ?? []
+  const [minutes, setMinutes] = useState<number>()
+  const mine = (incidents.data ?? []).filter((each) => each.RunId === job.RunId)
+  const lost = mine.reduce((sum, each) => sum + (each.LostSteps ?? 0), 0)
+  const open = openIncident(mine)
+  const end = job.TrainingEndTime ?? now
+  return (
+    <div className="stack">
+      <section className="card">
+        <FactList
+          facts={[
+            ['Step', job.Boundary < 0 ? '–' : count(job.Boundary)],
+            ['Kept in memory', job.CommittedStep < 0 ? '–' : `step ${count(job.CommittedStep)}`],
+            ['ETTR', job.EttrRatio === undefined ? '–' : percent(job.EttrRatio)],
+            ['Incidents', `${count(job.IncidentCount)}${open ? ', one open' : ''}`],
+            ['Steps done again', count(lost)],
+            ['Nodes × ranks', `${count(job.NodeCount)} × ${count(job.RanksPerNode)}`],
+            ['Launch', count(job.Generation)],
+            ['Fleet', <Link key="fleet" to={`/fleets/${encodeURIComponent(job.FleetName)}`}>{job.FleetName}</Link>],
+            ['Created', <Ago key="created" at={job.CreationTime} />],
+            [job.TrainingEndTime === undefined ? 'Running for' : 'Ran for', job.TrainingStartTime === undefined ? '–' : duration(end - job.TrainingStartTime)],
+          ]}
+        />
+      </section>
+      <section className="card">
+        <div className="row between">
+          <h2>Recovery timeline</h2>
+          <div className="row" role="group" aria-label="Span of the timeline">
+            {([[undefined, 'All'], [60, '1 h'], [10, '10 min'], [2, '2 min']] as const).map(([each, label]) => (
+              <Button key={label} size="compact-xs" variant={minutes === each ? 'filled' : 'default'} aria-pressed={minutes === each} onClick={() => setMinutes(each)}>
+                {label}
+              </Button>
+            ))}
+          </div>
+        </div>
+        <TimelineChart job={job} incidents={mine} events={events} now={now} from={minutes === undefined ? undefined : end - minutes * 60} />
+      </section>
+      <section className="card">
+        <h2>Where the time went</h2>
+        <WhereTime job={job} now={now} />
+      </section>
+      <section className="card">
+        <h2>Incidents</h2>
+        <Shown query={incidents} rows={2}>
+          {() => (mine.length ? <IncidentTable incidents={mine.toReversed()} withJob={false} /> : <p className="dim">None. What ends a launch of this job would be listed here.</p>)}
+        </Shown>
+      </section>
+    </div>
+  )
+}
+

@@ -1,0 +1,165 @@
+/** Protection, checkpoints and events of a job. */
+import { TextInput } from '@mantine/core'
+import { useQuery } from '@tanstack/react-query'
+import { useSearchParams } from 'react-router'
+
+import { checkpointsQuery, eventsQuery, protectionQuery } from '../api/queries'
+import { ProtectionMatrix } from '../charts/ProtectionMatrix'
+import type { TrainingJob } from '../contract'
+import { bytes, count, percent, plural } from '../model/format'
+import { isOver } from '../model/verdict'
+import { Ago, Empty, FactList, NodeLink, Shown, Status, toneOf } from '../parts/Basics'
+
+export function ProtectionTab({ job }: { job: TrainingJob }) {
+  const query = useQuery(protectionQuery(job.TrainingJobName))
+  return (
+    <Shown query={query}>
+      {(protection) => (
+        <div className="stack">
+          <section className="card">
+            <FactList
+              facts={[
+                ['State', <Status key="state" tone={isOver(job) ? 'idle' : toneOf(protection.ProtectionState)} word={protection.ProtectionState} />],
+                ['Committed', protection.CommittedStep < 0 ? 'nothing yet' : <>step {count(protection.CommittedStep)}, <Ago at={protection.CommittedAt} /></>],
+                ['On its way', protection.ProposedStep < 0 ? '–' : `step ${count(protection.ProposedStep)}`],
+                ['Copies asked for', `${protection.Copies}, the owner’s included`],
+                ['Newest in S3', protection.LastCheckpoint ? <>step {count(protection.LastCheckpoint.Step)}, <Ago at={protection.LastCheckpoint.CompletedAt} /></> : 'nothing'],
+              ]}
+            />
+            {protection.Reason && <p style={{ marginTop: 12 }}>{protection.Reason}</p>}
+          </section>
+          {(protection.RecoveryOdds ?? []).length > 0 && (
+            <section className="card">
+              <h2>If nodes are lost at once</h2>
+              <table className="grid">
+                <thead>
+                  <tr>
+                    <th>Lost nodes</th>
+                    <th>Every shard survives in memory</th>
+                    <th>Otherwise</th>
+                  </tr>
+                </thead>
+                <tbody>
+                  {protection.RecoveryOdds.map((odds) => (
+                    <tr key={odds.LostNodes}>
+                      <td>any {odds.LostNodes}</td>
+                      <td>
+                        <Status tone={odds.Probability >= 1 ? 'good' : odds.Probability > 0.5 ? 'warn' : 'bad'} word={odds.Probability >= 1 ? 'always' : `in ${percent(odds.Probability)} of the cases`} />
+                      </td>
+                      <td className="dim">
+                        {odds.Probability >= 1 ? '–' : protection.LastCheckpoint ? `back to step ${count(protection.LastCheckpoint.Step)} in S3, ${plural(Math.max(0, protection.CommittedStep - protection.LastCheckpoint.Step), 'step')} again` : 'back to the start: nothing is in S3'}
+                      </td>
+                    </tr>
+                  ))}
+                </tbody>
+              </table>
+              <p className="dim" style={{ marginTop: 8 }}>Counted over all sets of so many nodes, for the holders in view now. What the loss of a whole failure domain would do is not in the API yet.</p>
+            </section>
+          )}
+          {(protection.Shards ?? []).length ? (
+            <section className="card">
+              <h2>Who holds what</h2>
+              <ProtectionMatrix protection={protection} />
+            </section>
+          ) : (
+            <Empty title="No shard is held in memory">{protection.Reason}</Empty>
+          )}
+        </div>
+      )}
+    </Shown>
+  )
+}
+
+export function CheckpointsTab({ job }: { job: TrainingJob }) {
+  const query = useQuery(checkpointsQuery(job.TrainingJobName))
+  return (
+    <Shown query={query}>
+      {(checkpoints) =>
+        checkpoints.length ? (
+          <section className="card scroll">
+            <table className="grid stacked">
+              <thead>
+                <tr>
+                  <th>Step</th>
+                  <th>Status</th>
+                  <th>Launch</th>
+                  <th className="n">Size</th>
+                  <th>Complete</th>
+                  <th>Manifest</th>
+                </tr>
+              </thead>
+              <tbody>
+                {checkpoints.map((each) => (
+                  <tr key={`${each.Step}-${each.Generation}`}>
+                    <td data-name="Step">{count(each.Step)}</td>
+                    <td data-name="Status"><Status tone={toneOf(each.Status)} word={each.Status} /></td>
+                    <td data-name="Launch">{each.Generation}</td>
+                    <td className="n" data-name="Size">{bytes(each.Bytes)}</td>
+                    <td data-name="Complete"><Ago at={each.CompletionTime} /></td>
+                    <td className="reason mono">{each.S3Uri}</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </section>
+        ) : (
+          <Empty title="No checkpoint in S3">
+            {job.CheckpointConfig?.EverySteps ? `The first is due at step ${count(job.CheckpointConfig.EverySteps)}.` : 'CheckpointConfig.EverySteps is 0: one is written when the job is stopped. The steps in memory are under Protection.'}
+          </Empty>
+        )
+      }
+    </Shown>
+  )
+}
+
+const MOST_ROWS = 500
+
+export function EventsTab({ job }: { job: TrainingJob }) {
+  return <EventList scope={{ job: job.TrainingJobName }} />
+}
+
+/** Newest first; the filter is in the URL. */
+export function EventList({ scope, most = MOST_ROWS }: { scope: { job?: string; fleet?: string }; most?: number }) {
+  const query = useQuery(eventsQuery(scope))
+  const [search, setSearch] = useSearchParams()
+  const filter = search.get('q') ?? ''
+  return (
+    <Shown query={query}>
+      {(events) => {
+        const found = events.filter((event) => `${event.Type} ${event.Message} ${event.NodeId ?? ''}`.toLowerCase().includes(filter.toLowerCase())).toReversed()
+        return (
+          <section className="card stack">
+            <TextInput data-filter aria-label="Filter events" placeholder="Filter by type, text or node" value={filter} onChange={(event) => setSearch(event.currentTarget.value ? { q: event.currentTarget.value } : {}, { replace: true })} />
+            {found.length ? (
+              <div className="scroll">
+                <table className="grid stacked">
+                  <thead>
+                    <tr>
+                      <th>When</th>
+                      <th>Event</th>
+                      <th>Message</th>
+                      <th>Node</th>
+                    </tr>
+                  </thead>
+                  <tbody>
+                    {found.slice(0, most).map((event) => (
+                      <tr key={event.EventId}>
+                        <td data-name="When"><Ago at={event.Time} /></td>
+                        <td data-name="Event">{event.Type}</td>
+                        <td className="reason">{event.Message}</td>
+                        <td data-name="Node">{event.NodeId ? <NodeLink id={event.NodeId} fleet={event.FleetName} /> : '–'}</td>
+                      </tr>
+                    ))}
+                  </tbody>
+                </table>
+              </div>
+            ) : (
+              <p className="dim">{events.length ? 'No event has this in it.' : 'Nothing has happened yet.'}</p>
+            )}
+            {found.length > most && <p className="dim">The newest {most} of {count(found.length)}; the filter finds older ones.</p>}
+          </section>
+        )
+      }}
+    </Shown>
+  )
+}

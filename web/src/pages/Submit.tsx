@@ -1,0 +1,145 @@
+/** Submit a job: a form and the same as YAML, each following the other. */
+import { Button, NumberInput, Select, Textarea, TextInput } from '@mantine/core'
+import { useDocumentTitle } from '@mantine/hooks'
+import { useQuery, useQueryClient } from '@tanstack/react-query'
+import { useState } from 'react'
+import { useNavigate } from 'react-router'
+
+import { ApiError, call } from '../api/client'
+import { fleetsQuery, jobsQuery, jobQuery, useRole } from '../api/queries'
+import { asCommand, asYaml, fromYaml, NotASpec, requestOf, type Draft } from '../model/spec'
+import { problems } from '../model/submit'
+import { Command, Empty, Problem } from '../parts/Basics'
+
+const START: Draft = { TrainingJobName: '', FleetName: '', Source: { SourceId: '' }, EntryPoint: 'train.py', NodeCount: 2, RanksPerNode: 1, Protection: { Copies: 2 } }
+
+export default function SubmitPage() {
+  useDocumentTitle('Submit, Everstep')
+  const { mayRun } = useRole()
+  return mayRun ? (
+    <Form />
+  ) : (
+    <Empty title="Your role may read, not submit" command="everstep jobs list">
+      Ask an administrator for a token with the role user.
+    </Empty>
+  )
+}
+
+function Form() {
+  const navigate = useNavigate()
+  const client = useQueryClient()
+  const fleets = useQuery(fleetsQuery).data ?? []
+  const jobs = useQuery({ ...jobsQuery, refetchInterval: false }).data ?? []
+  const [draft, setDraft] = useState<Draft>(START)
+  const [yaml, setYaml] = useState(asYaml(START))
+  const [yamlError, setYamlError] = useState('')
+  const [isTried, setTried] = useState(false)
+  const [error, setError] = useState<unknown>()
+  const [isBusy, setBusy] = useState(false)
+  const found = problems(draft)
+  const said = (field: string) => {
+    const refused = error instanceof ApiError ? error.fields.find((each) => each.Field === field || each.Field.startsWith(`${field}.`))?.Message : undefined
+    return refused ?? (isTried ? found[field] : undefined)
+  }
+  const change = (changes: Draft) => {
+    const next = { ...draft, ...changes }
+    setDraft(next)
+    setYaml(asYaml(next))
+    setYamlError('')
+  }
+  const write = (text: string) => {
+    setYaml(text)
+    try {
+      setDraft(fromYaml(text))
+      setYamlError('')
+    } catch (wrong) {
+      if (!(wrong instanceof NotASpec)) throw wrong
+      setYamlError(wrong.message)
+    }
+  }
+  const submit = () => {
+    setTried(true)
+    setError(undefined)
+    if (Object.keys(found).length || yamlError) return
+    setBusy(true)
+    call('CreateTrainingJob', fromYaml(asYaml(draft)) as never)
+      .then(async () => {
+        await client.invalidateQueries({ queryKey: ['jobs'] })
+        void navigate(`/jobs/${encodeURIComponent(draft.TrainingJobName!)}`)
+      }, setError)
+      .finally(() => setBusy(false))
+  }
+  const number = (value: number | string) => (value === '' ? undefined : Number(value))
+  return (
+    <form
+      className="stack"
+      onSubmit={(event) => {
+        event.preventDefault()
+        submit()
+      }}
+    >
+      <h1>Submit a job</h1>
+      <div className="split">
+        <section className="card stack">
+          <Select
+            label="Begin with"
+            description="The code and settings of an earlier job; names are not used twice"
+            placeholder="an earlier job"
+            searchable
+            clearable
+            data={[...new Set(jobs.map((job) => job.TrainingJobName))]}
+            onChange={(name) => {
+              if (name) void client.fetchQuery(jobQuery(name)).then((job) => change({ ...requestOf(job), TrainingJobName: '' }), setError)
+            }}
+          />
+          <TextInput label="Name" required error={said('TrainingJobName')} value={draft.TrainingJobName ?? ''} onChange={(event) => change({ TrainingJobName: event.currentTarget.value })} autoComplete="off" spellCheck={false} />
+          <Select label="Fleet" placeholder="the only one there is" clearable error={said('FleetName')} data={fleets.map((fleet) => fleet.FleetName)} value={draft.FleetName || null} onChange={(value) => change({ FleetName: value ?? '' })} />
+          <TextInput
+            label="Source"
+            required
+            description="Id of an uploaded archive (SHA-256). The command line uploads a folder: everstep jobs submit"
+            error={said('Source')}
+            value={draft.Source?.SourceId ?? ''}
+            onChange={(event) => change({ Source: { SourceId: event.currentTarget.value.trim() } })}
+            autoComplete="off"
+            spellCheck={false}
+          />
+          <TextInput label="Entry point" required description="A Python file in the source" error={said('EntryPoint')} value={draft.EntryPoint ?? ''} onChange={(event) => change({ EntryPoint: event.currentTarget.value })} spellCheck={false} />
+          <div className="row" style={{ alignItems: 'flex-start' }}>
+            <NumberInput label="Nodes" required w={110} min={1} allowDecimal={false} error={said('NodeCount')} value={draft.NodeCount ?? ''} onChange={(value) => change({ NodeCount: number(value) })} />
+            <NumberInput label="Ranks a node" w={110} min={1} allowDecimal={false} error={said('RanksPerNode')} value={draft.RanksPerNode ?? ''} onChange={(value) => change({ RanksPerNode: number(value) })} />
+            <NumberInput label="Copies" w={110} min={1} allowDecimal={false} error={said('Protection')} value={draft.Protection?.Copies ?? ''} onChange={(value) => change({ Protection: { ...draft.Protection, Copies: number(value) } })} />
+            <NumberInput label="Checkpoint every" w={140} min={0} allowDecimal={false} suffix=" steps" error={said('CheckpointConfig')} value={draft.CheckpointConfig?.EverySteps ?? ''} onChange={(value) => change({ CheckpointConfig: { ...draft.CheckpointConfig, EverySteps: number(value) } })} />
+          </div>
+          <Textarea
+            label="Hyperparameters"
+            description="One a line: steps=200"
+            autosize
+            minRows={2}
+            error={said('HyperParameters')}
+            key={yaml === asYaml(draft) ? 'form' : 'yaml'}
+            defaultValue={Object.entries(draft.HyperParameters ?? {}).map(([key, value]) => `${key}=${value}`).join('\n')}
+            onBlur={(event) =>
+              change({ HyperParameters: Object.fromEntries(event.currentTarget.value.split('\n').filter((line) => line.includes('=')).map((line) => [line.slice(0, line.indexOf('=')).trim(), line.slice(line.indexOf('=') + 1).trim()])) })
+            }
+          />
+        </section>
+        <section className="card stack">
+          <Textarea className="yaml" label="As YAML" description="Every field of CreateTrainingJob; the form follows" autosize minRows={18} maxRows={32} value={yaml} error={yamlError} onChange={(event) => write(event.currentTarget.value)} spellCheck={false} />
+        </section>
+      </div>
+      {error !== undefined && <Problem error={error} title="It was not submitted" />}
+      {isTried && Object.keys(found).length > 0 && <p role="alert" className="dim">{Object.entries(found).map(([field, text]) => `${field}: ${text}`).join('; ')}.</p>}
+      <div className="row">
+        <Button type="submit" loading={isBusy}>
+          Submit
+        </Button>
+        <span className="dim">The plan of a dry run is not in the API yet: what does not fit is refused, with the field.</span>
+      </div>
+      <details className="card">
+        <summary>The same on the command line</summary>
+        <Command text={asCommand(draft)} />
+      </details>
+    </form>
+  )
+}

@@ -1,0 +1,179 @@
+/** The small parts that every page is made of: status, moments, figures, errors, empty states. */
+import { Button, Code, CopyButton, Skeleton } from '@mantine/core'
+import { useSyncExternalStore, type ReactNode } from 'react'
+import { Link } from 'react-router'
+
+import { ApiError } from '../api/client'
+import { ago, utc } from '../model/format'
+import type { Tone } from '../model/verdict'
+
+const ICONS: Record<Tone, ReactNode> = {
+  good: <path d="M3 8.5l3.2 3.2L13 4.8" />,
+  busy: <path d="M13.5 8a5.5 5.5 0 1 1-1.9-4.2M13.5 2v3h-3" />,
+  warn: <path d="M8 2.2L14.4 13.4H1.6zM8 6.6v3M8 11.4v.2" />,
+  bad: <path d="M3.8 3.8l8.4 8.4M12.2 3.8l-8.4 8.4" />,
+  idle: <path d="M3.5 8h9" />,
+}
+
+export function ToneIcon({ tone, size = 16 }: { tone: Tone; size?: number }) {
+  return (
+    <svg className="icon" width={size} height={size} viewBox="0 0 16 16" aria-hidden="true" fill="none" stroke="currentColor" strokeWidth="1.9" strokeLinecap="round" strokeLinejoin="round">
+      {ICONS[tone]}
+    </svg>
+  )
+}
+
+/** A state: icon, word and colour, never colour alone. */
+export function Status({ tone, word, title }: { tone: Tone; word: string; title?: string }) {
+  return (
+    <span className={`status tone-${tone}`} title={title}>
+      <ToneIcon tone={tone} size={13} />
+      {word}
+    </span>
+  )
+}
+
+const TONES: Record<string, Tone> = {
+  Training: 'good', Completed: 'good', active: 'good', assigned: 'good', Complete: 'good', closed: 'good', Protected: 'good',
+  Restarting: 'busy', Starting: 'busy', Downloading: 'busy', Stopping: 'busy', joining: 'busy', detect: 'busy', replace: 'busy', restore: 'busy', rework: 'busy', Uploading: 'busy',
+  frozen: 'warn', held: 'warn', draining: 'warn', deleting: 'warn', Degraded: 'warn',
+  Failed: 'bad', Unprotected: 'bad', Aborted: 'bad',
+}
+export const toneOf = (state: string): Tone => TONES[state] ?? 'idle'
+
+/** One clock for the whole page: everything relative moves together, once a second. */
+const listeners = new Set<() => void>()
+let second = Math.floor(Date.now() / 1000)
+let timer: ReturnType<typeof setInterval> | undefined
+function subscribe(listener: () => void): () => void {
+  listeners.add(listener)
+  timer ??= setInterval(() => {
+    second = Math.floor(Date.now() / 1000)
+    for (const each of listeners) each()
+  }, 1000)
+  return () => {
+    listeners.delete(listener)
+    if (!listeners.size) {
+      clearInterval(timer)
+      timer = undefined
+    }
+  }
+}
+/** The time in Unix seconds, renewed every second. */
+export const useNow = (): number => useSyncExternalStore(subscribe, () => second)
+
+/** How long ago; the UTC time is in its tooltip. */
+export function Ago({ at }: { at?: number }) {
+  const now = useNow()
+  if (at === undefined) return <span className="dim">–</span>
+  return (
+    <time dateTime={new Date(at * 1000).toISOString()} title={utc(at)}>
+      {ago(at, Math.max(now, at - 0.5))}
+    </time>
+  )
+}
+
+/** A request that failed: what, its code and request id, and a way to try again. */
+export function Problem({ error, retry, title }: { error: unknown; retry?: () => void; title?: string }) {
+  const known = error instanceof ApiError ? error : undefined
+  const message = known?.message ?? (error instanceof Error ? error.message : String(error))
+  return (
+    <section className="card problem tone-bad" role="alert">
+      <h2>
+        <ToneIcon tone="bad" /> {title ?? 'This could not be shown'}
+      </h2>
+      <p>{message}</p>
+      {known?.hint && <p>{known.hint}</p>}
+      {known && known.fields.length > 0 && (
+        <ul>
+          {known.fields.map((field) => (
+            <li key={field.Field}>
+              <code>{field.Field}</code> {field.Message}
+            </li>
+          ))}
+        </ul>
+      )}
+      <p className="dim">
+        {known && <>Code {known.code}</>}
+        {known?.requestId && (
+          <>
+            , request <code>{known.requestId}</code>
+          </>
+        )}
+      </p>
+      {retry && (
+        <Button size="xs" variant="default" onClick={retry}>
+          Try again
+        </Button>
+      )}
+    </section>
+  )
+}
+
+/** Nothing is there yet: says so, and the first command. */
+export function Empty({ title, children, command }: { title: string; children?: ReactNode; command?: string }) {
+  return (
+    <section className="card empty">
+      <h2>{title}</h2>
+      {children && <p>{children}</p>}
+      {command && <Command text={command} />}
+    </section>
+  )
+}
+
+export function Command({ text }: { text: string }) {
+  return (
+    <div className="command">
+      <Code block>{text}</Code>
+      <CopyButton value={text}>
+        {({ copied, copy }) => (
+          <Button size="xs" variant="default" onClick={copy}>
+            {copied ? 'Copied' : 'Copy'}
+          </Button>
+        )}
+      </CopyButton>
+    </div>
+  )
+}
+
+export function Loading({ rows = 5 }: { rows?: number }) {
+  return (
+    <div className="stack" aria-busy="true" aria-label="Loading">
+      {Array.from({ length: rows }, (_, index) => (
+        <Skeleton key={index} height={28} radius="sm" />
+      ))}
+    </div>
+  )
+}
+
+/** Show a query: its skeleton, its error, or what it holds. What is held stays on the page when a refresh fails. */
+export function Shown<T>({ query, rows, children }: { query: { data: T | undefined; error: unknown; refetch: () => unknown }; rows?: number; children: (data: T) => ReactNode }) {
+  if (query.data !== undefined) return <>{children(query.data)}</>
+  if (query.error) return <Problem error={query.error} retry={() => void query.refetch()} />
+  return <Loading rows={rows} />
+}
+
+export const JobLink = ({ name }: { name: string }) => <Link to={`/jobs/${encodeURIComponent(name)}`}>{name}</Link>
+export const NodeLink = ({ id, fleet }: { id: string; fleet?: string }) =>
+  fleet ? (
+    <Link className="mono" to={`/fleets/${encodeURIComponent(fleet)}#${id}`}>
+      {id}
+    </Link>
+  ) : (
+    <span className="mono">{id}</span>
+  )
+
+/** Name and value pairs. */
+export function FactList({ facts }: { facts: [string, ReactNode][] }) {
+  return (
+    <dl className="facts">
+      {facts.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>{value}</dd>
+        </div>
+      ))}
+    </dl>
+  )
+}
+

@@ -1,0 +1,129 @@
+/** The frame around every page: where one can go, how fresh the page is, who is signed in. */
+import { Button, Menu, useMantineColorScheme } from '@mantine/core'
+import { useQuery, useQueryClient } from '@tanstack/react-query'
+import { useEffect, useState } from 'react'
+import { Link, NavLink, Outlet, useLocation, useNavigate } from 'react-router'
+
+import { contact, session } from '../api/client'
+import { incidentsQuery, sessionQuery } from '../api/queries'
+import { duration } from '../model/format'
+import { STALE_SECONDS } from '../model/verdict'
+import { Loading, Problem, Status, useNow } from './Basics'
+import { Palette } from './Palette'
+
+/** Seconds since the server answered last. */
+export const useStaleSeconds = (): number => Math.max(0, useNow() - contact.at / 1000)
+
+function Freshness() {
+  const stale = useStaleSeconds()
+  return stale > STALE_SECONDS ? <Status tone="bad" word={`Stale, ${duration(stale)}`} title="The control plane has not answered for this long" /> : <Status tone="good" word="Live" title="Asked every 2 s" />
+}
+
+const KEYS: Record<string, string> = { j: '/', i: '/incidents', f: '/fleets', s: '/submit' }
+
+export function Shell() {
+  const signedIn = useQuery(sessionQuery)
+  const location = useLocation()
+  const navigate = useNavigate()
+  const client = useQueryClient()
+  const [isPaletteOpen, setPaletteOpen] = useState(false)
+  const { colorScheme, setColorScheme } = useMantineColorScheme()
+  const isSignedOut = signedIn.data === null
+
+  useEffect(() => {
+    if (isSignedOut) void navigate(`/sign-in?next=${encodeURIComponent(location.pathname + location.search + location.hash)}`, { replace: true })
+  }, [isSignedOut, location, navigate])
+
+  useEffect(() => {
+    let gone = 0
+    const listen = (event: KeyboardEvent) => {
+      if ((event.metaKey || event.ctrlKey) && event.key.toLowerCase() === 'k') {
+        event.preventDefault()
+        setPaletteOpen(true)
+        return
+      }
+      const target = event.target as HTMLElement
+      if (event.metaKey || event.ctrlKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || target.isContentEditable) return
+      const to = KEYS[event.key]
+      if (event.key === 'g') gone = Date.now()
+      else if (event.key === '/') {
+        const filter = document.querySelector<HTMLInputElement>('[data-filter]')
+        if (filter) {
+          event.preventDefault()
+          filter.focus()
+        }
+      } else if (to && Date.now() - gone < 1500) void navigate(to)
+    }
+    window.addEventListener('keydown', listen)
+    return () => window.removeEventListener('keydown', listen)
+  }, [navigate])
+
+  if (isSignedOut) return null
+  return (
+    <>
+      <a className="skip" href="#main">
+        Skip to the content
+      </a>
+      <header className="top">
+        <Link to="/" className="brand">
+          <img src="/favicon.svg" width="22" height="22" alt="" />
+          <span>Everstep</span>
+        </Link>
+        <nav aria-label="Main">
+          <NavLink to="/" end className={({ isActive }) => (isActive || location.pathname.startsWith('/jobs') ? 'active' : '')}>
+            Jobs
+          </NavLink>
+          <NavLink to="/incidents">
+            Incidents
+            {signedIn.data && <OpenIncidents />}
+          </NavLink>
+          <NavLink to="/fleets">Fleets</NavLink>
+          {signedIn.data?.Role !== 'reader' && <NavLink to="/submit">Submit</NavLink>}
+        </nav>
+        <div className="row tools">
+          <Freshness />
+          <Button variant="default" size="xs" onClick={() => setPaletteOpen(true)} aria-label="Search and go to (Control K)">
+            Search <kbd>⌘K</kbd>
+          </Button>
+          <Menu position="bottom-end" withinPortal>
+            <Menu.Target>
+              <Button variant="default" size="xs" aria-label="Account and theme">
+                {signedIn.data?.Role ?? '…'}
+              </Button>
+            </Menu.Target>
+            <Menu.Dropdown>
+              <Menu.Label>Theme</Menu.Label>
+              {(['auto', 'light', 'dark'] as const).map((scheme) => (
+                <Menu.Item key={scheme} onClick={() => setColorScheme(scheme)} aria-current={colorScheme === scheme || undefined}>
+                  {scheme === 'auto' ? 'As the system' : scheme === 'light' ? 'Light' : 'Dark'}
+                  {colorScheme === scheme ? ' ✓' : ''}
+                </Menu.Item>
+              ))}
+              <Menu.Divider />
+              <Menu.Item onClick={() => void navigate('/settings')}>Settings</Menu.Item>
+              <Menu.Item
+                onClick={() =>
+                  void session.signOut().then(() => {
+                    client.clear()
+                    void navigate('/sign-in')
+                  })
+                }
+              >
+                Sign out
+              </Menu.Item>
+            </Menu.Dropdown>
+          </Menu>
+        </div>
+      </header>
+      <main id="main" tabIndex={-1}>
+        {signedIn.data ? <Outlet /> : signedIn.error ? <Problem error={signedIn.error} retry={() => void signedIn.refetch()} /> : <Loading />}
+      </main>
+      {isPaletteOpen && <Palette onClose={() => setPaletteOpen(false)} />}
+    </>
+  )
+}
+
+function OpenIncidents() {
+  const open = useQuery(incidentsQuery()).data?.filter((each) => each.ClosedAt === undefined).length ?? 0
+  return open ? <span className="count tone-warn" aria-label={`${open} open`}>{open}</span> : null
+}

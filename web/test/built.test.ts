@@ -1,0 +1,62 @@
+/** What was built: small enough to open at 3 a.m. over a phone, and nothing in it that the Content-Security-Policy refuses. Runs after the build. */
+import { existsSync, readFileSync, readdirSync, statSync } from 'node:fs'
+import { join } from 'node:path'
+import { describe, expect, test } from 'vitest'
+
+const STATIC = join(import.meta.dirname, '../../control_plane/static')
+const LIMIT_BYTES = 250 * 1000
+
+interface Chunk {
+  file: string
+  src?: string
+  isEntry?: boolean
+  imports?: string[]
+  css?: string[]
+}
+const manifest = JSON.parse(readFileSync(join(STATIC, 'manifest.json'), 'utf8')) as Record<string, Chunk>
+const entry = Object.keys(manifest).find((key) => manifest[key]!.isEntry)!
+
+/** Every file that a browser must have before it can show a page. */
+function needed(...keys: string[]): Set<string> {
+  const files = new Set<string>(['index.html'])
+  const seen = new Set<string>()
+  const add = (key: string) => {
+    if (seen.has(key)) return
+    seen.add(key)
+    const chunk = manifest[key]!
+    files.add(chunk.file)
+    for (const file of chunk.css ?? []) files.add(file)
+    for (const each of chunk.imports ?? []) add(each)
+  }
+  keys.forEach(add)
+  return files
+}
+
+const packed = (files: Iterable<string>) => [...files].reduce((sum, file) => sum + statSync(join(STATIC, `${file}.gz`)).size, 0)
+
+describe('the first load', () => {
+  const pages = { jobs: [], job: ['src/pages/Job.tsx'], incident: ['src/pages/Incident.tsx'], 'sign-in': ['src/pages/SignIn.tsx'] }
+  test.each(Object.entries(pages))('%s is at most 250 kB, gzipped', (_, more) => {
+    const size = packed(needed(entry, ...more))
+    console.info(`first load of ${_}: ${(size / 1000).toFixed(1)} kB gzipped`)
+    expect(size).toBeGreaterThan(50_000)
+    expect(size).toBeLessThanOrEqual(LIMIT_BYTES)
+  })
+})
+
+test('index.html has no inline script and no inline style', () => {
+  const html = readFileSync(join(STATIC, 'index.html'), 'utf8')
+  expect(html).toContain('__CSP_NONCE__')
+  expect(html).not.toMatch(/<script(?![^>]*\ssrc=)/)
+  expect(html).not.toMatch(/<style|\sstyle=|\son\w+=/)
+  expect(html).not.toMatch(/(src|href)="(https?:)?\/\//)
+})
+
+test('every file under /assets carries its hash, and has a packed twin', () => {
+  const files = readdirSync(join(STATIC, 'assets')).filter((file) => !file.endsWith('.gz'))
+  expect(files.length).toBeGreaterThan(5)
+  for (const file of files) {
+    expect(file).toMatch(/-[\w-]{8}\.\w+$/)
+    expect(existsSync(join(STATIC, 'assets', `${file}.gz`))).toBe(true)
+  }
+})

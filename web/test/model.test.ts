@@ -1,0 +1,152 @@
+import { describe, expect, test } from 'vitest'
+
+import { address, all, ApiError } from '../src/api/client'
+import type { Incident, TrainingJob, TrainingJobSummary } from '../src/contract'
+import { plain } from '../src/model/ansi'
+import { ago, bytes, duration, percent, sentence } from '../src/model/format'
+import { story } from '../src/model/incident'
+import { arranged } from '../src/model/jobs'
+import { csv, series } from '../src/model/metrics'
+import { progressOf, sampled } from '../src/model/progress'
+import { asCurl, asPython, asYaml, fromYaml, NotASpec, requestOf } from '../src/model/spec'
+import { problems } from '../src/model/submit'
+import { buckets } from '../src/model/time'
+import { ticks, timeline } from '../src/model/timeline'
+
+const NOW = 1_800_000_000
+
+describe('figures', () => {
+  test.each([[0, '0.0 s'], [0.01, '< 0.1 s'], [0.44, '0.4 s'], [9.96, '10 s'], [59.4, '59 s'], [185, '3 min 05 s'], [7800, '2 h 10 min'], [356400, '4 d 3 h'], [-1, '0.0 s']])('%s s is %s', (seconds, text) => expect(duration(seconds)).toBe(text))
+  test.each([[1, '100 %'], [0.93, '93 %'], [0.9999, '99.99 %'], [0.999999999, '> 99.9999 %'], [0.0001, '0.01 %'], [0, '0 %'], [1e-9, '< 0.0001 %']])('%s is %s', (ratio, text) => expect(percent(ratio)).toBe(text))
+  test.each([[0, '0 B'], [1023, '1023 B'], [1536, '1.5 KiB'], [2 ** 31, '2.0 GiB']])('%s bytes are %s', (value, text) => expect(bytes(value)).toBe(text))
+  test.each([[0.4, 'just now'], [59, '59 s ago'], [61, '1 min ago'], [200_000, '2 d ago'], [-90, 'in 1 min 30 s']])('%s s before is %s', (passed, text) => expect(ago(NOW - passed, NOW)).toBe(text))
+  test.each([['', ''], ['waits', 'Waits.'], ['Is it?', 'Is it?']])('%s as a sentence', (text, said) => expect(sentence(text)).toBe(said))
+})
+
+describe('where the time went', () => {
+  test('the buckets add up to the wall time', () => {
+    const found = buckets({ CreationTime: NOW - 100, AccountingSeconds: { train: 80, queue: 5, detect: 1 } }, NOW)
+    expect(found.wallSeconds).toBe(100)
+    expect(found.buckets.reduce((sum, bucket) => sum + bucket.seconds, 0)).toBe(100)
+    expect(found.buckets.map((bucket) => bucket.name)).toEqual(['queue', 'train', 'detect', 'rest'])
+  })
+  test('of an ended job, up to its end', () => {
+    expect(buckets({ CreationTime: NOW - 100, TrainingEndTime: NOW - 50, AccountingSeconds: { train: 50 } }, NOW)).toMatchObject({ wallSeconds: 50, buckets: [{ name: 'train' }] })
+  })
+  test('a bucket of a newer server is kept', () => {
+    expect(buckets({ AccountingSeconds: { hang: 3, train: 1 } }, NOW).buckets.map((bucket) => bucket.label)).toEqual(['Train', 'hang'])
+  })
+  test('more seconds than the clock knows make the bar longer, never a negative part', () => {
+    expect(buckets({ CreationTime: NOW - 10, AccountingSeconds: { train: 12 } }, NOW)).toMatchObject({ wallSeconds: 12, buckets: [{ seconds: 12 }] })
+  })
+})
+
+const incident = (changes: Partial<Incident> = {}): Incident => ({
+  IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'closed', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: '', GenerationBefore: 1, GenerationAfter: 2,
+  InstanceIds: ['i-a'], ReplacementInstanceIds: ['i-c'], FailedAt: NOW - 60, OpenedAt: NOW - 59, ClosedAt: NOW - 50, DetectSeconds: 1, ReplaceSeconds: 2, RestoreSeconds: 6, ReworkSeconds: 1, LostSteps: 2, FromStep: 10, RestoreSource: 'peer', ...changes,
+})
+
+describe('the timeline', () => {
+  const job: Partial<TrainingJob> = { CreationTime: NOW - 100, TrainingStartTime: NOW - 90, NodeIds: ['i-b', 'i-c'], SecondaryStatusTransitions: [{ Status: 'Training', State: 'running', StartTime: NOW - 90, StatusMessage: 'x' }] }
+  test('nodes that were hit come first; who left ends, who came begins', () => {
+    const { lanes } = timeline(job, [incident()], [], NOW)
+    expect(lanes.map((lane) => lane.id)).toEqual(['job', 'recovery', 'i-a', 'i-c', 'i-b'])
+    expect(lanes[2]).toMatchObject({ spans: [{ from: NOW - 90, to: NOW - 60 }], faults: [{ at: NOW - 60 }] })
+    expect(lanes[3]!.spans[0]).toMatchObject({ from: NOW - 59, to: NOW })
+    expect(lanes[4]!.spans[0]).toMatchObject({ from: NOW - 90, to: NOW })
+  })
+  test('the phases of a recovery follow each other', () => {
+    expect(timeline(job, [incident()], [], NOW).lanes[1]!.spans.map((span) => [span.kind, span.from - NOW, span.to - NOW])).toEqual([['detect', -60, -59], ['replace', -59, -57], ['restore', -57, -51], ['rework', -51, -50]])
+  })
+  test('a fault without a lost node is on the lane of recoveries', () => expect(timeline(job, [incident({ InstanceIds: [] })], [], NOW).lanes[1]!.faults).toHaveLength(1))
+  test('a job of which nothing is known has its two lanes', () => expect(timeline({}, [], [], NOW).lanes).toHaveLength(2))
+  test('lanes have a limit', () => expect(timeline({ NodeIds: Array.from({ length: 300 }, (_, index) => `i-${index}`) }, [], [], NOW, 64).lanes).toHaveLength(66))
+  test.each([[10, 5], [3600, 8], [604_800, 7], [31_536_000, 5]])('%s s have at most %s ticks and one more', (span, most) => {
+    const found = ticks(NOW, NOW + span, most)
+    expect(found.length).toBeGreaterThan(1)
+    expect(found.length).toBeLessThanOrEqual(most + 1)
+  })
+})
+
+describe('the story of an incident', () => {
+  const told = (changes: Partial<Incident>, job: Partial<TrainingJob> = {}) => story(incident(changes), job, NOW).map((each) => `${each.title}: ${each.text}`)
+  test('closed', () => {
+    expect(told({})).toEqual(['An instance was terminated: EC2 says so.', '2 steps: 10 s of training time; resumed from step 10. State came from the memory of other nodes.', 'Yes: Training is past where it was. Nothing is left to do.'])
+  })
+  test('open', () => expect(told({ ClosedAt: undefined, Phase: 'restore', LostSteps: undefined })[2]).toMatch(/^Restoring state: Replace i-a\. This phase has taken 57 s/))
+  test('the job failed of it', () => expect(told({}, { TrainingJobStatus: 'Failed', FailureReason: 'a loop of crashes' })[2]).toBe('The job has failed: A loop of crashes.'))
+  test('the job ended first', () => expect(told({ GenerationAfter: undefined })[2]).toMatch(/ended before another launch/))
+})
+
+describe('progress', () => {
+  test('a rate needs some seconds', () => {
+    const samples = [0, 2, 4, 6].reduce<{ at: number; boundary: number }[]>((held, at) => sampled(held, { at, boundary: at * 3 }), [])
+    expect(progressOf(samples.slice(0, 2), 3)?.rate).toBeUndefined()
+    expect(progressOf(samples, 3)).toMatchObject({ rate: 3, movedAt: 6, watchedSince: 0, boundary: 18 })
+  })
+  test('standing still has a last move', () => expect(progressOf([{ at: 0, boundary: 1 }, { at: 2, boundary: 2 }, { at: 50, boundary: 2 }], undefined)).toMatchObject({ movedAt: 2, rate: undefined }))
+  test('a step back begins anew, an answer twice changes nothing', () => {
+    expect(sampled([{ at: 0, boundary: 9 }], { at: 1, boundary: 3 })).toEqual([{ at: 1, boundary: 3 }])
+    expect(sampled([{ at: 1, boundary: 9 }], { at: 1, boundary: 9 })).toHaveLength(1)
+  })
+  test('nothing seen is nothing', () => expect(progressOf([], 1)).toBeUndefined())
+})
+
+describe('the list of jobs', () => {
+  const jobs = [['b', 'Training', 5, 2], ['a', 'Failed', 9, 1], ['c', 'Completed', 1, 3]].map(([TrainingJobName, SecondaryStatus, Boundary, CreationTime]) => ({ TrainingJobName, SecondaryStatus, Boundary, CreationTime, Reason: `because ${TrainingJobName}`, FleetName: 'main' })) as TrainingJobSummary[]
+  const names = (by: object) => arranged(jobs, { text: '', status: '', fleet: '', order: 'created', isReversed: false, ...by }).map((job) => job.TrainingJobName).join('')
+  test.each([[{}, 'cba'], [{ isReversed: true }, 'abc'], [{ order: 'name' }, 'abc'], [{ order: 'status' }, 'abc'], [{ order: 'step' }, 'abc'], [{ text: 'BECAUSE B' }, 'b'], [{ status: 'Failed' }, 'a'], [{ fleet: 'other' }, ''], [{ order: 'nonsense' }, 'cba']])('%o: %s', (by, expected) => expect(names(by)).toBe(expected))
+})
+
+describe('metrics', () => {
+  const data = series([
+    { Generation: 1, Step: 1, Values: { loss: 3 } },
+    { Generation: 1, Step: 2, Values: { loss: 2 } },
+    { Generation: 2, Step: 2, Values: { loss: 2.5, lr: 0.1 } },
+    { Generation: 2, Step: 3, Values: { loss: 'NaN' } },
+  ])
+  test('a step done again counts once, what is not finite is a gap', () => expect(data).toEqual({ names: ['loss', 'lr'], steps: [1, 2, 3], values: { loss: [3, 2.5, null], lr: [null, 0.1, null] } }))
+  test('as CSV', () => expect(csv(data)).toBe('step,loss,lr\n1,3,\n2,2.5,0.1\n3,,\n'))
+})
+
+test.each([['\u001b[31mred\u001b[0m', 'red'], ['10%\r50%\r100%', '100%'], ['a\r\nb', 'a\nb'], ['\u001b]0;title\u0007x', 'x'], ['plain', 'plain']])('%j is read as %j', (raw, text) => expect(plain(raw)).toBe(text))
+
+describe('a request in other words', () => {
+  const job = {
+    TrainingJobName: 'gpt', RunId: 'r1', FleetName: 'main', Source: { SourceId: 'a'.repeat(64) }, EntryPoint: 'train.py', HyperParameters: { steps: "it's 2" }, Environment: {}, NodeCount: 4, RanksPerNode: 1,
+    CheckpointConfig: { EverySteps: 25, S3Uri: 's3://b/jobs/gpt/run=r1/checkpoints/', ThirdSlot: false }, OutputDataConfig: { S3OutputPath: 's3://mine/out/' }, Tags: {}, Boundary: 7,
+  } as unknown as TrainingJob
+  test('what the service chose is left out, what the user chose is kept', () => {
+    const request = requestOf(job)
+    expect(request.CheckpointConfig).toEqual({ EverySteps: 25, ThirdSlot: false })
+    expect(request.OutputDataConfig).toEqual({ S3OutputPath: 's3://mine/out/' })
+    expect(request).not.toHaveProperty('Boundary')
+    expect(request).not.toHaveProperty('Tags')
+  })
+  test('YAML there and back', () => expect(fromYaml(asYaml(requestOf(job)))).toEqual(requestOf(job)))
+  test.each(['- a', 'just words', 'a: [', '3'])('%j is no request', (text) => expect(() => fromYaml(text)).toThrow(NotASpec))
+  test('nothing is an empty request', () => expect(fromYaml('')).toEqual({}))
+  test('a quote survives the shell', () => expect(asCurl(requestOf(job))).toContain(`it'\\''s 2`))
+  test('Python has its own words', () => expect(asPython(requestOf(job))).toContain('"ThirdSlot": False'))
+})
+
+describe('what is wrong before it is sent', () => {
+  const good = { TrainingJobName: 'gpt-1', Source: { SourceId: '0'.repeat(64) }, EntryPoint: 'train.py', NodeCount: 4, Protection: { Copies: 2 } }
+  test('nothing', () => expect(problems(good)).toEqual({}))
+  test.each([[{ TrainingJobName: 'a--b' }, 'TrainingJobName'], [{ TrainingJobName: 'a'.repeat(64) }, 'TrainingJobName'], [{ Source: { SourceId: 'x' } }, 'Source'], [{ EntryPoint: '' }, 'EntryPoint'], [{ NodeCount: 0 }, 'NodeCount'], [{ NodeCount: 1.5 }, 'NodeCount'], [{ NodeCount: undefined }, 'NodeCount'], [{ RanksPerNode: 0 }, 'RanksPerNode'], [{ Protection: { Copies: 5 } }, 'Protection'], [{ CheckpointConfig: { EverySteps: -1 } }, 'CheckpointConfig']])('%o', (change, field) => expect(Object.keys(problems({ ...good, ...change }))).toEqual([field]))
+})
+
+describe('calls', () => {
+  test('path, query and body come from the contract', () => {
+    expect(address('DescribeTrainingJob', { TrainingJobName: 'a/b' })).toEqual({ url: '/v1/training-jobs/a%2Fb' })
+    expect(address('ListEvents', { TrainingJobName: 'a', AfterEventId: 0, NextToken: undefined })).toEqual({ url: '/v1/events?TrainingJobName=a&AfterEventId=0' })
+    expect(address('UpdateFleet', { FleetName: 'main', SpareCount: 2 })).toEqual({ url: '/v1/fleets/main', body: { SpareCount: 2 } })
+    expect(address('StopTrainingJob', { TrainingJobName: 'a' })).toEqual({ url: '/v1/training-jobs/a/stop' })
+  })
+  test('pages are followed to the end, and to a limit', async () => {
+    const page = (token?: string) => Promise.resolve({ items: [Number(token ?? 0)], next: String(Number(token ?? 0) + 1) })
+    expect(await all(page, 3)).toEqual([0, 1, 2])
+    expect(await all((token) => Promise.resolve({ items: ['x'], next: token ? undefined : 'more' }))).toEqual(['x', 'x'])
+  })
+  test.each([[0, true], [429, true], [503, true], [404, false], [401, false]])('status %s may pass: %s', (status, passing) => expect(new ApiError(status, 'x', 'y').isPassing).toBe(passing))
+})

@@ -1,0 +1,199 @@
+import { describe, expect, test } from 'vitest'
+
+import type { DescribeProtectionResponse, Incident, TrainingJob } from '../src/contract'
+import { openIncident, phaseLengths, usualRate, verdict, type Facts, type Progress } from '../src/model/verdict'
+
+const NOW = 1_800_000_000
+const job = (changes: Partial<TrainingJob> = {}): Facts['job'] => ({
+  TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Training', Reason: 'trains from step 0',
+  Boundary: 1204, MaxBoundary: 1204, CommittedStep: 1203, CreationTime: NOW - 3600, TrainingStartTime: NOW - 3500, ...changes,
+})
+const shard = (inView = 2) => ({ Rank: 0, OwnerNodeId: 'i-a', CommittedStep: 1203, Bytes: 1, Reason: '', Holders: ['i-a', 'i-b'].map((NodeId, index) => ({ NodeId, InView: index < inView })) })
+const protection = (changes: Partial<DescribeProtectionResponse> = {}): Partial<DescribeProtectionResponse> => ({
+  CommittedStep: 1203, CommittedAt: NOW - 2, Copies: 2, ProtectionState: 'Protected', Reason: '',
+  RecoveryOdds: [{ LostNodes: 1, Probability: 1 }, { LostNodes: 2, Probability: 0.93 }], Shards: [shard(), shard()],
+  LastCheckpoint: { Step: 1200, Generation: 1, CompletedAt: NOW - 10, Bytes: 1 }, ...changes,
+})
+const progress = (changes: Partial<Progress> = {}): Progress => ({ boundary: 1204, movedAt: NOW - 1, rate: 2, usualRate: 2, watchedSince: NOW - 100, ...changes })
+const incident = (changes: Partial<Incident> = {}): Incident => ({
+  IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: 'lost',
+  GenerationBefore: 1, InstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 12, OpenedAt: NOW - 10, DetectSeconds: 2, ...changes,
+})
+const closed = (seconds: number, id: string): Incident =>
+  incident({ IncidentId: id, Phase: 'closed', FailedAt: NOW - 1000, OpenedAt: NOW - 999, ClosedAt: NOW - 900, DetectSeconds: 1, ReplaceSeconds: seconds, RestoreSeconds: 3, ReworkSeconds: 1 })
+const facts = (changes: Partial<Facts> = {}): Facts => ({ job: job(), protection: protection(), incidents: [], fleet: { FleetName: 'main', FleetStatus: 'active', Reason: 'keeps 4 nodes', Drift: [] }, progress: progress(), now: NOW, ...changes })
+const all = (changes: Partial<Facts>) => verdict(facts(changes))
+
+describe('is it moving?', () => {
+  const cases: [string, Partial<Facts>, string, RegExp][] = [
+    ['training', {}, 'Moving', /^Step 1,204, 1 s ago; 2\.0 steps\/s, as usual\.$/],
+    ['slower', { progress: progress({ rate: 1 }) }, 'Moving', /50 % of its usual rate/],
+    ['faster', { progress: progress({ rate: 4 }) }, 'Moving', /2\.0 times its usual rate/],
+    ['slow steps', { progress: progress({ rate: 0.05, usualRate: 0.05 }) }, 'Moving', /20 s a step, as usual/],
+    ['a page just opened', { progress: progress({ movedAt: undefined, rate: undefined, watchedSince: NOW }), protection: protection({ CommittedAt: undefined }) }, 'Moving', /^Step 1,204; 2\.0 steps\/s on average\.$/],
+    ['a fresh page and an old commit', { progress: progress({ movedAt: undefined, rate: undefined, watchedSince: NOW }), protection: protection({ CommittedAt: NOW - 200 }) }, 'Standing still', /the last step was 3 min ago/],
+    ['no step for long', { progress: progress({ movedAt: NOW - 61 }), protection: protection({ CommittedAt: NOW - 90 }) }, 'Standing still', /the last step was 1 min ago/],
+    ['no step for long, but steps take long', { progress: progress({ movedAt: NOW - 61, usualRate: 0.05, rate: undefined }) }, 'Moving', /Step 1,204/],
+    ['never a step since opened', { progress: progress({ movedAt: undefined, watchedSince: NOW - 120 }), protection: undefined }, 'Standing still', /no step since this page was opened 2 min ago/],
+    ['nothing watched yet', { progress: undefined, protection: undefined }, 'Moving', /^Step 1,204\.$/],
+    ['catching up', { job: job({ Boundary: 1190 }), incidents: [incident({ Phase: 'rework' })] }, 'Moving, catching up', /Redoing steps up to 1,204/],
+    ['recovering', { job: job({ SecondaryStatus: 'Restarting' }), incidents: [incident()] }, 'Not moving, recovering', /had reached step 1,204/],
+    ['recovering before any step', { job: job({ SecondaryStatus: 'Restarting', Boundary: -1, MaxBoundary: -1 }), incidents: [incident()] }, 'Not moving, recovering', /had not made a step yet/],
+    ['ranks run, no step yet', { job: job({ Boundary: 0, MaxBoundary: 0, BaseStep: 0, SecondaryStatusTransitions: [{ Status: 'Training', State: 'running', StartTime: NOW - 30, StatusMessage: '' }] }) }, 'Starting', /^The ranks run for 30 s, but have made no step since they were started\.$/],
+    ['… for very long', { job: job({ Boundary: 0, BaseStep: 0, SecondaryStatusTransitions: [{ Status: 'Training', State: 'running', StartTime: NOW - 700, StatusMessage: '' }] }) }, 'Standing still', /for 11 min 40 s/],
+    ['ranks run again, at their base', { job: job({ Boundary: 1200, BaseStep: 1200 }), incidents: [incident({ Phase: 'restore' })] }, 'Not moving, recovering', /no step since they were started\. It had reached step 1,204\.$/],
+    ['queued', { job: job({ SecondaryStatus: 'Pending', Reason: 'waits for 4 nodes' }) }, 'Queued', /^Waits for 4 nodes\.$/],
+    ['first launch', { job: job({ SecondaryStatus: 'Starting', Boundary: -1, Reason: 'ranks are started' }) }, 'Starting', /^No step yet\. Ranks are started\.$/],
+    ['stopping', { job: job({ TrainingJobStatus: 'Stopping', SecondaryStatus: 'Stopping', Reason: 'a user asked' }) }, 'Stopping', /^Step 1,204\. A user asked\.$/],
+    ['done', { job: job({ TrainingJobStatus: 'Completed', SecondaryStatus: 'Completed', Reason: 'every rank ended' }) }, 'Finished', /^1,204 steps done\. Every rank ended\.$/],
+    ['failed', { job: job({ TrainingJobStatus: 'Failed', FailureReason: 'rank 2 exits with 1', Reason: 'other' }) }, 'Failed', /It got to step 1,204\. Rank 2 exits with 1\./],
+    ['stopped', { job: job({ TrainingJobStatus: 'Stopped', Reason: 'a user asked', Boundary: -1, MaxBoundary: -1 }) }, 'Stopped', /^A user asked\.$/],
+    ['a server that says nothing', { job: { TrainingJobName: 'gpt' } }, 'Unknown', /has not said/],
+  ]
+  test.each(cases)('%s', (_, changes, title, text) => {
+    const { moving } = all(changes)
+    expect(moving.title).toBe(title)
+    expect(moving.text).toMatch(text)
+  })
+})
+
+describe('is it safe?', () => {
+  const cases: [string, Partial<Facts>, string, string, RegExp][] = [
+    ['protected', {}, 'good', 'Protected', /^Step 1,203 on 2 nodes each; any single loss: survived from memory; any two: survived from memory in 93 % of the cases\. Step 1,200 is in S3\.$/],
+    ['degraded', { protection: protection({ ProtectionState: 'Degraded', Reason: 'rank 3 has 1', Shards: [shard(), shard(1)] }) }, 'warn', 'Degraded', /on 1 node each.*Rank 3 has 1\.$/],
+    ['a single loss is not survived', { protection: protection({ RecoveryOdds: [{ LostNodes: 1, Probability: 0 }], Shards: [shard(1)] }) }, 'warn', 'Protected', /any single loss: back to S3/],
+    ['… and nothing is in S3', { protection: protection({ RecoveryOdds: [{ LostNodes: 1, Probability: 0 }], LastCheckpoint: undefined }) }, 'warn', 'Protected', /back to the start.*Nothing is in S3\.$/],
+    ['nearly certain is not certain', { protection: protection({ RecoveryOdds: [{ LostNodes: 2, Probability: 0.99996 }] }) }, 'good', 'Protected', /99\.996 %/],
+    ['nothing committed', { protection: protection({ CommittedStep: -1, RecoveryOdds: [], LastCheckpoint: undefined, ProtectionState: 'Unprotected' }) }, 'idle', 'Nothing in memory yet', /nothing is in S3/],
+    ['nothing committed, but a checkpoint', { protection: protection({ CommittedStep: -1, RecoveryOdds: [], ProtectionState: 'Unprotected' }) }, 'warn', 'Nothing in memory yet', /step 1,200 is in S3/],
+    ['odds that cannot be counted', { protection: protection({ RecoveryOdds: [] }) }, 'good', 'Protected', /cannot be counted/],
+    ['not heard', { protection: undefined }, 'idle', 'Protection unknown', /Not heard/],
+    ['over', { job: job({ TrainingJobStatus: 'Completed' }) }, 'idle', 'Memory released', /job is over; step 1,200 is in S3/],
+    ['an answer without its parts', { protection: {} }, 'idle', 'Nothing in memory yet', /nothing is in S3/],
+  ]
+  test.each(cases)('%s', (_, changes, tone, title, text) => {
+    const said = all(changes).protection
+    expect(said.title).toBe(title)
+    expect(said.tone).toBe(tone)
+    expect(said.text).toMatch(text)
+  })
+})
+
+describe('what is being done', () => {
+  test('nothing without an incident, or when it is closed', () => {
+    expect(all({}).recovery).toBeUndefined()
+    expect(all({ incidents: [closed(5, 'a')] }).recovery).toBeUndefined()
+  })
+  test('the phase, how long it has taken, and how long it usually takes', () => {
+    const { recovery } = all({ incidents: [closed(5, 'a'), closed(9, 'b'), closed(7, 'c'), incident()] })
+    expect(recovery).toMatchObject({ phase: 'replace', elapsedSeconds: 10, usualSeconds: 7, tone: 'busy', incidentId: 'inc-1' })
+    expect(recovery!.text).toMatch(/An instance was terminated\. Replace i-a\. This phase has taken 10 s \(usually 7\.0 s\)\./)
+  })
+  test('without earlier ones nothing is compared', () => {
+    expect(all({ incidents: [incident()] }).recovery).toMatchObject({ usualSeconds: undefined, tone: 'busy' })
+  })
+  test('far longer than usual is worth a look', () => {
+    const late = incident({ FailedAt: NOW - 62, OpenedAt: NOW - 60 })
+    expect(all({ incidents: [closed(5, 'a'), late] }).recovery?.tone).toBe('warn')
+    expect(all({ incidents: [late] }).recovery?.tone).toBe('busy')
+    expect(all({ incidents: [incident({ FailedAt: NOW - 400, OpenedAt: NOW - 398 })] }).recovery?.tone).toBe('warn')
+  })
+  test('lost steps are told once they are known', () => {
+    expect(all({ incidents: [incident({ LostSteps: 1 })] }).recovery!.text).toMatch(/1 step to be done again/)
+    expect(all({ incidents: [incident({ LostSteps: 0 })] }).recovery!.text).toMatch(/No step was lost/)
+  })
+  test('a cause that a newer server adds is said in its own words', () => {
+    expect(all({ incidents: [incident({ Cause: 'disk_full' })] }).recovery!.text).toMatch(/^Disk full\./)
+  })
+})
+
+describe('what it waits for', () => {
+  test('the words of the job and of a fleet that cannot help', () => {
+    const waiting = job({ SecondaryStatus: 'Starting', Reason: 'waits for 4 nodes' })
+    expect(all({ job: waiting }).waiting?.text).toBe('Waits for 4 nodes.')
+    expect(all({ job: waiting, fleet: { FleetStatus: 'frozen', Reason: 'InsufficientInstanceCapacity' } }).waiting?.text).toBe('Waits for 4 nodes. InsufficientInstanceCapacity.')
+  })
+  test('nothing while it trains or when it is over', () => {
+    expect(all({}).waiting).toBeUndefined()
+    expect(all({ job: job({ TrainingJobStatus: 'Failed' }) }).waiting).toBeUndefined()
+  })
+})
+
+describe('do I need to act?', () => {
+  const frozen = { FleetName: 'main', FleetStatus: 'frozen', Reason: 'the group is not as needed', Drift: ['ReplaceUnhealthy is not suspended'] }
+  const cases: [string, Partial<Facts>, boolean, RegExp][] = [
+    ['all is well', {}, false, /a failure would be recovered from/],
+    ['recovering', { job: job({ SecondaryStatus: 'Restarting' }), incidents: [incident()] }, false, /needs nobody/],
+    ['recovering for too long', { job: job({ SecondaryStatus: 'Restarting' }), incidents: [incident({ FailedAt: NOW - 400, OpenedAt: NOW - 398 })] }, true, /longer than 5 min/],
+    ['recovering in a frozen fleet', { incidents: [incident()], fleet: frozen }, true, /fleet is frozen/],
+    ['training in a frozen fleet', { fleet: frozen }, true, /would not be replaced/],
+    ['failed', { job: job({ TrainingJobStatus: 'Failed' }) }, true, /will not start again/],
+    ['completed', { job: job({ TrainingJobStatus: 'Completed' }) }, false, /done/],
+    ['completed in a frozen fleet', { job: job({ TrainingJobStatus: 'Completed' }), fleet: frozen }, false, /done/],
+    ['stopped', { job: job({ TrainingJobStatus: 'Stopped' }) }, false, /was stopped/],
+    ['stopping', { job: job({ TrainingJobStatus: 'Stopping' }) }, false, /stops by itself/],
+    ['standing still', { progress: progress({ movedAt: NOW - 300 }), protection: protection({ CommittedAt: NOW - 300 }) }, true, /make no steps/],
+    ['at a third of its rate', { progress: progress({ rate: 0.6 }) }, true, /less than half/],
+    ['at 60 % of its rate', { progress: progress({ rate: 1.2 }) }, false, /recovered from/],
+    ['queued', { job: job({ SecondaryStatus: 'Pending' }) }, false, /its turn\.$/],
+    ['queued with a limit', { job: job({ SecondaryStatus: 'Pending', StoppingCondition: { MaxPendingTimeInSeconds: 7200 } }) }, false, /gives up in 1 h 00 min/],
+    ['before the first step', { job: job({ Boundary: 0, BaseStep: 0 }) }, false, /first step of a launch/],
+    ['before the first commit', { protection: protection({ CommittedStep: -1, LastCheckpoint: undefined }) }, false, /No step is kept in memory yet/],
+    ['degraded', { protection: protection({ ProtectionState: 'Degraded' }) }, false, /Fewer copies/],
+    ['unprotected while it trains', { protection: protection({ ProtectionState: 'Unprotected' }) }, true, /no step is kept in memory/],
+    ['starting', { job: job({ SecondaryStatus: 'Starting' }) }, false, /on its way/],
+    ['no news', { staleSeconds: 40 }, true, /heard nothing for 40 s/],
+    ['a short silence', { staleSeconds: 14 }, false, /recovered from/],
+  ]
+  test.each(cases)('%s', (_, changes, needed, text) => {
+    const { act } = all(changes)
+    expect(act.needed).toBe(needed)
+    expect(act.title).toBe(needed ? 'Yes' : 'No')
+    expect(act.text).toMatch(text)
+    expect(act.steps.length > 0).toBe(needed)
+  })
+  test('what differs in AWS is what to do', () => {
+    expect(all({ fleet: frozen }).act.steps).toEqual(['Put right in AWS: ReplaceUnhealthy is not suspended'])
+  })
+})
+
+describe('banners', () => {
+  test('none when nothing is wider than the job', () => expect(all({}).banners).toEqual([]))
+  test.each([
+    [{ fleet: { FleetName: 'main', FleetStatus: 'frozen', Reason: 'blind', Drift: [] } }, /Fleet main is frozen/],
+    [{ fleet: { FleetStatus: 'deleting' } }, /being deleted/],
+    [{ othersHit: ['a'] }, /Wider than this job/],
+    [{ staleSeconds: 60 }, /No news/],
+  ] as [Partial<Facts>, RegExp][])('%o', (changes, title) => expect(all(changes).banners.map((banner) => banner.title).join()).toMatch(title))
+  test('others are counted and named', () => {
+    expect(all({ othersHit: ['a', 'b'] }).banners[0]!.text).toBe('2 other jobs of this fleet have an open incident, too: a, b.')
+    expect(all({ othersHit: ['a'] }).banners[0]!.text).toMatch(/^1 other job of this fleet has/)
+  })
+})
+
+describe('phases', () => {
+  test('of a closed incident add up to the interruption', () => {
+    const done = incident({ Phase: 'closed', FailedAt: NOW - 20, OpenedAt: NOW - 18, ClosedAt: NOW - 4, DetectSeconds: 2, ReplaceSeconds: 5, RestoreSeconds: 6, ReworkSeconds: 3 })
+    const lengths = phaseLengths(done, NOW)
+    expect(lengths.map((each) => each.phase)).toEqual(['detect', 'replace', 'restore', 'rework'])
+    expect(lengths.reduce((sum, each) => sum + each.seconds, 0)).toBe(16)
+  })
+  test.each([['detect', 1], ['replace', 2], ['restore', 3], ['rework', 4]])('of an open one: %s is the last, and all add up to now', (phase, number) => {
+    const lengths = phaseLengths(incident({ Phase: phase, ReplaceSeconds: 3, RestoreSeconds: 2 }), NOW)
+    expect(lengths).toHaveLength(number)
+    expect(lengths.at(-1)!.isOpen).toBe(true)
+    expect(lengths.reduce((sum, each) => sum + each.seconds, 0)).toBe(12)
+  })
+})
+
+test('the newest open incident counts', () => {
+  expect(openIncident([closed(1, 'a'), incident({ IncidentId: 'b' }), incident({ IncidentId: 'c' })])?.IncidentId).toBe('c')
+  expect(openIncident(undefined)).toBeUndefined()
+})
+
+test('a usual rate needs steps and time', () => {
+  expect(usualRate({ MaxBoundary: 100, AccountingSeconds: { train: 50 } })).toBe(2)
+  expect(usualRate({ MaxBoundary: 100, AccountingSeconds: { train: 29 } })).toBeUndefined()
+  expect(usualRate({ MaxBoundary: 9, AccountingSeconds: { train: 50 } })).toBeUndefined()
+  expect(usualRate({})).toBeUndefined()
+})
