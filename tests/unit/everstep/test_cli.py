@@ -285,7 +285,7 @@ def test_wait_ends_badly_with_the_reason(run):
 def test_a_node_shows_what_was_refused(run, messages, sessions, words):
     names = ("NodeId", "FleetName", "NodeStatus", "AgentVersion", "TrainingJobName", "Address", "InstanceType", "AvailabilityZone", "Reason")
     node = {**dict.fromkeys(names, "x"), "Connected": True, "Warm": True, "MemoryBytes": 1, "CreationTime": "2026-03-01T12:00:00Z", "EndTime": None}
-    node |= {"RefusedMessageCount": messages, "RefusedSessionCount": sessions}
+    node |= {"RefusedMessageCount": messages, "RefusedSessionCount": sessions, "Hold": None, "Incidents": []}
     _, out, _, _ = run("nodes", "describe", "i-1", describe_node=node)
     assert ("refused" in out) is (words is not None)
     assert (words or "") in out
