@@ -358,6 +358,7 @@ def test_a_node_shows_what_was_refused(run, messages, sessions, words):
         "Warm": True,
         "MemoryBytes": 1,
         "CreationTime": datetime.fromisoformat("2026-03-01T12:00:00Z"),
+        "Incidents": [],
     }
     node |= {"RefusedMessageCount": messages, "RefusedSessionCount": sessions}
     _, out, _, _ = run("nodes", "describe", "i-1", describe_node=node)

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from control_plane.db import events, incidents, intents, jobs, nodes, protection, tokens
+from control_plane.db import events, implications, incidents, intents, jobs, nodes, protection, tokens
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease, Leaser
-from control_plane.db.models import Base, Event, Generation, Incident, Intent, Job, Node, Redemption, Replica, Shard, Token
+from control_plane.db.models import Base, Event, Generation, Implication, Incident, Intent, Job, Node, Redemption, Replica, Shard, Token
 from control_plane.db.retention import Retention, prune
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
@@ -51,12 +51,15 @@ def test_intents_and_ended_nodes_go_after_their_days(database: Database, days: i
         intents.begin(session, lease, key="k", action="a", detail={}, now=NOW)
         for name, ended_at in (("i-1", NOW), ("i-2", None)):
             session.add(Node(id=name, fleet_name="main", state="gone", created_at=NOW, ended_at=ended_at))
+            line = Implication(node_id=name, incident_id="inc", fleet_name="main", at=NOW, what="w", evidence="e", is_own_word=False, remedy="none")
+            session.add(line)
     with database.write() as session:
         gone = prune(session, RETENTION, NOW + timedelta(days=days))
     assert (gone["intents"], gone["nodes"]) == ((1, 1) if days == 8 else (0, 0))
     with database.read() as session:
         assert [node.id for node in nodes.of_fleet(session, with_ended=True)] == (["i-2"] if days == 8 else ["i-1", "i-2"])
         assert count(session, Intent) == (0 if days == 8 else 1)
+        assert sorted(implications.of_fleet(session, "main")) == (["i-2"] if days == 8 else ["i-1", "i-2"])
 
 
 def test_jobs_and_incidents_are_kept_for_ever_and_events_are_not(database: Database) -> None:
