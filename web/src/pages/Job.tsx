@@ -219,6 +219,14 @@ function Overview({ job }: { job: TrainingJob }) {
           ]}
         />
       </section>
+      {job.FailureReason?.includes('\n') && (
+        <section className="card">
+          <h2>Why it failed</h2>
+          <pre className="log wrap" tabIndex={0}>
+            {job.FailureReason}
+          </pre>
+        </section>
+      )}
       <section className="card">
         <div className="row between">
           <h2>Recovery timeline</h2>
