@@ -101,7 +101,7 @@ function Head({ job }: { job: TrainingJob }) {
         onClose={() => setAsking(false)}
         onConfirm={async () => {
           await call('StopTrainingJob', { TrainingJobName: job.TrainingJobName })
-          await client.invalidateQueries()
+          void client.invalidateQueries()
         }}
       >
         All ranks stop at one agreed step, which is kept in S3. A stopped job does not start again.

@@ -154,7 +154,7 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
         onConfirm={async () => {
           for (const job of stoppable) await call('StopTrainingJob', { TrainingJobName: job.TrainingJobName })
           setChosen(new Set())
-          await client.invalidateQueries()
+          void client.invalidateQueries()
         }}
       >
         <p>{stoppable.map((job) => job.TrainingJobName).join(', ')}</p>
