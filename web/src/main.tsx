@@ -3,6 +3,7 @@ import './app.css'
 
 import { createTheme, MantineProvider } from '@mantine/core'
 import { QueryCache, QueryClient, QueryClientProvider } from '@tanstack/react-query'
+import { setNonce } from 'get-nonce'
 import { lazy, StrictMode, Suspense } from 'react'
 import { createRoot } from 'react-dom/client'
 import { createBrowserRouter, Navigate, useRouteError } from 'react-router'
@@ -71,6 +72,7 @@ const router = createBrowserRouter([
 ])
 
 const nonce = document.querySelector<HTMLMetaElement>('meta[name="csp-nonce"]')?.content ?? ''
+setNonce(nonce) // for what Mantine's dialogs use to keep the page behind them still
 const theme = createTheme({
   primaryColor: 'blue',
   autoContrast: true,

@@ -3,7 +3,7 @@ import { describe, expect, test } from 'vitest'
 import { address, all, ApiError } from '../src/api/client'
 import type { Incident, TrainingJob, TrainingJobSummary } from '../src/contract'
 import { plain } from '../src/model/ansi'
-import { ago, bytes, duration, percent, sentence } from '../src/model/format'
+import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
 import { story } from '../src/model/incident'
 import { arranged } from '../src/model/jobs'
 import { csv, series } from '../src/model/metrics'
@@ -20,6 +20,7 @@ describe('figures', () => {
   test.each([[1, '100 %'], [0.93, '93 %'], [0.9999, '99.99 %'], [0.999999999, '> 99.9999 %'], [0.0001, '0.01 %'], [0, '0 %'], [1e-9, '< 0.0001 %']])('%s is %s', (ratio, text) => expect(percent(ratio)).toBe(text))
   test.each([[0, '0 B'], [1023, '1023 B'], [1536, '1.5 KiB'], [2 ** 31, '2.0 GiB']])('%s bytes are %s', (value, text) => expect(bytes(value)).toBe(text))
   test.each([[0.4, 'just now'], [59, '59 s ago'], [61, '1 min ago'], [200_000, '2 d ago'], [-90, 'in 1 min 30 s']])('%s s before is %s', (passed, text) => expect(ago(NOW - passed, NOW)).toBe(text))
+  test.each([['', ''], ['waits', 'Waits.'], ['error (1)\nTraceback:\n  File x\nRuntimeError: no', 'Error (1). RuntimeError: no.']])('of %j is told', (text, said) => expect(headline(text)).toBe(said))
   test.each([['', ''], ['waits', 'Waits.'], ['Is it?', 'Is it?']])('%s as a sentence', (text, said) => expect(sentence(text)).toBe(said))
 })
 

@@ -30,6 +30,7 @@ describe('is it moving?', () => {
     ['slower', { progress: progress({ rate: 1 }) }, 'Moving', /50 % of its usual rate/],
     ['faster', { progress: progress({ rate: 4 }) }, 'Moving', /2\.0 times its usual rate/],
     ['slow steps', { progress: progress({ rate: 0.05, usualRate: 0.05 }) }, 'Moving', /20 s a step, as usual/],
+    ['a server whose clock is a little ahead', { protection: protection({ CommittedAt: NOW + 3 }) }, 'Moving', /^Step 1,204, just now;/],
     ['a page just opened', { progress: progress({ movedAt: undefined, rate: undefined, watchedSince: NOW }), protection: protection({ CommittedAt: undefined }) }, 'Moving', /^Step 1,204; 2\.0 steps\/s on average\.$/],
     ['a fresh page and an old commit', { progress: progress({ movedAt: undefined, rate: undefined, watchedSince: NOW }), protection: protection({ CommittedAt: NOW - 200 }) }, 'Standing still', /the last step was 3 min ago/],
     ['no step for long', { progress: progress({ movedAt: NOW - 61 }), protection: protection({ CommittedAt: NOW - 90 }) }, 'Standing still', /the last step was 1 min ago/],
@@ -47,6 +48,7 @@ describe('is it moving?', () => {
     ['stopping', { job: job({ TrainingJobStatus: 'Stopping', SecondaryStatus: 'Stopping', Reason: 'a user asked' }) }, 'Stopping', /^Step 1,204\. A user asked\.$/],
     ['done', { job: job({ TrainingJobStatus: 'Completed', SecondaryStatus: 'Completed', Reason: 'every rank ended' }) }, 'Finished', /^1,204 steps done\. Every rank ended\.$/],
     ['failed', { job: job({ TrainingJobStatus: 'Failed', FailureReason: 'rank 2 exits with 1', Reason: 'other' }) }, 'Failed', /It got to step 1,204\. Rank 2 exits with 1\./],
+    ['failed with a traceback', { job: job({ TrainingJobStatus: 'Failed', MaxBoundary: 0, Boundary: 0, FailureReason: 'error (1)\nTraceback\n  File\nRuntimeError: no' }) }, 'Failed', /^Error \(1\)\. RuntimeError: no\.$/],
     ['stopped', { job: job({ TrainingJobStatus: 'Stopped', Reason: 'a user asked', Boundary: -1, MaxBoundary: -1 }) }, 'Stopped', /^A user asked\.$/],
     ['a server that says nothing', { job: { TrainingJobName: 'gpt' } }, 'Unknown', /has not said/],
   ]

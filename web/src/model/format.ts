@@ -72,5 +72,11 @@ export const sentence = (text: string): string => {
   return trimmed[0]!.toUpperCase() + trimmed.slice(1) + (/[.!?]$/.test(trimmed) ? '' : '.')
 }
 
+/** What is told of a text of many lines, as of a failure with its traceback: how it begins, and its last line. */
+export function headline(text: string): string {
+  const lines = text.split('\n').map((line) => line.trim()).filter(Boolean)
+  return lines.length < 2 ? sentence(lines[0] ?? '') : `${sentence(lines[0]!)} ${sentence(lines.at(-1)!)}`
+}
+
 /** instance_terminated → instance terminated. */
 export const words = (identifier: string): string => identifier.replace(/_/g, ' ')

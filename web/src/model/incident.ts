@@ -1,6 +1,6 @@
 /** An incident in three statements: what failed, what was lost, what to do. Pure. */
 import type { Incident, TrainingJob } from '../contract'
-import { count, duration, plural, sentence } from './format'
+import { count, duration, headline, plural, sentence } from './format'
 import { causeWords, phaseLengths, phaseWords, type Statement } from './verdict'
 
 const FROM: Record<string, string> = { local: 'the memory of its own nodes', peer: 'the memory of other nodes', s3: 'a checkpoint in S3' }
@@ -32,7 +32,7 @@ export function story(incident: Incident, job: Partial<TrainingJob> | undefined,
         text: `${sentence(incident.Decision ?? '')} This phase has taken ${duration(current?.seconds ?? 0)}. The job’s page says whether you need to act.`.trim(),
       }
     : failed
-      ? { question: 'Is it over?', tone: 'bad', title: 'The job has failed', text: sentence(job?.FailureReason ?? job?.Reason ?? '') }
+      ? { question: 'Is it over?', tone: 'bad', title: 'The job has failed', text: headline(job?.FailureReason ?? job?.Reason ?? '') }
       : { question: 'Is it over?', tone: 'good', title: 'Yes', text: incident.GenerationAfter === undefined ? 'The job ended before another launch.' : 'Training is past where it was. Nothing is left to do.' }
   return [what, damage, next]
 }

@@ -4,7 +4,7 @@
  * Pure: answers of the API and the time in, sentences out. What the API does not say is left out or said to be unknown; nothing is guessed.
  */
 import type { DescribeProtectionResponse, Event, Fleet, Incident, TrainingJob } from '../contract'
-import { ago, count, duration, percent, plural, sentence, words } from './format'
+import { ago, count, duration, headline, percent, plural, sentence, words } from './format'
 
 /** good: all is well. busy: something is being done. warn: worth a look. bad: broken. idle: over, or not begun. */
 export type Tone = 'good' | 'busy' | 'warn' | 'bad' | 'idle'
@@ -116,7 +116,7 @@ function movingOf({ job, protection, progress, now }: Facts, isRecovering: boole
     case 'Completed':
       return { tone: 'good', title: 'Finished', text: `${highest >= 0 ? `${plural(highest, 'step')} done. ` : ''}${sentence(job.Reason ?? '')}` }
     case 'Failed':
-      return { tone: 'bad', title: 'Failed', text: `${highest >= 0 ? `It got to step ${count(highest)}. ` : ''}${sentence(job.FailureReason ?? job.Reason ?? '')}` }
+      return { tone: 'bad', title: 'Failed', text: `${highest > 0 ? `It got to step ${count(highest)}. ` : ''}${headline(job.FailureReason ?? job.Reason ?? '')}` }
     case 'Stopped':
       return { tone: 'idle', title: 'Stopped', text: `${highest >= 0 ? `It got to step ${count(highest)}. ` : ''}${sentence(job.Reason ?? '')}` }
     case 'Stopping':
@@ -136,13 +136,13 @@ function movingOf({ job, protection, progress, now }: Facts, isRecovering: boole
     const watched = progress === undefined ? 0 : now - progress.watchedSince
     const limit = Math.max(STILL_SECONDS, progress?.usualRate ? STILL_STEPS / progress.usualRate : 0)
     if ((age ?? watched) > limit) {
-      const since = age === undefined ? `no step since this page was opened ${ago(progress!.watchedSince, now)}` : `the last step was ${ago(moved!, now)}`
+      const since = age === undefined ? `no step since this page was opened ${ago(progress!.watchedSince, now)}` : `the last step was ${ago(Math.min(moved!, now), now)}`
       return { tone: 'warn', title: 'Standing still', text: `${at}: the ranks run, but ${since}.` }
     }
     const rate = progress?.rate
     const usual = progress?.usualRate
     const pace = rate ? `${rateWords(rate)}${comparison(rate, usual)}` : usual ? `${rateWords(usual)} on average` : ''
-    const last = moved === undefined ? '' : `, ${ago(moved, now)}`
+    const last = moved === undefined ? '' : `, ${ago(Math.min(moved, now), now)}`
     const text = `${at}${last}${pace ? `; ${pace}` : ''}.${isRecovering ? ` Redoing steps up to ${count(highest)}.` : ''}`
     return { tone: isRecovering ? 'busy' : 'good', title: isRecovering ? 'Moving, catching up' : 'Moving', text }
   }
@@ -284,7 +284,7 @@ function actOf(facts: Facts, moving: Statement, recovery: (Statement & PhaseNow)
       return no('It stops by itself at the next step that all ranks agree on.', 'busy')
     case 'Failed':
       return yes('bad', 'The job has failed and will not start again by itself.', [
-        'Read why in the sentence above, and the last lines of the failing rank under Logs.',
+        'Read why under “Is it moving?”, and the last lines of the failing rank under Logs.',
         `Mend the cause, then submit it again under another name; ${facts.protection?.LastCheckpoint ? `its newest checkpoint, step ${count(facts.protection.LastCheckpoint.Step)}, is under Checkpoints.` : 'it has no checkpoint in S3.'}`,
       ])
   }

@@ -101,7 +101,7 @@ function Head({ job }: { job: TrainingJob }) {
         onClose={() => setAsking(false)}
         onConfirm={async () => {
           await call('StopTrainingJob', { TrainingJobName: job.TrainingJobName })
-          await client.invalidateQueries()
+          void client.invalidateQueries()
         }}
       >
         All ranks stop at one agreed step, which is kept in S3. A stopped job does not start again.
@@ -219,6 +219,14 @@ function Overview({ job }: { job: TrainingJob }) {
           ]}
         />
       </section>
+      {job.FailureReason?.includes('\n') && (
+        <section className="card">
+          <h2>Why it failed</h2>
+          <pre className="log wrap" tabIndex={0}>
+            {job.FailureReason}
+          </pre>
+        </section>
+      )}
       <section className="card">
         <div className="row between">
           <h2>Recovery timeline</h2>

@@ -8,7 +8,7 @@ import { Link, useSearchParams } from 'react-router'
 import { call } from '../api/client'
 import { incidentsQuery, jobsQuery, useRole } from '../api/queries'
 import type { TrainingJobSummary } from '../contract'
-import { count, duration, plural } from '../model/format'
+import { count, duration, headline, plural } from '../model/format'
 import { arranged, type Order } from '../model/jobs'
 import { isOver } from '../model/verdict'
 import { Ago, Empty, JobLink, Problem, Shown, Status, toneOf, useNow } from '../parts/Basics'
@@ -124,7 +124,7 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
                   )}
                   <td data-name="Job"><JobLink name={name} /></td>
                   <td data-name="Status"><Status tone={toneOf(job.SecondaryStatus)} word={job.SecondaryStatus} /></td>
-                  <td className="reason">{job.Reason}</td>
+                  <td className="reason">{headline(job.Reason)}</td>
                   <td className="n" data-name="Step">{job.Boundary < 0 ? '–' : count(job.Boundary)}</td>
                   <td className="n" data-name="In memory">{isOver(job) || job.CommittedStep < 0 ? '–' : behind > 0 ? `${behind} behind` : 'all'}</td>
                   <td className="n" data-name="Incidents">
@@ -154,7 +154,7 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
         onConfirm={async () => {
           for (const job of stoppable) await call('StopTrainingJob', { TrainingJobName: job.TrainingJobName })
           setChosen(new Set())
-          await client.invalidateQueries()
+          void client.invalidateQueries()
         }}
       >
         <p>{stoppable.map((job) => job.TrainingJobName).join(', ')}</p>

@@ -63,8 +63,8 @@ function Form() {
     if (Object.keys(found).length || yamlError) return
     setBusy(true)
     call('CreateTrainingJob', fromYaml(asYaml(draft)) as never)
-      .then(async () => {
-        await client.invalidateQueries({ queryKey: ['jobs'] })
+      .then(() => {
+        void client.invalidateQueries({ queryKey: ['jobs'] })
         void navigate(`/jobs/${encodeURIComponent(draft.TrainingJobName!)}`)
       }, setError)
       .finally(() => setBusy(false))
