@@ -5,6 +5,8 @@ One JSON line in, one out:
     {"function": "module:name", "arguments": […], "world": 3, "directory": …, "environment": {…}}  →  {"pids": […]}
     {"wait": [pid, …]}                                                                            →  {"codes": […]}
 
+Both carry a number: a test that was cut off leaves its answer behind, which is not the next one's.
+
 Each rank calls the function; its exit code is what that returns, 0 for None. The process ends, and its ranks with it, when its standard input does.
 """
 
@@ -84,6 +86,7 @@ class WarmParent:
             text=True,
         )
         self._lock = threading.Lock()
+        self._count = 0
 
     def fork(self, function: str, *arguments: object, world: int, directory: Path, environment: Mapping[str, str], result: str) -> Launch:
         """Start `world` ranks of a function; what they print is in `rank<r>.log` in the directory."""
@@ -96,10 +99,13 @@ class WarmParent:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._lock:
-            self._process.stdin.write(json.dumps(request) + "\n")
+            self._count += 1
+            self._process.stdin.write(json.dumps({**request, "number": self._count}) + "\n")
             self._process.stdin.flush()
-            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
+            while True:
+                answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+                if answer["number"] == self._count:
+                    return answer
 
     def close(self) -> None:
         """End the process and every rank of it."""
@@ -124,10 +130,10 @@ def main() -> None:
     for text in sys.stdin:
         request = json.loads(text)
         if "wait" in request:
-            answer = {"codes": _codes(request["wait"], ended)}
+            answer: dict[str, Any] = {"codes": _codes(request["wait"], ended)}
         else:
             answer = {"pids": [_fork(request, rank) for rank in range(request["world"])]}
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps({**answer, "number": request["number"]}) + "\n")
         answers.flush()
 
 
