@@ -173,7 +173,7 @@ def test_a_cloud_in_namespaces_comes_up_and_a_crash_leaves_nothing(tmp_path: Pat
         cluster.up(ClusterOptions(nodes=1, spares=0, has_namespaces=True, seed=11))
         assert cluster.seed == 11
         (instance_id,) = cluster.instances()
-        with cluster.client() as client:
+        with closing(cluster.client()) as client:
             (node,) = client.list_nodes(FleetName="local")["Nodes"]
         assert node["Connected"] is True
         url = cluster.endpoint_url

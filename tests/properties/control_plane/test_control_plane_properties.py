@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ EVENTS = st.one_of(
 )
 
 
+@pytest.mark.timeout(400)  # sixty stories, each of up to some hundred passes over all jobs and the fleet
 @settings(max_examples=60)
 @given(st.lists(EVENTS, max_size=25))
 def test_whatever_happens(story: list[tuple[str, int, int]]) -> None:
