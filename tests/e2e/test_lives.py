@@ -22,7 +22,7 @@ def test_a_stop_is_agreed_and_kept(place: Workplace) -> None:
     first = "1:6"
     job = place.submit("stopped", PAIRS, steps=200, holds=(first,), pace_seconds=0.02)
     job.wait_standing(first)
-    job.wait_committed(4)
+    job.wait_committed(1)  # how many of the first six are kept depends on how busy the machine is
     place.client.stop_training_job(TrainingJobName=job.name)
     job.let_go(first)
     seen = job.wait_ended("Stopped")
