@@ -6,6 +6,7 @@ backend is safe for that; so does SQS, whose receivers wait. One thread runs the
 
 from __future__ import annotations
 
+import io
 import logging
 import random
 import socket
@@ -24,6 +25,7 @@ from werkzeug.serving import make_server
 from everstep.protocol.loopback import is_loopback
 from infra.local_cloud.addresses import AddressPool
 from infra.local_cloud.auto_scaling import AutoScaling
+from infra.local_cloud.calls import RECORDED_SERVICES, CallRecord
 from infra.local_cloud.ec2 import Ec2
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.events import Announcements, stamp
@@ -46,7 +48,7 @@ MAX_ADMIN_BODY_BYTES = 64 * 1024
 CONCURRENT = frozenset({"s3", "sqs"})
 LOOPBACK = "127.0.0.1"
 
-StartResponse = Callable[[str, list[tuple[str, str]]], object]
+StartResponse = Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ class LocalAws:
         self._auto_scaling = AutoScaling(self._ec2, self.faults, self._announcements, time.monotonic)
         install(self._ec2, self._auto_scaling)
         self._moto = DomainDispatcherApplication(create_backend_app)
+        self._calls = CallRecord()
         self._network: Network | None = None
         self._address = self.control_plane_address = LOOPBACK
         self.control_plane_port = 0
@@ -172,8 +175,21 @@ class LocalAws:
             answer: Iterable[bytes] = self._moto(environ, start_response)
             return answer
         with self._lock:
-            body = list(self._moto(environ, start_response))
+            body = self._recorded(service, environ, start_response) if service in RECORDED_SERVICES else list(self._moto(environ, start_response))
         self._wake.set()
+        return body
+
+    def _recorded(self, service: str, environ: dict[str, Any], start_response: StartResponse) -> list[bytes]:
+        """Let moto answer a call, and record it with the status that it was given."""
+        at, request, statuses = time.time(), environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)), [""]
+        environ["wsgi.input"] = io.BytesIO(request)
+
+        def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> object:
+            statuses.append(status)
+            return start_response(status, headers, *rest)
+
+        body = list(self._moto(environ, start))
+        self._calls.add(service, request, statuses[-1], at)
         return body
 
     def _administer(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -198,6 +214,8 @@ class LocalAws:
                     answer = self.faults.conditions
                 case "GET", "instances":
                     answer = self._runner.pids()
+                case "GET", "calls":
+                    answer = self._calls.every()
                 case "GET", "links":
                     answer = {instance_id: self._network.counters(instance_id) for instance_id in self._network.links()} if self._network else {}
                 case "GET", "faults":
@@ -211,7 +229,9 @@ class LocalAws:
                         answer = self._injector.clear(environ.get("QUERY_STRING", "").removeprefix("name="))
                     self._wake.set()
                 case _:
-                    return "404 Not Found", msgspec.json.encode({"Message": "config (GET, PUT), faults (GET, POST, DELETE), instances, links (GET)"})
+                    return "404 Not Found", msgspec.json.encode(
+                        {"Message": "config (GET, PUT), faults (GET, POST, DELETE), calls, instances, links (GET)"}
+                    )
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             return "400 Bad Request", msgspec.json.encode({"Message": str(error)})
         except FaultRefused as error:

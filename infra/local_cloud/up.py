@@ -29,6 +29,7 @@ from everstep import aws_models, failures, sdk
 from everstep.config import ClientConfig
 from everstep.errors import EverstepError
 from infra.local_cloud import network, preflight
+from infra.local_cloud.calls import CALLS, Call
 from infra.local_cloud.environment import REGION, aws_variables, local_client, process_environment
 from infra.local_cloud.errors import FaultRefused, NotUp, PreflightFailed, StartFailed
 from infra.local_cloud.fault_kinds import EFFECT, EFFECTS, AnyFault, Effect, KillAgent, KillControlPlane, KillRank, name_of
@@ -99,6 +100,8 @@ class ClusterOptions:
     """How long the nodes may take to connect."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """More variables for the instances' user data."""
+    control_plane_environment: Mapping[str, str] = field(default_factory=dict)
+    """More variables for the control plane."""
     has_namespaces: bool = False
     """Each instance has a network namespace, so that lines can be cut and slowed; else all share this machine's loopback."""
     seed: int | None = None
@@ -115,6 +118,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     detection_seconds: float | None
     group: str
     events_queue_url: str = ""
+    control_plane_environment: dict[str, str] = {}
 
 
 _CLUSTER_FILE = msgspec.json.Decoder(ClusterFile)
@@ -345,6 +349,17 @@ class LocalCluster:
         said: list[str] = _accepted(self._admin("DELETE", f"faults?name={name}" if name else "faults")).json()
         return said
 
+    def calls(self) -> list[Call]:
+        """Return the calls of EC2 and Auto Scaling that may have changed something, whoever made them, oldest first.
+
+        Returns:
+            The newest twenty thousand.
+
+        Raises:
+            NotUp: the local AWS does not run.
+        """
+        return CALLS.decode(self._admin("GET", "calls").content)
+
     def links(self) -> dict[str, dict[str, int]]:
         """Return what the kernel counts on every instance's line: sent, received and dropped.
 
@@ -441,6 +456,7 @@ class LocalCluster:
             spares=options.spares,
             node_memory_bytes=options.node_memory_bytes or preflight.memory_bytes_per_node(max(total, 1)),
             detection_seconds=options.detection_seconds,
+            control_plane_environment=dict(options.control_plane_environment),
         )
         write_private(self._local / "cluster.json", msgspec.json.encode(description))
         for stale in (self.nodes_directory, self.state_dir / CONTROL_PLANE):
@@ -499,6 +515,7 @@ class LocalCluster:
             **process_environment(str(self.state_dir)),
             **aws_variables(self.aws_url),
             "EVERSTEP_EVENTS_QUEUE_URL": description.events_queue_url,
+            **description.control_plane_environment,
         }
         record = self._parts.start(CONTROL_PLANE, "control_plane", ["--migrate", *flat], environment)
         self._parts.wait_ready(record, timeout_seconds=START_SECONDS)

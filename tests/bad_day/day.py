@@ -1,0 +1,362 @@
+"""A bad day from its beginning to its end: a fleet, three jobs, a plan of strikes; and all that was seen of it, for `rules` to judge.
+
+two jobs fill the fleet; a third of higher priority has to wait until one of them has ended
+each trains the same small script; undisturbed runs of it are made first, outside Everstep
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from everstep.client import EverstepClient
+from everstep.errors import EverstepError, ServiceUnavailable
+from infra.local_cloud import network
+from infra.local_cloud.up import FLEET, ClusterOptions, LocalCluster
+from tests.bad_day import facts
+from tests.bad_day.plan import plan
+from tests.bad_day.strikes import Strikes
+from tests.bad_day.watch import Watch
+from tests.e2e.reference import References
+from tests.warm_parent import Launch, WarmParent
+
+SCRIPTS: Final = Path(__file__).parent / "scripts"
+SABOTAGE: Final = Path(__file__).parent / "sabotage"
+SABOTAGE_VARIABLE: Final = "BAD_DAY_WITHOUT"
+NODE_MEMORY_BYTES: Final = 64 * 1024**2
+CONNECT_SECONDS: Final = 300.0
+PACE_SECONDS: Final = 0.08
+STEP_SECONDS: Final = 0.11
+"""About what a step takes on a busy machine of two cores."""
+ENDED: Final = ("Completed", "Stopped", "Failed")
+Json = dict[str, Any]
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DayOptions:
+    """What kind of day."""
+
+    seed: int
+    minutes: float
+    nodes_per_job: int = 3
+    """Two such jobs fill the fleet."""
+    checkpoint_every: int = 50
+    without: str = ""
+    """What is switched off in the control plane: lease, contract, evidence, or a name that `sabotage` knows; empty: nothing."""
+    temptations: tuple[str, ...] | None = None
+    """The only kinds of strikes; None: all."""
+    keeps: Path | None = None
+    """Where all logs and facts are left."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    name: str
+    steps: int
+    seed: int
+    priority: int
+    nodes: int
+
+
+def spend(options: DayOptions, tell: Tell, parent: WarmParent | None = None) -> facts.Day:
+    """Live through a bad day.
+
+    Args:
+        options: which.
+        tell: is told what is done to whom, and what is being recovered.
+        parent: where undisturbed runs get their ranks from; None: one of its own.
+
+    Returns:
+        All that was seen.
+    """
+    has_links = network.obstacle() is None
+    directory = Path(tempfile.mkdtemp(prefix="everstep-bad-day-"))
+    jobs = _jobs(options)
+    tell(f"seed {options.seed}, {options.minutes:g} minutes, lines can {'' if has_links else 'NOT '}be cut; files in {directory}")
+    undisturbed = _undisturbed(jobs, directory, parent)
+    tell("undisturbed runs are done")
+    cluster = LocalCluster(directory / "cluster")
+    control_plane = {"PYTHONPATH": str(SABOTAGE), SABOTAGE_VARIABLE: options.without} if options.without else {}
+    try:
+        with cluster:
+            size = 2 * options.nodes_per_job
+            cluster.up(
+                ClusterOptions(
+                    nodes=size,
+                    spares=1,
+                    node_memory_bytes=NODE_MEMORY_BYTES,
+                    connect_seconds=CONNECT_SECONDS,
+                    has_namespaces=has_links,
+                    seed=options.seed,
+                    control_plane_environment=control_plane,
+                )
+            )
+            tell(f"{size} nodes and a spare are connected")
+            with closing(cluster.aws("autoscaling")) as auto_scaling:  # the fleet's owner: no more than this
+                auto_scaling.update_auto_scaling_group(AutoScalingGroupName=cluster.group, MaxSize=size + 2)
+            day = _live(options, cluster, jobs, undisturbed, directory, tell, has_links=has_links)
+    finally:
+        if options.keeps is not None:
+            shutil.copytree(directory, options.keeps, dirs_exist_ok=True, ignore=_no_sockets, symlinks=True)
+        shutil.rmtree(directory, ignore_errors=True)
+    if options.keeps is not None:
+        (options.keeps / "day.json").write_bytes(msgspec.json.encode(day))
+    return day
+
+
+def _no_sockets(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if not (Path(folder, name).is_file() or Path(folder, name).is_dir())]
+
+
+def _jobs(options: DayOptions) -> list[_Plan]:
+    seconds = options.minutes * 60
+    shares = (("early", 0.3, 0), ("long", 0.75, 0), ("urgent", 0.4, 10))
+    return [
+        _Plan(
+            name=name,
+            steps=max(60, int(seconds * share / STEP_SECONDS)),
+            seed=options.seed % 1000 + number,
+            priority=priority,
+            nodes=options.nodes_per_job,
+        )
+        for number, (name, share, priority) in enumerate(shares)
+    ]
+
+
+def _undisturbed(jobs: list[_Plan], directory: Path, parent: WarmParent | None) -> dict[str, list[Json]]:
+    with _ranks_from(parent) as runs:
+        found = {}
+        for job in jobs:
+            own = {"seed": str(job.seed), "steps": str(job.steps)}
+            launch: Launch = runs.start(SCRIPTS / "train.py", job.nodes, directory / "undisturbed" / job.name, own)
+            found[job.name] = launch.results()
+    return found
+
+
+@contextmanager
+def _ranks_from(parent: WarmParent | None) -> Iterator[References]:
+    if parent is not None:
+        yield References(parent)
+        return
+    with closing(WarmParent()) as own:
+        yield References(own)
+
+
+def _live(
+    options: DayOptions, cluster: LocalCluster, jobs: list[_Plan], undisturbed: dict[str, list[Json]], directory: Path, tell: Tell, *, has_links: bool
+) -> facts.Day:
+    traces = directory / "traces"
+    traces.mkdir()
+    with closing(cluster.client()) as client:
+        source = client.upload_source(Directory=SCRIPTS)
+        for job in jobs:
+            _submit(client, source, job, traces, options)
+            if job.priority == 0:
+                _wait(lambda name=job.name: _describe(client, name)["NodeIds"], f"{job.name} to get its nodes")
+        tell(f"{', '.join(job.name for job in jobs)} are submitted; {jobs[-1].name} has to wait")
+        watch = Watch(cluster, [job.name for job in jobs])
+        watch.start()
+        for job in jobs[:2]:
+            _wait(lambda name=job.name: _describe(client, name)["CommittedStep"] > 0, f"{job.name} to commit a step")
+        strikes = Strikes(cluster, watch, tell)
+        lines = plan(seed=options.seed, minutes=options.minutes, has_links=has_links)
+        if options.temptations is not None:
+            lines = [line for line in lines if line.kind in options.temptations]
+        teller = _Teller(client, [job.name for job in jobs], tell)
+        teller.start()
+        strikes.play(lines, lambda: any(watch.jobs.get(job.name, {}).get("TrainingJobStatus") not in ENDED for job in jobs))
+        tell("the play is over; the jobs may end in peace")
+        patience = options.minutes * 90 + 240
+        with suppress(TimeoutError):
+            _wait(lambda: all(_describe(client, job.name)["TrainingJobStatus"] in ENDED for job in jobs), "all jobs to end", patience)
+        teller.end()
+        watch.end()
+        return _collected(options, cluster, client, jobs, undisturbed, traces, watch, strikes, has_links=has_links)
+
+
+def _submit(client: EverstepClient, source: Any, job: _Plan, traces: Path, options: DayOptions) -> None:
+    client.create_training_job(
+        TrainingJobName=job.name,
+        Source=source,
+        EntryPoint="train.py",
+        HyperParameters={
+            "name": job.name,
+            "seed": str(job.seed),
+            "steps": str(job.steps),
+            "pace_seconds": str(PACE_SECONDS),
+            "trace": str(traces),
+        },
+        NodeCount=job.nodes,
+        RanksPerNode=1,
+        Protection={"Copies": 2},
+        CheckpointConfig={"EverySteps": options.checkpoint_every},
+        RetryStrategy={"MaxAttempts": 10},
+        Priority=job.priority,
+    )
+
+
+def _describe(client: EverstepClient, name: str) -> Json:
+    try:
+        answer: Json = client.describe_training_job(TrainingJobName=name)
+    except ServiceUnavailable:
+        return {"TrainingJobStatus": "unknown", "SecondaryStatus": "unknown", "NodeIds": [], "CommittedStep": -1, "Reason": "no answer"}
+    return answer
+
+
+def _wait(arrived: Callable[[], Any], what: str, patience_seconds: float = 240.0) -> None:
+    deadline = time.monotonic() + patience_seconds
+    while not arrived():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {patience_seconds:.0f} s for {what}")
+        threading.Event().wait(0.3)
+
+
+class _Teller(threading.Thread):
+    """Tells of incidents as they open and close, and of jobs as they change."""
+
+    def __init__(self, client: EverstepClient, names: list[str], tell: Tell) -> None:
+        super().__init__(name="teller", daemon=True)
+        self._client, self._names, self._tell = client, names, tell
+        self._stop = threading.Event()
+        self._told: set[object] = set()
+
+    def end(self) -> None:
+        self._stop.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._stop.wait(1.0):
+            for name in self._names:
+                with suppress(EverstepError):
+                    seen = self._client.describe_training_job(TrainingJobName=name)
+                    self._once(
+                        (name, seen["TrainingJobStatus"]),
+                        f"  {name} is {seen['TrainingJobStatus']} ({seen.get('SecondaryStatus')}), step {seen.get('Boundary')}",
+                    )
+                    for incident in self._client.paginate("list_incidents", TrainingJobName=name):
+                        key = incident["IncidentId"]
+                        self._once((key, 0), f"  {key} of {name} opens: {incident['Cause']}, {incident.get('Decision')}")
+                        if incident["ClosedAt"] is not None:
+                            words = f"from {incident.get('RestoreSource')}, step {incident.get('FromStep')}, {incident.get('LostSteps')} lost"
+                            self._once((key, 1), f"  {key} of {name} is over: {words}")
+
+    def _once(self, key: object, words: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            self._tell(words)
+
+
+def _collected(
+    options: DayOptions,
+    cluster: LocalCluster,
+    client: EverstepClient,
+    jobs: list[_Plan],
+    undisturbed: dict[str, list[Json]],
+    traces: Path,
+    watch: Watch,
+    strikes: Strikes,
+    *,
+    has_links: bool,
+) -> facts.Day:
+    lines = [line for path in sorted(traces.iterdir()) for line in path.read_bytes().splitlines()]
+    boundaries = [msgspec.json.decode(line, type=facts.Boundary) for line in lines]
+    incidents = [_incident(incident) for job in jobs for incident in client.paginate("list_incidents", TrainingJobName=job.name)]
+    return facts.Day(
+        seed=options.seed,
+        minutes=options.minutes,
+        boundaries=boundaries,
+        calls=[_call(call.at, call.action, call.parameters, call.status) for call in cluster.calls()],
+        ended=[facts.Ended(instance=instance, at=at) for instance, at in sorted(watch.ended.items(), key=lambda item: item[1])],
+        capacity=watch.capacity,
+        strikes=sorted(strikes.done, key=lambda strike: strike.at),
+        decisions=list(_decisions(client)),
+        incidents=incidents,
+        jobs=[_job(client, job, undisturbed[job.name], traces.parent) for job in jobs],
+        has_links=has_links,
+        refused=strikes.refused,
+    )
+
+
+def _job(client: EverstepClient, job: _Plan, undisturbed: list[Json], directory: Path) -> facts.Job:
+    seen = client.describe_training_job(TrainingJobName=job.name)
+    outputs = directory / "outputs" / job.name
+    result: list[Json] = []
+    with suppress(EverstepError, OSError):
+        client.download_outputs(TrainingJobName=job.name, Directory=outputs)
+        result = [json.loads((outputs / f"rank={rank}" / "result.json").read_text()) for rank in range(job.nodes)]
+    return facts.Job(
+        name=job.name,
+        status=seen["TrainingJobStatus"],
+        nodes=job.nodes,
+        priority=job.priority,
+        created_at=_unix(seen["CreationTime"]),
+        started_at=_moment(seen.get("TrainingStartTime")),
+        ended_at=_moment(seen.get("TrainingEndTime")),
+        accounted_until=_moment(seen.get("AccountedUntil")),
+        accounting_seconds=seen.get("AccountingSeconds", {}),
+        ettr=seen.get("Reliability", {}).get("EttrRatio"),
+        checkpoint_every=seen["CheckpointConfig"]["EverySteps"],
+        result=result,
+        undisturbed=undisturbed,
+    )
+
+
+def _incident(seen: Json) -> facts.Incident:
+    return facts.Incident(
+        id=seen["IncidentId"],
+        job=seen["TrainingJobName"],
+        cause=seen["Cause"],
+        source=seen.get("RestoreSource"),
+        from_step=seen.get("FromStep"),
+        lost_steps=seen.get("LostSteps"),
+        generation_before=seen["GenerationBefore"],
+        generation_after=seen.get("GenerationAfter"),
+        instances=tuple(seen.get("InstanceIds") or ()),
+        evidence=tuple(seen.get("Evidence") or ()),
+        failed_at=_unix(seen["FailedAt"]),
+        opened_at=_unix(seen["OpenedAt"]),
+        closed_at=_moment(seen.get("ClosedAt")),
+        phase_seconds=tuple(seen.get(f"{phase}Seconds") or 0.0 for phase in ("Detect", "Replace", "Restore", "Rework")),
+    )
+
+
+def _decisions(client: EverstepClient) -> Iterator[facts.Decision]:
+    for event in client.paginate("list_events", FleetName=FLEET):
+        node = event.get("NodeId")
+        if node and event["Type"] == "NodeStateChanged" and any(f"→ {state}" in event["Message"] for state in ("draining", "held")):
+            yield facts.Decision(at=_unix(event["Time"]), instance=node, words=event["Message"])
+
+
+def _call(at: float, action: str, parameters: Mapping[str, str], status: int) -> facts.Call:
+    desired = parameters.get("DesiredCapacity")
+    return facts.Call(
+        at=at,
+        action=action,
+        instance=parameters.get("InstanceId", ""),
+        desired=int(desired) if desired else None,
+        is_decrement=parameters.get("ShouldDecrementDesiredCapacity", "").lower() == "true",
+        status=status,
+    )
+
+
+def _moment(value: Any) -> float | None:
+    return None if value is None else _unix(value)
+
+
+def _unix(value: Any) -> float:
+    if isinstance(value, datetime):
+        return value.timestamp()
+    return datetime.fromisoformat(str(value).replace("Z", "+00:00")).timestamp()

@@ -1,0 +1,71 @@
+"""What is done to the cluster, and when: made from a seed alone. To whom is settled when the time has come, from the seed and from who is there."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+import msgspec
+
+FIRST_SECONDS: Final = 4.0
+LAST_SECONDS: Final = 12.0
+"""Nothing is done so shortly before the end."""
+ROUND: Final = ("ranks", "ranks", "agents", "agents", "instances", "groups", "control plane", "links", "links", "checks")
+"""Each comes once in a round, in an order of its own; a round is what two minutes hold."""
+ROUND_SECONDS: Final = 120.0
+FOLLOWERS: Final = ("ranks", "agents", "control plane", "ranks")
+"""What hits a recovery that has just begun; a round has one of each."""
+FOLLOWS_AFTER: Final = (0.4, 2.5)
+LASTS: Final = {"links": (2.0, 9.0), "checks": (5.0, 12.0), "throttle": (8.0, 15.0), "control plane": (0.0, 3.0)}
+"""Seconds."""
+LINES_CUT: Final = ("rest", "rest", "control-plane", "peers")
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a bad day's script."""
+
+    at_seconds: float
+    """After the start of the play."""
+    kind: str
+    """As of `facts.Strike`; `pair`: an instance of each of two jobs."""
+    pick: int
+    """Which of those that can be hit, counted around."""
+    lasts_seconds: float = 0.0
+    cut_from: str = "rest"
+    follows: bool = False
+    """It hits whoever the line before has hit, as far as that can be."""
+
+
+def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
+    """Make a script.
+
+    Args:
+        seed: equal arguments give equal scripts.
+        minutes: how long it goes on.
+        has_links: lines can be cut.
+
+    Returns:
+        Its lines, in order. The first takes a node from two jobs in the same second.
+    """
+    chance = random.Random(f"{seed}/{minutes}/{has_links}")
+    ends = minutes * 60 - LAST_SECONDS
+    kinds: list[str] = []
+    follows: list[str] = []
+    for number in range(max(1, round(minutes * 60 / ROUND_SECONDS))):
+        some = [kind for kind in ROUND if has_links or kind != "links"]
+        kinds += chance.sample([*some, *(("throttle",) if number % 2 else ())], len(some) + number % 2)
+        follows += chance.sample(FOLLOWERS, len(FOLLOWERS))
+    lines = [Line(at_seconds=FIRST_SECONDS, kind="pair", pick=chance.randrange(1 << 16))]
+    span = (ends - FIRST_SECONDS) / len(kinds)
+    leaders = [place for place, kind in enumerate(kinds) if kind in ("instances", "groups", "links")]
+    for place, kind in enumerate(kinds):
+        at = FIRST_SECONDS + span * (place + chance.uniform(0.55, 1.0))
+        lines.append(_line(chance, at, kind))
+        if place in leaders and follows:
+            lines.append(msgspec.structs.replace(_line(chance, at + chance.uniform(*FOLLOWS_AFTER), follows.pop()), follows=True))
+    return sorted(lines, key=lambda line: line.at_seconds)
+
+
+def _line(chance: random.Random, at: float, kind: str) -> Line:
+    lasts = round(chance.uniform(*LASTS[kind]), 1) if kind in LASTS else 0.0
+    return Line(at_seconds=round(at, 1), kind=kind, pick=chance.randrange(1 << 16), lasts_seconds=lasts, cut_from=chance.choice(LINES_CUT))

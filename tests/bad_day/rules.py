@@ -1,0 +1,271 @@
+"""What must hold on the worst of days. Each rule is a pure function of what was seen, and says in sentences what it found to be wrong.
+
+one job per node           no two generations of ranks, of one job or of two, ever made steps on a node at the same time
+decided before it ended    no instance ended unless a strike ended it, or Everstep had said so of it by name before it asked AWS to
+evidence                   no node was taken out of use for silence while its own ranks made steps
+steady capacity            desired capacity turns round only for a cause, each cause excusing one turn
+bit-identical              every rank left what an undisturbed run leaves
+ledgers                    buckets add up to the wall time, phases to the interruption, lost steps to the steps in the ranks' own traces
+enough                     as many strikes took effect as were promised, of every kind, and during recoveries
+lost steps                 at most three an incident from memory, a checkpoint's interval from S3
+ettr                       not below the figure that follows from the strikes
+ended well                 all jobs completed; the one of higher priority waited its turn
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Final
+
+from tests.bad_day.facts import Boundary, Day, Decision, Incident, Strike, Violation
+
+KINDS: Final = ("ranks", "agents", "instances", "groups", "control plane", "links")
+"""Those that have to come often enough; others are temptations."""
+ENDS_INSTANCES: Final = frozenset({"instances", "groups"})
+STRIKES_PER_MINUTE: Final = 4.0
+STRIKES_PER_KIND_PER_MINUTE: Final = 0.4
+RECOVERIES_HIT_PER_MINUTE: Final = 0.5
+CAUSE_REACH_SECONDS: Final = 45.0
+"""How long after its cause a turn of desired capacity may come: an instance takes seconds to be missed, and longer while AWS throttles."""
+FLAP_SECONDS: Final = 120.0
+"""Two turns further apart than this are no flapping."""
+SILENT_STEPS: Final = 2
+"""Steps that a node's own rank may have made after its last word: those under way when its line broke (design §7, counter-evidence)."""
+MEMORY_STEPS: Final = 3
+LEDGER_SECONDS: Final = 2e-6
+"""Buckets are exact microseconds; the sum of a dozen floats is not."""
+COST_SECONDS: Final = {
+    "ranks": 8.0,
+    "agents": 4.0,
+    "instances": 16.0,
+    "groups": 30.0,
+    "control plane": 4.0,
+    "links": 16.0,
+    "checks": 1.0,
+    "throttle": 2.0,
+}
+"""The most that one strike may keep one job from training, on the average, on a busy machine of two cores. The figure for ETTR follows from these."""
+
+_Rule = Callable[[Day], list[str]]
+
+
+def judge(day: Day) -> list[Violation]:
+    """Return everything that was wrong with a day; empty when nothing was."""
+    return [Violation(rule=name, words=words) for name, rule in RULES.items() for words in rule(day)]
+
+
+def one_job_per_node(day: Day) -> list[str]:
+    lives: dict[str, dict[tuple[str, int, int], tuple[float, float]]] = defaultdict(dict)
+    for line in day.boundaries:
+        first, last = lives[line.node].get((line.job, line.generation, line.pid), (line.monotonic, line.monotonic))
+        lives[line.node][line.job, line.generation, line.pid] = (min(first, line.monotonic), max(last, line.monotonic))
+    wrong = []
+    for node, of_node in sorted(lives.items()):
+        latest: tuple[tuple[str, int, int], float] | None = None
+        for who, (first, last) in sorted(of_node.items(), key=lambda item: item[1]):
+            if latest is not None and first < latest[1] and who[:2] != latest[0][:2]:
+                wrong.append(f"{node} made steps of {_named(who)} {latest[1] - first:.3f} s before those of {_named(latest[0])} were over")
+            latest = (who, last) if latest is None or last > latest[1] else latest
+    return wrong
+
+
+def decided_before_it_ended(day: Day) -> list[str]:
+    struck = {target for strike in day.strikes if strike.kind in ENDS_INSTANCES for target in strike.targets}
+    wrong = []
+    for ended in day.ended:
+        if ended.instance in struck:
+            continue
+        asked = [call.at for call in day.calls if call.instance == ended.instance and call.action == "TerminateInstanceInAutoScalingGroup"]
+        decided = [decision.at for decision in day.decisions if decision.instance == ended.instance]
+        if not asked:
+            wrong.append(f"{ended.instance} ended, and nobody had asked for that by name")
+        elif not decided or min(decided) > min(asked):
+            wrong.append(f"{ended.instance} ended because Everstep asked for it, and no decision that names it came before")
+    return wrong
+
+
+def evidence(day: Day) -> list[str]:
+    wrong = []
+    steps = {key: sorted(line.at for line in lines) for key, lines in _lines_by_place(day.boundaries).items()}
+    ended = {ended.instance: ended.at for ended in day.ended}
+    for incident in day.incidents:
+        for instance in incident.instances:
+            if ended.get(instance, incident.opened_at + 1) <= incident.opened_at or incident.cause == "instance_terminated":
+                continue
+            passed = steps.get((incident.job, incident.generation_before, instance), [])
+            since = sum(incident.failed_at < at <= incident.opened_at for at in passed)
+            if since > SILENT_STEPS:
+                wrong.append(f"{incident.id}: {instance} was given up, though it made {since} steps between {incident.cause} and that")
+    return wrong
+
+
+def steady_capacity(day: Day) -> list[str]:
+    causes = sorted(_causes(day))
+    moves = [(after.at, after.desired - before.desired) for before, after in pairwise(day.capacity) if after.desired != before.desired]
+    wrong, used = [], set[int]()
+    for (at_before, before), (at, after) in pairwise(moves):
+        if before * after > 0 or at - at_before > FLAP_SECONDS:
+            continue
+        excuse = next((number for number, cause in enumerate(causes) if number not in used and at - CAUSE_REACH_SECONDS <= cause <= at + 1), None)
+        if excuse is None:
+            wrong.append(f"desired capacity went {before:+d} and {at - at_before:.1f} s later {after:+d}, for no cause")
+        else:
+            used.add(excuse)
+    return wrong
+
+
+def bit_identical(day: Day) -> list[str]:
+    wrong = []
+    for job in day.jobs:
+        if len(job.result) != len(job.undisturbed) or not job.undisturbed:
+            wrong.append(f"{job.name}: {len(job.result)} ranks left a result, {len(job.undisturbed)} of an undisturbed run")
+        for rank, (found, expected) in enumerate(zip(job.result, job.undisturbed, strict=False)):
+            if found != expected:
+                keys = sorted(key for key in expected if found.get(key) != expected[key])
+                wrong.append(f"{job.name}: rank {rank} left other {', '.join(keys)} than an undisturbed run")
+    return wrong
+
+
+def ledgers(day: Day) -> list[str]:
+    wrong = []
+    for job in day.jobs:
+        wall = (job.accounted_until or 0.0) - job.created_at
+        spent = sum(job.accounting_seconds.values())
+        if abs(spent - wall) > LEDGER_SECONDS:
+            wrong.append(f"{job.name}: the buckets have {spent:.6f} s, the wall time is {wall:.6f} s")
+        if job.accounted_until != job.ended_at:
+            wrong.append(f"{job.name}: it ended at {job.ended_at}, its ledger at {job.accounted_until}")
+    for incident in day.incidents:
+        if incident.closed_at is None:
+            wrong.append(f"{incident.id} was never closed")
+            continue
+        length = incident.closed_at - incident.failed_at
+        if abs(sum(incident.phase_seconds) - length) > LEDGER_SECONDS:
+            wrong.append(f"{incident.id}: the phases have {sum(incident.phase_seconds):.6f} s, the interruption took {length:.6f} s")
+    reached = _reached(day.boundaries)
+    for incident in day.incidents:
+        traced = _traced_lost_steps(incident, reached)
+        if traced is not None and traced != incident.lost_steps:
+            wrong.append(f"{incident.id}: it says {incident.lost_steps} lost steps, the ranks made {traced} again from step {incident.from_step} on")
+    return wrong
+
+
+def enough(day: Day) -> list[str]:
+    took = [strike for strike in day.strikes if strike.seen]
+    wrong = [f"{strike.did}: no effect was seen" for strike in day.strikes if not strike.seen]
+    counts = Counter(strike.kind for strike in took)
+    least = int(STRIKES_PER_MINUTE * day.minutes)
+    if len(took) < least:
+        wrong.append(f"{len(took)} strikes took effect, {least} are a bad day of {day.minutes:g} minutes")
+    least = max(1, int(STRIKES_PER_KIND_PER_MINUTE * day.minutes))
+    for kind in KINDS:
+        if counts[kind] < least and (kind != "links" or day.has_links):
+            wrong.append(f"{counts[kind]} strikes of {kind} took effect, not {least}")
+    inside = sum(_is_in_recovery(strike, day.incidents) for strike in took)
+    least = max(1, int(RECOVERIES_HIT_PER_MINUTE * day.minutes))
+    if inside < least:
+        wrong.append(f"{inside} strikes came during a recovery, not {least}")
+    return wrong
+
+
+def lost_steps(day: Day) -> list[str]:
+    wrong = []
+    every = {job.name: job.checkpoint_every for job in day.jobs}
+    lost = sum(incident.lost_steps or 0 for incident in day.incidents)
+    allowed = sum(every.get(incident.job, 0) if incident.source == "s3" else MEMORY_STEPS for incident in day.incidents)
+    if lost > allowed:
+        wrong.append(f"{lost} steps were made again; three an incident from memory and an interval an incident from S3 are {allowed}")
+    return wrong
+
+
+def ettr(day: Day) -> list[str]:
+    seconds = {
+        job.name: sum(spent for name, spent in job.accounting_seconds.items() if name not in ("queue", "provision", "paused")) for job in day.jobs
+    }
+    trained = sum(job.accounting_seconds.get("train", 0.0) for job in day.jobs)
+    wall, bound = sum(seconds.values()), expected_ettr(day.strikes, sum(seconds.values()))
+    ratio = trained / wall if wall else 0.0
+    return [f"ETTR is {ratio:.3f}; from the strikes follows at least {bound:.3f}"] if ratio < bound else []
+
+
+def ended_well(day: Day) -> list[str]:
+    wrong = [f"{job.name} ended as {job.status}" for job in day.jobs if job.status != "Completed"]
+    highest = max((job.priority for job in day.jobs), default=0)
+    for job in day.jobs:
+        if job.priority == highest and highest > 0 and job.started_at is not None:
+            before = [other.ended_at for other in day.jobs if other is not job and other.ended_at is not None]
+            if not any(at <= job.started_at for at in before):
+                wrong.append(f"{job.name} did not wait for nodes of another job: the fleet was not full")
+    return wrong
+
+
+RULES: Final[dict[str, _Rule]] = {
+    "one job per node": one_job_per_node,
+    "decided before it ended": decided_before_it_ended,
+    "evidence": evidence,
+    "steady capacity": steady_capacity,
+    "bit-identical": bit_identical,
+    "ledgers": ledgers,
+    "enough": enough,
+    "lost steps": lost_steps,
+    "ettr": ettr,
+    "ended well": ended_well,
+}
+
+
+def expected_ettr(strikes: Iterable[Strike], wall_seconds: float) -> float:
+    """Return the least ETTR that a day with these strikes may have: 1 − Σ cost of each strike ÷ Σ wall seconds of all jobs, queueing excluded.
+
+    A strike costs at most one job, except the control plane's, which cost none that trains. What lasts longer costs no more: a node that is cut off is
+    replaced. Each job may take the cost of one instance to start.
+    """
+    cost = sum(COST_SECONDS[strike.kind] for strike in strikes) + 3 * COST_SECONDS["instances"]
+    return max(0.0, 1.0 - cost / wall_seconds) if wall_seconds else 0.0
+
+
+def _named(who: tuple[str, int, int]) -> str:
+    return f"{who[0]}, generation {who[1]}"
+
+
+def _lines_by_place(lines: Iterable[Boundary]) -> dict[tuple[str, int, str], list[Boundary]]:
+    found: dict[tuple[str, int, str], list[Boundary]] = defaultdict(list)
+    for line in lines:
+        found[line.job, line.generation, line.node].append(line)
+    return found
+
+
+def _causes(day: Day) -> list[float]:
+    """Moments that may move desired capacity: jobs come and go, and nodes do."""
+    jobs = [at for job in day.jobs for at in (job.created_at, job.started_at, job.ended_at) if at is not None]
+    return [
+        *jobs,
+        *(ended.at for ended in day.ended),
+        *(incident.opened_at for incident in day.incidents),
+        *(held.at for held in _held(day.decisions)),
+    ]
+
+
+def _held(decisions: Iterable[Decision]) -> list[Decision]:
+    return [decision for decision in decisions if "held" in decision.words]
+
+
+def _reached(lines: Iterable[Boundary]) -> dict[tuple[str, int], int]:
+    """Return the highest step that any rank passed, by job and generation."""
+    highest: dict[tuple[str, int], int] = {}
+    for line in lines:
+        key = (line.job, line.generation)
+        highest[key] = max(highest.get(key, 0), line.step)
+    return highest
+
+
+def _traced_lost_steps(incident: Incident, reached: dict[tuple[str, int], int]) -> int | None:
+    if incident.from_step is None or incident.generation_after is None:
+        return None
+    before = [step for (job, generation), step in reached.items() if job == incident.job and generation < incident.generation_after]
+    return max(0, max(before, default=0) - incident.from_step)
+
+
+def _is_in_recovery(strike: Strike, incidents: Iterable[Incident]) -> bool:
+    return any(incident.failed_at + 0.01 < strike.at < (incident.closed_at or strike.at + 1) for incident in incidents)

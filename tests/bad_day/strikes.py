@@ -1,0 +1,222 @@
+"""Lets each line of a plan happen, and looks with its own eyes whether it did: a pid that is gone, a state that AWS tells, packets that a line dropped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final
+
+import httpx
+
+from infra.local_cloud.errors import LocalCloudError
+from infra.local_cloud.fault_kinds import AnyFault, Effect, FailStatus, KillAgent, KillControlPlane, KillRank, Partition, Terminate, Throttle
+from infra.local_cloud.processes import Process, identify
+from infra.local_cloud.up import LocalCluster
+from tests.bad_day import facts
+from tests.bad_day.plan import Line
+from tests.bad_day.watch import GONE, Watch
+
+SEE_SECONDS: Final = 20.0
+"""How long an effect is looked for: a busy machine looks late."""
+LOOK_SECONDS: Final = 0.1
+HIT_SECONDS: Final = 12.0
+"""How long somebody is looked for who can be hit."""
+MOST_AT_ONCE: Final = 16
+Tell = Callable[[str], None]
+
+
+class Strikes:
+    """Strikes one after the other, each in a thread of its own: what lasts holds up nobody.
+
+    Args:
+        cluster: that is struck.
+        watch: knows who works for whom.
+        tell: is told what was done to whom.
+    """
+
+    def __init__(self, cluster: LocalCluster, watch: Watch, tell: Tell) -> None:
+        self.done: list[facts.Strike] = []
+        self.refused = 0
+        self._cluster = cluster
+        self._watch = watch
+        self._tell = tell
+        self._pool = ThreadPoolExecutor(MOST_AT_ONCE)
+        self._pending: list[Future[None]] = []
+        self._last_job = ""
+        self._server = threading.Lock()
+        """Held by who kills the control plane."""
+
+    def play(self, lines: Iterable[Line], goes_on: Callable[[], bool]) -> None:
+        """Let all lines happen, each at its time, as long as it goes on; returns when every effect was looked for."""
+        began = time.monotonic()
+        for line in lines:
+            while (left := began + line.at_seconds - time.monotonic()) > 0 and goes_on():
+                threading.Event().wait(min(left, 0.5))
+            if not goes_on():
+                break
+            self._pending.append(self._pool.submit(self._strike, line))
+        self._pool.shutdown()
+        for pending in self._pending:
+            pending.result()
+        with suppress(LocalCloudError):
+            self._cluster.clear_faults()
+
+    def _strike(self, line: Line) -> None:
+        deadline = time.monotonic() + (2.0 if line.follows else HIT_SECONDS)
+        while True:
+            try:
+                getattr(self, f"_{line.kind.replace(' ', '_')}")(line)
+            except (LocalCloudError, LookupError, httpx.HTTPError) as error:
+                if time.monotonic() > deadline:
+                    self.refused += 1
+                    self._tell(f"{line.kind}: nobody could be hit: {error}")
+                    return
+                threading.Event().wait(0.3)
+            else:
+                return
+
+    # Who is hit
+
+    def _job(self, line: Line) -> str:
+        names = self._watch.training()
+        if line.follows and self._last_job in names:
+            return self._last_job
+        self._last_job = names[line.pick % len(names)] if names else ""
+        return self._last_job
+
+    def _node(self, line: Line) -> str:
+        name = self._job(line)
+        nodes = self._watch.nodes_of(name) if name else []
+        if not nodes:
+            raise LookupError("no job has nodes")
+        return nodes[(line.pick // 7) % len(nodes)]
+
+    # What is done
+
+    def _ranks(self, line: Line) -> None:
+        node = self._node(line)
+        at = time.time()
+        effect = self._cluster.inject(KillRank(target=node))
+        self._note(at, "ranks", (node,), effect, self._see_gone(effect.facts["pid"], f"rank {effect.facts['rank']}"))
+
+    def _agents(self, line: Line) -> None:
+        node = self._node(line)
+        at = time.time()
+        effect = self._cluster.inject(KillAgent(target=node))
+        self._note(at, "agents", (node,), effect, self._see_gone(effect.facts["pid"], "agent"))
+
+    def _instances(self, line: Line) -> None:
+        self._end("instances", [self._node(line)])
+
+    def _pair(self, line: Line) -> None:
+        names = self._watch.training()
+        if len(names) < 2:
+            raise LookupError("not two jobs have nodes")
+        places = [self._watch.nodes_of(name) for name in names[:2]]
+        if not all(places):
+            raise LookupError("a job has no nodes")
+        for nodes in places:
+            self._end("instances", [nodes[line.pick % len(nodes)]])
+
+    def _groups(self, line: Line) -> None:
+        name = self._job(line)
+        shards = [holders for holders in self._watch.holders.get(name, []) if all(self._watch.states.get(node) == "running" for node in holders)]
+        if not name or not shards:
+            raise LookupError("no job has a shard whose holders all run")
+        if not self._watch.jobs[name].get("CommittedStep", -1) > 0:
+            raise LookupError(f"{name} has committed nothing yet")
+        self._end("groups", shards[(line.pick // 7) % len(shards)])
+
+    def _control_plane(self, line: Line) -> None:
+        if not self._server.acquire(blocking=False):
+            raise LookupError("the control plane is dead already")
+        try:
+            at = time.time()
+            effect = self._cluster.inject(KillControlPlane(down=line.lasts_seconds))
+            seen = self._see_gone(effect.facts["pid"], "control plane")
+            self._note(at, "control plane", (), effect, seen if effect.facts["new_pid"] != effect.facts["pid"] else "")
+        finally:
+            self._server.release()
+
+    def _links(self, line: Line) -> None:
+        node = self._node(line)
+        at = time.time()
+        effect = self._cluster.inject(Partition(target=node, separate_from=line.cut_from))
+        before = effect.facts["dropped_to"] + effect.facts["dropped_from"]
+        most, deadline = before, time.monotonic() + line.lasts_seconds
+        while time.monotonic() < deadline or (most == before and time.monotonic() < deadline + SEE_SECONDS / 2):
+            threading.Event().wait(0.3)
+            with suppress(LocalCloudError, httpx.HTTPError):
+                counters = self._cluster.links().get(node)
+                if counters is None:
+                    break  # the instance has ended, and its line with it
+                most = max(most, counters["dropped_to"] + counters["dropped_from"])
+        with suppress(LocalCloudError, httpx.HTTPError):
+            self._cluster.clear_faults("partition")
+        seen = f"its line has dropped {most - before} packets" if most > before else ""
+        if not seen and self._is_gone(node):
+            seen = "the instance ended before a packet was lost"
+        self._note(at, "links", (node,), effect, seen)
+
+    def _checks(self, line: Line) -> None:
+        node = self._node(line)
+        at = time.time()
+        effect = self._cluster.inject(FailStatus(target=node))
+        seen = self._see(lambda: self._watch.impaired.get(node, 0.0) >= at or self._is_gone(node), f"DescribeInstanceStatus says impaired of {node}")
+        threading.Event().wait(max(0.0, at + line.lasts_seconds - time.time()))
+        with suppress(LocalCloudError):
+            self._cluster.clear_faults("fail-status")
+        self._note(at, "checks", (node,), effect, seen)
+
+    def _throttle(self, line: Line) -> None:
+        at = time.time()
+        effect = self._cluster.inject(Throttle(share=0.4))
+        seen = self._see(lambda: any(moment >= at for moment in self._watch.throttled_at), "the checker's own calls were refused")
+        threading.Event().wait(max(0.0, at + line.lasts_seconds - time.time()))
+        with suppress(LocalCloudError):
+            self._cluster.clear_faults("throttle")
+        self._note(at, "throttle", (), effect, seen)
+
+    def _end(self, kind: str, nodes: list[str]) -> None:
+        at = time.time()
+        inits = {node: identify(pid) for node, pid in self._cluster.instances().items() if node in nodes}
+        effects = [self._cluster.inject(Terminate(target=node)) for node in nodes if node in inits]
+        if not effects:
+            raise LookupError("they have ended already")
+        hit = tuple(effect.target for effect in effects)
+
+        def are_gone() -> bool:
+            return all(self._is_gone(node) and not _is_alive(inits[node]) for node in hit)
+
+        seen = self._see(are_gone, f"EC2 says so of {', '.join(hit)}, and no init of theirs is left")
+        did = effects[0] if len(effects) == 1 else Effect(fault="terminate", target="", did=f"{' and '.join(hit)} were terminated from outside")
+        self._note(at, kind, hit, did, seen)
+
+    # What is seen
+
+    def _is_gone(self, node: str) -> bool:
+        return self._watch.states.get(node) in GONE or node in self._watch.ended
+
+    def _see_gone(self, pid: int, what: str) -> str:
+        """Look for the end of a process that has just been killed: there is no such process, or its pid is a later one's."""
+        killed = identify(pid)
+        return self._see(lambda: not _is_alive(killed), f"{what}: pid {pid} is gone")
+
+    def _see(self, is_so: Callable[[], Any], words: str) -> str:
+        deadline = time.monotonic() + SEE_SECONDS
+        while not is_so():
+            if time.monotonic() > deadline:
+                return ""
+            threading.Event().wait(LOOK_SECONDS)
+        return words
+
+    def _note(self, at: float, kind: str, targets: tuple[str, ...], effect: Effect, seen: str) -> None:
+        self.done.append(facts.Strike(at=at, kind=kind, targets=targets, did=effect.did, seen=seen))
+        self._tell(f"{kind}: {effect.did}; {seen or 'NO EFFECT SEEN'}")
+
+
+def _is_alive(process: Process | None) -> bool:
+    return process is not None and process.is_alive

@@ -1,0 +1,108 @@
+"""Looks at the cluster from outside for as long as a bad day lasts: what AWS says of instances and capacity, and who works for which job.
+
+Invariant: looks only, and reads nothing but AWS's answers and the public API. What cannot be read for a while is read again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing, suppress
+from typing import Any, Final
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from everstep.errors import EverstepError
+from infra.local_cloud.errors import LocalCloudError
+from infra.local_cloud.up import LocalCluster
+from tests.bad_day import facts
+
+LOOK_SECONDS: Final = 0.7
+GONE: Final = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
+RUNNING_JOBS: Final = frozenset({"InProgress"})
+Json = dict[str, Any]
+
+
+class Watch(threading.Thread):
+    """Looks until it is told to end.
+
+    Args:
+        cluster: at which.
+        job_names: of whom the nodes are followed.
+    """
+
+    def __init__(self, cluster: LocalCluster, job_names: list[str]) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.ended: dict[str, float] = {}
+        self.capacity: list[facts.Capacity] = []
+        self.states: dict[str, str] = {}
+        self.impaired: dict[str, float] = {}
+        """When a status check was last seen to fail, by instance."""
+        self.throttled_at: list[float] = []
+        """Moments at which AWS refused this watch for asking too often."""
+        self.jobs: dict[str, Json] = {}
+        self.holders: dict[str, list[list[str]]] = {}
+        """Of each shard, by job; the newest that was heard."""
+        self._cluster = cluster
+        self._names = job_names
+        self._stop = threading.Event()
+
+    def end(self) -> None:
+        """Stop looking; returns when the last look is over."""
+        self._stop.set()
+        self.join()
+
+    def run(self) -> None:
+        """Look, again and again."""
+        aws = self._cluster.aws("ec2"), self._cluster.aws("autoscaling")
+        while not self._stop.wait(LOOK_SECONDS):
+            for look in (lambda: self._look_at_instances(aws[0]), lambda: self._look_at_group(aws[1]), self._look_at_jobs):
+                with suppress(ClientError, BotoCoreError, EverstepError, LocalCloudError, OSError):
+                    look()
+
+    def _look_at_instances(self, ec2: Any) -> None:
+        now = time.time()
+        answer = self._asked(ec2.describe_instances)
+        self.states = {instance["InstanceId"]: instance["State"]["Name"] for group in answer["Reservations"] for instance in group["Instances"]}
+        for instance_id, state in self.states.items():
+            if state in GONE:
+                self.ended.setdefault(instance_id, now)
+        for status in self._asked(ec2.describe_instance_status)["InstanceStatuses"]:
+            if "impaired" in (status["InstanceStatus"]["Status"], status["SystemStatus"]["Status"]):
+                self.impaired[status["InstanceId"]] = now
+
+    def _look_at_group(self, auto_scaling: Any) -> None:
+        now = time.time()
+        (group,) = self._asked(auto_scaling.describe_auto_scaling_groups)["AutoScalingGroups"]
+        if not self.capacity or self.capacity[-1].desired != group["DesiredCapacity"]:
+            self.capacity.append(facts.Capacity(at=now, desired=group["DesiredCapacity"]))
+
+    def _asked(self, call: Any) -> Json:
+        try:
+            answer: Json = call()
+        except ClientError as error:
+            if error.response["Error"]["Code"] in ("Throttling", "RequestLimitExceeded"):
+                self.throttled_at.append(time.time())
+            raise
+        if answer["ResponseMetadata"]["RetryAttempts"]:
+            self.throttled_at.append(time.time())
+        return answer
+
+    def _look_at_jobs(self) -> None:
+        with closing(self._cluster.client()) as client:
+            for name in self._names:
+                with suppress(EverstepError):
+                    self.jobs[name] = client.describe_training_job(TrainingJobName=name)
+                    if self.jobs[name].get("TrainingJobStatus") in RUNNING_JOBS:
+                        shards = client.describe_protection(TrainingJobName=name).get("Shards", [])
+                        self.holders[name] = [[holder["NodeId"] for holder in shard["Holders"]] for shard in shards]
+
+    # What strikes ask
+
+    def training(self) -> list[str]:
+        """Return the jobs that have nodes now, by name."""
+        return sorted(name for name, job in self.jobs.items() if job.get("TrainingJobStatus") in RUNNING_JOBS and self.nodes_of(name))
+
+    def nodes_of(self, name: str) -> list[str]:
+        """Return the nodes of a job that AWS says are running, by GROUP_RANK."""
+        return [node for node in self.jobs[name].get("NodeIds", []) if self.states.get(node) == "running"]
