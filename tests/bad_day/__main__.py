@@ -1,4 +1,4 @@
-"""`python -m tests.bad_day --minutes 10 [--seed N]`: one fleet on a bad day, and what a checker from outside finds. Exit code 1: something was wrong."""
+"""`python -m tests.bad_day --minutes 10 [--seed N]`: one fleet on a bad day, and what a checker from outside finds. Exit code 1: not all well."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-
 from everstep.client import EverstepClient
+
 from everstep.errors import EverstepError, ServiceUnavailable
 from infra.local_cloud import network
 from infra.local_cloud.up import FLEET, ClusterOptions, LocalCluster

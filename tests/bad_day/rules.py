@@ -160,9 +160,9 @@ def enough(day: Day) -> list[str]:
     if len(took) < least:
         wrong.append(f"{len(took)} strikes took effect, {least} are a bad day of {day.minutes:g} minutes")
     least = max(1, int(STRIKES_PER_KIND_PER_MINUTE * day.minutes))
-    for kind in KINDS:
-        if counts[kind] < least and (kind != "links" or day.has_links):
-            wrong.append(f"{counts[kind]} strikes of {kind} took effect, not {least}")
+    wrong += [
+        f"{counts[kind]} strikes of {kind} took effect, not {least}" for kind in KINDS if counts[kind] < least and (kind != "links" or day.has_links)
+    ]
     inside = sum(_is_in_recovery(strike, day.incidents) for strike in took)
     least = max(1, int(RECOVERIES_HIT_PER_MINUTE * day.minutes))
     if inside < least:
@@ -218,8 +218,8 @@ RULES: Final[dict[str, _Rule]] = {
 def expected_ettr(strikes: Iterable[Strike], wall_seconds: float) -> float:
     """Return the least ETTR that a day with these strikes may have: 1 − Σ cost of each strike ÷ Σ wall seconds of all jobs, queueing excluded.
 
-    A strike costs at most one job, except the control plane's, which cost none that trains. What lasts longer costs no more: a node that is cut off is
-    replaced. Each job may take the cost of one instance to start.
+    A strike costs at most one job, except the control plane's, which cost none that trains. What lasts longer costs no more: a node that is cut
+    off is replaced. Each job may take the cost of one instance to start.
     """
     cost = sum(COST_SECONDS[strike.kind] for strike in strikes) + 3 * COST_SECONDS["instances"]
     return max(0.0, 1.0 - cost / wall_seconds) if wall_seconds else 0.0

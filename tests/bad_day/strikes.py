@@ -1,4 +1,4 @@
-"""Lets each line of a plan happen, and looks with its own eyes whether it did: a pid that is gone, a state that AWS tells, packets that a line dropped."""
+"""Lets each line of a plan happen, and sees whether it did: a pid that is gone, a state that AWS tells, packets that a line dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 import httpx
 
 from infra.local_cloud.errors import LocalCloudError
-from infra.local_cloud.fault_kinds import AnyFault, Effect, FailStatus, KillAgent, KillControlPlane, KillRank, Partition, Terminate, Throttle
+from infra.local_cloud.fault_kinds import Effect, FailStatus, KillAgent, KillControlPlane, KillRank, Partition, Terminate, Throttle
 from infra.local_cloud.processes import Process, identify
 from infra.local_cloud.up import LocalCluster
 from tests.bad_day import facts
