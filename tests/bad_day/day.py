@@ -16,12 +16,12 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from everstep.client import EverstepClient
 
-from everstep.errors import EverstepError, ServiceUnavailable
+from everstep.errors import EverstepError
+from everstep.failures import translated
 from infra.local_cloud import network
 from infra.local_cloud.up import FLEET, ClusterOptions, LocalCluster
 from tests.bad_day import facts
@@ -39,6 +39,9 @@ CONNECT_SECONDS: Final = 300.0
 PACE_SECONDS: Final = 0.08
 STEP_SECONDS: Final = 0.11
 """About what a step takes on a busy machine of two cores."""
+if TYPE_CHECKING:
+    from everstep.service import EverstepClient
+
 ENDED: Final = ("Completed", "Stopped", "Failed")
 Json = dict[str, Any]
 Tell = Callable[[str], None]
@@ -208,10 +211,17 @@ def _submit(client: EverstepClient, source: Any, job: _Plan, traces: Path, optio
     )
 
 
+def _items(client: EverstepClient, operation: str, key: str, **query: Any) -> Iterator[Json]:
+    """Yield what a list has, page by page."""
+    for page in client.get_paginator(operation).paginate(**query):
+        yield from page[key]
+
+
 def _describe(client: EverstepClient, name: str) -> Json:
     try:
-        answer: Json = client.describe_training_job(TrainingJobName=name)
-    except ServiceUnavailable:
+        with translated():
+            answer: Json = client.describe_training_job(TrainingJobName=name)
+    except EverstepError:
         return {"TrainingJobStatus": "unknown", "SecondaryStatus": "unknown", "NodeIds": [], "CommittedStep": -1, "Reason": "no answer"}
     return answer
 
@@ -240,16 +250,16 @@ class _Teller(threading.Thread):
     def run(self) -> None:
         while not self._stop.wait(1.0):
             for name in self._names:
-                with suppress(EverstepError):
+                with suppress(EverstepError), translated():
                     seen = self._client.describe_training_job(TrainingJobName=name)
                     self._once(
                         (name, seen["TrainingJobStatus"]),
                         f"  {name} is {seen['TrainingJobStatus']} ({seen.get('SecondaryStatus')}), step {seen.get('Boundary')}",
                     )
-                    for incident in self._client.paginate("list_incidents", TrainingJobName=name):
+                    for incident in _items(self._client, "list_incidents", "Incidents", TrainingJobName=name):
                         key = incident["IncidentId"]
                         self._once((key, 0), f"  {key} of {name} opens: {incident['Cause']}, {incident.get('Decision')}")
-                        if incident["ClosedAt"] is not None:
+                        if incident.get("ClosedAt") is not None:
                             words = f"from {incident.get('RestoreSource')}, step {incident.get('FromStep')}, {incident.get('LostSteps')} lost"
                             self._once((key, 1), f"  {key} of {name} is over: {words}")
 
@@ -273,7 +283,7 @@ def _collected(
 ) -> facts.Day:
     lines = [line for path in sorted(traces.iterdir()) for line in path.read_bytes().splitlines()]
     boundaries = [msgspec.json.decode(line, type=facts.Boundary) for line in lines]
-    incidents = [_incident(incident) for job in jobs for incident in client.paginate("list_incidents", TrainingJobName=job.name)]
+    incidents = [_incident(incident) for job in jobs for incident in _items(client, "list_incidents", "Incidents", TrainingJobName=job.name)]
     return facts.Day(
         seed=options.seed,
         minutes=options.minutes,
@@ -294,7 +304,7 @@ def _job(client: EverstepClient, job: _Plan, undisturbed: list[Json], directory:
     seen = client.describe_training_job(TrainingJobName=job.name)
     outputs = directory / "outputs" / job.name
     result: list[Json] = []
-    with suppress(EverstepError, OSError):
+    with suppress(EverstepError, OSError), translated():
         client.download_outputs(TrainingJobName=job.name, Directory=outputs)
         result = [json.loads((outputs / f"rank={rank}" / "result.json").read_text()) for rank in range(job.nodes)]
     return facts.Job(
@@ -334,7 +344,7 @@ def _incident(seen: Json) -> facts.Incident:
 
 
 def _decisions(client: EverstepClient) -> Iterator[facts.Decision]:
-    for event in client.paginate("list_events", FleetName=FLEET):
+    for event in _items(client, "list_events", "Events", FleetName=FLEET):
         node = event.get("NodeId")
         if node and event["Type"] == "NodeStateChanged" and any(f"→ {state}" in event["Message"] for state in ("draining", "held")):
             yield facts.Decision(at=_unix(event["Time"]), instance=node, words=event["Message"])

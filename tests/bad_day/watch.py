@@ -13,6 +13,7 @@ from typing import Any, Final
 from botocore.exceptions import BotoCoreError, ClientError
 
 from everstep.errors import EverstepError
+from everstep.failures import translated
 from infra.local_cloud.errors import LocalCloudError
 from infra.local_cloud.up import LocalCluster
 from tests.bad_day import facts
@@ -91,7 +92,7 @@ class Watch(threading.Thread):
     def _look_at_jobs(self) -> None:
         with closing(self._cluster.client()) as client:
             for name in self._names:
-                with suppress(EverstepError):
+                with suppress(EverstepError), translated():
                     self.jobs[name] = client.describe_training_job(TrainingJobName=name)
                     if self.jobs[name].get("TrainingJobStatus") in RUNNING_JOBS:
                         shards = client.describe_protection(TrainingJobName=name).get("Shards", [])
