@@ -84,7 +84,9 @@ def _one_builder(directory: Path) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "everstep.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for leftover in set(directory.glob("*/*/lock")) - _open_files():
+        # torch puts a folder of its own between where TORCH_EXTENSIONS_DIR is not set.
+        found = {*directory.glob("*/lock"), *directory.glob("*/*/lock")}
+        for leftover in found - _open_files():
             leftover.unlink(missing_ok=True)
         yield
 
