@@ -113,6 +113,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 async def begin(place: Place) -> None:
     """The first step is proposed while the rank still imports; it asks for slots when it has made that step."""
     hello = RankHello(job=PLAN.job, run=PLAN.run, generation=PLAN.generation, rank=RANK, pid=1)
+    place.lines.welcome_all()
     assert place.lines.hello(hello, place.line)  # type: ignore[arg-type]
     place.propose(1)
     await asyncio.sleep(0)
@@ -139,6 +140,7 @@ async def test_a_step_proposed_while_slots_are_being_made_is_none_either(place: 
 
     monkeypatch.setattr(place.store, "reserve", slow)
     hello = RankHello(job=PLAN.job, run=PLAN.run, generation=PLAN.generation, rank=RANK, pid=1)
+    place.lines.welcome_all()
     assert place.lines.hello(hello, place.line)  # type: ignore[arg-type]
     place.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=4096))
     await asked.wait()
