@@ -488,9 +488,9 @@ class World:
             await self.before_pass()
         await self.runner.cloud.poll()
         await self.runner.cloud.survey()
-        await self.runner.sweep_fleets()
-        await self.runner.sweep_jobs()
-        await self.runner.executor.close()
+        for sweep in (self.runner.sweep_fleets, self.runner.sweep_jobs):
+            await sweep()
+            await self.runner.executor.close()  # what a sweep puts into S3 is there before anything else looks: virtual time has one order
         for agent in list(self.agents.values()):
             await agent.act()
 
