@@ -45,7 +45,9 @@ def settings(arguments: list[str]) -> AgentSettings:
     """
     environment = os.environ
     parser = argparse.ArgumentParser(prog="everstep agent", description="The agent of one node. One per instance; user data starts it.")
-    parser.add_argument("--control-plane-url", required=True, help="http or https URL of the control plane")
+    parser.add_argument(
+        "--control-plane-url", required=True, action="append", help="http or https URL of the control plane; once for each replica that has its own"
+    )
     parser.add_argument(
         "--join-token",
         default=environment.get("EVERSTEP_JOIN_TOKEN", ""),
@@ -68,8 +70,9 @@ def settings(arguments: list[str]) -> AgentSettings:
     parser.add_argument("--peer-port", type=int, default=0, help="port for other agents; 0: the kernel chooses")
     parser.add_argument("--cold", action="store_true", help="do not keep a pre-imported process to fork ranks from")
     given = parser.parse_args(arguments)
-    if not url_host(given.control_plane_url):
-        parser.error(f"--control-plane-url {given.control_plane_url!r} is not an http or https URL")
+    for url in given.control_plane_url:
+        if not url_host(url):
+            parser.error(f"--control-plane-url {url!r} is not an http or https URL")
     if not given.instance_id:
         parser.error("the instance id is not known: pass --instance-id or set EVERSTEP_INSTANCE_ID")
     if not given.address:
@@ -82,7 +85,7 @@ def settings(arguments: list[str]) -> AgentSettings:
         state=state,
         slots=TMPFS / f"everstep-{os.getuid()}-{given.instance_id}",
         memory_bytes=int(given.memory_bytes) if given.memory_bytes else slot_memory_bytes(TMPFS),
-        control_plane_url=given.control_plane_url,
+        control_plane_urls=tuple(given.control_plane_url),
         join_token=given.join_token,
         peer_port=given.peer_port,
         is_warm=not given.cold,

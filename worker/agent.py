@@ -75,7 +75,8 @@ class AgentSettings:
     slots: Path
     """On tmpfs, this node's alone."""
     memory_bytes: int
-    control_plane_url: str
+    control_plane_urls: tuple[str, ...]
+    """Of its replicas; one of them serves this node's fleet."""
     join_token: str
     peer_port: int = 0
     is_warm: bool = True
@@ -122,7 +123,7 @@ class Agent:
         self._node = Node(settings.node_id, settings.address, settings.state, self._store, self._listener, objects, now)
         self._metadata = InstanceMetadata(settings.metadata_endpoint, self._changed) if settings.metadata_endpoint else None
         self._control = ControlClient(
-            settings.control_plane_url,
+            settings.control_plane_urls,
             join_token=settings.join_token,
             token_path=settings.state / "session_token",
             hello=self._hello,

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import websockets
@@ -30,7 +32,7 @@ class ControlClient:
 
     def __init__(
         self,
-        url: str,
+        urls: Sequence[str],
         *,
         join_token: str,
         token_path: Path,
@@ -41,7 +43,7 @@ class ControlClient:
         """Prepare the line; nothing is opened yet.
 
         Args:
-            url: of the control plane, http or https.
+            urls: of the control plane's replicas, http or https; one after the other is tried, beginning with any of them.
             join_token: from user data; used until a session token has been given.
             token_path: where the session token is kept for the next agent on this node, mode 0600.
             hello: returns the first message of a connection.
@@ -50,7 +52,8 @@ class ControlClient:
         """
         self.changed = Signal()
         self.is_connected = False
-        self._url = url.rstrip("/").replace("http", "ws", 1) + "/v1/agents/connect"
+        lines = [url.rstrip("/").replace("http", "ws", 1) + "/v1/agents/connect" for url in urls]
+        self._urls = itertools.cycle(random.sample(lines, len(lines)))
         self._join_token = join_token
         self._token_path = token_path
         self._hello = hello
@@ -64,7 +67,7 @@ class ControlClient:
         while True:
             try:
                 async with connect(
-                    self._url,
+                    next(self._urls),
                     additional_headers={"Authorization": f"Bearer {self._token()}"},
                     max_size=MAX_MESSAGE_BYTES,
                     open_timeout=OPEN_SECONDS,

@@ -50,14 +50,16 @@ class Leaser:
         self._ttl_seconds = ttl_seconds
         self._monotonic = monotonic
         self._watched: dict[tuple[LeaseKind, str], tuple[str, int, float]] = {}
+        self._moved_at: dict[tuple[LeaseKind, str], float] = {}
 
-    def claim(self, session: Session, kind: LeaseKind, key: str) -> Lease | None:
+    def claim(self, session: Session, kind: LeaseKind, key: str, *, at_once: bool = False) -> Lease | None:
         """Take, keep or take over the lease of a row.
 
         Args:
             session: a writing one.
             kind: the table.
             key: the row.
+            at_once: whoever has it has lost the right to it; it need not stand still first.
 
         Returns:
             The lease, or None while another replica holds it.
@@ -70,10 +72,16 @@ class Leaser:
         if found is None:
             raise NotFound(kind, key)
         owner, counter = found
-        if owner is not None and owner != self.owner and not self._stood_still(kind, key, owner, counter):
+        if owner is not None and owner != self.owner and not at_once and not self._stood_still(kind, key, owner, counter):
             return None
         self._watched.pop((kind, key), None)
+        self._moved_at.pop((kind, key), None)
         return self._take(session, kind, key, owner, counter)
+
+    def sees_another(self, kind: LeaseKind, key: str) -> bool:
+        """Say whether another replica was seen to bump this lease, by claims of ours, within the time to live."""
+        moved_at = self._moved_at.get((kind, key))
+        return moved_at is not None and self._monotonic() - moved_at < self._ttl_seconds
 
     def renew(self, session: Session, lease: Lease) -> Lease:
         """Show that the owner is alive in the middle of a long pass, and return the lease to go on with.
@@ -107,6 +115,8 @@ class Leaser:
         now = self._monotonic()
         watched = self._watched.get((kind, key))
         if watched is None or watched[:2] != (owner, counter):
+            if watched is not None:
+                self._moved_at[kind, key] = now
             self._watched[kind, key] = (owner, counter, now)
             return False
         return now - watched[2] >= self._ttl_seconds

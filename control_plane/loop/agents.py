@@ -119,6 +119,7 @@ class AgentRegistry:
         self._changed = asyncio.Event()
         self._change_count = 1
         self._watched: frozenset[RunId] = frozenset()
+        self._elsewhere: frozenset[FleetName] = frozenset()
         self._lost: deque[NodeId] = deque(maxlen=1024)
 
     def accept(self, hello: Hello, fleet: FleetName) -> AgentConnection:
@@ -151,6 +152,17 @@ class AgentRegistry:
         )
         self._wake()
         return connection
+
+    def leave(self, fleets: frozenset[FleetName]) -> None:
+        """Leave the agents of these fleets, and of no others, to another replica: connections that they have here end."""
+        self._elsewhere = fleets
+        for node_id, connection in list(self._connections.items()):
+            if self._views[node_id].fleet in fleets:
+                connection.close()
+
+    def is_elsewhere(self, fleet: FleetName) -> bool:
+        """Say whether another replica serves this fleet."""
+        return fleet in self._elsewhere
 
     def views(self) -> Mapping[NodeId, AgentView]:
         """Return what every agent said last, lost ones included. A snapshot: it does not change under its reader."""

@@ -96,7 +96,13 @@ class Hearing:
         self._timeouts = timeouts
         self._monotonic = monotonic
         self._listens_since = monotonic() + grace_seconds(timeouts)
+        self._serves_since: dict[FleetName, float] = {}
         self._last_beat = monotonic()
+
+    def begin_anew(self, fleets: Iterable[FleetName]) -> None:
+        """Note that another replica hears these fleets' agents now: should this one take over, they have to find it first."""
+        for fleet in fleets:
+            self._serves_since[fleet] = self._monotonic() + grace_seconds(self._timeouts)
 
     def beat(self) -> None:
         """Note that the server is awake. Called by every sweep of the job loop: after a standstill of its own, silence begins anew."""
@@ -105,17 +111,15 @@ class Hearing:
             self._listens_since = max(self._listens_since, now + self._timeouts.lease_seconds)
         self._last_beat = now
 
-    def silent_seconds(self, view: AgentView | None) -> float:
+    def silent_seconds(self, fleet: FleetName, view: AgentView | None) -> float:
         """Return how long an agent has been silent; one that has not connected yet is silent since the end of the grace."""
-        now = self._monotonic()
-        if view is None:
-            return max(0.0, now - self._listens_since)
-        return max(0.0, now - max(view.heard_at, self._listens_since))
+        heard_at = view.heard_at if view is not None else 0.0
+        return max(0.0, self._monotonic() - max(heard_at, self._listens_since, self._serves_since.get(fleet, self._listens_since)))
 
     def verdict_in(self, views: Iterable[AgentView]) -> float:
         """Return in how many seconds the next silence outlasts its lease, infinity while nobody is silent for long: then a pass is due."""
         lease = self._timeouts.lease_seconds
-        left = [lease - silent for view in views if WATCHED_FROM_LEASES * lease < (silent := self.silent_seconds(view)) <= lease]
+        left = [lease - silent for view in views if WATCHED_FROM_LEASES * lease < (silent := self.silent_seconds(view.fleet, view)) <= lease]
         return min(left, default=float("inf"))
 
 
@@ -285,7 +289,7 @@ class Observer:
             instance=condition,
             instance_words=words,
             is_connected=view is not None and view.is_connected,
-            silent_seconds=self._hearing.silent_seconds(view),
+            silent_seconds=self._hearing.silent_seconds(fleet, view),
             heard_at=view.heard_at_seconds if view is not None else None,
             address=view.hello.address if view is not None else (row.address if row is not None else ""),
             peer_port=view.hello.peer_port if view is not None else (row.peer_port if row is not None else 0),

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from control_plane.cloud.notices import EventQueue
 from control_plane.cloud.objects import ObjectStore
@@ -107,8 +108,8 @@ class Runner:
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self.cloud.run(stop))
-            group.create_task(self._sweep(stop, self.sweep_jobs))
             group.create_task(self._sweep(stop, self.sweep_fleets))
+            group.create_task(self._sweep(stop, self.sweep_jobs))
             group.create_task(self._prune(stop))
             if self.notices is not None:
                 group.create_task(self.notices.run(stop))
@@ -120,11 +121,11 @@ class Runner:
         await asyncio.to_thread(self._fleet_leases.release_all)
 
     async def sweep_jobs(self) -> None:
-        """Make a pass over every job that has not ended."""
+        """Make a pass over every job that has not ended and whose fleet is served here."""
         self.hearing.beat()
         if any(True for _ in self._context.registry.take_lost()):
             self.cloud.look_now()
-        live = await asyncio.to_thread(self._live_jobs)
+        live = [job for job in await asyncio.to_thread(self._live_jobs) if self._fleet_leases.holds(job.fleet_name)]
         for job in live:
             try:
                 await self.pass_over_job(RunId(job.run_id))
@@ -137,8 +138,9 @@ class Runner:
         self._context.registry.watch_closely(frozenset(RunId(job.run_id) for job in closely))
 
     async def sweep_fleets(self) -> None:
-        """Make a pass over every fleet."""
-        for name in await asyncio.to_thread(self._fleet_names):
+        """Make a pass over every fleet, and see which ones another replica serves."""
+        names = await asyncio.to_thread(self._fleet_names)
+        for name in names:
             try:
                 await self.pass_over_fleet(name)
             except (StaleLease, NotFound) as stale:
@@ -146,6 +148,9 @@ class Runner:
                 self._fleet_leases.drop(name)
             except Exception:
                 log.exception("fleet %s: the pass failed; it is made again", name)
+        elsewhere = frozenset(name for name in names if self._fleet_leases.sees_another(name))
+        self._context.registry.leave(elsewhere)
+        self.hearing.begin_anew(elsewhere)
 
     async def pass_over_job(self, run: RunId) -> Decision | None:
         """Claim, observe, decide, act and apply, as often as each pass asks for another at once.
@@ -162,7 +167,7 @@ class Runner:
         """
         decision = None
         for _ in range(AGAIN_LIMIT):
-            lease = await asyncio.to_thread(self._job_leases.hold, run)
+            lease = await asyncio.to_thread(partial(self._job_leases.hold, run, at_once=True))  # who serves the fleet has the right to it
             if lease is None:
                 return None
             stored = await asyncio.to_thread(self.observer.read_job, run)
@@ -196,11 +201,14 @@ class Runner:
             StaleLease: another replica took the fleet over in the middle; nothing was stored.
             NotFound: the fleet was removed.
         """
-        view = self.cloud.group(name)
-        if view is None:
-            return None
+        served_before = self._fleet_leases.holds(name)
         lease = await asyncio.to_thread(self._fleet_leases.hold, name)
         if lease is None:
+            return None
+        if not served_before:
+            self._context.registry.hint()  # its jobs waited for this
+        view = self.cloud.group(name)
+        if view is None:
             return None
         history = await asyncio.to_thread(self.observer.read_history, name)
         now = self._context.now().timestamp()
@@ -400,19 +408,28 @@ class _Leases:
         self._kind: LeaseKind = kind
         self._held: dict[str, tuple[Lease, float]] = {}
 
-    def hold(self, key: str) -> Lease | None:
-        """Return the lease, claimed or renewed if it has to be; None while another replica has it."""
+    def hold(self, key: str, *, at_once: bool = False) -> Lease | None:
+        """Return the lease, claimed or renewed if it has to be; None while another replica has it. `at_once`: as for `Leaser.claim`."""
         held = self._held.get(key)
         if held is not None and self._monotonic() - held[1] < self._ttl_seconds / 3:
             return held[0]
         at = self._monotonic()
         with self._database.write() as session:
-            lease = self._leaser.claim(session, self._kind, key)
+            lease = self._leaser.claim(session, self._kind, key, at_once=at_once)
         if lease is None:
             self._held.pop(key, None)
             return None
         self._held[key] = (lease, at)
         return lease
+
+    def holds(self, key: str) -> bool:
+        """Say whether a lease is held that nobody else may have taken over yet."""
+        held = self._held.get(key)
+        return held is not None and self._monotonic() - held[1] < self._ttl_seconds
+
+    def sees_another(self, key: str) -> bool:
+        """Say whether another replica is at work under this lease."""
+        return key not in self._held and self._leaser.sees_another(self._kind, key)
 
     def drop(self, key: str) -> None:
         """Forget a lease that is lost or no longer of use."""

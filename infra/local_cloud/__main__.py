@@ -173,8 +173,7 @@ def serve(
         "url": cloud.url,
         "pid": str(os.getpid()),
         "seed": str(seed),
-        "control_plane_host": cloud.control_plane_address,
-        "control_plane_port": str(cloud.control_plane_port),
+        "control_planes": " ".join(f"{address}:{port}" for address, port in cloud.control_planes),
     }
     write_private(ready_file, json.dumps(ready).encode())
     cloud.run()

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -47,6 +47,8 @@ ADMIN_PREFIX = "/_everstep/"
 MAX_ADMIN_BODY_BYTES = 64 * 1024
 CONCURRENT = frozenset({"s3", "sqs"})
 LOOPBACK = "127.0.0.1"
+CONTROL_PLANES: Final = 2
+"""As many replicas of the control plane have room."""
 
 StartResponse = Callable[..., object]
 
@@ -85,19 +87,19 @@ class LocalAws:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._calls = CallRecord()
         self._network: Network | None = None
-        self._address = self.control_plane_address = LOOPBACK
-        self.control_plane_port = 0
-        """Where the control plane is to listen; 0: anywhere."""
+        self._address = LOOPBACK
+        self.control_planes = [(LOOPBACK, 0)] * CONTROL_PLANES
+        """Where replicas of the control plane are to listen: address and port; port 0: anywhere."""
         if options.network_name:
-            self._address, self.control_plane_address = self._addresses.take(), self._addresses.take()
-            self._network = Network(options.network_name, services=(self._address, self.control_plane_address))
+            self._address, *addresses = (self._addresses.take() for _ in range(1 + CONTROL_PLANES))
+            self._network = Network(options.network_name, services=(self._address, *addresses))
         try:
             self._server = make_server(self._address, options.port, self._serve, threaded=True, request_handler=_QuietHandler)
             self.url = f"http://{self._address}:{self._server.server_port}"
             if self._network:
-                self.control_plane_port = _free_port(self.control_plane_address)
-                self._network.allow(self._address, self._server.server_port)
-                self._network.allow(self.control_plane_address, self.control_plane_port)
+                self.control_planes = [(address, _free_port(address)) for address in addresses]
+                for address, port in ((self._address, self._server.server_port), *self.control_planes):
+                    self._network.allow(address, port)
         except BaseException:
             self._remove_network()
             raise
@@ -117,7 +119,7 @@ class LocalAws:
                 runner=self._runner,
                 network=self._network,
                 aws_address=self._address,
-                control_plane_address=self.control_plane_address,
+                control_plane_addresses=tuple(address for address, _ in self.control_planes),
             )
         )
         self._serving = threading.Thread(target=self._server.serve_forever, name="serve", daemon=True)

@@ -93,7 +93,7 @@ class Places:
     runner: InstanceRunner
     network: Network | None
     aws_address: str
-    control_plane_address: str
+    control_plane_addresses: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -375,7 +375,7 @@ class Injector:
         peers = {peer: link.address for peer, link in network.links().items() if peer != instance_id}
         known = {
             "aws": [self._places.aws_address],
-            "control-plane": [self._places.control_plane_address],
+            "control-plane": [*self._places.control_plane_addresses],
             "peers": [*peers.values()],
             **{peer: [address] for peer, address in peers.items()},
         }

@@ -5,7 +5,7 @@
      each with an address)  └─ …
 
 Addresses stay those of 127.0.0.0/8, so that what may speak to this machine only goes on to refuse everything else: the bridge and the namespaces
-route them (`route_localnet`), and an instance keeps 127.0.0.0/16 for itself. An instance reaches the two ports of AWS and of the control plane and
+route them (`route_localnet`), and an instance keeps 127.0.0.0/16 for itself. An instance reaches the ports of AWS and of the control plane and
 its peers; it has no route to anything else, this machine's other services included.
 
 Invariant: whatever is made here bears the network's name and goes with `remove`, by whom and whenever that is called. Nothing is pretended: a cut

@@ -41,7 +41,7 @@ from infra.local_cloud.processes import end, kill_descendants, marked_with, wait
 if TYPE_CHECKING:
     from everstep.service import EverstepClient
 
-AWS, CONTROL_PLANE = "aws", "control-plane"
+AWS, CONTROL_PLANE, STANDBY = "aws", "control-plane", "standby"
 BUCKET: Final = "everstep-local"
 FLEET: Final = "local"
 FLEET_TAG: Final = "everstep:fleet"
@@ -102,6 +102,8 @@ class ClusterOptions:
     """More variables for the instances' user data."""
     control_plane_environment: Mapping[str, str] = field(default_factory=dict)
     """More variables for the control plane."""
+    has_standby: bool = False
+    """A second replica of the control plane, at an address of its own; agents know both."""
     has_namespaces: bool = False
     """Each instance has a network namespace, so that lines can be cut and slowed; else all share this machine's loopback."""
     seed: int | None = None
@@ -118,6 +120,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     detection_seconds: float | None
     group: str
     events_queue_url: str = ""
+    standby_url: str = ""
     control_plane_environment: dict[str, str] = {}
 
 
@@ -192,12 +195,12 @@ class LocalCluster:
         else:  # somebody removed it under what runs
             self._end_marked()
             network.remove(network.network_name(self.state_dir))
-            for part in (CONTROL_PLANE, AWS):
+            for part in (STANDBY, CONTROL_PLANE, AWS):
                 self._parts.end(part)  # no record is left; a child of ours is reaped
 
     def status(self) -> tuple[PartStatus, ...]:
         """Return the processes on record."""
-        records = [record for name in (AWS, CONTROL_PLANE) if (record := self._parts.record(name))]
+        records = [record for name in (AWS, CONTROL_PLANE, STANDBY) if (record := self._parts.record(name))]
         return tuple(
             PartStatus(
                 name=record.name,
@@ -421,24 +424,26 @@ class LocalCluster:
             StartFailed: fewer are after `timeout_seconds`, or an agent has ended; the message says where the logs are.
         """
         deadline = time.monotonic() + timeout_seconds
-        connected = 0
-        with contextlib.closing(self.client()) as client:
+        connected: set[str] = set()
+        urls = [url for url in (self.endpoint_url, self._description().standby_url) if url]
+        with contextlib.ExitStack() as clients:
+            replicas = [clients.enter_context(contextlib.closing(sdk.client(url, self.token))) for url in urls]
             while time.monotonic() < deadline:
                 try:
                     with failures.translated():
-                        nodes = client.list_nodes(FleetName=FLEET)["Nodes"]
+                        connected = {
+                            node["NodeId"] for client in replicas for node in client.list_nodes(FleetName=FLEET)["Nodes"] if node["Connected"]
+                        }
                 except EverstepError:
                     if not self._parts.is_alive(CONTROL_PLANE):
                         break
-                    nodes = []
-                connected = sum(bool(node["Connected"]) for node in nodes)
-                if connected >= count:
+                if len(connected) >= count:
                     return
                 if any(self.nodes_directory.glob("*/user-data.exit")):
                     break  # an agent that has ended on a living machine does not come back by itself
                 _pause(NODES_POLL_SECONDS)
         raise StartFailed(
-            f"{connected} of {count} nodes connected; see {self.nodes_directory}/*/console.log and {self.logs}/*.log{self._last_console()}"
+            f"{len(connected)} of {count} nodes connected; see {self.nodes_directory}/*/console.log and {self.logs}/*.log{self._last_console()}"
         )
 
     def _last_console(self) -> str:
@@ -468,7 +473,12 @@ class LocalCluster:
             description = msgspec.structs.replace(description, events_queue_url=self._create_event_queue())
             write_private(self._local / "cluster.json", msgspec.json.encode(description))
         with self._progress.step("starting the control plane"):
-            self._start_control_plane(description, host=ready["control_plane_host"], port=int(ready["control_plane_port"]))
+            first, second = (tuple(place.split(":")) for place in ready["control_planes"].split())
+            self._start_control_plane(description, host=first[0], port=int(first[1]))
+            if options.has_standby:
+                url = self._start_replica(STANDBY, description, host=second[0], port=int(second[1]))
+                description = msgspec.structs.replace(description, standby_url=url)
+                write_private(self._local / "cluster.json", msgspec.json.encode(description))
         with self._progress.step(f"creating a fleet of {options.nodes} nodes and {options.spares} spares"):
             self._create_fleet(description)
         with self._progress.step(f"waiting for {total} nodes to connect"):
@@ -498,6 +508,10 @@ class LocalCluster:
         return queue
 
     def _start_control_plane(self, description: ClusterFile, *, host: str, port: int) -> None:
+        self._start_replica(CONTROL_PLANE, description, host=host, port=port)
+        aws_models.install(self._models, ClientConfig(self.endpoint_url, self.token))
+
+    def _start_replica(self, part: str, description: ClusterFile, *, host: str, port: int) -> str:
         arguments = {
             "--state-dir": str(self.state_dir / CONTROL_PLANE),
             "--host": host,
@@ -506,7 +520,7 @@ class LocalCluster:
             "--aws-endpoint-url": self.aws_url,
             "--region": REGION,
             "--bucket": BUCKET,
-            "--ready-file": str(self._parts.ready_file(CONTROL_PLANE)),
+            "--ready-file": str(self._parts.ready_file(part)),
         }
         if description.detection_seconds is not None:
             arguments["--detection-seconds"] = str(description.detection_seconds)
@@ -517,14 +531,13 @@ class LocalCluster:
             "EVERSTEP_EVENTS_QUEUE_URL": description.events_queue_url,
             **description.control_plane_environment,
         }
-        record = self._parts.start(CONTROL_PLANE, "control_plane", ["--migrate", *flat], environment)
-        self._parts.wait_ready(record, timeout_seconds=START_SECONDS)
-        aws_models.install(self._models, ClientConfig(self.endpoint_url, self.token))
+        record = self._parts.start(part, "control_plane", ["--migrate", *flat], environment)
+        return self._parts.wait_ready(record, timeout_seconds=START_SECONDS)["url"]
 
     def _create_fleet(self, description: ClusterFile) -> None:
         with contextlib.closing(self.client()) as client, failures.translated():
             join_token = client.create_join_token(FleetName=description.fleet)["JoinToken"]
-            self._create_group(description.group, join_token)
+            self._create_group(description.group, join_token, [url for url in (self.endpoint_url, description.standby_url) if url])
             try:
                 with failures.translated():
                     client.create_fleet(
@@ -536,9 +549,10 @@ class LocalCluster:
             except EverstepError as error:
                 raise StartFailed(f"the control plane did not accept the fleet: {error}; see {self.logs}/{CONTROL_PLANE}.log") from error
 
-    def _create_group(self, group: str, join_token: str) -> None:
+    def _create_group(self, group: str, join_token: str, urls: list[str]) -> None:
         ec2, auto_scaling = self.aws("ec2"), self.aws("autoscaling")
-        user_data = USER_DATA.format(token=join_token, agent=f"everstep agent --control-plane-url {self.endpoint_url}")
+        agent = " ".join(["everstep agent", *(f"--control-plane-url {url}" for url in urls)])
+        user_data = USER_DATA.format(token=join_token, agent=agent)
         (subnet,) = ec2.describe_subnets(Filters=[{"Name": "availability-zone", "Values": [AVAILABILITY_ZONE]}])["Subnets"]
         template = ec2.create_launch_template(
             LaunchTemplateName=group,
@@ -563,8 +577,8 @@ class LocalCluster:
 
     def _end_all(self) -> None:
         """End by record, then by marker; the control plane first, so that it does not see its fleet die."""
-        self._parts.end(CONTROL_PLANE)
-        self._parts.end(AWS)
+        for part in (STANDBY, CONTROL_PLANE, AWS):
+            self._parts.end(part)
         self._end_marked()
         network.remove(network.network_name(self.state_dir))
         for directory in self.nodes_directory.glob("*/"):

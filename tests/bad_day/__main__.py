@@ -29,7 +29,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="repeats a day's plan [default: a fresh one, printed]")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long things die")
     parser.add_argument("--nodes-per-job", type=int, default=3, help="two such jobs fill the fleet")
-    parser.add_argument("--without", default="", help="switch off: lease, contract, evidence")
+    parser.add_argument("--without", default="", help="switch off: lease, contract, evidence; tempts it, too")
+    parser.add_argument("--temptation", default="", help="only what a control plane without this safeguard will not stand")
+    parser.add_argument("--standby", action="store_true", help="a second control plane stands by")
     parser.add_argument("--keep", type=Path, help="leave logs and facts in this folder")
     parser.add_argument("--print-plan", action="store_true", help="only print the plan of strikes")
     parser.add_argument("--judge", type=Path, help="only judge the day.json of a day that was kept")
@@ -41,7 +43,15 @@ def main() -> int:
         for line in plan(seed=seed, minutes=given.minutes, has_links=True):
             print(msgspec.json.encode(line).decode())
         return 0
-    options = DayOptions(seed=seed, minutes=given.minutes, nodes_per_job=given.nodes_per_job, without=given.without, keeps=given.keep)
+    options = DayOptions(
+        seed=seed,
+        minutes=given.minutes,
+        nodes_per_job=given.nodes_per_job,
+        without=given.without,
+        temptation=given.temptation or given.without,
+        has_standby=given.standby,
+        keeps=given.keep,
+    )
     return _report(spend(options, tell))
 
 

@@ -25,7 +25,7 @@ from everstep.failures import translated
 from infra.local_cloud import network
 from infra.local_cloud.up import FLEET, ClusterOptions, LocalCluster
 from tests.bad_day import facts
-from tests.bad_day.plan import plan
+from tests.bad_day.plan import plan, temptation
 from tests.bad_day.strikes import Strikes
 from tests.bad_day.watch import Watch
 from tests.e2e.reference import References
@@ -57,9 +57,11 @@ class DayOptions:
     """Two such jobs fill the fleet."""
     checkpoint_every: int = 50
     without: str = ""
-    """What is switched off in the control plane: lease, contract, evidence, or a name that `sabotage` knows; empty: nothing."""
-    temptations: tuple[str, ...] | None = None
-    """The only kinds of strikes; None: all."""
+    """What is switched off in the control plane: lease, contract or evidence (`sabotage`); empty: nothing."""
+    has_standby: bool = False
+    """A second control plane stands by."""
+    temptation: str = ""
+    """Not a day of everything, but the minute that tempts who lacks this safeguard (`plan.temptation`)."""
     keeps: Path | None = None
     """Where all logs and facts are left."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -105,6 +107,7 @@ def spend(options: DayOptions, tell: Tell, parent: WarmParent | None = None) -> 
                     has_namespaces=has_links,
                     seed=options.seed,
                     control_plane_environment=control_plane,
+                    has_standby=options.has_standby or options.temptation == "lease",
                 )
             )
             tell(f"{size} nodes and a spare are connected")
@@ -175,14 +178,15 @@ def _live(
         for job in jobs[:2]:
             _wait(lambda name=job.name: _describe(client, name)["CommittedStep"] > 0, f"{job.name} to commit a step")
         strikes = Strikes(cluster, watch, tell)
-        lines = plan(seed=options.seed, minutes=options.minutes, has_links=has_links)
-        if options.temptations is not None:
-            lines = [line for line in lines if line.kind in options.temptations]
+        if options.temptation:
+            lines = temptation(options.temptation, seed=options.seed)
+        else:
+            lines = plan(seed=options.seed, minutes=options.minutes, has_links=has_links)
         teller = _Teller(client, [job.name for job in jobs], tell)
         teller.start()
         strikes.play(lines, lambda: any(watch.jobs.get(job.name, {}).get("TrainingJobStatus") not in ENDED for job in jobs))
         tell("the play is over; the jobs may end in peace")
-        patience = options.minutes * 90 + 240
+        patience = 90.0 if options.temptation else options.minutes * 90 + 240
         with suppress(TimeoutError):
             _wait(lambda: all(_describe(client, job.name)["TrainingJobStatus"] in ENDED for job in jobs), "all jobs to end", patience)
         teller.end()
@@ -240,15 +244,15 @@ class _Teller(threading.Thread):
     def __init__(self, client: EverstepClient, names: list[str], tell: Tell) -> None:
         super().__init__(name="teller", daemon=True)
         self._client, self._names, self._tell = client, names, tell
-        self._stop = threading.Event()
+        self._over = threading.Event()
         self._told: set[object] = set()
 
     def end(self) -> None:
-        self._stop.set()
+        self._over.set()
         self.join()
 
     def run(self) -> None:
-        while not self._stop.wait(1.0):
+        while not self._over.wait(1.0):
             for name in self._names:
                 with suppress(EverstepError), translated():
                     seen = self._client.describe_training_job(TrainingJobName=name)
@@ -287,6 +291,7 @@ def _collected(
     return facts.Day(
         seed=options.seed,
         minutes=options.minutes,
+        is_temptation=bool(options.temptation),
         boundaries=boundaries,
         calls=[_call(call.at, call.action, call.parameters, call.status) for call in cluster.calls()],
         ended=[facts.Ended(instance=instance, at=at) for instance, at in sorted(watch.ended.items(), key=lambda item: item[1])],

@@ -128,6 +128,8 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[Job]
     has_links: bool
     """Lines could be cut."""
+    is_temptation: bool = False
+    """Little was done, of a purpose: nobody counts it."""
     refused: int = 0
     """Strikes that were not possible when their time came."""
 

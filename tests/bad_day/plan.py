@@ -66,6 +66,28 @@ def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
     return sorted(lines, key=lambda line: line.at_seconds)
 
 
+def temptation(what: str, *, seed: int) -> list[Line]:
+    """Make a minute's script that a control plane without a safeguard will not stand, and that harms nobody who has it.
+
+    Args:
+        what: the safeguard: lease, contract or evidence.
+        seed: of whom it hits.
+
+    Returns:
+        Its lines, in order.
+    """
+    chance = random.Random(f"{what}/{seed}")
+    kinds = {
+        "lease": [(0, "ranks", 0.0), (8, "agents", 0.0), (16, "instances", 0.0), (28, "ranks", 0.0), (36, "instances", 0.0)],
+        "contract": [(0, "checks", 30.0), (20, "checks", 30.0)],
+        "evidence": [(0, "links", 8.0), (15, "links", 8.0), (30, "links", 8.0)],
+    }
+    return [
+        Line(at_seconds=FIRST_SECONDS + at, kind=kind, pick=chance.randrange(1 << 16), lasts_seconds=lasts, cut_from="control-plane")
+        for at, kind, lasts in kinds[what]
+    ]
+
+
 def _line(chance: random.Random, at: float, kind: str) -> Line:
     lasts = round(chance.uniform(*LASTS[kind]), 1) if kind in LASTS else 0.0
     return Line(at_seconds=round(at, 1), kind=kind, pick=chance.randrange(1 << 16), lasts_seconds=lasts, cut_from=chance.choice(LINES_CUT))

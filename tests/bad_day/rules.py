@@ -90,10 +90,13 @@ def evidence(day: Day) -> list[str]:
     wrong = []
     steps = {key: sorted(line.at for line in lines) for key, lines in _lines_by_place(day.boundaries).items()}
     ended = {ended.instance: ended.at for ended in day.ended}
+    for strike in day.strikes:
+        if strike.kind in ENDS_INSTANCES:
+            ended.update({target: min(strike.at, ended.get(target, strike.at)) for target in strike.targets})
     for incident in day.incidents:
         for instance in incident.instances:
-            if ended.get(instance, incident.opened_at + 1) <= incident.opened_at or incident.cause == "instance_terminated":
-                continue
+            if ended.get(instance, incident.opened_at + 1) <= incident.opened_at:
+                continue  # AWS had said so
             passed = steps.get((incident.job, incident.generation_before, instance), [])
             since = sum(incident.failed_at < at <= incident.opened_at for at in passed)
             if since > SILENT_STEPS:
@@ -154,6 +157,8 @@ def ledgers(day: Day) -> list[str]:
 
 def enough(day: Day) -> list[str]:
     took = [strike for strike in day.strikes if strike.seen]
+    if day.is_temptation:
+        return [] if took else ["nothing was done"]
     wrong = [f"{strike.did}: no effect was seen" for strike in day.strikes if not strike.seen]
     counts = Counter(strike.kind for strike in took)
     least = int(STRIKES_PER_MINUTE * day.minutes)

@@ -109,7 +109,7 @@ class Strikes:
         self._note(at, "agents", (node,), effect, self._see_gone(effect.facts["pid"], "agent"))
 
     def _instances(self, line: Line) -> None:
-        self._end("instances", [self._node(line)])
+        self._end("instances", [[self._node(line)]])
 
     def _pair(self, line: Line) -> None:
         names = self._watch.training()
@@ -118,8 +118,7 @@ class Strikes:
         places = [self._watch.nodes_of(name) for name in names[:2]]
         if not all(places):
             raise LookupError("a job has no nodes")
-        for nodes in places:
-            self._end("instances", [nodes[line.pick % len(nodes)]])
+        self._end("instances", [[nodes[line.pick % len(nodes)]] for nodes in places])
 
     def _groups(self, line: Line) -> None:
         name = self._job(line)
@@ -128,7 +127,7 @@ class Strikes:
             raise LookupError("no job has a shard whose holders all run")
         if not self._watch.jobs[name].get("CommittedStep", -1) > 0:
             raise LookupError(f"{name} has committed nothing yet")
-        self._end("groups", shards[(line.pick // 7) % len(shards)])
+        self._end("groups", [shards[(line.pick // 7) % len(shards)]])
 
     def _control_plane(self, line: Line) -> None:
         if not self._server.acquire(blocking=False):
@@ -180,20 +179,26 @@ class Strikes:
             self._cluster.clear_faults("throttle")
         self._note(at, "throttle", (), effect, seen)
 
-    def _end(self, kind: str, nodes: list[str]) -> None:
-        at = time.time()
-        inits = {node: identify(pid) for node, pid in self._cluster.instances().items() if node in nodes}
-        effects = [self._cluster.inject(Terminate(target=node)) for node in nodes if node in inits]
-        if not effects:
+    def _end(self, kind: str, groups: list[list[str]]) -> None:
+        """End instances, all in the same second; each group is a strike of its own."""
+        inits = {node: identify(pid) for node, pid in self._cluster.instances().items()}
+        hits = []
+        for nodes in groups:
+            at = time.time()
+            effects = [self._cluster.inject(Terminate(target=node)) for node in nodes if node in inits]
+            if effects:
+                hits.append((at, effects))
+        if not hits:
             raise LookupError("they have ended already")
-        hit = tuple(effect.target for effect in effects)
+        for at, effects in hits:
+            hit = tuple(effect.target for effect in effects)
 
-        def are_gone() -> bool:
-            return all(self._is_gone(node) and not _is_alive(inits[node]) for node in hit)
+            def are_gone(hit: tuple[str, ...] = hit) -> bool:
+                return all(self._is_gone(node) and not _is_alive(inits[node]) for node in hit)
 
-        seen = self._see(are_gone, f"EC2 says so of {', '.join(hit)}, and no init of theirs is left")
-        did = effects[0] if len(effects) == 1 else Effect(fault="terminate", target="", did=f"{' and '.join(hit)} were terminated from outside")
-        self._note(at, kind, hit, did, seen)
+            seen = self._see(are_gone, f"EC2 says so of {', '.join(hit)}, and no init of theirs is left")
+            did = effects[0] if len(effects) == 1 else Effect(fault="terminate", target="", did=f"{' and '.join(hit)} were terminated from outside")
+            self._note(at, kind, hit, did, seen)
 
     # What is seen
 

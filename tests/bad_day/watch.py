@@ -46,17 +46,17 @@ class Watch(threading.Thread):
         """Of each shard, by job; the newest that was heard."""
         self._cluster = cluster
         self._names = job_names
-        self._stop = threading.Event()
+        self._over = threading.Event()
 
     def end(self) -> None:
         """Stop looking; returns when the last look is over."""
-        self._stop.set()
+        self._over.set()
         self.join()
 
     def run(self) -> None:
         """Look, again and again."""
         aws = self._cluster.aws("ec2"), self._cluster.aws("autoscaling")
-        while not self._stop.wait(LOOK_SECONDS):
+        while not self._over.wait(LOOK_SECONDS):
             for look in (lambda: self._look_at_instances(aws[0]), lambda: self._look_at_group(aws[1]), self._look_at_jobs):
                 with suppress(ClientError, BotoCoreError, EverstepError, LocalCloudError, OSError):
                     look()

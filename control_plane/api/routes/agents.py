@@ -11,7 +11,8 @@ A join token is bound to a fleet. It is good for an instance that EC2 reports as
 used with the first report after the welcome, so that an agent that never got its session token can try again. A session token is bound to its node.
 
     close code   why                                         what the agent does
-    1013         the cloud or the fleet is not ready         tries again later
+    1013         the cloud or the fleet is not ready, or     tries again later, at the next address
+                 another replica serves the fleet
     1009         a message is too long                       it is a bug, or another version; tries again later
     4400         a message that is not one                   likewise; both are counted, per node, and shown with it
     4401         the token is not this node's                gives up
@@ -65,6 +66,7 @@ NOT_YOURS = 4401
 NOT_A_MEMBER = 4403
 SILENT = 4408
 SUPERSEDED = 4409
+ELSEWHERE = "another replica of the control plane serves this fleet"
 OVERSIZED = 1009
 """Sent by the websocket itself, at the announced length of a message (RFC 6455)."""
 
@@ -106,6 +108,8 @@ async def connect(websocket: WebSocket) -> None:
     try:
         hello = await _hello(websocket)
         node_id = hello.node_id
+        if services.registry.is_elsewhere(FleetName(token.fleet_name or "")):
+            raise _Refusal(TRY_AGAIN, ELSEWHERE)
         admission = await asyncio.to_thread(_admit, services, token, secret, hello)
         proven = hello.node_id
         await asyncio.to_thread(_note, services, hello, admission)
@@ -141,7 +145,7 @@ async def _serve(websocket: WebSocket, services: Services, hello: Hello, admissi
         welcome = AgentWelcome(session_token=admission.secret, fleet=admission.fleet, timeouts=services.timeouts)
         await _send(websocket, encode(welcome))
         reading = asyncio.create_task(_read(websocket, services, connection, hello.node_id, admission))
-        writing = asyncio.create_task(_write(websocket, connection))
+        writing = asyncio.create_task(_write(websocket, services, connection, admission.fleet))
         try:
             done, _ = await asyncio.wait((reading, writing), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -172,9 +176,11 @@ async def _read(websocket: WebSocket, services: Services, connection: AgentConne
         connection.report(report)
 
 
-async def _write(websocket: WebSocket, connection: AgentConnection) -> None:
+async def _write(websocket: WebSocket, services: Services, connection: AgentConnection, fleet: FleetName) -> None:
     while (message := await connection.next_message()) is not None:
         await _send(websocket, encode(message))
+    if services.registry.is_elsewhere(fleet):
+        raise _Refusal(TRY_AGAIN, ELSEWHERE)
     raise _Refusal(SUPERSEDED, "the node has a newer connection")
 
 

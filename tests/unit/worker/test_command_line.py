@@ -15,7 +15,7 @@ def arguments(state: Path, url: str = "http://127.0.0.1:8000") -> list[str]:
 
 def test_what_is_given_counts(tmp_path: Path) -> None:
     found = settings(arguments(tmp_path / "state"))
-    assert (found.node_id, found.address, found.memory_bytes, found.control_plane_url) == ("i-1", "127.0.0.2", 1000, "http://127.0.0.1:8000")
+    assert (found.node_id, found.address, found.memory_bytes, found.control_plane_urls) == ("i-1", "127.0.0.2", 1000, ("http://127.0.0.1:8000",))
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
 
 

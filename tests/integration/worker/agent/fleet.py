@@ -387,7 +387,7 @@ class Node:
         self.state_dir = state_dir
         self._objects = objects
         self._settings = AgentSettings(
-            node_id=node_id, address="127.0.0.1", state=state_dir, slots=slots, memory_bytes=1 << 24, control_plane_url=url, join_token="join"
+            node_id=node_id, address="127.0.0.1", state=state_dir, slots=slots, memory_bytes=1 << 24, control_plane_urls=(url,), join_token="join"
         )
         self._task: asyncio.Task[None] | None = None
 

@@ -32,6 +32,18 @@ async def test_the_line_is_tuned_to_the_lease_that_the_control_plane_names(fleet
     assert set(tuned) == {(1, round(1000 * TIMEOUTS.lease_seconds))}
 
 
+async def test_an_agent_tries_one_replica_after_the_other(fleet: Fleet) -> None:
+    node = fleet.nodes[0]
+    await node.stop()
+    await until("the line to end", lambda: not fleet.control.is_connected(node.id))
+    (url,) = node._settings.control_plane_urls
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        node._settings = dataclasses.replace(node._settings, control_plane_urls=(f"http://127.0.0.1:{nobody.getsockname()[1]}", url))
+        node.start()
+        await fleet.connected()
+
+
 async def test_what_the_instance_announces_is_in_the_next_report(fleet: Fleet, service: Service) -> None:  # noqa: F811
     node = fleet.nodes[0]
     await node.stop()

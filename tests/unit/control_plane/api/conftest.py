@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import functools
 import shutil
@@ -72,13 +73,17 @@ class Service:
         self.database = Database(self.settings.database)
         self._is_ready = threading.Event()
         self.app = create_app(
-            self.settings, operator=self.operator, objects=self.objects, loops=lambda *_: (), now=self.clock, when_ready=self._is_ready.set
+            self.settings, operator=self.operator, objects=self.objects, loops=self._no_loops, now=self.clock, when_ready=self._is_ready.set
         )
         self.admin_token = (self.settings.state_directory / "admin_token").read_text().strip()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, ws="websockets-sansio", ws_max_size=2**24))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+
+    def _no_loops(self, *_: object) -> tuple[()]:
+        self.loop = asyncio.get_running_loop()
+        return ()
 
     def __enter__(self) -> Service:
         self._thread.start()

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from control_plane.cloud.errors import CloudUnavailable
 from everstep.protocol.agent_messages import AgentReport, AgentWelcome, ControlToAgent, Hello, Release
 from everstep.protocol.codec import decode, encode
-from everstep.protocol.ids import NodeId, RunId
+from everstep.protocol.ids import FleetName, NodeId, RunId
 from tests.unit.control_plane.api.conftest import GROUP
 
 
@@ -224,6 +224,19 @@ async def test_a_newer_connection_ends_the_older(service, token, node):
         await second.send(encode(report(node)))
         await until(lambda: service.services.registry.views()[node].report)
         assert service.services.registry.views()[node].is_connected
+
+
+async def test_agents_of_a_fleet_that_another_replica_serves_are_sent_on(service, token, node):
+    registry = service.services.registry
+    async with line(service, token) as opened:
+        await join(opened, node)
+        await opened.send(encode(report(node)))
+        await until(lambda: registry.views()[node].report)
+        service.loop.call_soon_threadsafe(registry.leave, frozenset({FleetName("main")}))
+        assert (await closed(opened))[0] == 1013
+    async with line(service, token) as opened:
+        await opened.send(encode(hello(node)))
+        assert (await closed(opened))[0] == 1013
 
 
 @pytest.mark.parametrize("kind", ["none", "wrong", "user"])

@@ -50,6 +50,28 @@ def test_an_owner_that_moves_is_not_robbed(database, job, clock):
         clock.now += 2.0
 
 
+def test_another_replica_is_seen_while_it_bumps_the_counter(database, job, clock):
+    owner, contender = Leaser("a", 3.0, clock), Leaser("b", 3.0, clock)
+    claim(database, owner, job.run_id)
+    claim(database, contender, job.run_id)
+    assert not contender.sees_another("job", job.run_id)  # it may be the mark of one that has died
+    claim(database, owner, job.run_id)
+    claim(database, contender, job.run_id)
+    assert contender.sees_another("job", job.run_id)
+    clock.now += 3.0
+    assert not contender.sees_another("job", job.run_id)
+    assert claim(database, contender, job.run_id)
+
+
+def test_who_has_the_right_to_it_does_not_wait(database, job, clock):
+    owner, contender = Leaser("a", 3.0, clock), Leaser("b", 3.0, clock)
+    lost = claim(database, owner, job.run_id)
+    with database.write() as session:
+        assert contender.claim(session, "job", job.run_id, at_once=True) == Lease("job", job.run_id, "b", 2)
+    with pytest.raises(StaleLease), database.write() as session:
+        leases.guard(session, lost)
+
+
 def test_watching_begins_anew_when_the_counter_moves(database, job, clock):
     owner, contender = Leaser("a", 3.0, clock), Leaser("b", 3.0, clock)
     claim(database, owner, job.run_id)

@@ -7,9 +7,14 @@ from datetime import timedelta
 
 from control_plane.cloud.operator import Ec2State
 from control_plane.core.states import JobState, NodeState
+from control_plane.core.timeouts import grace_seconds
 from control_plane.db import fleets, jobs
-from everstep.protocol.agent_messages import ExitClass, HaltRanks, Load, MemberPhase, NodeFault, Prepare, Release, Start, StopTraining
-from tests.unit.control_plane.loop.world import Agent, World
+from everstep.protocol.agent_messages import ExitClass, HaltRanks, Hello, Load, MemberPhase, NodeFault, Prepare, Release, Start, StopTraining
+from tests.unit.control_plane.loop.world import FLEET, Agent, World
+
+
+def hello_of(agent: Agent) -> Hello:
+    return Hello(node_id=agent.node_id, agent_id="again", address="127.0.0.1", peer_port=1, memory_bytes=1, version="1")
 
 
 def is_running(world: World, generation: int, name: str = "gpt") -> bool:
@@ -367,14 +372,48 @@ async def test_a_second_replica_waits_for_the_lease_and_then_takes_over(world: W
     world.submit()
     await world.running()
     await world.train(5)
-    first = world.runner
     world.start_server()
-    assert await world.runner.pass_over_job(world.team()[0].run or "") is None  # type: ignore[arg-type]
-    await world.until(lambda: "gpt" and world.job().state == JobState.RUNNING)
-    for _ in range(60):
+    world.terminate(world.team()[0])
+    await world.tick()
+    assert (world.job().state, world.job().generation) == (JobState.RUNNING, 1)  # nothing is decided before the lease has stood still
+    await world.until(lambda: is_running(world, 2))
+
+
+async def test_of_two_replicas_one_serves_a_fleet_its_agents_and_its_jobs(world: World) -> None:
+    world.submit()
+    await world.running()
+    serves, registry = world.runner, world.registry
+    world.start_server()
+    stands_by, other = world.runner, world.registry
+    for _ in range(2 * int(grace_seconds(world.timeouts))):
+        world.now += timedelta(seconds=0.5)
+        for runner in (serves, stands_by):
+            await runner.cloud.poll()
+            await runner.sweep_fleets()
+            await runner.sweep_jobs()
+    assert other.is_elsewhere(FLEET)
+    assert not registry.is_elsewhere(FLEET)
+    other.accept(hello_of(world.team()[0]), FLEET)
+    await stands_by.sweep_fleets()
+    assert not other.connected()  # one that came by mistake is sent away
+    world.runner, world.registry = serves, registry
+
+
+async def test_a_replica_that_takes_over_counts_no_silence_from_before(world: World) -> None:
+    world.submit()
+    await world.running()
+    serves = world.runner
+    world.start_server()
+    for _ in range(100):
+        world.now += timedelta(seconds=0.5)
+        for runner in (serves, world.runner):
+            await runner.cloud.poll()
+            await runner.sweep_fleets()
+    await world.until(lambda: len(world.registry.connected()) == 5)
+    for _ in range(40):
         await world.train(1)
-    assert world.job().boundary > 5
-    assert first is not world.runner
+    assert is_running(world, 1)
+    assert not world.incidents()
 
 
 async def test_keys_of_a_generation_are_the_same_for_everybody_and_no_other(world: World) -> None:

@@ -1,0 +1,54 @@
+"""Takes one safeguard out of a control plane, so that the checker can be seen to find it missing. Python imports this file by its name at start.
+
+BAD_DAY_WITHOUT   what is missing then
+lease             every replica believes that it serves every fleet, and nothing that it stores is refused
+contract          the group is taken as it is: AWS may replace what it finds unhealthy
+evidence          whoever has been silent for longer than a lease is gone, whatever steps say and AWS
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def without_lease() -> None:
+    from control_plane.db import leases
+
+    leases.Leaser._stood_still = lambda *_: True  # type: ignore[method-assign]
+    leases.guard = lambda *_: None
+
+
+def without_contract() -> None:
+    from control_plane.cloud import contract
+
+    contract.drift = lambda _: ()
+    contract.ensure = lambda operator, name: operator.describe_group(name)
+
+
+def without_evidence() -> None:
+    from control_plane.core import evidence
+    from control_plane.core.observed import InstanceCondition
+
+    careful = evidence.judge
+
+    def hasty(node: Any, *, timeouts: Any, **known: Any) -> evidence.Verdict:
+        if node.instance is InstanceCondition.ENDED or not evidence.is_silent(node, timeouts):
+            return careful(node, timeouts=timeouts, **known)
+        return evidence.Verdict(node_id=node.node_id, standing=evidence.Standing.GONE, evidence=f"the agent of {node.node_id} has been silent")
+
+    evidence.judge = hasty
+    evidence.is_fleet_blind = lambda *_: False
+
+
+match os.environ.get("BAD_DAY_WITHOUT", ""):
+    case "":
+        pass
+    case "lease":
+        without_lease()
+    case "contract":
+        without_contract()
+    case "evidence":
+        without_evidence()
+    case unknown:
+        raise SystemExit(f"BAD_DAY_WITHOUT={unknown!r}: lease, contract or evidence")
