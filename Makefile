@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
-.PHONY: help setup demo check fix web test test-full bench-first bench-interleave bench-data-plane bench-recovery
+.PHONY: help setup demo check fix web test test-full bad-day bench-first bench-interleave bench-data-plane bench-recovery
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,11 +42,15 @@ web: setup  ## the dashboard: types, tests, and its build into control_plane/sta
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[web]'
 	@$(BIN)/python web/build.py
 
-test: setup  ## set-up, then every test but the long matrix
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not full'
+test: setup  ## set-up, then every test but the long matrix: two at a time, and what needs the whole machine one by one
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not full and not e2e'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'e2e and not full'
 
 test-full: setup  ## the whole matrix
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+bad-day: setup  ## a fleet on a bad day, MINUTES long (10 unless said), and what a checker from outside finds; SEED repeats one
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.bad_day --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 bench-first: setup  ## the first measurements: seconds blocked per snapshot, slowdown, seconds per recovery; writes docs/benchmarks.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.first

@@ -1,0 +1,180 @@
+"""Each rule finds what it is for, and nothing on a day when all was well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.bad_day.facts import Boundary, Call, Capacity, Day, Decision, Ended, Incident, Job, Strike
+from tests.bad_day.rules import COST_SECONDS, KINDS, RULES, expected_ettr, judge
+
+RESULT = [{"tensors": {"w": "1"}}, {"tensors": {"w": "1"}}]
+A, B, C = "i-a", "i-b", "i-c"
+SPENT = {"queue": 10.0, "train": 2970.0, "restore": 20.0}
+
+
+def passed(job: str, generation: int, node: str, step: int, at: float, rank: int = 0) -> Boundary:
+    return Boundary(job=job, generation=generation, rank=rank, pid=generation * 100 + rank, node=node, step=step, at=at, monotonic=at)
+
+
+def job(name: str, priority: int = 0, started_at: float = 10.0, **changes: Any) -> Job:
+    whole = Job(
+        name=name,
+        status="Completed",
+        nodes=2,
+        priority=priority,
+        created_at=0.0,
+        started_at=started_at,
+        ended_at=3000.0,
+        accounted_until=3000.0,
+        accounting_seconds=SPENT,
+        ettr=0.99,
+        checkpoint_every=50,
+        result=RESULT,
+        undisturbed=RESULT,
+    )
+    return replace(whole, **changes)
+
+
+def well() -> Day:
+    """A minute on which everything happened that has to, and all was well."""
+    strikes = [
+        Strike(at=100.0 + place, kind=kind, targets=(A,) if kind == "instances" else (), did=f"{kind} struck", seen="gone")
+        for place, kind in enumerate(KINDS)
+    ]
+    incident = Incident(
+        id="inc-1",
+        job="early",
+        cause="instance_terminated",
+        source="peer",
+        from_step=4,
+        lost_steps=1,
+        generation_before=1,
+        generation_after=2,
+        instances=(A,),
+        evidence=("EC2 says so",),
+        failed_at=101.0,
+        opened_at=102.5,
+        closed_at=107.0,
+        phase_seconds=(1.5, 2.0, 2.0, 0.5),
+    )
+    return Day(
+        seed=1,
+        minutes=1.0,
+        boundaries=[
+            *(passed("early", 1, node, step, 90.0 + step, rank) for rank, node in enumerate((A, B)) for step in range(1, 6)),
+            *(passed("early", 2, node, step, 103.0 + step, rank) for rank, node in enumerate((C, B)) for step in range(4, 9)),
+        ],
+        calls=[Call(at=200.0, action="TerminateInstanceInAutoScalingGroup", instance=C, is_decrement=True)],
+        ended=[Ended(instance=A, at=102.2), Ended(instance=C, at=201.0)],
+        capacity=[Capacity(at=0.0, desired=3), Capacity(at=103.0, desired=4)],
+        strikes=strikes,
+        decisions=[Decision(at=199.0, instance=C, words="spare → draining: nobody needs it")],
+        incidents=[incident],
+        jobs=[job("early", ended_at=2000.0, accounted_until=2000.0, accounting_seconds={"train": 2000.0}), job("urgent", 10, 2001.0)],
+        has_links=True,
+    )
+
+
+def with_incident(**changes: Any) -> Callable[[Day], Day]:
+    return lambda day: replace(day, incidents=[replace(day.incidents[0], **changes)])
+
+
+def with_job(**changes: Any) -> Callable[[Day], Day]:
+    return lambda day: replace(day, jobs=[replace(day.jobs[0], **changes), *day.jobs[1:]])
+
+
+def with_capacity(*seen: tuple[float, int]) -> Callable[[Day], Day]:
+    return lambda day: replace(day, capacity=[Capacity(at=at, desired=desired) for at, desired in seen])
+
+
+WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
+    "one job per node": [
+        (
+            "another job's ranks",
+            lambda day: replace(day, boundaries=[*day.boundaries, passed("urgent", 1, B, 1, 94.0), passed("urgent", 1, B, 2, 94.5)]),
+        ),
+        ("ranks of the generation before", lambda day: replace(day, boundaries=[*day.boundaries, passed("early", 1, B, 6, 109.0, 1)])),
+    ],
+    "decided before it ended": [
+        ("nobody asked", lambda day: replace(day, calls=[])),
+        ("nobody had decided", lambda day: replace(day, decisions=[])),
+        ("decided afterwards", lambda day: replace(day, decisions=[replace(day.decisions[0], at=200.5)])),
+    ],
+    "evidence": [
+        (
+            "given up while it made steps",
+            lambda day: with_incident(cause="node_unreachable", instances=(B,))(
+                replace(day, boundaries=[*day.boundaries, *(passed("early", 1, B, 6 + n, 101.2 + n / 10, 1) for n in range(3))])
+            ),
+        ),
+    ],
+    "steady capacity": [("up, down and up", with_capacity((500, 3), (501, 4), (505, 3), (509, 4)))],
+    "bit-identical": [
+        ("another weight", with_job(result=[RESULT[0], {"tensors": {"w": "2"}}])),
+        ("no result", with_job(result=[])),
+        ("nothing to compare with", with_job(result=[], undisturbed=[])),
+    ],
+    "ledgers": [
+        ("a second is missing", with_job(accounting_seconds={"train": 1999.0})),
+        ("it goes on", with_job(accounted_until=2001.0, accounting_seconds={"train": 2001.0})),
+        ("never closed", with_incident(closed_at=None)),
+        ("phases", with_incident(phase_seconds=(1.5, 2.0, 2.0, 1.0))),
+        ("lost steps", with_incident(lost_steps=0)),
+    ],
+    "enough": [
+        ("one kind less", lambda day: replace(day, strikes=day.strikes[1:])),
+        ("no effect", lambda day: replace(day, strikes=[*day.strikes, replace(day.strikes[0], seen="")])),
+        ("none in a recovery", with_incident(failed_at=300.0, opened_at=301.5, closed_at=306.0)),
+        ("too few", lambda day: replace(day, minutes=2.0)),
+        ("nothing was done", lambda day: replace(day, strikes=[], is_temptation=True)),
+    ],
+    "lost steps": [("four from memory", with_incident(lost_steps=4))],
+    "ettr": [("half of the time", with_job(accounting_seconds={"train": 1000.0, "restore": 1000.0}))],
+    "ended well": [
+        ("failed", with_job(status="Failed")),
+        ("did not wait", lambda day: replace(day, jobs=[day.jobs[0], replace(day.jobs[1], started_at=10.0)])),
+    ],
+}
+
+
+def test_nothing_is_wrong_with_a_day_on_which_all_was_well() -> None:
+    assert judge(well()) == []
+
+
+def test_every_rule_is_tried() -> None:
+    assert WRONG.keys() == RULES.keys()
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"), [pytest.param(rule, change, id=f"{rule}: {what}") for rule, some in WRONG.items() for what, change in some]
+)
+def test_a_rule_finds_what_it_is_for(rule: str, change: Callable[[Day], Day]) -> None:
+    assert rule in {violation.rule for violation in judge(change(well()))}
+
+
+def test_a_second_rank_of_the_same_generation_on_a_node_is_well() -> None:
+    day = well()
+    more = [passed("early", 1, B, step, 90.2 + step, rank=2) for step in range(1, 6)]
+    assert not RULES["one job per node"](replace(day, boundaries=[*day.boundaries, *more]))
+
+
+def test_desired_capacity_may_turn_round_once_for_each_cause() -> None:
+    turn = with_capacity((90, 3), (103, 4), (110, 3))
+    assert not RULES["steady capacity"](turn(well()))
+    assert not RULES["steady capacity"](with_capacity((90, 3), (403, 4), (610, 3))(well()))  # minutes apart is no flapping
+
+
+def test_an_interval_may_be_lost_where_only_s3_was_left() -> None:
+    assert not RULES["lost steps"](with_incident(lost_steps=50, source="s3")(well()))
+    assert RULES["lost steps"](with_incident(lost_steps=51, source="s3")(well()))
+
+
+def test_the_least_ettr_follows_from_the_strikes() -> None:
+    strikes = well().strikes
+    cost = sum(COST_SECONDS[kind] for kind in KINDS) + 3 * COST_SECONDS["instances"]
+    assert expected_ettr(strikes, 1000.0) == pytest.approx(1 - cost / 1000)
+    assert expected_ettr(strikes, 1.0) == 0.0
