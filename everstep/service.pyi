@@ -410,9 +410,13 @@ class TrainingJob(TypedDict):
     """Names of the jobs that are ahead of it there."""
     Tags: dict[str, str]
     CreationTime: datetime
+    LastModifiedTime: datetime
+    """When it came into its state, or a person last changed what is wanted of it."""
     TrainingStartTime: NotRequired[datetime]
     TrainingEndTime: NotRequired[datetime]
     StopRequestedTime: NotRequired[datetime]
+    PauseRequestedTime: NotRequired[datetime]
+    """Absent once it was resumed."""
     Generation: int
     """The launch of all ranks that runs now; 0 before the first."""
     BaseStep: int
@@ -454,6 +458,8 @@ class TrainingJobSummary(TypedDict):
     CommittedStep: int
     Boundary: int
     CreationTime: datetime
+    LastModifiedTime: datetime
+    """When it came into its state, or a person last changed what is wanted of it."""
     TrainingStartTime: NotRequired[datetime]
     TrainingEndTime: NotRequired[datetime]
 
@@ -509,6 +515,10 @@ class TrainingJobRecoveredWaiter(Protocol):
 class TrainingJobCompletedOrStoppedWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
         """Waits until the job has completed or was stopped. Fails when it has failed."""
+
+class TrainingJobPausedWaiter(Protocol):
+    def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
+        """Waits until a job that was asked to pause has let go of its nodes. Fails when it has ended or is being stopped."""
 
 class FleetReadyWaiter(Protocol):
     def wait(self, *, FleetName: str, WaiterConfig: WaiterConfig = ...) -> None:
@@ -578,10 +588,14 @@ class EverstepClient(Protocol):
         """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ...) -> ListTrainingJobsResponse:
         """List training jobs, newest first."""
+    def pause_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
+        """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes go back to the fleet until ResumeTrainingJob. One that is being launched pauses once it trains. Asking again changes nothing."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
         """Let a held node work again, or end its instance. One kept for inspection is ended once its evidence is in S3. Asking again changes nothing."""
+    def resume_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
+        """Let a paused training job go on: back into the queue, then bit-identically from its checkpoint. One that is not paused is left as it is."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
@@ -606,6 +620,8 @@ class EverstepClient(Protocol):
     def get_waiter(self, waiter_name: Literal["training_job_recovered"]) -> TrainingJobRecoveredWaiter: ...
     @overload
     def get_waiter(self, waiter_name: Literal["training_job_completed_or_stopped"]) -> TrainingJobCompletedOrStoppedWaiter: ...
+    @overload
+    def get_waiter(self, waiter_name: Literal["training_job_paused"]) -> TrainingJobPausedWaiter: ...
     @overload
     def get_waiter(self, waiter_name: Literal["fleet_ready"]) -> FleetReadyWaiter: ...
     @overload

@@ -203,6 +203,8 @@ class TrainingJobSummary(Shape):
     committed_step: int
     boundary: int
     creation_time: datetime
+    last_modified_time: datetime
+    """When it came into its state, or a person last changed what is wanted of it."""
     training_start_time: datetime | None
     training_end_time: datetime | None
 
@@ -276,9 +278,13 @@ class TrainingJob(Shape):
     """Names of the jobs that are ahead of it there."""
     tags: dict[str, str]
     creation_time: datetime
+    last_modified_time: datetime
+    """When it came into its state, or a person last changed what is wanted of it."""
     training_start_time: datetime | None
     training_end_time: datetime | None
     stop_requested_time: datetime | None
+    pause_requested_time: datetime | None
+    """Absent once it was resumed."""
     generation: int
     """The launch of all ranks that runs now; 0 before the first."""
     base_step: int

@@ -45,7 +45,12 @@ def status_of(job: JobRecord) -> str:
 
 def secondary_status_of(job: JobRecord) -> str:
     """Return the job's `SecondaryStatus`."""
-    return states.secondary_status(JobState(job.state), has_incident=job.started_at is not None, is_stop_requested=job.stop_requested_at is not None)
+    return states.secondary_status(
+        JobState(job.state),
+        has_incident=job.started_at is not None,
+        is_stop_requested=job.stop_requested_at is not None,
+        is_pause_requested=job.pause_requested_at is not None,
+    )
 
 
 def job_summary(job: JobRecord) -> schemas.TrainingJobSummary:
@@ -64,6 +69,7 @@ def job_summary(job: JobRecord) -> schemas.TrainingJobSummary:
         committed_step=job.committed_step,
         boundary=job.boundary,
         creation_time=job.created_at,
+        last_modified_time=job.modified_at,
         training_start_time=job.started_at,
         training_end_time=job.ended_at,
     )
@@ -111,9 +117,11 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotal
         queued_behind=[other.job for other in turns.ahead_of(RunId(job.run_id))],
         tags=dict(job.tags),
         creation_time=job.created_at,
+        last_modified_time=job.modified_at,
         training_start_time=job.started_at,
         training_end_time=job.ended_at,
         stop_requested_time=job.stop_requested_at,
+        pause_requested_time=job.pause_requested_at,
         generation=job.generation,
         base_step=job.base_step,
         committed_step=job.committed_step,
@@ -355,7 +363,7 @@ def _transitions(job: JobRecord) -> list[schemas.SecondaryStatusTransition]:
         state = JobState(transition.state)
         shown.append(
             schemas.SecondaryStatusTransition(
-                status=states.secondary_status(state, has_incident=has_run),
+                status=states.secondary_status(state, has_incident=has_run, is_pause_requested=transition.is_paused),
                 state=state,
                 start_time=transition.at,
                 end_time=end,

@@ -3,7 +3,7 @@
     QUEUED ─▶ ALLOCATING ─▶ PREPARING ─▶ LOADING ─▶ STARTING ─▶ RUNNING ─▶ COMPLETED
        ▲                       ▲  a fault in any of the last four: │  STOPPING ─▶ STOPPED
        │                       └── a new generation, one incident ─┘  anything that no new generation can help ─▶ FAILED
-       └───────────── PAUSING: its nodes go to a job of higher priority ┘
+       └── PAUSING: its nodes go to a job of higher priority, or it waits for a person ──┘
 
 Invariant: pure, and level-triggered: the same input gives the same decision, a world that is as it should be gives no action, and every action
 follows from what is stored. A generation is numbered in one pass and prepared in the next; a plan is stored in one pass and sent in the next.
@@ -140,6 +140,17 @@ class _View:
         return self.seen.plan
 
     @property
+    def wants_pause(self) -> str:
+        """Why the job is to let go of its nodes and go on later, or nothing."""
+        if self.seen.gives_way_to:
+            return f"for {self.seen.gives_way_to}"
+        before, incident = self.record.no_pause_before, self.record.incident
+        is_too_soon = before is not None and self.now < before
+        if self.record.pause_requested_at is None or is_too_soon or (incident is not None and incident.state is not IncidentState.REWORKING):
+            return ""
+        return "as a user asked"
+
+    @property
     def wants_stop(self) -> str:
         """Why the job is to stop, or nothing."""
         if self.record.stop_reason:
@@ -201,7 +212,7 @@ def _limit(record: JobRecord, spec: JobSpec, now: float) -> str:
     if spec.max_runtime_seconds is not None and record.started_at is not None and now - record.started_at - paused > spec.max_runtime_seconds:
         return f"MaxRuntimeInSeconds ({spec.max_runtime_seconds:g}) is over"
     is_pending = record.state in (JobState.QUEUED, JobState.ALLOCATING) and record.started_at is None
-    if spec.max_pending_seconds is not None and is_pending and now - record.created_at > spec.max_pending_seconds:
+    if spec.max_pending_seconds is not None and is_pending and now - record.created_at - paused > spec.max_pending_seconds:
         return f"MaxPendingTimeInSeconds ({spec.max_pending_seconds:g}) is over"
     return ""
 
@@ -214,6 +225,10 @@ def _wait_for_nodes(view: _View) -> Decision:
     if view.wants_stop:
         words = "stopped before it started" if record.started_at is None else "stopped while it was paused"
         return _ended(view, JobEvent.HALTED, f"{words}: {view.wants_stop}")
+    if record.pause_requested_at is not None:
+        if record.state is JobState.QUEUED:
+            return _stay(view, _paused_words(view))
+        return _moved(view, JobEvent.SENT_BACK, _paused_words(view))
     if record.state is JobState.QUEUED:
         if not view.seen.is_admitted:
             return _stay(view, _queue_words(view))
@@ -240,6 +255,12 @@ def _sent_aside(view: _View, missing: int) -> Decision:
     aside = replace_record(view, gang_attempts=attempts, not_before=not_before)
     words = f"{_waits_for(view, missing)}; none came for {queue.GANG_PATIENCE_SECONDS:g} s: gives its nodes back"
     return _moved(aside, JobEvent.SENT_BACK, words)
+
+
+def _paused_words(view: _View) -> str:
+    if view.record.started_at is None:
+        return "paused by a user before it started; ResumeTrainingJob puts it back into the queue"
+    return f"paused by a user; ResumeTrainingJob lets it go on: {_durable(view)}"
 
 
 def _queue_words(view: _View) -> str:
@@ -595,9 +616,9 @@ def _watch(view: _View) -> Decision:
     view = _with_moves(view)
     if (left := _leave(view)) is not None:
         return replace_actions(left, puts)
-    if view.seen.gives_way_to:
+    if view.wants_pause:
         pausing = replace_record(view, moves=())
-        return replace_actions(_moved(pausing, JobEvent.PAUSE_ASKED, f"pauses for {view.seen.gives_way_to}"), puts)
+        return replace_actions(_moved(pausing, JobEvent.PAUSE_ASKED, f"pauses {view.wants_pause}"), puts)
     looks: tuple[JobAction, ...] = tuple(
         SendTakeStacks(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, number=watched.suspicion.number)
         for node_id in watched.ask
@@ -888,8 +909,13 @@ def _paused(view: _View, *, is_durable: bool) -> Decision:
     record = view.record
     durable = checkpoints.newest_step(view.seen.checkpoints)
     if is_durable and durable >= record.committed:
-        free = replace_record(view, asked=(), exclusions=(), silences=(), no_pause_before=None)
-        return _moved(free, JobEvent.PAUSED, f"paused after step {record.boundary}, resumes by itself from the checkpoint of step {durable}")
+        incident = record.incident
+        if incident is not None and incident.state is not IncidentState.CLOSED:  # what it was still to make up for, it does when it is resumed
+            incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
+        free = replace_record(view, asked=(), exclusions=(), silences=(), no_pause_before=None, incident=incident)
+        resumes = "resumes by itself" if record.pause_requested_at is None else "ResumeTrainingJob lets it go on"
+        source = f"from the checkpoint of step {durable}" if durable > 0 else "from its beginning: no step was committed"
+        return _moved(free, JobEvent.PAUSED, f"paused after step {record.boundary}, {resumes} {source}")
     patience = PAUSE_PATIENCE_TIMES * view.policy.timeouts.blind_wait_seconds
     if view.now - record.state_since > patience:
         words = f"step {record.committed} did not become a checkpoint within {patience:g} s: it is not paused"

@@ -341,6 +341,8 @@ class JobRecord:
     created_at: float
     state_since: float
     stop_requested_at: float | None = None
+    pause_requested_at: float | None = None
+    """When a person paused it; None once a person has resumed it."""
     started_at: float | None = None
     ended_at: float | None = None
     generation: Generation = NO_GENERATION
@@ -549,6 +551,8 @@ class FleetJob:
     priority: int
     created_at: float
     exclusions: tuple[Exclusion, ...] = ()
+    is_paused: bool = False
+    """A person paused it: it waits for nobody's nodes."""
     may_pause: bool = False
     """It is preemptible and trains, nothing is wrong with it, and saving has been seen to work."""
     not_before: float | None = None

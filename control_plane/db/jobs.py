@@ -69,6 +69,8 @@ class JobTransition:
     state: str
     reason: str
     at: datetime
+    is_paused: bool = False
+    """A person had paused it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,9 @@ class JobRecord:
     reason: str
     transitions: tuple[JobTransition, ...]
     stop_requested_at: datetime | None
+    pause_requested_at: datetime | None
     created_at: datetime
+    modified_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
     generation: int
@@ -199,6 +203,7 @@ def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
         spec=msgspec.to_builtins(job.spec),
         transitions=[_transition(job.state, job.reason, now)],
         created_at=now,
+        modified_at=now,
     )
     session.add(row)
     try:
@@ -333,12 +338,64 @@ def request_stop(session: Session, name: str, now: datetime) -> JobRecord:
         Conflict: it has ended.
     """
     changed = changed_rows(
-        session.execute(update(Job).where(Job.name == name, Job.ended_at.is_(None), Job.stop_requested_at.is_(None)).values(stop_requested_at=now))
+        session.execute(
+            update(Job)
+            .where(Job.name == name, Job.ended_at.is_(None), Job.stop_requested_at.is_(None))
+            .values(stop_requested_at=now, modified_at=now)
+        )
     )
     job = get(session, name)
     if not changed and job.ended_at is not None:
         raise Conflict(f"the training job {name!r} has ended: {job.reason}")
     return job
+
+
+def request_pause(session: Session, name: str, now: datetime) -> JobRecord:
+    """Note that a person wants the job to let go of its nodes, until a person resumes it. Asking again changes nothing.
+
+    Args:
+        session: a writing one.
+        name: of the job.
+        now: when.
+
+    Returns:
+        The job as it is now.
+
+    Raises:
+        NotFound: there is no such job.
+        Conflict: it has ended, or was asked to stop.
+    """
+    job = get(session, name)
+    if job.ended_at is not None:
+        raise Conflict(f"the training job {name!r} has ended: {job.reason}")
+    if job.stop_requested_at is not None:
+        raise Conflict(f"the training job {name!r} was asked to stop, and a job that stops is not paused")
+    if job.pause_requested_at is None:
+        session.execute(update(Job).where(Job.run_id == job.run_id).values(pause_requested_at=now, modified_at=now))
+    return get(session, name)
+
+
+def withdraw_pause(session: Session, name: str, now: datetime) -> JobRecord:
+    """Note that a person lets the job go on. Of a job that nobody paused it changes nothing.
+
+    Args:
+        session: a writing one.
+        name: of the job.
+        now: when.
+
+    Returns:
+        The job as it is now.
+
+    Raises:
+        NotFound: there is no such job.
+        Conflict: it has ended.
+    """
+    job = get(session, name)
+    if job.ended_at is not None:
+        raise Conflict(f"the training job {name!r} has ended: {job.reason}")
+    if job.pause_requested_at is not None:
+        session.execute(update(Job).where(Job.run_id == job.run_id).values(pause_requested_at=None, modified_at=now))
+    return get(session, name)
 
 
 def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None:
@@ -372,13 +429,14 @@ def transition(session: Session, lease: Lease, *, before: str, after: str, now: 
         StaleLease: the lease was taken over, or the state is not `before`; nothing was written.
     """
     leases.guard(session, lease)
-    story = session.scalar(select(Job.transitions).where(Job.run_id == lease.key, Job.state == before))
-    if story is None:
+    found = session.execute(select(Job.transitions, Job.pause_requested_at).where(Job.run_id == lease.key, Job.state == before)).one_or_none()
+    if found is None:
         raise StaleLease(f"the job of run {lease.key} is not {before} any more")
-    longer = [*story, _transition(after, changes["reason"], now)]
+    story, paused_at = found
+    longer = [*story, _transition(after, changes["reason"], now, is_paused=paused_at is not None)]
     if len(longer) > TRANSITIONS_LIMIT:
         longer = [longer[0], *longer[1 - TRANSITIONS_LIMIT :]]
-    session.execute(update(Job).where(Job.run_id == lease.key).values(state=after, transitions=longer, **_columns(changes)))
+    session.execute(update(Job).where(Job.run_id == lease.key).values(state=after, transitions=longer, modified_at=now, **_columns(changes)))
 
 
 def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: datetime) -> None:
@@ -484,8 +542,8 @@ def _columns(changes: JobUpdate) -> dict[str, Any]:
     return columns
 
 
-def _transition(state: str, reason: str, at: datetime) -> dict[str, Any]:
-    entry: dict[str, Any] = msgspec.to_builtins(JobTransition(str(state), reason, at))
+def _transition(state: str, reason: str, at: datetime, *, is_paused: bool = False) -> dict[str, Any]:
+    entry: dict[str, Any] = msgspec.to_builtins(JobTransition(str(state), reason, at, is_paused))
     return entry
 
 

@@ -239,7 +239,11 @@ class Job(Base):
     reason: Mapped[str] = mapped_column(Text)
     transitions: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
     stop_requested_at: Mapped[datetime | None]
+    pause_requested_at: Mapped[datetime | None]
+    """When a person paused it; none once it was resumed."""
     created_at: Mapped[datetime]
+    modified_at: Mapped[datetime]
+    """When it came into its state, or a person last changed what is wanted of it."""
     started_at: Mapped[datetime | None]
     """First time that its ranks were started."""
     ended_at: Mapped[datetime | None]

@@ -1,4 +1,4 @@
-"""`everstep jobs …`: submit, list, describe, wait, logs, output, stop."""
+"""`everstep jobs …`: submit, list, describe, wait, logs, output, pause, resume, stop."""
 
 from __future__ import annotations
 
@@ -213,6 +213,37 @@ def stop(name: Name, output: Output = OutputFormat.TABLE) -> None:
         show_json(job)
         return
     typer.echo(f"{name} is {job['TrainingJobStatus']}")
+    say(f"next: everstep jobs wait {name}")
+
+
+@app.command()
+def pause(
+    name: Name,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when its nodes are free.")] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes are free until it is resumed."""
+    with connect() as service:
+        job: Json = service.pause_training_job(TrainingJobName=name)
+        if wait:
+            service.get_waiter("training_job_paused").wait(TrainingJobName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 3600})
+            job = service.describe_training_job(TrainingJobName=name)
+    if output is OutputFormat.JSON:
+        show_json(job)
+        return
+    typer.echo(f"{name} is {job['SecondaryStatus']}")
+    say(f"next: everstep jobs describe {name}   everstep jobs resume {name}")
+
+
+@app.command()
+def resume(name: Name, output: Output = OutputFormat.TABLE) -> None:
+    """Let a paused training job go on from its checkpoint, once its turn in the queue has come."""
+    with connect() as service:
+        job = service.resume_training_job(TrainingJobName=name)
+    if output is OutputFormat.JSON:
+        show_json(job)
+        return
+    typer.echo(f"{name} is {job['SecondaryStatus']}: {job['Reason']}")
     say(f"next: everstep jobs wait {name}")
 
 

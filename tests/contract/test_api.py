@@ -109,9 +109,11 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "ListNodes": {"FleetName": "main", "IncludeEnded": True},
         "ListOutputs": job,
         "ListTrainingJobs": {"StatusEquals": "InProgress"},
+        "PauseTrainingJob": job,
         "ReleaseNode": {"NodeId": "i-2", "Terminate": True},
         "UnfreezeFleet": {"FleetName": "main"},
         "PutSource": {**world["source"]},
+        "ResumeTrainingJob": job,
         "StopTrainingJob": job,
         "UpdateFleet": {"FleetName": "main", "SpareCount": 2},
     }
@@ -450,6 +452,8 @@ def summary() -> dict[str, Any]:
         ("training_job_recovered", "DescribeTrainingJob", [{"OpenIncidentCount": 1, "TrainingJobStatus": "Completed"}], False),
         ("training_job_completed_or_stopped", "DescribeTrainingJob", [{"TrainingJobStatus": "InProgress"}, {"TrainingJobStatus": "Stopped"}], False),
         ("training_job_completed_or_stopped", "DescribeTrainingJob", [{"TrainingJobStatus": "Failed"}], True),
+        ("training_job_paused", "DescribeTrainingJob", [{"SecondaryStatus": "Pausing"}, {"SecondaryStatus": "Paused"}], False),
+        ("training_job_paused", "DescribeTrainingJob", [{"SecondaryStatus": "Stopping", "TrainingJobStatus": "Stopping"}], True),
         (
             "fleet_ready",
             "DescribeFleet",

@@ -480,6 +480,10 @@ export interface OutputEntry {
   Bytes: number
 }
 
+export interface PauseTrainingJobRequest {
+  TrainingJobName: string
+}
+
 /** How many nodes keep every shard in memory, and what that may cost. */
 export interface ProtectionConfig {
   /** The owner's node included; 1 protects against lost processes alone. One where there is one node, unless said. 2 unless given. */
@@ -535,6 +539,10 @@ export interface Reliability {
   LostSteps: number
   /** What nodes cost while they made no new step; absent where the fleet has no price. */
   IncidentCostUsd?: number
+}
+
+export interface ResumeTrainingJobRequest {
+  TrainingJobName: string
 }
 
 /** When to stop trying. */
@@ -624,9 +632,13 @@ export interface TrainingJob {
   QueuedBehind: string[]
   Tags: Record<string, string>
   CreationTime: Timestamp
+  /** When it came into its state, or a person last changed what is wanted of it. */
+  LastModifiedTime: Timestamp
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
   StopRequestedTime?: Timestamp
+  /** Absent once it was resumed. */
+  PauseRequestedTime?: Timestamp
   /** The launch of all ranks that runs now; 0 before the first. */
   Generation: number
   /** What that launch resumed from. */
@@ -669,6 +681,8 @@ export interface TrainingJobSummary {
   CommittedStep: number
   Boundary: number
   CreationTime: Timestamp
+  /** When it came into its state, or a person last changed what is wanted of it. */
+  LastModifiedTime: Timestamp
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
 }
@@ -714,8 +728,10 @@ export interface Operations {
   ListNodes: { request: ListNodesRequest; response: ListNodesResponse }
   ListOutputs: { request: ListOutputsRequest; response: ListOutputsResponse }
   ListTrainingJobs: { request: ListTrainingJobsRequest; response: ListTrainingJobsResponse }
+  PauseTrainingJob: { request: PauseTrainingJobRequest; response: TrainingJobSummary }
   PutSource: { request: PutSourceRequest; response: PutSourceResponse }
   ReleaseNode: { request: ReleaseNodeRequest; response: Node }
+  ResumeTrainingJob: { request: ResumeTrainingJobRequest; response: TrainingJobSummary }
   StopTrainingJob: { request: StopTrainingJobRequest; response: TrainingJobSummary }
   UnfreezeFleet: { request: UnfreezeFleetRequest; response: Fleet }
   UpdateFleet: { request: UpdateFleetRequest; response: Fleet }
@@ -745,8 +761,10 @@ export const operations = {
   ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded'] },
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
   ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName'] },
+  PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [] },
   PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [] },
   ReleaseNode: { method: 'POST', path: '/v1/nodes/{NodeId}/release', query: [] },
+  ResumeTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/resume', query: [] },
   StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [] },
   UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [] },
   UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [] },

@@ -1,10 +1,11 @@
-"""Training jobs: create, look at, stop."""
+"""Training jobs: create, look at, stop, pause, resume."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import uuid
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import Query
@@ -120,9 +121,36 @@ def stop_training_job(training_job_name: TrainingJobNamePath, caller: User, serv
         before = find_job(session, training_job_name, caller)
         job = jobs.request_stop(session, training_job_name, now)
         if before.stop_requested_at is None:
-            message = f"{job.name} was asked to stop."
-            event = NewEvent(at=now, type="StopRequested", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name)
-            events.append(session, event)
+            _tell(session, job, now, "StopRequested", f"{job.name} was asked to stop.")
+    services.wake()
+    return views.job_summary(job)
+
+
+@router.post("/{TrainingJobName}/pause", operation_id="PauseTrainingJob", status_code=202)
+def pause_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> schemas.TrainingJobSummary:
+    """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes go back to the fleet until ResumeTrainingJob.
+
+    One that is being launched pauses once it trains. Asking again changes nothing.
+    """
+    now = services.now()
+    with services.database.write() as session:
+        before = find_job(session, training_job_name, caller)
+        job = jobs.request_pause(session, training_job_name, now)
+        if before.pause_requested_at is None:
+            _tell(session, job, now, "PauseRequested", f"{job.name} was asked to pause.")
+    services.wake()
+    return views.job_summary(job)
+
+
+@router.post("/{TrainingJobName}/resume", operation_id="ResumeTrainingJob", status_code=202)
+def resume_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> schemas.TrainingJobSummary:
+    """Let a paused training job go on: back into the queue, then bit-identically from its checkpoint. One that is not paused is left as it is."""
+    now = services.now()
+    with services.database.write() as session:
+        before = find_job(session, training_job_name, caller)
+        job = jobs.withdraw_pause(session, training_job_name, now)
+        if before.pause_requested_at is not None:
+            _tell(session, job, now, "ResumeRequested", f"{job.name} may go on.")
     services.wake()
     return views.job_summary(job)
 
@@ -180,6 +208,10 @@ def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
     job = jobs.get(session, name)
     caller.require_sight("training job", name, job.project)
     return job
+
+
+def _tell(session: Session, job: JobRecord, now: datetime, kind: str, message: str) -> None:
+    events.append(session, NewEvent(at=now, type=kind, message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name))
 
 
 def _digest(request: schemas.CreateTrainingJobRequest, project: str) -> str | None:
