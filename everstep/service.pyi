@@ -47,6 +47,26 @@ class CreateTrainingJobResponse(TypedDict):
     RunId: str
     TrainingJobStatus: str
 
+class DeleteTrainingJobResponse(TypedDict):
+    """What went, or would go."""
+    TrainingJobName: str
+    RunId: str
+    IsDeleted: bool
+    """The job is forgotten. Not after a dry run, and not while objects are left."""
+    GenerationCount: int
+    CheckpointCount: int
+    IncidentCount: int
+    NodeSeconds: float
+    """What the fleet's figures no longer count."""
+    CostUsd: NotRequired[float]
+    ObjectCount: int
+    """Objects in S3 that this call has deleted; of a dry run, that a call with DeleteObjects would."""
+    ObjectBytes: int
+    HasMoreObjects: bool
+    """A call takes so many objects at the most: the same call again goes on."""
+    S3Uris: list[str]
+    """Where they are: checkpoints, logs, outputs."""
+
 class DescribeProtectionResponse(TypedDict):
     """How well the job's state is kept right now."""
     TrainingJobName: str
@@ -552,6 +572,8 @@ class EverstepClient(Protocol):
         """Start a training job: it waits for its nodes, runs, and survives what happens to them."""
     def delete_fleet(self, *, FleetName: str) -> Fleet:
         """End a fleet's nodes and forget it. Refused while jobs on it have not ended. Asking again changes nothing."""
+    def delete_training_job(self, *, TrainingJobName: str, DeleteObjects: bool = ..., DryRun: bool = ...) -> DeleteTrainingJobResponse:
+        """Forget a training job that has ended. What it left in S3 stays unless DeleteObjects is set; a DryRun only says what would go."""
     def describe_fleet(self, *, FleetName: str) -> Fleet:
         """Describe one fleet."""
     def describe_incident(self, *, IncidentId: str) -> Incident:

@@ -219,9 +219,16 @@ def upgrade() -> None:
         sa.Column("object_bytes", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("completed_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("pinned_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("verify_requested_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("verified_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("verdict", sa.Text(), nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_checkpoint_run_id_job"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("run_id", "generation", "step", name=op.f("pk_checkpoint")),
     )
+    with op.batch_alter_table("checkpoint", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_checkpoint_verify_requested_at"), ["verify_requested_at"], unique=False)
+
     op.create_table(
         "generation",
         sa.Column("run_id", sa.String(length=64), nullable=False),
@@ -317,6 +324,9 @@ def downgrade() -> None:
 
     op.drop_table("incident")
     op.drop_table("generation")
+    with op.batch_alter_table("checkpoint", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_checkpoint_verify_requested_at"))
+
     op.drop_table("checkpoint")
     with op.batch_alter_table("token", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_token_node_id"))

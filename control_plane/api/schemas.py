@@ -216,6 +216,28 @@ class ListTrainingJobsResponse(Shape):
     next_token: str | None = None
 
 
+class DeleteTrainingJobResponse(Shape):
+    """What went, or would go."""
+
+    training_job_name: str
+    run_id: str
+    is_deleted: bool
+    """The job is forgotten. Not after a dry run, and not while objects are left."""
+    generation_count: int
+    checkpoint_count: int
+    incident_count: int
+    node_seconds: float
+    """What the fleet's figures no longer count."""
+    cost_usd: float | None
+    object_count: int
+    """Objects in S3 that this call has deleted; of a dry run, that a call with DeleteObjects would."""
+    object_bytes: int
+    has_more_objects: bool
+    """A call takes so many objects at the most: the same call again goes on."""
+    s3_uris: list[str]
+    """Where they are: checkpoints, logs, outputs."""
+
+
 class SecondaryStatusTransition(Shape):
     """The job was in a state for a while."""
 

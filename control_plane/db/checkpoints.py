@@ -18,7 +18,11 @@ from control_plane.db.session import record_of
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 
 COMPLETE = "complete"
-"""The manifest names every shard: the only state that a checkpoint's row has so far."""
+"""The manifest names every shard."""
+DELETING = "deleting"
+"""A person wants it gone: nobody restores from it, its objects are being deleted."""
+DELETED = "deleted"
+"""Its objects are gone. The row stays with its job's, so that agents that still report its shards do not bring it back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,10 @@ class CheckpointRecord:
     object_bytes: int
     created_at: datetime
     completed_at: datetime | None
+    pinned_at: datetime | None = None
+    verify_requested_at: datetime | None = None
+    verified_at: datetime | None = None
+    verdict: str = ""
 
     def contents(self) -> CheckpointManifest | None:
         """Return the manifest, decoded; None while the checkpoint is not complete."""
@@ -71,6 +79,12 @@ def of_run(session: Session, run_id: str) -> tuple[CheckpointRecord, ...]:
     """Return all checkpoints of a run, the newest step first."""
     query = select(Checkpoint).where(Checkpoint.run_id == run_id).order_by(Checkpoint.step.desc(), Checkpoint.generation.desc())
     return tuple(record_of(row, CheckpointRecord) for row in session.scalars(query))
+
+
+def pinned_steps(session: Session, run_id: str) -> tuple[int, ...]:
+    """Return the steps of a run's pinned checkpoints, oldest first."""
+    query = select(Checkpoint.step).where(Checkpoint.run_id == run_id, Checkpoint.pinned_at.is_not(None)).order_by(Checkpoint.step)
+    return tuple(session.scalars(query))
 
 
 def newest_complete(session: Session, run_id: str) -> CheckpointRecord | None:

@@ -11,14 +11,14 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 import msgspec
-from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy import and_, delete, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
 from control_plane.db.leases import Lease
-from control_plane.db.models import Generation, Job
+from control_plane.db.models import Checkpoint, Generation, Incident, Job, Node
 from control_plane.db.session import changed_rows, columns_of, values_of
 from everstep.protocol.codec import decode, encode, resolve
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan
@@ -396,6 +396,55 @@ def withdraw_pause(session: Session, name: str, now: datetime) -> JobRecord:
     if job.pause_requested_at is not None:
         session.execute(update(Job).where(Job.run_id == job.run_id).values(pause_requested_at=None, modified_at=now))
     return get(session, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRows:
+    """What hangs on a job's row, and goes with it."""
+
+    generations: int
+    checkpoints: int
+    incidents: int
+
+
+def rows_of(session: Session, run_id: str) -> JobRows:
+    """Return how much a job's row takes with it."""
+
+    def count(table: type[Generation | Checkpoint | Incident]) -> int:
+        return session.scalar(select(func.count()).select_from(table).where(table.run_id == run_id)) or 0
+
+    return JobRows(generations=count(Generation), checkpoints=count(Checkpoint), incidents=count(Incident))
+
+
+def require_ended(session: Session, job: JobRecord) -> None:
+    """Check that nothing works for a job any more.
+
+    Args:
+        session: any.
+        job: as stored.
+
+    Raises:
+        Conflict: it has not ended, or a node has not let go of it yet.
+    """
+    if job.ended_at is None:
+        raise Conflict(f"the training job {job.name!r} has not ended; stop it first (StopTrainingJob) and wait until it is Stopped")
+    busy = session.scalars(select(Node.id).where(Node.run_id == job.run_id, Node.ended_at.is_(None)).order_by(Node.id)).all()
+    if busy:
+        raise Conflict(f"the training job {job.name!r} has ended, and its nodes are letting go of it: {', '.join(busy)}; try again in a moment")
+
+
+def remove(session: Session, run_id: str) -> None:
+    """Forget a job that has ended, with its generations, checkpoints and incidents. Events and nodes' histories stay.
+
+    Args:
+        session: a writing one.
+        run_id: the job's run.
+
+    Raises:
+        NotFound: there is no such job that has ended.
+    """
+    if not changed_rows(session.execute(delete(Job).where(Job.run_id == run_id, Job.ended_at.is_not(None)))):
+        raise NotFound("ended training job", run_id)
 
 
 def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None:

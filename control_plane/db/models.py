@@ -335,6 +335,14 @@ class Checkpoint(Base):
     object_bytes: Mapped[int]
     created_at: Mapped[datetime]
     completed_at: Mapped[datetime | None]
+    pinned_at: Mapped[datetime | None]
+    """When a person pinned it: it is not deleted."""
+    verify_requested_at: Mapped[datetime | None] = mapped_column(index=True)
+    """When a person asked for its objects to be read back; none once that is done."""
+    verified_at: Mapped[datetime | None]
+    """When they were last read back."""
+    verdict: Mapped[str] = mapped_column(Text, default="")
+    """What was wrong then; empty: nothing."""
 
 
 class Incident(Base):

@@ -1,4 +1,4 @@
-"""`everstep jobs …`: submit, list, describe, wait, logs, output, pause, resume, stop."""
+"""`everstep jobs …`: submit, list, describe, wait, logs, output, pause, resume, stop, delete."""
 
 from __future__ import annotations
 
@@ -245,6 +245,36 @@ def resume(name: Name, output: Output = OutputFormat.TABLE) -> None:
         return
     typer.echo(f"{name} is {job['SecondaryStatus']}: {job['Reason']}")
     say(f"next: everstep jobs wait {name}")
+
+
+@app.command()
+def delete(
+    name: Name,
+    delete_objects: Annotated[bool, typer.Option("--delete-objects", help="Its checkpoints, logs and outputs in S3, too; for good.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Forget a training job that has ended; what it left in S3 stays unless asked."""
+    with connect() as service:
+        gone: Json = service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects, DryRun=dry_run)
+        count, total = gone["ObjectCount"], gone["ObjectBytes"]
+        while not dry_run and gone["HasMoreObjects"]:
+            say(f"{count} objects deleted, {size(total)}")
+            gone = service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects)
+            count, total = count + gone["ObjectCount"], total + gone["ObjectBytes"]
+    if output is OutputFormat.JSON:
+        show_json({**gone, "ObjectCount": count, "ObjectBytes": total})
+        return
+    rows = f"{gone['GenerationCount']} generations, {gone['CheckpointCount']} checkpoints, {gone['IncidentCount']} incidents"
+    more = "more than " if gone["HasMoreObjects"] else ""
+    objects = f"{more}{count} objects, {size(total)}, below {', '.join(gone['S3Uris'])}"
+    if dry_run:
+        typer.echo(f"{name} would be forgotten, with {rows}; {'deleted' if delete_objects else 'kept'} in S3: {objects}")
+        return
+    typer.echo(
+        f"{name} is forgotten, with {rows}"
+        + (f"; deleted in S3: {objects}" if delete_objects else f"; what it left in S3 stays: {', '.join(gone['S3Uris'])}")
+    )
 
 
 def _extent(entries: Sequence[Json]) -> str:

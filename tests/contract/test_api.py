@@ -30,7 +30,7 @@ from control_plane.api import errors, schemas
 from control_plane.api.surface import ROOMS, make_surface, operations
 from control_plane.contract.names import python_name
 from control_plane.contract.tree import ROOT, files, stale
-from control_plane.db import nodes
+from control_plane.db import jobs, nodes
 from control_plane.db.leases import Leaser
 from everstep import validation
 from everstep.protocol.plan import ObjectReference
@@ -75,6 +75,10 @@ def world(service, client, tmp_path_factory) -> dict[str, Any]:
     with service.database.write() as session:
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
         nodes.change(session, lease, "i-2", initial_state="held", now=service.clock(), state="held", hold="distrusted", reason="words")
+    client.create_training_job(TrainingJobName="ended", Source=source, EntryPoint="train.py", NodeCount=1)
+    with service.database.write() as session:
+        ended = Leaser("test", 3.0, lambda: 0.0).claim(session, "job", jobs.get(session, "ended").run_id)
+        jobs.change(session, ended, ended_at=service.clock(), reason="stopped")
     job.put("logs", "gen=1/rank=0.stdout", b"hello\n")
     job.put("output", "gen=1/rank=0/model.bin", b"weights")
     job.open_incident("inc-0")
@@ -91,6 +95,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "CreateJoinToken": {"FleetName": "main"},
         "CreateTrainingJob": new,
         "DeleteFleet": {"FleetName": "other"},
+        "DeleteTrainingJob": {"TrainingJobName": "ended"},
         "DescribeFleet": {"FleetName": "main"},
         "DescribeIncident": {"IncidentId": "inc-0"},
         "DescribeNode": {"NodeId": "i-0"},

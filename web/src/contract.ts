@@ -120,6 +120,35 @@ export interface DeleteFleetRequest {
   FleetName: string
 }
 
+export interface DeleteTrainingJobRequest {
+  TrainingJobName: string
+  /** false unless given. */
+  DeleteObjects?: boolean
+  /** false unless given. */
+  DryRun?: boolean
+}
+
+/** What went, or would go. */
+export interface DeleteTrainingJobResponse {
+  TrainingJobName: string
+  RunId: string
+  /** The job is forgotten. Not after a dry run, and not while objects are left. */
+  IsDeleted: boolean
+  GenerationCount: number
+  CheckpointCount: number
+  IncidentCount: number
+  /** What the fleet's figures no longer count. */
+  NodeSeconds: number
+  CostUsd?: number
+  /** Objects in S3 that this call has deleted; of a dry run, that a call with DeleteObjects would. */
+  ObjectCount: number
+  ObjectBytes: number
+  /** A call takes so many objects at the most: the same call again goes on. */
+  HasMoreObjects: boolean
+  /** Where they are: checkpoints, logs, outputs. */
+  S3Uris: string[]
+}
+
 export interface DescribeFleetRequest {
   FleetName: string
 }
@@ -710,6 +739,7 @@ export interface Operations {
   CreateJoinToken: { request: CreateJoinTokenRequest; response: CreateJoinTokenResponse }
   CreateTrainingJob: { request: CreateTrainingJobRequest; response: CreateTrainingJobResponse }
   DeleteFleet: { request: DeleteFleetRequest; response: Fleet }
+  DeleteTrainingJob: { request: DeleteTrainingJobRequest; response: DeleteTrainingJobResponse }
   DescribeFleet: { request: DescribeFleetRequest; response: Fleet }
   DescribeIncident: { request: DescribeIncidentRequest; response: Incident }
   DescribeNode: { request: DescribeNodeRequest; response: Node }
@@ -743,6 +773,7 @@ export const operations = {
   CreateJoinToken: { method: 'POST', path: '/v1/join-tokens', query: [] },
   CreateTrainingJob: { method: 'POST', path: '/v1/training-jobs', query: [] },
   DeleteFleet: { method: 'DELETE', path: '/v1/fleets/{FleetName}', query: [] },
+  DeleteTrainingJob: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}', query: ['DeleteObjects', 'DryRun'] },
   DescribeFleet: { method: 'GET', path: '/v1/fleets/{FleetName}', query: [] },
   DescribeIncident: { method: 'GET', path: '/v1/incidents/{IncidentId}', query: [] },
   DescribeNode: { method: 'GET', path: '/v1/nodes/{NodeId}', query: [] },
