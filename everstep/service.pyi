@@ -42,10 +42,14 @@ class CreateJoinTokenResponse(TypedDict):
     ExpirationTime: NotRequired[datetime]
 
 class CreateTrainingJobResponse(TypedDict):
-    """The job is accepted and waits for its turn."""
+    """The job is accepted and waits for its turn; or, of a dry run, what would become of it."""
     TrainingJobName: str
-    RunId: str
-    TrainingJobStatus: str
+    RunId: NotRequired[str]
+    """Absent after a dry run."""
+    TrainingJobStatus: NotRequired[str]
+    """Absent after a dry run."""
+    Plan: NotRequired[TrainingJobPlan]
+    """Of a dry run."""
 
 class DeleteTrainingJobResponse(TypedDict):
     """What went, or would go."""
@@ -79,7 +83,7 @@ class DescribeProtectionResponse(TypedDict):
     ProtectionState: Literal["Protected", "Degraded", "Unprotected"]
     Reason: str
     RecoveryOdds: list[RecoveryOdds]
-    """For one, two and three lost nodes, as far as they can be counted in time; empty while not every shard is committed."""
+    """For one, two and three lost nodes, by the holders that count right now, as far as they can be counted in time; empty while not every shard is committed."""
     Shards: list[ShardProtection]
     LastCheckpoint: NotRequired[LastCheckpoint]
 
@@ -336,7 +340,7 @@ class RecoveryOdds(TypedDict):
     """What becomes of the job's memory when nodes are lost at once."""
     LostNodes: int
     Probability: float
-    """That every shard keeps a copy, all sets of so many nodes equally likely; exact for the holders that count right now."""
+    """That every shard keeps a copy, all sets of so many nodes equally likely; exact."""
 
 class Reliability(TypedDict):
     """How much of the time was training, and how often and how long it was interrupted."""
@@ -463,6 +467,41 @@ class TrainingJob(TypedDict):
     CostUsd: NotRequired[float]
     """What they have cost so far at the fleet's price; absent where it has none."""
 
+class TrainingJobPlan(TypedDict):
+    """What would become of a job, by what its fleet is and has seen."""
+    FleetName: str
+    NodeCount: int
+    RanksPerNode: int
+    WorldSize: int
+    Copies: int
+    SlotsPerNode: int
+    """Host memory of a node is taken by so many slots, each as large as one rank's state: slots of a shard × Copies × RanksPerNode."""
+    NodeMemoryBytes: NotRequired[int]
+    """What the fleet's smallest node has for them; absent while it has none."""
+    LargestShardBytes: NotRequired[int]
+    """So large may one rank's state be there."""
+    RecoveryOdds: list[RecoveryOdds]
+    """For one, two and three lost nodes at once, with all copies in place."""
+    CanStartNow: bool
+    """Its turn has come, and enough nodes are free and connected."""
+    QueuePosition: NotRequired[int]
+    """Its place in the fleet's queue, from 1; absent where its turn would come at once."""
+    QueuedBehind: list[str]
+    """Names of the jobs that would be ahead of it there."""
+    WaitsFor: NotRequired[str]
+    """What it would wait for, in words."""
+    FreeNodeCount: int
+    NodesToLaunch: int
+    """Instances that the fleet would have to bring for it."""
+    CostUsdPerHour: NotRequired[float]
+    """The fleet's price × NodeCount; absent where it has none."""
+    ExpectedMttfSeconds: NotRequired[float]
+    """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident."""
+    ExpectedRecoverySeconds: NotRequired[float]
+    """Mean time to recovery, of the fleet's closed incidents."""
+    ExpectedEttrRatio: NotRequired[float]
+    """ExpectedMttfSeconds ÷ (ExpectedMttfSeconds + ExpectedRecoverySeconds): the part of the time that will be training, the queue not counted."""
+
 class TrainingJobSummary(TypedDict):
     """One line of a list of jobs."""
     TrainingJobName: str
@@ -568,8 +607,8 @@ class EverstepClient(Protocol):
         """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
         """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
-    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Any] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> CreateTrainingJobResponse:
-        """Start a training job: it waits for its nodes, runs, and survives what happens to them."""
+    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Any] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
+        """Start a training job: it waits for its nodes, runs, and survives what happens to them. A DryRun creates nothing and answers the plan."""
     def delete_fleet(self, *, FleetName: str) -> Fleet:
         """End a fleet's nodes and forget it. Refused while jobs on it have not ended. Asking again changes nothing."""
     def delete_training_job(self, *, TrainingJobName: str, DeleteObjects: bool = ..., DryRun: bool = ...) -> DeleteTrainingJobResponse:

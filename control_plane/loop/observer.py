@@ -17,6 +17,7 @@ from control_plane.core.notices import merged
 from control_plane.core.observed import (
     CheckpointRecord,
     FleetHistory,
+    FleetJob,
     FleetObserved,
     FleetSpec,
     GenerationRecord,
@@ -299,7 +300,14 @@ class Observer:
         )
 
 
-def schedule_of(fleet: fleets.FleetRecord | None, live: Iterable[jobs.JobRecord], rows: Iterable[nodes.NodeRecord], now: float) -> Schedule:
+def schedule_of(
+    fleet: fleets.FleetRecord | None,
+    live: Iterable[jobs.JobRecord],
+    rows: Iterable[nodes.NodeRecord],
+    now: float,
+    *,
+    newcomer: FleetJob | None = None,
+) -> Schedule:
     """Return whose turn it is in a fleet.
 
     Args:
@@ -307,13 +315,15 @@ def schedule_of(fleet: fleets.FleetRecord | None, live: Iterable[jobs.JobRecord]
         live: its jobs that have not ended.
         rows: its nodes.
         now: Unix seconds.
+        newcomer: a job that is not there yet, to see what would become of it.
 
     Returns:
         What the pure core makes of them; a held node is nobody's capacity.
     """
     held = sum(row.state == NodeState.HELD for row in rows)
     capacity = fleet.max_node_count - held if fleet is not None else 0
-    return schedule((records.fleet_job(job) for job in live), capacity, now)
+    every = [records.fleet_job(job) for job in live]
+    return schedule([*every, newcomer] if newcomer is not None else every, capacity, now)
 
 
 def _what_holds(fleet: fleets.FleetRecord | None) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from everstep.cli import plans, submission
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
 from everstep.cli.output import (
     Columns,
@@ -49,11 +50,13 @@ class Stream(StrEnum):
 
 @app.command()
 def submit(
-    name: Annotated[str, typer.Option(help="Name of the job; never used again.")],
-    source_dir: Annotated[Path, typer.Option(help="Directory with the code; packed and uploaded, without version control and caches.")],
-    entry_point: Annotated[str, typer.Option(help="Python file in the source directory that every rank runs.")],
-    node_count: Annotated[int, typer.Option(help="How many nodes.")],
-    ranks_per_node: Annotated[int, typer.Option(help="How many ranks on each node.")] = 1,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="The job as YAML or JSON, in the API's words; options win over it.")] = None,
+    set_field: Annotated[list[str] | None, typer.Option("--set", help="Field=value, changes the file: NodeCount=8, HyperParameters.lr=1e-3.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job; made of the entry point and the time where it is left out.")] = None,
+    source_dir: Annotated[Path | None, typer.Option(help="Directory with the code; packed and uploaded, without version control and caches.")] = None,
+    entry_point: Annotated[str | None, typer.Option(help="Python file in the source directory that every rank runs.")] = None,
+    node_count: Annotated[int | None, typer.Option(help="How many nodes.")] = None,
+    ranks_per_node: Annotated[int | None, typer.Option(help="How many ranks on each node; 1 unless said.")] = None,
     copies: Annotated[int | None, typer.Option(help="Nodes that keep every shard in memory, its own included; 2 unless there is one node.")] = None,
     max_slowdown: Annotated[
         float | None,
@@ -61,11 +64,11 @@ def submit(
             help="What snapshots may cost training, as a part of an iteration; above it they come less often. 0.01 unless said, 1 on a local cluster."
         ),
     ] = None,
-    checkpoint_every_steps: Annotated[int, typer.Option(help="A checkpoint in S3 every so many steps; 0: only when the job stops.")] = 0,
+    checkpoint_every_steps: Annotated[int | None, typer.Option(help="A checkpoint in S3 every so many steps; 0: only when the job stops.")] = None,
     hyperparameter: Annotated[list[str] | None, typer.Option(help="name=value, given to the script; may be repeated.")] = None,
     environment: Annotated[list[str] | None, typer.Option(help="NAME=value, environment variable of the ranks; may be repeated.")] = None,
     fleet: Annotated[str | None, typer.Option(help="Fleet to run on; may be left out where there is one.")] = None,
-    priority: Annotated[int, typer.Option(help="Higher first; of equal ones the oldest.")] = 0,
+    priority: Annotated[int | None, typer.Option(help="Higher first; of equal ones the oldest.")] = None,
     preemptible: Annotated[
         bool, typer.Option("--preemptible", help="A job of higher priority may pause this one; it is checkpointed first and resumes by itself.")
     ] = False,
@@ -77,32 +80,50 @@ def submit(
     checkpoint_s3_uri: Annotated[str | None, typer.Option(help="s3://bucket/prefix for checkpoints; the service's bucket by default.")] = None,
     output_s3_path: Annotated[str | None, typer.Option(help="s3://bucket/prefix for outputs; the service's bucket by default.")] = None,
     third_slot: Annotated[bool, typer.Option("--third-slot", help="Keep a third slot per shard, so that uploads never delay snapshots.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Upload the code, show the plan, and start nothing.")] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Upload the code and start a training job."""
+    """Upload the code, show the plan, and start a training job."""
+    options = without_none(
+        TrainingJobName=name,
+        Source=None if source_dir is None else {"Directory": str(source_dir)},
+        EntryPoint=entry_point,
+        NodeCount=node_count,
+        RanksPerNode=ranks_per_node,
+        FleetName=fleet,
+        Priority=priority,
+        Preemptible=preemptible or None,
+        Project=project,
+        HyperParameters=pairs("--hyperparameter", hyperparameter or []) or None,
+        Environment=pairs("--environment", environment or []) or None,
+        Tags=pairs("--tag", tag or []) or None,
+        Protection=without_none(Copies=copies, MaxSlowdown=max_slowdown) or None,
+        CheckpointConfig=without_none(EverySteps=checkpoint_every_steps, S3Uri=checkpoint_s3_uri, ThirdSlot=third_slot or None) or None,
+        OutputDataConfig=without_none(S3OutputPath=output_s3_path) or None,
+        StoppingCondition=without_none(MaxRuntimeInSeconds=max_runtime_seconds, MaxPendingTimeInSeconds=max_pending_seconds) or None,
+        RetryStrategy=without_none(MaxAttempts=max_attempts) or None,
+    )
+    written = submission.changed(submission.from_file(file) if file is not None else {}, set_field or [])
+    if source_dir is not None:
+        written.pop("Source", None)
+    request = submission.named(submission.joined(written, options))
     with connect() as service:
-        source = service.upload_source(Directory=source_dir)
-        created = service.create_training_job(
-            TrainingJobName=name,
-            Source=source,
-            EntryPoint=entry_point,
-            NodeCount=node_count,
-            RanksPerNode=ranks_per_node,
-            CheckpointConfig=without_none(EverySteps=checkpoint_every_steps, S3Uri=checkpoint_s3_uri, ThirdSlot=third_slot),
-            HyperParameters=pairs("--hyperparameter", hyperparameter or []),
-            Environment=pairs("--environment", environment or []),
-            Priority=priority,
-            Preemptible=preemptible,
-            Tags=pairs("--tag", tag or []),
-            OutputDataConfig=without_none(S3OutputPath=output_s3_path),
-            StoppingCondition=without_none(MaxRuntimeInSeconds=max_runtime_seconds, MaxPendingTimeInSeconds=max_pending_seconds),
-            RetryStrategy=without_none(MaxAttempts=max_attempts),
-            **without_none(FleetName=fleet, Project=project, Protection=without_none(Copies=copies, MaxSlowdown=max_slowdown) or None),
-        )
+        directory = submission.directory_of(request)
+        if directory is not None:
+            request["Source"] = service.upload_source(Directory=directory)
+        if dry_run or output is OutputFormat.TABLE:
+            planned = service.create_training_job(**{**request, "DryRun": True})
+            if output is OutputFormat.TABLE:
+                show_facts(plans.facts(planned["Plan"]))
+        created = planned if dry_run else service.create_training_job(**request)
     if output is OutputFormat.JSON:
         show_json(created)
         return
-    typer.echo(f"submitted {name}: {node_count} nodes × {ranks_per_node} ranks")
+    name = request["TrainingJobName"]
+    if dry_run:
+        say(f"{name} can run as asked; nothing was started. next: the same command without --dry-run")
+        return
+    typer.echo(f"submitted {name}: {planned['Plan']['NodeCount']} nodes × {planned['Plan']['RanksPerNode']} ranks")
     say(f"next: everstep jobs wait {name}   everstep jobs logs {name} --rank 0   everstep protection describe {name}")
 
 

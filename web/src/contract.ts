@@ -107,13 +107,19 @@ export interface CreateTrainingJobRequest {
   /** The token's project, unless the token may name another. */
   Project?: string
   Tags?: Record<string, string>
+  /** Check everything, create nothing, and answer the plan. false unless given. */
+  DryRun?: boolean
 }
 
-/** The job is accepted and waits for its turn. */
+/** The job is accepted and waits for its turn; or, of a dry run, what would become of it. */
 export interface CreateTrainingJobResponse {
   TrainingJobName: string
-  RunId: string
-  TrainingJobStatus: string
+  /** Absent after a dry run. */
+  RunId?: string
+  /** Absent after a dry run. */
+  TrainingJobStatus?: string
+  /** Of a dry run. */
+  Plan?: TrainingJobPlan
 }
 
 export interface DeleteFleetRequest {
@@ -176,7 +182,7 @@ export interface DescribeProtectionResponse {
   Copies: number
   ProtectionState: 'Protected' | 'Degraded' | 'Unprotected'
   Reason: string
-  /** For one, two and three lost nodes, as far as they can be counted in time; empty while not every shard is committed. */
+  /** For one, two and three lost nodes, by the holders that count right now, as far as they can be counted in time; empty while not every shard is committed. */
   RecoveryOdds: RecoveryOdds[]
   Shards: ShardProtection[]
   LastCheckpoint?: LastCheckpoint
@@ -543,7 +549,7 @@ export interface RankSource {
 /** What becomes of the job's memory when nodes are lost at once. */
 export interface RecoveryOdds {
   LostNodes: number
-  /** That every shard keeps a copy, all sets of so many nodes equally likely; exact for the holders that count right now. */
+  /** That every shard keeps a copy, all sets of so many nodes equally likely; exact. */
   Probability: number
 }
 
@@ -693,6 +699,42 @@ export interface TrainingJob {
   NodeSeconds: number
   /** What they have cost so far at the fleet's price; absent where it has none. */
   CostUsd?: number
+}
+
+/** What would become of a job, by what its fleet is and has seen. */
+export interface TrainingJobPlan {
+  FleetName: string
+  NodeCount: number
+  RanksPerNode: number
+  WorldSize: number
+  Copies: number
+  /** Host memory of a node is taken by so many slots, each as large as one rank's state: slots of a shard × Copies × RanksPerNode. */
+  SlotsPerNode: number
+  /** What the fleet's smallest node has for them; absent while it has none. */
+  NodeMemoryBytes?: number
+  /** So large may one rank's state be there. */
+  LargestShardBytes?: number
+  /** For one, two and three lost nodes at once, with all copies in place. */
+  RecoveryOdds: RecoveryOdds[]
+  /** Its turn has come, and enough nodes are free and connected. */
+  CanStartNow: boolean
+  /** Its place in the fleet's queue, from 1; absent where its turn would come at once. */
+  QueuePosition?: number
+  /** Names of the jobs that would be ahead of it there. */
+  QueuedBehind: string[]
+  /** What it would wait for, in words. */
+  WaitsFor?: string
+  FreeNodeCount: number
+  /** Instances that the fleet would have to bring for it. */
+  NodesToLaunch: number
+  /** The fleet's price × NodeCount; absent where it has none. */
+  CostUsdPerHour?: number
+  /** Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident. */
+  ExpectedMttfSeconds?: number
+  /** Mean time to recovery, of the fleet's closed incidents. */
+  ExpectedRecoverySeconds?: number
+  /** ExpectedMttfSeconds ÷ (ExpectedMttfSeconds + ExpectedRecoverySeconds): the part of the time that will be training, the queue not counted. */
+  ExpectedEttrRatio?: number
 }
 
 /** One line of a list of jobs. */

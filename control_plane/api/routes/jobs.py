@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import Query
 from sqlalchemy.orm import Session
 
-from control_plane.api import schemas, views
+from control_plane.api import plans, schemas, views
 from control_plane.api.admission import admit
 from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, TrainingJobNamePath, page_position, page_token
@@ -23,7 +23,7 @@ from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes
 from control_plane.db.errors import AlreadyExists, NotFound
 from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord
-from control_plane.db.jobs import JobFilter, JobRecord, NewJob
+from control_plane.db.jobs import JobFilter, JobRecord, JobSpec, NewJob
 from control_plane.loop.observer import schedule_of
 from everstep.protocol.ids import RunId
 
@@ -32,9 +32,9 @@ router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
 @router.post("", operation_id="CreateTrainingJob", status_code=201)
 def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User, services: ServicesDep) -> schemas.CreateTrainingJobResponse:
-    """Start a training job: it waits for its nodes, runs, and survives what happens to them."""
+    """Start a training job: it waits for its nodes, runs, and survives what happens to them. A DryRun creates nothing and answers the plan."""
     project = caller.choose_project(request.project)
-    digest = _digest(request, project)
+    digest = None if request.dry_run else _digest(request, project)
     with services.database.read() as session:
         made = jobs.made_by(session, request.training_job_name, digest) if digest is not None else None
         if made is not None:
@@ -52,6 +52,8 @@ def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User,
         bucket=services.bucket,
         default_max_slowdown=services.default_max_slowdown,
     )
+    if request.dry_run:
+        return schemas.CreateTrainingJobResponse(training_job_name=request.training_job_name, plan=_plan(services, request, run_id, spec, fleet))
     new = NewJob(
         run_id=run_id,
         name=request.training_job_name,
@@ -208,6 +210,17 @@ def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
     job = jobs.get(session, name)
     caller.require_sight("training job", name, job.project)
     return job
+
+
+def _plan(services: Services, request: schemas.CreateTrainingJobRequest, run_id: str, spec: JobSpec, fleet: FleetRecord) -> schemas.TrainingJobPlan:
+    now = services.now().timestamp()
+    job = plans.waiting(request, run_id, now)
+    with services.database.read() as session:
+        history = views.History(jobs=jobs.totals(session, fleet.name, ()), incidents=incidents.totals(session, fleet_name=fleet.name))
+        members = nodes.of_fleet(session, fleet.name)
+        turns = schedule_of(fleet, jobs.unfinished(session, fleet.name), members, now, newcomer=job)
+    connected = frozenset(view.node_id for view in services.registry.views().values() if view.is_connected)
+    return plans.plan(spec, job, turns, plans.FleetNow(record=fleet, nodes=members, connected=connected, history=history))
 
 
 def _tell(session: Session, job: JobRecord, now: datetime, kind: str, message: str) -> None:
