@@ -33,6 +33,12 @@ class CheckpointConfig(TypedDict):
     ThirdSlot: NotRequired[bool]
     """Keep a third slot per shard, so that an upload never makes snapshots wait. false unless given."""
 
+class CheckpointConfigUpdate(TypedDict):
+    """What to change of the durable tier; where checkpoints go is set at creation."""
+    EverySteps: NotRequired[int]
+    ThirdSlot: NotRequired[bool]
+    """Cannot be taken back once the job has run."""
+
 class CreateJoinTokenResponse(TypedDict):
     """A join token for a fleet's launch template."""
     JoinToken: str
@@ -97,6 +103,16 @@ class Event(TypedDict):
     TrainingJobName: NotRequired[str]
     NodeId: NotRequired[str]
     Detail: Any
+
+class FieldChange(TypedDict):
+    """One field that was changed."""
+    Field: str
+    """Its path: `CheckpointConfig.EverySteps`."""
+    Before: NotRequired[str]
+    After: NotRequired[str]
+    """As text; absent where there is no value."""
+    Applies: Literal["Now", "NextGeneration"]
+    """A running generation goes on with the plan that it began with."""
 
 class FieldError(TypedDict):
     """What is wrong with one field of a request."""
@@ -239,6 +255,10 @@ class ListOutputsResponse(TypedDict):
     """A page of a job's output files."""
     Outputs: list[OutputEntry]
     NextToken: NotRequired[str]
+
+class ListTrainingJobRevisionsResponse(TypedDict):
+    """All revisions of a job, oldest first."""
+    Revisions: list[TrainingJobRevision]
 
 class ListTrainingJobsResponse(TypedDict):
     """A page of jobs, newest first."""
@@ -400,7 +420,13 @@ class StoppingCondition(TypedDict):
     MaxPendingTimeInSeconds: NotRequired[int]
     """From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile."""
     MaxCostUsd: NotRequired[float]
-    """Not available yet."""
+    """What its nodes may cost, at the fleet's price; the fleet must have one. Then it stops as a user's stop would."""
+
+class StoppingConditionUpdate(TypedDict):
+    """Limits to change; 0 lifts one."""
+    MaxRuntimeInSeconds: NotRequired[int]
+    MaxPendingTimeInSeconds: NotRequired[int]
+    MaxCostUsd: NotRequired[float]
 
 class TrainingJob(TypedDict):
     """Everything about a job."""
@@ -441,6 +467,10 @@ class TrainingJob(TypedDict):
     StopRequestedTime: NotRequired[datetime]
     PauseRequestedTime: NotRequired[datetime]
     """Absent once it was resumed."""
+    Revision: int
+    """Of what was asked for: 1 at its creation, one more with each update."""
+    ObservedRevision: NotRequired[int]
+    """What the newest generation was planned from; absent before the first."""
     Generation: int
     """The launch of all ranks that runs now; 0 before the first."""
     BaseStep: int
@@ -502,6 +532,13 @@ class TrainingJobPlan(TypedDict):
     ExpectedEttrRatio: NotRequired[float]
     """ExpectedMttfSeconds ÷ (ExpectedMttfSeconds + ExpectedRecoverySeconds): the part of the time that will be training, the queue not counted."""
 
+class TrainingJobRevision(TypedDict):
+    """What was changed at once of a job."""
+    Revision: int
+    """1: what it was created with."""
+    Time: datetime
+    Changes: list[FieldChange]
+
 class TrainingJobSummary(TypedDict):
     """One line of a list of jobs."""
     TrainingJobName: str
@@ -521,6 +558,14 @@ class TrainingJobSummary(TypedDict):
     """When it came into its state, or a person last changed what is wanted of it."""
     TrainingStartTime: NotRequired[datetime]
     TrainingEndTime: NotRequired[datetime]
+
+class UpdateTrainingJobResponse(TypedDict):
+    """The job's newest revision, and what it changed."""
+    TrainingJobName: str
+    RunId: str
+    Revision: int
+    Changes: list[FieldChange]
+    """Empty where everything was so already: then there is no new revision."""
 
 class PaginatorConfig(TypedDict, total=False):
     MaxItems: int
@@ -647,6 +692,8 @@ class EverstepClient(Protocol):
         """List nodes, oldest first; those that have ended on request."""
     def list_outputs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListOutputsResponse:
         """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
+    def list_training_job_revisions(self, *, TrainingJobName: str) -> ListTrainingJobRevisionsResponse:
+        """List the revisions of a training job, oldest first."""
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ...) -> ListTrainingJobsResponse:
         """List training jobs, newest first."""
     def pause_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
@@ -663,6 +710,8 @@ class EverstepClient(Protocol):
         """Say of a fleet most of which is silent: who is silent is gone. It holds until sight returns; a drift of the group stays a freeze."""
     def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ...) -> Fleet:
         """Change how many nodes and spares are kept, and what becomes of nodes that fail."""
+    def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:
+        """Change a training job that has not ended. What is left out stays; what is so already makes no revision. Protection and CheckpointConfig are part of a generation's plan: they hold from the next generation on, and the answer says so."""
     def upload_source(self, *, Directory: str | os.PathLike[str] | None = ..., Body: bytes | BinaryIO | None = ...) -> SourceConfig:
         """Store a user's code: a directory, packed as it is, or a gzipped tar."""
     def download_outputs(self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = ...) -> list[Path]:

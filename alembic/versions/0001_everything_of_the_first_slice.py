@@ -101,6 +101,7 @@ def upgrade() -> None:
         sa.Column("tags", sa.JSON(), nullable=False),
         sa.Column("request_digest", sa.String(length=64), nullable=True),
         sa.Column("spec", sa.JSON(), nullable=False),
+        sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.Column("state", sa.String(length=64), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("transitions", sa.JSON(), nullable=False),
@@ -230,9 +231,19 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_checkpoint_verify_requested_at"), ["verify_requested_at"], unique=False)
 
     op.create_table(
+        "revision",
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("changes", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_revision_run_id_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("run_id", "number", name=op.f("pk_revision")),
+    )
+    op.create_table(
         "generation",
         sa.Column("run_id", sa.String(length=64), nullable=False),
         sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.Column("parent", sa.BigInteger(), nullable=False),
         sa.Column("base_step", sa.BigInteger(), nullable=False),
         sa.Column("plan", sa.LargeBinary(), nullable=False),
@@ -324,6 +335,7 @@ def downgrade() -> None:
 
     op.drop_table("incident")
     op.drop_table("generation")
+    op.drop_table("revision")
     with op.batch_alter_table("checkpoint", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_checkpoint_verify_requested_at"))
 

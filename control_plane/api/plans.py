@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from control_plane.api import schemas
+from control_plane.api.revisions import slots_per_node
 from control_plane.api.views import MICRO, ODDS_UP_TO_LOST_NODES, History
 from control_plane.core import forecast, placement
 from control_plane.core.observed import FleetJob
@@ -58,7 +59,7 @@ def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow) -> sche
     """
     record = fleet.record
     free = sum(node.state == NodeState.SPARE and NodeId(node.id) in fleet.connected for node in fleet.nodes)
-    slots = (3 if spec.third_slot else 2) * spec.copies * spec.ranks_per_node
+    slots = slots_per_node(spec)
     memory = min((node.memory_bytes for node in fleet.nodes if node.memory_bytes), default=None)
     price = record.price_usd_per_hour
     expected = forecast.expected(

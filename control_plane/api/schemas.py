@@ -129,7 +129,7 @@ class StoppingCondition(Request):
     max_pending_time_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
     """From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile."""
     max_cost_usd: float | None = Field(default=None, ge=0.01)
-    """Not available yet."""
+    """What its nodes may cost, at the fleet's price; the fleet must have one. Then it stops as a user's stop would."""
 
 
 class RetryStrategy(Request):
@@ -267,6 +267,72 @@ class ListTrainingJobsResponse(Shape):
     next_token: str | None = None
 
 
+class StoppingConditionUpdate(Request):
+    """Limits to change; 0 lifts one."""
+
+    max_runtime_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
+    max_pending_time_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
+    max_cost_usd: float | None = Field(default=None, ge=0)
+
+
+class CheckpointConfigUpdate(Request):
+    """What to change of the durable tier; where checkpoints go is set at creation."""
+
+    every_steps: int | None = Field(default=None, ge=0, le=1_000_000_000)
+    third_slot: bool | None = None
+    """Cannot be taken back once the job has run."""
+
+
+class UpdateTrainingJobRequest(Request):
+    """Fields to change; what is left out stays."""
+
+    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    preemptible: bool | None = None
+    retry_strategy: RetryStrategy | None = None
+    stopping_condition: StoppingConditionUpdate | None = None
+    protection: ProtectionConfig | None = None
+    checkpoint_config: CheckpointConfigUpdate | None = None
+    tags: Tags | None = None
+    """All of them: those that are left out go."""
+
+
+class FieldChange(Shape):
+    """One field that was changed."""
+
+    field: str
+    """Its path: `CheckpointConfig.EverySteps`."""
+    before: str | None
+    after: str | None
+    """As text; absent where there is no value."""
+    applies: Literal["Now", "NextGeneration"]
+    """A running generation goes on with the plan that it began with."""
+
+
+class UpdateTrainingJobResponse(Shape):
+    """The job's newest revision, and what it changed."""
+
+    training_job_name: str
+    run_id: str
+    revision: int
+    changes: list[FieldChange]
+    """Empty where everything was so already: then there is no new revision."""
+
+
+class TrainingJobRevision(Shape):
+    """What was changed at once of a job."""
+
+    revision: int
+    """1: what it was created with."""
+    time: datetime
+    changes: list[FieldChange]
+
+
+class ListTrainingJobRevisionsResponse(Shape):
+    """All revisions of a job, oldest first."""
+
+    revisions: list[TrainingJobRevision]
+
+
 class DeleteTrainingJobResponse(Shape):
     """What went, or would go."""
 
@@ -358,6 +424,10 @@ class TrainingJob(Shape):
     stop_requested_time: datetime | None
     pause_requested_time: datetime | None
     """Absent once it was resumed."""
+    revision: int
+    """Of what was asked for: 1 at its creation, one more with each update."""
+    observed_revision: int | None
+    """What the newest generation was planned from; absent before the first."""
     generation: int
     """The launch of all ranks that runs now; 0 before the first."""
     base_step: int

@@ -75,7 +75,9 @@ def job_summary(job: JobRecord) -> schemas.TrainingJobSummary:
     )
 
 
-def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotals, turns: Schedule) -> schemas.TrainingJob:
+def job(
+    job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotals, turns: Schedule, observed_revision: int | None = None
+) -> schemas.TrainingJob:
     """Return everything about a job.
 
     Args:
@@ -83,6 +85,7 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotal
         plan: of its newest generation, if it has one.
         incidents: what its incidents come to.
         turns: of its fleet.
+        observed_revision: what that generation was planned from.
 
     Returns:
         All fields of the contract.
@@ -108,7 +111,9 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotal
         checkpoint_config=schemas.CheckpointConfig(every_steps=spec.checkpoint_every_steps, s3_uri=spec.checkpoint_uri, third_slot=spec.third_slot),
         output_data_config=schemas.OutputDataConfig(s3_output_path=spec.output_uri),
         stopping_condition=schemas.StoppingCondition(
-            max_runtime_in_seconds=spec.max_runtime_seconds, max_pending_time_in_seconds=spec.max_pending_seconds
+            max_runtime_in_seconds=spec.max_runtime_seconds,
+            max_pending_time_in_seconds=spec.max_pending_seconds,
+            max_cost_usd=spec.max_cost_usd,
         ),
         retry_strategy=schemas.RetryStrategy(max_attempts=spec.max_attempts),
         priority=job.priority,
@@ -122,6 +127,8 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotal
         training_end_time=job.ended_at,
         stop_requested_time=job.stop_requested_at,
         pause_requested_time=job.pause_requested_at,
+        revision=job.revision,
+        observed_revision=observed_revision,
         generation=job.generation,
         base_step=job.base_step,
         committed_step=job.committed_step,

@@ -193,7 +193,7 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
         record,
         silences=silences,
         impairments=impairments if not seen.is_fleet_blind else (),
-        stop_reason=record.stop_reason or _limit(record, spec, now),
+        stop_reason=record.stop_reason or _limit(record, spec, now, seen.price_usd_per_hour),
         exclusions=tuple(exclusion for exclusion in record.exclusions if exclusion.node_id in seen.assigned),
     )
     return _View(now=now, spec=spec, seen=seen, policy=policy, record=record, nodes=nodes, reports=reports, verdicts=verdicts)
@@ -206,7 +206,7 @@ def _before(node: NodeObserved, incident_id: str) -> NodeObserved:
     return replace(node, history=tuple(line for line in node.history if line.incident_id != incident_id))
 
 
-def _limit(record: JobRecord, spec: JobSpec, now: float) -> str:
+def _limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_hour: float | None) -> str:
     """Return which stopping condition the job has reached, or nothing. Time without nodes is no runtime, and once it has run it is not pending."""
     paused = record.microseconds.get(accounting.Bucket.PAUSED, 0) / 1_000_000
     if spec.max_runtime_seconds is not None and record.started_at is not None and now - record.started_at - paused > spec.max_runtime_seconds:
@@ -214,6 +214,9 @@ def _limit(record: JobRecord, spec: JobSpec, now: float) -> str:
     is_pending = record.state in (JobState.QUEUED, JobState.ALLOCATING) and record.started_at is None
     if spec.max_pending_seconds is not None and is_pending and now - record.created_at - paused > spec.max_pending_seconds:
         return f"MaxPendingTimeInSeconds ({spec.max_pending_seconds:g}) is over"
+    cost = accounting.cost_usd(record.node_microseconds, price_usd_per_hour)
+    if spec.max_cost_usd is not None and cost is not None and cost >= spec.max_cost_usd:
+        return f"MaxCostUsd ({spec.max_cost_usd:g}) is spent"
     return ""
 
 

@@ -50,6 +50,7 @@ class JobSpec:
     """The same failure at the same step this many times ends the job."""
     max_runtime_seconds: float | None = None
     max_pending_seconds: float | None = None
+    max_cost_usd: float | None = None
     priority: int = 0
 
     @property
@@ -426,6 +427,8 @@ class JobObserved:
     """Nodes that the fleet loop has given to this job, in the order given."""
     nodes: Mapping[NodeId, NodeObserved]
     """At least the assigned ones and those of the plan."""
+    price_usd_per_hour: float | None = None
+    """Of one of its fleet's nodes."""
     is_admitted: bool = False
     gives_way_to: str = ""
     """The job of higher priority that is to get this one's nodes, in words; empty when there is none."""

@@ -51,6 +51,7 @@ class JobSpec:
     log_uri: str
     max_runtime_seconds: int | None = None
     max_pending_seconds: int | None = None
+    max_cost_usd: float | None = None
     max_attempts: int = 3
     """The breaker: this many times the same failure at the same step, and the job has failed."""
     preemptible: bool = False
@@ -84,6 +85,7 @@ class JobRecord:
     priority: int
     tags: Mapping[str, str]
     spec: JobSpec
+    revision: int
     state: str
     reason: str
     transitions: tuple[JobTransition, ...]
@@ -167,6 +169,7 @@ class GenerationRecord:
     """A generation and its plan."""
 
     number: int
+    revision: int
     parent: int
     base_step: int
     plan: GenerationPlan
@@ -488,7 +491,7 @@ def transition(session: Session, lease: Lease, *, before: str, after: str, now: 
     session.execute(update(Job).where(Job.run_id == lease.key).values(state=after, transitions=longer, modified_at=now, **_columns(changes)))
 
 
-def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: datetime) -> None:
+def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: datetime, *, revision: int = 1) -> None:
     """Store a plan, once and for all, and make it the job's newest generation.
 
     Args:
@@ -496,6 +499,7 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
         lease: the job's.
         plan: of the generation.
         now: when.
+        revision: of the specification that the plan was made from.
 
     Raises:
         StaleLease: the lease was taken over; nothing was written.
@@ -506,7 +510,15 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
     if session.get(Generation, (lease.key, number)) is not None:
         raise AlreadyExists("generation", f"{plan.job}/{number}")
     session.add(
-        Generation(run_id=lease.key, number=number, parent=int(plan.parent), base_step=int(plan.base_step), plan=encode(plan), created_at=now)
+        Generation(
+            run_id=lease.key,
+            number=number,
+            revision=revision,
+            parent=int(plan.parent),
+            base_step=int(plan.base_step),
+            plan=encode(plan),
+            created_at=now,
+        )
     )
     session.flush()
     session.execute(update(Job).where(Job.run_id == lease.key).values(generation=number, base_step=int(plan.base_step)))
@@ -549,6 +561,7 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
         raise NotFound("plan of the generation", f"{run_id}/{number}")
     return GenerationRecord(
         number=row.number,
+        revision=row.revision,
         parent=row.parent,
         base_step=row.base_step,
         plan=decode(row.plan, GenerationPlan),

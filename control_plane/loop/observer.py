@@ -210,6 +210,7 @@ class Observer:
             checkpoints=stored.checkpoints,
             assigned=assigned,
             nodes={node_id: self._node(fleet, node_id, rows.get(node_id), views.get(node_id), told) for node_id in team},
+            price_usd_per_hour=stored.fleet.price_usd_per_hour if stored.fleet is not None else None,
             is_admitted=run in turns.admitted,
             gives_way_to=f"{first.job} (priority {first.priority})" if first is not None else "",
             queue_words=in_words(turns, run),

@@ -106,6 +106,7 @@ def job_spec(job: jobs.JobRecord) -> JobSpec:
         max_attempts=spec.max_attempts,
         max_runtime_seconds=spec.max_runtime_seconds,
         max_pending_seconds=spec.max_pending_seconds,
+        max_cost_usd=spec.max_cost_usd,
         priority=job.priority,
     )
 

@@ -274,7 +274,7 @@ class Runner:
         changes = records.job_update(after, price)
         with self._context.database.write() as session:
             if decision.plan is not None:
-                jobs.add_generation(session, lease, decision.plan, moment)
+                jobs.add_generation(session, lease, decision.plan, moment, revision=before.revision)
             if before.state != after.state.value or decision.plan is not None:
                 jobs.transition(session, lease, before=before.state, after=after.state.value, now=moment, **changes)
             elif after != records.job_record(before):

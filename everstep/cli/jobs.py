@@ -1,4 +1,4 @@
-"""`everstep jobs …`: submit, list, describe, wait, logs, output, pause, resume, stop, delete."""
+"""`everstep jobs …`: submit, list, describe, wait, logs, output, pause, resume, update, diff, stop, delete."""
 
 from __future__ import annotations
 
@@ -269,6 +269,49 @@ def resume(name: Name, output: Output = OutputFormat.TABLE) -> None:
 
 
 @app.command()
+def update(
+    name: Name,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="The job as YAML or JSON; what differs from the job is changed.")] = None,
+    set_field: Annotated[list[str] | None, typer.Option("--set", help="Field=value: Priority=5, StoppingCondition.MaxRuntimeInSeconds=0.")] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Change a training job that has not ended: a new revision. What cannot change is refused by name."""
+    wanted = submission.changed(submission.from_file(file) if file is not None else {}, set_field or [])
+    with connect() as service:
+        request = submission.difference(service.describe_training_job(TrainingJobName=name), wanted)
+        answer: Json = service.update_training_job(**{**request, "TrainingJobName": name})
+    if output is OutputFormat.JSON:
+        show_json(answer)
+        return
+    if not answer["Changes"]:
+        typer.echo(f"{name} is so already: revision {answer['Revision']}")
+        return
+    typer.echo(f"{name} has revision {answer['Revision']}")
+    show_rows(answer["Changes"], _CHANGES, empty="")
+
+
+@app.command()
+def diff(
+    name: Name,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A job as YAML or JSON: show what an update with it would change.")] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Show what each revision of a training job has changed, or what a file would change."""
+    with connect() as service:
+        if file is not None:
+            job: Json = service.describe_training_job(TrainingJobName=name)
+            changes: list[Json] = list(submission.lines(job, submission.difference(job, submission.from_file(file))))
+        else:
+            revisions: Sequence[Json] = service.list_training_job_revisions(TrainingJobName=name)["Revisions"]
+            changes = [{"REVISION": str(each["Revision"]), "Time": each["Time"], **change} for each in revisions for change in each["Changes"]]
+    if output is OutputFormat.JSON:
+        show_json({"Changes": changes})
+        return
+    columns: Columns = _CHANGES if file is not None else {"REVISION": "REVISION", "TIME (UTC)": lambda change: when(change["Time"]), **_CHANGES}
+    show_rows(changes, columns, empty="Nothing differs." if file is not None else "Nothing was changed since it was created.")
+
+
+@app.command()
 def delete(
     name: Name,
     delete_objects: Annotated[bool, typer.Option("--delete-objects", help="Its checkpoints, logs and outputs in S3, too; for good.")] = False,
@@ -296,6 +339,9 @@ def delete(
         f"{name} is forgotten, with {rows}"
         + (f"; deleted in S3: {objects}" if delete_objects else f"; what it left in S3 stays: {', '.join(gone['S3Uris'])}")
     )
+
+
+_CHANGES: Columns = {"FIELD": "Field", "BEFORE": "Before", "AFTER": "After", "APPLIES": "Applies"}
 
 
 def _extent(entries: Sequence[Json]) -> str:

@@ -26,6 +26,9 @@ Request = dict[str, Any]
 
 TEXTS: Final = ("HyperParameters", "Environment", "Secrets", "Tags")
 """Fields whose values are text, whatever they look like in YAML."""
+_ABOUT_THE_REQUEST: Final = ("TrainingJobName", "ClientRequestToken", "DryRun")
+_LIMITS: Final = ("MaxRuntimeInSeconds", "MaxPendingTimeInSeconds", "MaxCostUsd")
+"""0 lifts one; a job without it has no such field."""
 
 
 def from_file(path: Path) -> Request:
@@ -72,7 +75,7 @@ def changed(request: Request, changes: Sequence[str]) -> Request:
         names = path.split(".", 1) if path.split(".", 1)[0] in TEXTS else path.split(".")
         if not equals or not all(names):
             raise ConfigurationError(f"--set {change!r} is not of the form Field=value, as --set NodeCount=8 or --set HyperParameters.lr=1e-3.")
-        value = text if names[0] in TEXTS and len(names) > 1 else _parsed(text, f"--set {path}")
+        value: Any = text if names[0] in TEXTS and len(names) > 1 else _parsed(text, f"--set {path}")
         for name in reversed(names):
             value = {name: value}
         merged = joined(merged, value)
@@ -113,6 +116,48 @@ def directory_of(request: Request) -> str | None:
     """Return the directory that is to be uploaded for a request, or None where its source is uploaded already."""
     source = request.get("Source")
     return source.get("Directory") if isinstance(source, dict) else None
+
+
+def difference(job: Mapping[str, Any], wanted: Request) -> Request:
+    """Return what of a request differs from a job.
+
+    Args:
+        job: as the service describes it.
+        wanted: as a file and `--set` say it.
+
+    Returns:
+        The fields that differ, fixed ones included: who is asked to change them says that they cannot be.
+    """
+    different: Request = {}
+    for name, value in wanted.items():
+        if name in _ABOUT_THE_REQUEST or (name == "Source" and directory_of(wanted) is not None):
+            continue
+        there = job.get(name)
+        if isinstance(value, dict) and isinstance(there, dict) and name not in TEXTS:
+            inner = {key: each for key, each in value.items() if each != there.get(key) and not (key in _LIMITS and not each and key not in there)}
+            if inner:
+                different[name] = inner
+        elif value != there:
+            different[name] = value
+    return different
+
+
+def lines(job: Mapping[str, Any], different: Request) -> list[dict[str, str]]:
+    """Return what differs as rows: the field's path, and its value before and after.
+
+    Args:
+        job: as the service describes it.
+        different: as `difference` found it.
+
+    Returns:
+        One row for each field.
+    """
+    rows = []
+    for name, value in different.items():
+        inner = isinstance(value, dict) and name not in TEXTS
+        pairs = [(f"{name}.{key}", job.get(name, {}).get(key), each) for key, each in value.items()] if inner else [(name, job.get(name), value)]
+        rows += [{"Field": path, "Before": "" if before is None else str(before), "After": str(after)} for path, before, after in pairs]
+    return rows
 
 
 def _parsed(text: str, where: str) -> Any:

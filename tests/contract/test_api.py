@@ -120,7 +120,9 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "PutSource": {**world["source"]},
         "ResumeTrainingJob": job,
         "StopTrainingJob": job,
+        "ListTrainingJobRevisions": job,
         "UpdateFleet": {"FleetName": "main", "SpareCount": 2},
+        "UpdateTrainingJob": {**job, "Priority": 4, "Tags": {"team": "b"}},
     }
 
 

@@ -35,6 +35,13 @@ export interface CheckpointConfig {
   ThirdSlot?: boolean
 }
 
+/** What to change of the durable tier; where checkpoints go is set at creation. */
+export interface CheckpointConfigUpdate {
+  EverySteps?: number
+  /** Cannot be taken back once the job has run. */
+  ThirdSlot?: boolean
+}
+
 /** An Auto Scaling group to be kept as a fleet. */
 export interface CreateFleetRequest {
   FleetName: string
@@ -206,6 +213,17 @@ export interface Event {
   TrainingJobName?: string
   NodeId?: string
   Detail: unknown
+}
+
+/** One field that was changed. */
+export interface FieldChange {
+  /** Its path: `CheckpointConfig.EverySteps`. */
+  Field: string
+  Before?: string
+  /** As text; absent where there is no value. */
+  After?: string
+  /** A running generation goes on with the plan that it began with. */
+  Applies: 'Now' | 'NextGeneration'
 }
 
 /** What is wrong with one field of a request. */
@@ -422,6 +440,15 @@ export interface ListOutputsResponse {
   NextToken?: string
 }
 
+export interface ListTrainingJobRevisionsRequest {
+  TrainingJobName: string
+}
+
+/** All revisions of a job, oldest first. */
+export interface ListTrainingJobRevisionsResponse {
+  Revisions: TrainingJobRevision[]
+}
+
 export interface ListTrainingJobsRequest {
   /** 100 unless given. */
   MaxResults?: number
@@ -631,7 +658,14 @@ export interface StoppingCondition {
   MaxRuntimeInSeconds?: number
   /** From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile. */
   MaxPendingTimeInSeconds?: number
-  /** Not available yet. */
+  /** What its nodes may cost, at the fleet's price; the fleet must have one. Then it stops as a user's stop would. */
+  MaxCostUsd?: number
+}
+
+/** Limits to change; 0 lifts one. */
+export interface StoppingConditionUpdate {
+  MaxRuntimeInSeconds?: number
+  MaxPendingTimeInSeconds?: number
   MaxCostUsd?: number
 }
 
@@ -674,6 +708,10 @@ export interface TrainingJob {
   StopRequestedTime?: Timestamp
   /** Absent once it was resumed. */
   PauseRequestedTime?: Timestamp
+  /** Of what was asked for: 1 at its creation, one more with each update. */
+  Revision: number
+  /** What the newest generation was planned from; absent before the first. */
+  ObservedRevision?: number
   /** The launch of all ranks that runs now; 0 before the first. */
   Generation: number
   /** What that launch resumed from. */
@@ -737,6 +775,14 @@ export interface TrainingJobPlan {
   ExpectedEttrRatio?: number
 }
 
+/** What was changed at once of a job. */
+export interface TrainingJobRevision {
+  /** 1: what it was created with. */
+  Revision: number
+  Time: Timestamp
+  Changes: FieldChange[]
+}
+
 /** One line of a list of jobs. */
 export interface TrainingJobSummary {
   TrainingJobName: string
@@ -775,6 +821,28 @@ export interface UpdateFleetRequest {
   MaxReplacementsPerHour?: number
 }
 
+/** Fields to change; what is left out stays. */
+export interface UpdateTrainingJobRequest {
+  TrainingJobName: string
+  Priority?: number
+  Preemptible?: boolean
+  RetryStrategy?: RetryStrategy
+  StoppingCondition?: StoppingConditionUpdate
+  Protection?: ProtectionConfig
+  CheckpointConfig?: CheckpointConfigUpdate
+  /** All of them: those that are left out go. */
+  Tags?: Record<string, string>
+}
+
+/** The job's newest revision, and what it changed. */
+export interface UpdateTrainingJobResponse {
+  TrainingJobName: string
+  RunId: string
+  Revision: number
+  /** Empty where everything was so already: then there is no new revision. */
+  Changes: FieldChange[]
+}
+
 /** What each operation takes and answers. */
 export interface Operations {
   CreateFleet: { request: CreateFleetRequest; response: Fleet }
@@ -799,6 +867,7 @@ export interface Operations {
   ListMetrics: { request: ListMetricsRequest; response: ListMetricsResponse }
   ListNodes: { request: ListNodesRequest; response: ListNodesResponse }
   ListOutputs: { request: ListOutputsRequest; response: ListOutputsResponse }
+  ListTrainingJobRevisions: { request: ListTrainingJobRevisionsRequest; response: ListTrainingJobRevisionsResponse }
   ListTrainingJobs: { request: ListTrainingJobsRequest; response: ListTrainingJobsResponse }
   PauseTrainingJob: { request: PauseTrainingJobRequest; response: TrainingJobSummary }
   PutSource: { request: PutSourceRequest; response: PutSourceResponse }
@@ -807,6 +876,7 @@ export interface Operations {
   StopTrainingJob: { request: StopTrainingJobRequest; response: TrainingJobSummary }
   UnfreezeFleet: { request: UnfreezeFleetRequest; response: Fleet }
   UpdateFleet: { request: UpdateFleetRequest; response: Fleet }
+  UpdateTrainingJob: { request: UpdateTrainingJobRequest; response: UpdateTrainingJobResponse }
 }
 
 /** How each operation is called: fields that are not named here are the body. */
@@ -833,6 +903,7 @@ export const operations = {
   ListMetrics: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metrics', query: ['AfterStep', 'MaxResults'] },
   ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded'] },
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
+  ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: [] },
   ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName'] },
   PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [] },
   PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [] },
@@ -841,4 +912,5 @@ export const operations = {
   StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [] },
   UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [] },
   UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [] },
+  UpdateTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
 } as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>

@@ -108,11 +108,17 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
     """Describe one training job: what it is, where it stands, and why."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
-        plan = jobs.generation(session, job.run_id, job.generation).plan if job.generation else None
+        newest = jobs.generation(session, job.run_id, job.generation) if job.generation else None
         incident_totals = incidents.totals(session, run_id=job.run_id)
         fleet = next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None)
         turns = schedule_of(fleet, jobs.unfinished(session, job.fleet_name), nodes.of_fleet(session, job.fleet_name), services.now().timestamp())
-    return views.job(job, plan=plan, incidents=incident_totals, turns=turns)
+    return views.job(
+        job,
+        plan=newest.plan if newest is not None else None,
+        incidents=incident_totals,
+        turns=turns,
+        observed_revision=newest.revision if newest is not None else None,
+    )
 
 
 @router.post("/{TrainingJobName}/stop", operation_id="StopTrainingJob")

@@ -301,6 +301,40 @@ def test_a_source_that_is_there_already_is_not_uploaded_and_a_name_is_made_up(ru
     assert (request["Source"], re.fullmatch(NAME_PATTERN, request["TrainingJobName"]) is not None) == ({"SourceId": "s"}, True)
 
 
+CHANGED = {"Revision": 2, "Changes": [{"Field": "Priority", "Before": "0", "After": "5", "Applies": "Now"}]}
+
+
+def test_an_update_sends_what_differs(run, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "TrainingJobName: gpt\nEntryPoint: train.py\nSource: {Directory: .}\nHyperParameters: {steps: 200}\n"
+        "CheckpointConfig: {EverySteps: 50, ThirdSlot: false}\nStoppingCondition: {MaxRuntimeInSeconds: 0}\n"
+    )
+    code, out, _, calls = run("jobs", "update", "gpt", "-f", str(file), "--set", "Priority=5", describe_training_job=JOB, update_training_job=CHANGED)
+    assert (code, out.splitlines()[0]) == (0, "gpt has revision 2")
+    assert calls[-1] == ("update_training_job", {"TrainingJobName": "gpt", "Priority": 5, "CheckpointConfig": {"EverySteps": 50}})
+    _, out, _, calls = run(
+        "jobs", "update", "gpt", "--set", "NodeCount=8", describe_training_job=JOB, update_training_job={"Revision": 1, "Changes": []}
+    )
+    assert calls[-1][1] == {"TrainingJobName": "gpt", "NodeCount": 8}, "the service says that it cannot be changed"
+    assert out == "gpt is so already: revision 1\n"
+
+
+def test_a_diff_shows_what_was_changed_or_would_be(run, tmp_path):
+    revisions = {"Revisions": [{"Revision": 1, "Time": JOB["CreationTime"], "Changes": []}, {**CHANGED, "Time": JOB["CreationTime"]}]}
+    _, out, _, _ = run("jobs", "diff", "gpt", list_training_job_revisions=revisions)
+    assert out.splitlines()[1].split() == ["2", "2026-03-01", "12:00:00", "Priority", "0", "5", "Now"]
+    file = tmp_path / "job.yaml"
+    file.write_text("EntryPoint: train.py\nPriority: 5\nCheckpointConfig: {EverySteps: 50}\nNodeCount: 8\n")
+    _, out, _, calls = run("jobs", "diff", "gpt", "-f", str(file), describe_training_job=JOB)
+    assert [line.split() for line in out.splitlines()[1:]] == [
+        ["Priority", "0", "5"],
+        ["CheckpointConfig.EverySteps", "100", "50"],
+        ["NodeCount", "4", "8"],
+    ]
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
