@@ -15,14 +15,21 @@ from botocore.exceptions import ClientError as Refusal
 from botocore.response import StreamingBody
 
 class Checkpoint(TypedDict):
-    """A set of shards of one step in S3, complete or not."""
+    """A set of shards of one step in S3."""
     Step: int
     Generation: int
-    Status: Literal["Uploading", "Complete"]
+    Status: Literal["Uploading", "Complete", "Deleting", "Deleted"]
     S3Uri: str
     Bytes: int
     CreationTime: datetime
     CompletionTime: NotRequired[datetime]
+    IsPinned: bool
+    """It is not deleted until it is unpinned."""
+    Verification: Literal["NotVerified", "Verifying", "Intact", "Damaged"]
+    """What VerifyCheckpoint found when it last read the objects back."""
+    VerificationTime: NotRequired[datetime]
+    VerificationMessage: NotRequired[str]
+    """What is damaged."""
 
 class CheckpointConfig(TypedDict):
     """The durable tier."""
@@ -38,6 +45,14 @@ class CheckpointConfigUpdate(TypedDict):
     EverySteps: NotRequired[int]
     ThirdSlot: NotRequired[bool]
     """Cannot be taken back once the job has run."""
+
+class CreateCheckpointResponse(TypedDict):
+    """Which step is in S3, or on its way."""
+    TrainingJobName: str
+    RunId: str
+    Step: int
+    """The checkpoint is of this step or, while it is Requested, of the next one that is committed."""
+    Status: Literal["Requested", "Complete"]
 
 class CreateJoinTokenResponse(TypedDict):
     """A join token for a fleet's launch template."""
@@ -648,12 +663,16 @@ class EverstepClient(Protocol):
     exceptions: Exceptions
     def close(self) -> None: ...
     def can_paginate(self, operation_name: str) -> bool: ...
+    def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:
+        """Have the newest committed step of a running job, or the next one, put into S3. While one is on its way, asking again changes nothing."""
     def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> Fleet:
         """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
         """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
     def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Any] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
         """Start a training job: it waits for its nodes, runs, and survives what happens to them. A DryRun creates nothing and answers the plan."""
+    def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
+        """Delete a checkpoint from S3. Refused for pinned ones, and for the one that a job which has not ended would be restored from next."""
     def delete_fleet(self, *, FleetName: str) -> Fleet:
         """End a fleet's nodes and forget it. Refused while jobs on it have not ended. Asking again changes nothing."""
     def delete_training_job(self, *, TrainingJobName: str, DeleteObjects: bool = ..., DryRun: bool = ...) -> DeleteTrainingJobResponse:
@@ -698,6 +717,8 @@ class EverstepClient(Protocol):
         """List training jobs, newest first."""
     def pause_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes go back to the fleet until ResumeTrainingJob. One that is being launched pauses once it trains. Asking again changes nothing."""
+    def pin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
+        """Keep a checkpoint: it is not deleted until it is unpinned."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
@@ -708,10 +729,14 @@ class EverstepClient(Protocol):
         """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
         """Say of a fleet most of which is silent: who is silent is gone. It holds until sight returns; a drift of the group stays a freeze."""
+    def unpin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
+        """Let a pinned checkpoint be deleted again."""
     def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ...) -> Fleet:
         """Change how many nodes and spares are kept, and what becomes of nodes that fail."""
     def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:
         """Change a training job that has not ended. What is left out stays; what is so already makes no revision. Protection and CheckpointConfig are part of a generation's plan: they hold from the next generation on, and the answer says so."""
+    def verify_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
+        """Have a checkpoint's objects read back and hashed against its manifest; the verdict and its time are kept with it."""
     def upload_source(self, *, Directory: str | os.PathLike[str] | None = ..., Body: bytes | BinaryIO | None = ...) -> SourceConfig:
         """Store a user's code: a directory, packed as it is, or a gzipped tar."""
     def download_outputs(self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = ...) -> list[Path]:

@@ -108,6 +108,8 @@ def upgrade() -> None:
         sa.Column("stop_requested_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("pause_requested_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("checkpoint_wanted_step", sa.BigInteger(), nullable=False),
+        sa.Column("checkpoint_wanted_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("modified_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),

@@ -508,15 +508,32 @@ class DescribeProtectionResponse(Shape):
 
 
 class Checkpoint(Shape):
-    """A set of shards of one step in S3, complete or not."""
+    """A set of shards of one step in S3."""
 
     step: int
     generation: int
-    status: Literal["Uploading", "Complete"]
+    status: Literal["Uploading", "Complete", "Deleting", "Deleted"]
     s3_uri: str
     bytes: int
     creation_time: datetime
     completion_time: datetime | None
+    is_pinned: bool
+    """It is not deleted until it is unpinned."""
+    verification: Literal["NotVerified", "Verifying", "Intact", "Damaged"]
+    """What VerifyCheckpoint found when it last read the objects back."""
+    verification_time: datetime | None
+    verification_message: str | None
+    """What is damaged."""
+
+
+class CreateCheckpointResponse(Shape):
+    """Which step is in S3, or on its way."""
+
+    training_job_name: str
+    run_id: str
+    step: int
+    """The checkpoint is of this step or, while it is Requested, of the next one that is committed."""
+    status: Literal["Requested", "Complete"]
 
 
 class ListCheckpointsResponse(Shape):

@@ -13,6 +13,7 @@ from control_plane.api import schemas
 from control_plane.core import accounting, domain_loss, placement, states
 from control_plane.core.queue import Schedule
 from control_plane.core.states import JobState
+from control_plane.db import checkpoints
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.events import EventRecord
 from control_plane.db.fleets import FleetRecord
@@ -28,6 +29,7 @@ from everstep.protocol.plan import GenerationPlan
 
 ODDS_UP_TO_LOST_NODES = 3
 MICRO = 1_000_000
+_CHECKPOINT_STATUS = {checkpoints.DELETING: "Deleting", checkpoints.DELETED: "Deleted"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,12 +211,24 @@ def checkpoint(record: CheckpointRecord) -> schemas.Checkpoint:
     return schemas.Checkpoint(
         step=record.step,
         generation=record.generation,
-        status="Uploading" if record.completed_at is None else "Complete",
+        status=_CHECKPOINT_STATUS.get(record.state, "Uploading" if record.completed_at is None else "Complete"),  # type: ignore[arg-type]  # one of the literal's
         s3_uri=f"s3://{record.bucket}/{record.manifest_key}",
         bytes=record.object_bytes,
         creation_time=record.created_at,
         completion_time=record.completed_at,
+        is_pinned=record.pinned_at is not None,
+        verification=_verification(record),  # type: ignore[arg-type]  # one of the literal's
+        verification_time=record.verified_at,
+        verification_message=record.verdict or None,
     )
+
+
+def _verification(record: CheckpointRecord) -> str:
+    if record.verify_requested_at is not None:
+        return "Verifying"
+    if record.verified_at is None:
+        return "NotVerified"
+    return "Damaged" if record.verdict else "Intact"
 
 
 def incident(record: IncidentRecord) -> schemas.Incident:

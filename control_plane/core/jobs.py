@@ -17,7 +17,18 @@ from datetime import UTC, datetime
 from functools import reduce
 
 from control_plane.core import accounting, breakers, checkpoints, faults, hangs, incidents, launch, moves, queue, recovery, remedies
-from control_plane.core.actions import Decision, EventDraft, JobAction, SendHalt, SendLoad, SendPrepare, SendStart, SendStop, SendTakeStacks
+from control_plane.core.actions import (
+    Decision,
+    EventDraft,
+    JobAction,
+    SendHalt,
+    SendLoad,
+    SendPrepare,
+    SendStart,
+    SendStop,
+    SendTakeCheckpoint,
+    SendTakeStacks,
+)
 from control_plane.core.breakers import Course
 from control_plane.core.evidence import (
     Standing,
@@ -586,7 +597,7 @@ def _is_in(view: _View, node_id: NodeId, *phases: MemberPhase) -> bool:
 def _watch(view: _View) -> Decision:
     view = _with_progress(view)
     record, plan = view.record, view.plan
-    puts: tuple[JobAction, ...] = checkpoints.due(plan, view.reports, view.seen.lineage, view.seen.checkpoints)
+    puts: tuple[JobAction, ...] = checkpoints.due(plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints)
     if (fault := faults.permanent(view.reports)) is not None:
         return _ended(view, JobEvent.GAVE_UP, fault.message)
     is_moving = record.state is JobState.RUNNING and bool(moves.asked(record.moves))
@@ -616,6 +627,7 @@ def _watch(view: _View) -> Decision:
     view = replace_record(view, suspicion=watched.suspicion)
     if record.state is JobState.PAUSING:
         return replace_actions(_pause(view), puts)
+    puts = (*puts, *_wanted_checkpoint(view))
     view = _with_moves(view)
     if (left := _leave(view)) is not None:
         return replace_actions(left, puts)
@@ -637,6 +649,17 @@ def _watch(view: _View) -> Decision:
     reason = f"trains; {'; '.join(_without_figures(view, unclear))}" if unclear else f"trains from step {plan.base_step}"
     trains = _stay(view, reason, puts, requeue=WATCH_SECONDS)
     return replace(trains, events=(*watched.events, *trains.events))
+
+
+def _wanted_checkpoint(view: _View) -> tuple[JobAction, ...]:
+    """Ask for the checkpoint that a person wants, again and again until there is one on this path."""
+    wanted, plan = view.record.checkpoint_wanted, view.plan
+    if wanted < 0 or not _is_in(view, plan.coordinator, MemberPhase.RUNNING):
+        return ()
+    newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, plan.generation)
+    if newest is not None and newest.step >= wanted:
+        return ()
+    return (SendTakeCheckpoint(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation, step=wanted),)
 
 
 def _watch_clocks(view: _View) -> hangs.Watched:

@@ -344,6 +344,8 @@ class JobRecord:
     stop_requested_at: float | None = None
     pause_requested_at: float | None = None
     """When a person paused it; None once a person has resumed it."""
+    checkpoint_wanted: Step = NO_STEP
+    """A person wants a checkpoint of this step or a later one."""
     started_at: float | None = None
     ended_at: float | None = None
     generation: Generation = NO_GENERATION
@@ -423,10 +425,13 @@ class JobObserved:
     """Of `record.generation`."""
     lineage: tuple[GenerationRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
+    """The complete ones."""
     assigned: tuple[NodeId, ...]
     """Nodes that the fleet loop has given to this job, in the order given."""
     nodes: Mapping[NodeId, NodeObserved]
     """At least the assigned ones and those of the plan."""
+    dropped_checkpoints: frozenset[tuple[Generation, Step]] = frozenset()
+    """Generation and step of those that a person has deleted."""
     price_usd_per_hour: float | None = None
     """Of one of its fleet's nodes."""
     is_admitted: bool = False

@@ -91,6 +91,8 @@ class JobRecord:
     transitions: tuple[JobTransition, ...]
     stop_requested_at: datetime | None
     pause_requested_at: datetime | None
+    checkpoint_wanted_step: int
+    checkpoint_wanted_at: datetime | None
     created_at: datetime
     modified_at: datetime
     started_at: datetime | None
@@ -399,6 +401,18 @@ def withdraw_pause(session: Session, name: str, now: datetime) -> JobRecord:
     if job.pause_requested_at is not None:
         session.execute(update(Job).where(Job.run_id == job.run_id).values(pause_requested_at=None, modified_at=now))
     return get(session, name)
+
+
+def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> None:
+    """Note that a person wants a checkpoint of a step or a later one.
+
+    Args:
+        session: a writing one.
+        run_id: the job's run.
+        step: the newest committed.
+        now: when.
+    """
+    session.execute(update(Job).where(Job.run_id == run_id).values(checkpoint_wanted_step=step, checkpoint_wanted_at=now))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -244,6 +244,9 @@ class Job(Base):
     stop_requested_at: Mapped[datetime | None]
     pause_requested_at: Mapped[datetime | None]
     """When a person paused it; none once it was resumed."""
+    checkpoint_wanted_step: Mapped[int] = mapped_column(default=-1)
+    """A person wants a checkpoint of this step or a later one."""
+    checkpoint_wanted_at: Mapped[datetime | None]
     created_at: Mapped[datetime]
     modified_at: Mapped[datetime]
     """When it came into its state, or a person last changed what is wanted of it."""

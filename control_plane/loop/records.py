@@ -127,6 +127,7 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         state_since=job.created_at.timestamp() if memo.state_since is None else memo.state_since,
         stop_requested_at=_seconds(job.stop_requested_at),
         pause_requested_at=_seconds(job.pause_requested_at),
+        checkpoint_wanted=Step(job.checkpoint_wanted_step),
         started_at=_seconds(job.started_at),
         ended_at=_seconds(job.ended_at),
         generation=Generation(job.generation),
@@ -217,9 +218,9 @@ def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
 
 
 def checkpoint_record(stored: checkpoints.CheckpointRecord) -> CheckpointRecord | None:
-    """Return a complete checkpoint as the core sees it, or None for one that is not."""
+    """Return a complete checkpoint as the core sees it, or None for one that is not, or is being deleted."""
     manifest = stored.contents()
-    if manifest is None or stored.completed_at is None:
+    if manifest is None or stored.state != checkpoints.COMPLETE:
         return None
     return CheckpointRecord(generation=Generation(stored.generation), step=Step(stored.step), bucket=stored.bucket, shards=manifest.shards)
 

@@ -82,6 +82,9 @@ def world(service, client, tmp_path_factory) -> dict[str, Any]:
     job.put("logs", "gen=1/rank=0.stdout", b"hello\n")
     job.put("output", "gen=1/rank=0/model.bin", b"weights")
     job.open_incident("inc-0")
+    for step in (4, 8):
+        job.checkpoint(step)
+    job.write(jobs.change, committed_step=8)
     client.update_fleet(FleetName="main", SpareCount=0)  # one more event
     return {"source": source, "job": job}
 
@@ -93,7 +96,12 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {
         "CreateFleet": {"FleetName": "other", "AutoScalingGroupName": "another", "PriceUsdPerHour": 98.32, "SparePolicy": {"Probability": 0.99}},
         "CreateJoinToken": {"FleetName": "main"},
+        "CreateCheckpoint": job,
         "CreateTrainingJob": new,
+        "VerifyCheckpoint": {**job, "Step": 8},
+        "PinCheckpoint": {**job, "Step": 8},
+        "UnpinCheckpoint": {**job, "Step": 8},
+        "DeleteCheckpoint": {**job, "Step": 4, "Generation": 1},
         "DeleteFleet": {"FleetName": "other"},
         "DeleteTrainingJob": {"TrainingJobName": "ended"},
         "DescribeFleet": {"FleetName": "main"},

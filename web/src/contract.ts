@@ -14,15 +14,22 @@ export interface ErrorResponse {
   Fields: FieldError[]
 }
 
-/** A set of shards of one step in S3, complete or not. */
+/** A set of shards of one step in S3. */
 export interface Checkpoint {
   Step: number
   Generation: number
-  Status: 'Uploading' | 'Complete'
+  Status: 'Uploading' | 'Complete' | 'Deleting' | 'Deleted'
   S3Uri: string
   Bytes: number
   CreationTime: Timestamp
   CompletionTime?: Timestamp
+  /** It is not deleted until it is unpinned. */
+  IsPinned: boolean
+  /** What VerifyCheckpoint found when it last read the objects back. */
+  Verification: 'NotVerified' | 'Verifying' | 'Intact' | 'Damaged'
+  VerificationTime?: Timestamp
+  /** What is damaged. */
+  VerificationMessage?: string
 }
 
 /** The durable tier. */
@@ -40,6 +47,19 @@ export interface CheckpointConfigUpdate {
   EverySteps?: number
   /** Cannot be taken back once the job has run. */
   ThirdSlot?: boolean
+}
+
+export interface CreateCheckpointRequest {
+  TrainingJobName: string
+}
+
+/** Which step is in S3, or on its way. */
+export interface CreateCheckpointResponse {
+  TrainingJobName: string
+  RunId: string
+  /** The checkpoint is of this step or, while it is Requested, of the next one that is committed. */
+  Step: number
+  Status: 'Requested' | 'Complete'
 }
 
 /** An Auto Scaling group to be kept as a fleet. */
@@ -127,6 +147,12 @@ export interface CreateTrainingJobResponse {
   TrainingJobStatus?: string
   /** Of a dry run. */
   Plan?: TrainingJobPlan
+}
+
+export interface DeleteCheckpointRequest {
+  TrainingJobName: string
+  Step: number
+  Generation?: number
 }
 
 export interface DeleteFleetRequest {
@@ -546,6 +572,12 @@ export interface PauseTrainingJobRequest {
   TrainingJobName: string
 }
 
+export interface PinCheckpointRequest {
+  TrainingJobName: string
+  Step: number
+  Generation?: number
+}
+
 /** How many nodes keep every shard in memory, and what that may cost. */
 export interface ProtectionConfig {
   /** The owner's node included; 1 protects against lost processes alone. One where there is one node, unless said. 2 unless given. */
@@ -808,6 +840,12 @@ export interface UnfreezeFleetRequest {
   FleetName: string
 }
 
+export interface UnpinCheckpointRequest {
+  TrainingJobName: string
+  Step: number
+  Generation?: number
+}
+
 /** Figures to change; what is left out stays. */
 export interface UpdateFleetRequest {
   FleetName: string
@@ -843,11 +881,19 @@ export interface UpdateTrainingJobResponse {
   Changes: FieldChange[]
 }
 
+export interface VerifyCheckpointRequest {
+  TrainingJobName: string
+  Step: number
+  Generation?: number
+}
+
 /** What each operation takes and answers. */
 export interface Operations {
+  CreateCheckpoint: { request: CreateCheckpointRequest; response: CreateCheckpointResponse }
   CreateFleet: { request: CreateFleetRequest; response: Fleet }
   CreateJoinToken: { request: CreateJoinTokenRequest; response: CreateJoinTokenResponse }
   CreateTrainingJob: { request: CreateTrainingJobRequest; response: CreateTrainingJobResponse }
+  DeleteCheckpoint: { request: DeleteCheckpointRequest; response: Checkpoint }
   DeleteFleet: { request: DeleteFleetRequest; response: Fleet }
   DeleteTrainingJob: { request: DeleteTrainingJobRequest; response: DeleteTrainingJobResponse }
   DescribeFleet: { request: DescribeFleetRequest; response: Fleet }
@@ -870,20 +916,25 @@ export interface Operations {
   ListTrainingJobRevisions: { request: ListTrainingJobRevisionsRequest; response: ListTrainingJobRevisionsResponse }
   ListTrainingJobs: { request: ListTrainingJobsRequest; response: ListTrainingJobsResponse }
   PauseTrainingJob: { request: PauseTrainingJobRequest; response: TrainingJobSummary }
+  PinCheckpoint: { request: PinCheckpointRequest; response: Checkpoint }
   PutSource: { request: PutSourceRequest; response: PutSourceResponse }
   ReleaseNode: { request: ReleaseNodeRequest; response: Node }
   ResumeTrainingJob: { request: ResumeTrainingJobRequest; response: TrainingJobSummary }
   StopTrainingJob: { request: StopTrainingJobRequest; response: TrainingJobSummary }
   UnfreezeFleet: { request: UnfreezeFleetRequest; response: Fleet }
+  UnpinCheckpoint: { request: UnpinCheckpointRequest; response: Checkpoint }
   UpdateFleet: { request: UpdateFleetRequest; response: Fleet }
   UpdateTrainingJob: { request: UpdateTrainingJobRequest; response: UpdateTrainingJobResponse }
+  VerifyCheckpoint: { request: VerifyCheckpointRequest; response: Checkpoint }
 }
 
 /** How each operation is called: fields that are not named here are the body. */
 export const operations = {
+  CreateCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: [] },
   CreateFleet: { method: 'POST', path: '/v1/fleets', query: [] },
   CreateJoinToken: { method: 'POST', path: '/v1/join-tokens', query: [] },
   CreateTrainingJob: { method: 'POST', path: '/v1/training-jobs', query: [] },
+  DeleteCheckpoint: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation'] },
   DeleteFleet: { method: 'DELETE', path: '/v1/fleets/{FleetName}', query: [] },
   DeleteTrainingJob: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}', query: ['DeleteObjects', 'DryRun'] },
   DescribeFleet: { method: 'GET', path: '/v1/fleets/{FleetName}', query: [] },
@@ -906,11 +957,14 @@ export const operations = {
   ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: [] },
   ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName'] },
   PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [] },
+  PinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/pin', query: ['Generation'] },
   PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [] },
   ReleaseNode: { method: 'POST', path: '/v1/nodes/{NodeId}/release', query: [] },
   ResumeTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/resume', query: [] },
   StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [] },
   UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [] },
+  UnpinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/unpin', query: ['Generation'] },
   UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [] },
   UpdateTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
+  VerifyCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/verify', query: ['Generation'] },
 } as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>

@@ -178,7 +178,7 @@ def list_checkpoints(training_job_name: TrainingJobNamePath, caller: Reader, ser
     """List a job's checkpoints in S3, newest step first."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
-        found = checkpoints.of_run(session, job.run_id)
+        found = [each for each in checkpoints.of_run(session, job.run_id) if each.state != checkpoints.DELETED]
     return schemas.ListCheckpointsResponse(checkpoints=[views.checkpoint(record) for record in found])
 
 
