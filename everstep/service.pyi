@@ -15,14 +15,21 @@ from botocore.exceptions import ClientError as Refusal
 from botocore.response import StreamingBody
 
 class Checkpoint(TypedDict):
-    """A set of shards of one step in S3, complete or not."""
+    """A set of shards of one step in S3."""
     Step: int
     Generation: int
-    Status: Literal["Uploading", "Complete"]
+    Status: Literal["Uploading", "Complete", "Deleting", "Deleted"]
     S3Uri: str
     Bytes: int
     CreationTime: datetime
     CompletionTime: NotRequired[datetime]
+    IsPinned: bool
+    """It is not deleted until it is unpinned."""
+    Verification: Literal["NotVerified", "Verifying", "Intact", "Damaged"]
+    """What VerifyCheckpoint found when it last read the objects back."""
+    VerificationTime: NotRequired[datetime]
+    VerificationMessage: NotRequired[str]
+    """What is damaged."""
 
 class CheckpointConfig(TypedDict):
     """The durable tier."""
@@ -33,6 +40,20 @@ class CheckpointConfig(TypedDict):
     ThirdSlot: NotRequired[bool]
     """Keep a third slot per shard, so that an upload never makes snapshots wait. false unless given."""
 
+class CheckpointConfigUpdate(TypedDict):
+    """What to change of the durable tier; where checkpoints go is set at creation."""
+    EverySteps: NotRequired[int]
+    ThirdSlot: NotRequired[bool]
+    """Cannot be taken back once the job has run."""
+
+class CreateCheckpointResponse(TypedDict):
+    """Which step is in S3, or on its way."""
+    TrainingJobName: str
+    RunId: str
+    Step: int
+    """The checkpoint is of this step or, while it is Requested, of the next one that is committed."""
+    Status: Literal["Requested", "Complete"]
+
 class CreateJoinTokenResponse(TypedDict):
     """A join token for a fleet's launch template."""
     JoinToken: str
@@ -42,10 +63,34 @@ class CreateJoinTokenResponse(TypedDict):
     ExpirationTime: NotRequired[datetime]
 
 class CreateTrainingJobResponse(TypedDict):
-    """The job is accepted and waits for its turn."""
+    """The job is accepted and waits for its turn; or, of a dry run, what would become of it."""
+    TrainingJobName: str
+    RunId: NotRequired[str]
+    """Absent after a dry run."""
+    TrainingJobStatus: NotRequired[str]
+    """Absent after a dry run."""
+    Plan: NotRequired[TrainingJobPlan]
+    """Of a dry run."""
+
+class DeleteTrainingJobResponse(TypedDict):
+    """What went, or would go."""
     TrainingJobName: str
     RunId: str
-    TrainingJobStatus: str
+    IsDeleted: bool
+    """The job is forgotten. Not after a dry run, and not while objects are left."""
+    GenerationCount: int
+    CheckpointCount: int
+    IncidentCount: int
+    NodeSeconds: float
+    """What the fleet's figures no longer count."""
+    CostUsd: NotRequired[float]
+    ObjectCount: int
+    """Objects in S3 that this call has deleted; of a dry run, that a call with DeleteObjects would."""
+    ObjectBytes: int
+    HasMoreObjects: bool
+    """A call takes so many objects at the most: the same call again goes on."""
+    S3Uris: list[str]
+    """Where they are: checkpoints, logs, outputs."""
 
 class DescribeProtectionResponse(TypedDict):
     """How well the job's state is kept right now."""
@@ -59,7 +104,7 @@ class DescribeProtectionResponse(TypedDict):
     ProtectionState: Literal["Protected", "Degraded", "Unprotected"]
     Reason: str
     RecoveryOdds: list[RecoveryOdds]
-    """For one, two and three lost nodes, as far as they can be counted in time; empty while not every shard is committed."""
+    """For one, two and three lost nodes, by the holders that count right now, as far as they can be counted in time; empty while not every shard is committed."""
     Shards: list[ShardProtection]
     LastCheckpoint: NotRequired[LastCheckpoint]
 
@@ -73,6 +118,16 @@ class Event(TypedDict):
     TrainingJobName: NotRequired[str]
     NodeId: NotRequired[str]
     Detail: Any
+
+class FieldChange(TypedDict):
+    """One field that was changed."""
+    Field: str
+    """Its path: `CheckpointConfig.EverySteps`."""
+    Before: NotRequired[str]
+    After: NotRequired[str]
+    """As text; absent where there is no value."""
+    Applies: Literal["Now", "NextGeneration"]
+    """A running generation goes on with the plan that it began with."""
 
 class FieldError(TypedDict):
     """What is wrong with one field of a request."""
@@ -216,6 +271,10 @@ class ListOutputsResponse(TypedDict):
     Outputs: list[OutputEntry]
     NextToken: NotRequired[str]
 
+class ListTrainingJobRevisionsResponse(TypedDict):
+    """All revisions of a job, oldest first."""
+    Revisions: list[TrainingJobRevision]
+
 class ListTrainingJobsResponse(TypedDict):
     """A page of jobs, newest first."""
     TrainingJobSummaries: list[TrainingJobSummary]
@@ -316,7 +375,7 @@ class RecoveryOdds(TypedDict):
     """What becomes of the job's memory when nodes are lost at once."""
     LostNodes: int
     Probability: float
-    """That every shard keeps a copy, all sets of so many nodes equally likely; exact for the holders that count right now."""
+    """That every shard keeps a copy, all sets of so many nodes equally likely; exact."""
 
 class Reliability(TypedDict):
     """How much of the time was training, and how often and how long it was interrupted."""
@@ -376,7 +435,13 @@ class StoppingCondition(TypedDict):
     MaxPendingTimeInSeconds: NotRequired[int]
     """From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile."""
     MaxCostUsd: NotRequired[float]
-    """Not available yet."""
+    """What its nodes may cost, at the fleet's price; the fleet must have one. Then it stops as a user's stop would."""
+
+class StoppingConditionUpdate(TypedDict):
+    """Limits to change; 0 lifts one."""
+    MaxRuntimeInSeconds: NotRequired[int]
+    MaxPendingTimeInSeconds: NotRequired[int]
+    MaxCostUsd: NotRequired[float]
 
 class TrainingJob(TypedDict):
     """Everything about a job."""
@@ -410,9 +475,17 @@ class TrainingJob(TypedDict):
     """Names of the jobs that are ahead of it there."""
     Tags: dict[str, str]
     CreationTime: datetime
+    LastModifiedTime: datetime
+    """When it came into its state, or a person last changed what is wanted of it."""
     TrainingStartTime: NotRequired[datetime]
     TrainingEndTime: NotRequired[datetime]
     StopRequestedTime: NotRequired[datetime]
+    PauseRequestedTime: NotRequired[datetime]
+    """Absent once it was resumed."""
+    Revision: int
+    """Of what was asked for: 1 at its creation, one more with each update."""
+    ObservedRevision: NotRequired[int]
+    """What the newest generation was planned from; absent before the first."""
     Generation: int
     """The launch of all ranks that runs now; 0 before the first."""
     BaseStep: int
@@ -439,6 +512,48 @@ class TrainingJob(TypedDict):
     CostUsd: NotRequired[float]
     """What they have cost so far at the fleet's price; absent where it has none."""
 
+class TrainingJobPlan(TypedDict):
+    """What would become of a job, by what its fleet is and has seen."""
+    FleetName: str
+    NodeCount: int
+    RanksPerNode: int
+    WorldSize: int
+    Copies: int
+    SlotsPerNode: int
+    """Host memory of a node is taken by so many slots, each as large as one rank's state: slots of a shard × Copies × RanksPerNode."""
+    NodeMemoryBytes: NotRequired[int]
+    """What the fleet's smallest node has for them; absent while it has none."""
+    LargestShardBytes: NotRequired[int]
+    """So large may one rank's state be there."""
+    RecoveryOdds: list[RecoveryOdds]
+    """For one, two and three lost nodes at once, with all copies in place."""
+    CanStartNow: bool
+    """Its turn has come, and enough nodes are free and connected."""
+    QueuePosition: NotRequired[int]
+    """Its place in the fleet's queue, from 1; absent where its turn would come at once."""
+    QueuedBehind: list[str]
+    """Names of the jobs that would be ahead of it there."""
+    WaitsFor: NotRequired[str]
+    """What it would wait for, in words."""
+    FreeNodeCount: int
+    NodesToLaunch: int
+    """Instances that the fleet would have to bring for it."""
+    CostUsdPerHour: NotRequired[float]
+    """The fleet's price × NodeCount; absent where it has none."""
+    ExpectedMttfSeconds: NotRequired[float]
+    """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident."""
+    ExpectedRecoverySeconds: NotRequired[float]
+    """Mean time to recovery, of the fleet's closed incidents."""
+    ExpectedEttrRatio: NotRequired[float]
+    """ExpectedMttfSeconds ÷ (ExpectedMttfSeconds + ExpectedRecoverySeconds): the part of the time that will be training, the queue not counted."""
+
+class TrainingJobRevision(TypedDict):
+    """What was changed at once of a job."""
+    Revision: int
+    """1: what it was created with."""
+    Time: datetime
+    Changes: list[FieldChange]
+
 class TrainingJobSummary(TypedDict):
     """One line of a list of jobs."""
     TrainingJobName: str
@@ -454,8 +569,18 @@ class TrainingJobSummary(TypedDict):
     CommittedStep: int
     Boundary: int
     CreationTime: datetime
+    LastModifiedTime: datetime
+    """When it came into its state, or a person last changed what is wanted of it."""
     TrainingStartTime: NotRequired[datetime]
     TrainingEndTime: NotRequired[datetime]
+
+class UpdateTrainingJobResponse(TypedDict):
+    """The job's newest revision, and what it changed."""
+    TrainingJobName: str
+    RunId: str
+    Revision: int
+    Changes: list[FieldChange]
+    """Empty where everything was so already: then there is no new revision."""
 
 class PaginatorConfig(TypedDict, total=False):
     MaxItems: int
@@ -510,6 +635,10 @@ class TrainingJobCompletedOrStoppedWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
         """Waits until the job has completed or was stopped. Fails when it has failed."""
 
+class TrainingJobPausedWaiter(Protocol):
+    def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
+        """Waits until a job that was asked to pause has let go of its nodes. Fails when it has ended or is being stopped."""
+
 class FleetReadyWaiter(Protocol):
     def wait(self, *, FleetName: str, WaiterConfig: WaiterConfig = ...) -> None:
         """Waits until every node that the fleet wants is connected. Fails when the fleet is frozen or being deleted."""
@@ -534,14 +663,20 @@ class EverstepClient(Protocol):
     exceptions: Exceptions
     def close(self) -> None: ...
     def can_paginate(self, operation_name: str) -> bool: ...
+    def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:
+        """Have the newest committed step of a running job, or the next one, put into S3. While one is on its way, asking again changes nothing."""
     def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> Fleet:
         """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
         """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
-    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Any] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> CreateTrainingJobResponse:
-        """Start a training job: it waits for its nodes, runs, and survives what happens to them."""
+    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Any] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
+        """Start a training job: it waits for its nodes, runs, and survives what happens to them. A DryRun creates nothing and answers the plan."""
+    def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
+        """Delete a checkpoint from S3. Refused for pinned ones, and for the one that a job which has not ended would be restored from next."""
     def delete_fleet(self, *, FleetName: str) -> Fleet:
         """End a fleet's nodes and forget it. Refused while jobs on it have not ended. Asking again changes nothing."""
+    def delete_training_job(self, *, TrainingJobName: str, DeleteObjects: bool = ..., DryRun: bool = ...) -> DeleteTrainingJobResponse:
+        """Forget a training job that has ended. What it left in S3 stays unless DeleteObjects is set; a DryRun only says what would go."""
     def describe_fleet(self, *, FleetName: str) -> Fleet:
         """Describe one fleet."""
     def describe_incident(self, *, IncidentId: str) -> Incident:
@@ -576,18 +711,32 @@ class EverstepClient(Protocol):
         """List nodes, oldest first; those that have ended on request."""
     def list_outputs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListOutputsResponse:
         """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
+    def list_training_job_revisions(self, *, TrainingJobName: str) -> ListTrainingJobRevisionsResponse:
+        """List the revisions of a training job, oldest first."""
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ...) -> ListTrainingJobsResponse:
         """List training jobs, newest first."""
+    def pause_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
+        """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes go back to the fleet until ResumeTrainingJob. One that is being launched pauses once it trains. Asking again changes nothing."""
+    def pin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
+        """Keep a checkpoint: it is not deleted until it is unpinned."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
         """Let a held node work again, or end its instance. One kept for inspection is ended once its evidence is in S3. Asking again changes nothing."""
+    def resume_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
+        """Let a paused training job go on: back into the queue, then bit-identically from its checkpoint. One that is not paused is left as it is."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
         """Say of a fleet most of which is silent: who is silent is gone. It holds until sight returns; a drift of the group stays a freeze."""
+    def unpin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
+        """Let a pinned checkpoint be deleted again."""
     def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ...) -> Fleet:
         """Change how many nodes and spares are kept, and what becomes of nodes that fail."""
+    def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:
+        """Change a training job that has not ended. What is left out stays; what is so already makes no revision. Protection and CheckpointConfig are part of a generation's plan: they hold from the next generation on, and the answer says so."""
+    def verify_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
+        """Have a checkpoint's objects read back and hashed against its manifest; the verdict and its time are kept with it."""
     def upload_source(self, *, Directory: str | os.PathLike[str] | None = ..., Body: bytes | BinaryIO | None = ...) -> SourceConfig:
         """Store a user's code: a directory, packed as it is, or a gzipped tar."""
     def download_outputs(self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = ...) -> list[Path]:
@@ -606,6 +755,8 @@ class EverstepClient(Protocol):
     def get_waiter(self, waiter_name: Literal["training_job_recovered"]) -> TrainingJobRecoveredWaiter: ...
     @overload
     def get_waiter(self, waiter_name: Literal["training_job_completed_or_stopped"]) -> TrainingJobCompletedOrStoppedWaiter: ...
+    @overload
+    def get_waiter(self, waiter_name: Literal["training_job_paused"]) -> TrainingJobPausedWaiter: ...
     @overload
     def get_waiter(self, waiter_name: Literal["fleet_ready"]) -> FleetReadyWaiter: ...
     @overload

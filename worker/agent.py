@@ -36,6 +36,7 @@ from everstep.protocol.agent_messages import (
     Release,
     Start,
     StopTraining,
+    TakeCheckpoint,
     TakeStacks,
 )
 from everstep.protocol.codec import Message
@@ -317,6 +318,9 @@ class Agent:
                 case StopTraining(run=run, generation=generation) if is_current(self._membership, run, generation):
                     if self._member is not None and self._member.server is not None:
                         self._member.server.request_stop()
+                case TakeCheckpoint(run=run, generation=generation, step=step) if is_current(self._membership, run, generation):
+                    if self._member is not None and self._member.server is not None:
+                        self._member.server.request_checkpoint(step)
                 case TakeStacks(run=run, generation=generation, number=number) if is_current(self._membership, run, generation):
                     self._look(run, generation, number)
                 case _:

@@ -101,11 +101,16 @@ def upgrade() -> None:
         sa.Column("tags", sa.JSON(), nullable=False),
         sa.Column("request_digest", sa.String(length=64), nullable=True),
         sa.Column("spec", sa.JSON(), nullable=False),
+        sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.Column("state", sa.String(length=64), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("transitions", sa.JSON(), nullable=False),
         sa.Column("stop_requested_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("pause_requested_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("checkpoint_wanted_step", sa.BigInteger(), nullable=False),
+        sa.Column("checkpoint_wanted_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("modified_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("generation", sa.BigInteger(), nullable=False),
@@ -217,13 +222,30 @@ def upgrade() -> None:
         sa.Column("object_bytes", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("completed_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("pinned_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("verify_requested_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("verified_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("verdict", sa.Text(), nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_checkpoint_run_id_job"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("run_id", "generation", "step", name=op.f("pk_checkpoint")),
+    )
+    with op.batch_alter_table("checkpoint", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_checkpoint_verify_requested_at"), ["verify_requested_at"], unique=False)
+
+    op.create_table(
+        "revision",
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("changes", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_revision_run_id_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("run_id", "number", name=op.f("pk_revision")),
     )
     op.create_table(
         "generation",
         sa.Column("run_id", sa.String(length=64), nullable=False),
         sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.Column("parent", sa.BigInteger(), nullable=False),
         sa.Column("base_step", sa.BigInteger(), nullable=False),
         sa.Column("plan", sa.LargeBinary(), nullable=False),
@@ -315,6 +337,10 @@ def downgrade() -> None:
 
     op.drop_table("incident")
     op.drop_table("generation")
+    op.drop_table("revision")
+    with op.batch_alter_table("checkpoint", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_checkpoint_verify_requested_at"))
+
     op.drop_table("checkpoint")
     with op.batch_alter_table("token", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_token_node_id"))

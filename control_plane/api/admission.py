@@ -53,6 +53,7 @@ def admit(
         *_not_yet(request),
         *_reserved(request),
         *_does_not_fit(request, copies, fleet, max_node_count),
+        *_priceless(request, fleet),
         *_entry_point(request, source),
     ]
     if wrong:
@@ -77,6 +78,7 @@ def admit(
         log_uri=f"{own}/logs/",
         max_runtime_seconds=request.stopping_condition.max_runtime_in_seconds,
         max_pending_seconds=request.stopping_condition.max_pending_time_in_seconds,
+        max_cost_usd=request.stopping_condition.max_cost_usd,
         max_attempts=request.retry_strategy.max_attempts,
         preemptible=request.preemptible,
     )
@@ -92,8 +94,6 @@ def _not_yet(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
     for attribute, field in _NOT_YET:
         if getattr(request, attribute) is not None:
             yield FieldError(field=field, message="is not available in this version; leave it out")
-    if request.stopping_condition.max_cost_usd is not None:
-        yield FieldError(field="StoppingCondition.MaxCostUsd", message="is not available in this version; leave it out")
 
 
 def _reserved(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
@@ -109,6 +109,12 @@ def _does_not_fit(request: CreateTrainingJobRequest, copies: int, fleet: FleetRe
     if request.node_count > max_node_count:
         message = f"{request.node_count} nodes; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} has MaxSize {max_node_count}"
         yield FieldError(field="NodeCount", message=message)
+
+
+def _priceless(request: CreateTrainingJobRequest, fleet: FleetRecord) -> Iterator[FieldError]:
+    if request.stopping_condition.max_cost_usd is not None and fleet.price_usd_per_hour is None:
+        message = f"needs the price of the fleet {fleet.name}; set PriceUsdPerHour with UpdateFleet"
+        yield FieldError(field="StoppingCondition.MaxCostUsd", message=message)
 
 
 def _entry_point(request: CreateTrainingJobRequest, source: SourceRecord) -> Iterator[FieldError]:

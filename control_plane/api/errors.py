@@ -178,7 +178,9 @@ def _from_database(error: db.DatabaseError) -> ApiError:
     if isinstance(error, db.NotFound):
         return NotFound(f"There is no {error.noun} named {error.name!r}.")
     if isinstance(error, db.AlreadyExists):
-        return InUse(f"There is already a {error.noun} named {error.name!r}.", hint="Choose another name: names are not used again.")
+        return InUse(
+            f"There is already a {error.noun} named {error.name!r}.", hint="Choose another name: one is free again only when what has it was deleted."
+        )
     if isinstance(error, db.Conflict):
         return InUse(_sentence(str(error)))
     log.error("a request failed in the database: %s", error)

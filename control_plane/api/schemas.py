@@ -129,7 +129,7 @@ class StoppingCondition(Request):
     max_pending_time_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
     """From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile."""
     max_cost_usd: float | None = Field(default=None, ge=0.01)
-    """Not available yet."""
+    """What its nodes may cost, at the fleet's price; the fleet must have one. Then it stops as a user's stop would."""
 
 
 class RetryStrategy(Request):
@@ -177,14 +177,65 @@ class CreateTrainingJobRequest(Request):
     project: Name | None = None
     """The token's project, unless the token may name another."""
     tags: Tags = Field(default_factory=dict)
+    dry_run: bool = False
+    """Check everything, create nothing, and answer the plan."""
+
+
+class RecoveryOdds(Shape):
+    """What becomes of the job's memory when nodes are lost at once."""
+
+    lost_nodes: int
+    probability: float
+    """That every shard keeps a copy, all sets of so many nodes equally likely; exact."""
+
+
+class TrainingJobPlan(Shape):
+    """What would become of a job, by what its fleet is and has seen."""
+
+    fleet_name: str
+    node_count: int
+    ranks_per_node: int
+    world_size: int
+    copies: int
+    slots_per_node: int
+    """Host memory of a node is taken by so many slots, each as large as one rank's state: slots of a shard × Copies × RanksPerNode."""
+    node_memory_bytes: int | None
+    """What the fleet's smallest node has for them; absent while it has none."""
+    largest_shard_bytes: int | None
+    """So large may one rank's state be there."""
+    recovery_odds: list[RecoveryOdds]
+    """For one, two and three lost nodes at once, with all copies in place."""
+    can_start_now: bool
+    """Its turn has come, and enough nodes are free and connected."""
+    queue_position: int | None
+    """Its place in the fleet's queue, from 1; absent where its turn would come at once."""
+    queued_behind: list[str]
+    """Names of the jobs that would be ahead of it there."""
+    waits_for: str | None
+    """What it would wait for, in words."""
+    free_node_count: int
+    nodes_to_launch: int
+    """Instances that the fleet would have to bring for it."""
+    cost_usd_per_hour: float | None
+    """The fleet's price × NodeCount; absent where it has none."""
+    expected_mttf_seconds: float | None
+    """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident."""
+    expected_recovery_seconds: float | None
+    """Mean time to recovery, of the fleet's closed incidents."""
+    expected_ettr_ratio: float | None
+    """ExpectedMttfSeconds ÷ (ExpectedMttfSeconds + ExpectedRecoverySeconds): the part of the time that will be training, the queue not counted."""
 
 
 class CreateTrainingJobResponse(Shape):
-    """The job is accepted and waits for its turn."""
+    """The job is accepted and waits for its turn; or, of a dry run, what would become of it."""
 
     training_job_name: str
-    run_id: str
-    training_job_status: str
+    run_id: str | None = None
+    """Absent after a dry run."""
+    training_job_status: str | None = None
+    """Absent after a dry run."""
+    plan: TrainingJobPlan | None = None
+    """Of a dry run."""
 
 
 class TrainingJobSummary(Shape):
@@ -203,6 +254,8 @@ class TrainingJobSummary(Shape):
     committed_step: int
     boundary: int
     creation_time: datetime
+    last_modified_time: datetime
+    """When it came into its state, or a person last changed what is wanted of it."""
     training_start_time: datetime | None
     training_end_time: datetime | None
 
@@ -212,6 +265,94 @@ class ListTrainingJobsResponse(Shape):
 
     training_job_summaries: list[TrainingJobSummary]
     next_token: str | None = None
+
+
+class StoppingConditionUpdate(Request):
+    """Limits to change; 0 lifts one."""
+
+    max_runtime_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
+    max_pending_time_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
+    max_cost_usd: float | None = Field(default=None, ge=0)
+
+
+class CheckpointConfigUpdate(Request):
+    """What to change of the durable tier; where checkpoints go is set at creation."""
+
+    every_steps: int | None = Field(default=None, ge=0, le=1_000_000_000)
+    third_slot: bool | None = None
+    """Cannot be taken back once the job has run."""
+
+
+class UpdateTrainingJobRequest(Request):
+    """Fields to change; what is left out stays."""
+
+    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    preemptible: bool | None = None
+    retry_strategy: RetryStrategy | None = None
+    stopping_condition: StoppingConditionUpdate | None = None
+    protection: ProtectionConfig | None = None
+    checkpoint_config: CheckpointConfigUpdate | None = None
+    tags: Tags | None = None
+    """All of them: those that are left out go."""
+
+
+class FieldChange(Shape):
+    """One field that was changed."""
+
+    field: str
+    """Its path: `CheckpointConfig.EverySteps`."""
+    before: str | None
+    after: str | None
+    """As text; absent where there is no value."""
+    applies: Literal["Now", "NextGeneration"]
+    """A running generation goes on with the plan that it began with."""
+
+
+class UpdateTrainingJobResponse(Shape):
+    """The job's newest revision, and what it changed."""
+
+    training_job_name: str
+    run_id: str
+    revision: int
+    changes: list[FieldChange]
+    """Empty where everything was so already: then there is no new revision."""
+
+
+class TrainingJobRevision(Shape):
+    """What was changed at once of a job."""
+
+    revision: int
+    """1: what it was created with."""
+    time: datetime
+    changes: list[FieldChange]
+
+
+class ListTrainingJobRevisionsResponse(Shape):
+    """All revisions of a job, oldest first."""
+
+    revisions: list[TrainingJobRevision]
+
+
+class DeleteTrainingJobResponse(Shape):
+    """What went, or would go."""
+
+    training_job_name: str
+    run_id: str
+    is_deleted: bool
+    """The job is forgotten. Not after a dry run, and not while objects are left."""
+    generation_count: int
+    checkpoint_count: int
+    incident_count: int
+    node_seconds: float
+    """What the fleet's figures no longer count."""
+    cost_usd: float | None
+    object_count: int
+    """Objects in S3 that this call has deleted; of a dry run, that a call with DeleteObjects would."""
+    object_bytes: int
+    has_more_objects: bool
+    """A call takes so many objects at the most: the same call again goes on."""
+    s3_uris: list[str]
+    """Where they are: checkpoints, logs, outputs."""
 
 
 class SecondaryStatusTransition(Shape):
@@ -276,9 +417,17 @@ class TrainingJob(Shape):
     """Names of the jobs that are ahead of it there."""
     tags: dict[str, str]
     creation_time: datetime
+    last_modified_time: datetime
+    """When it came into its state, or a person last changed what is wanted of it."""
     training_start_time: datetime | None
     training_end_time: datetime | None
     stop_requested_time: datetime | None
+    pause_requested_time: datetime | None
+    """Absent once it was resumed."""
+    revision: int
+    """Of what was asked for: 1 at its creation, one more with each update."""
+    observed_revision: int | None
+    """What the newest generation was planned from; absent before the first."""
     generation: int
     """The launch of all ranks that runs now; 0 before the first."""
     base_step: int
@@ -339,14 +488,6 @@ class LastCheckpoint(Shape):
     bytes: int
 
 
-class RecoveryOdds(Shape):
-    """What becomes of the job's memory when nodes are lost at once."""
-
-    lost_nodes: int
-    probability: float
-    """That every shard keeps a copy, all sets of so many nodes equally likely; exact for the holders that count right now."""
-
-
 class DescribeProtectionResponse(Shape):
     """How well the job's state is kept right now."""
 
@@ -360,21 +501,39 @@ class DescribeProtectionResponse(Shape):
     protection_state: Literal["Protected", "Degraded", "Unprotected"]
     reason: str
     recovery_odds: list[RecoveryOdds]
-    """For one, two and three lost nodes, as far as they can be counted in time; empty while not every shard is committed."""
+    """For one, two and three lost nodes, by the holders that count right now, as far as they can be counted in time; empty while not every shard is
+    committed."""
     shards: list[ShardProtection]
     last_checkpoint: LastCheckpoint | None
 
 
 class Checkpoint(Shape):
-    """A set of shards of one step in S3, complete or not."""
+    """A set of shards of one step in S3."""
 
     step: int
     generation: int
-    status: Literal["Uploading", "Complete"]
+    status: Literal["Uploading", "Complete", "Deleting", "Deleted"]
     s3_uri: str
     bytes: int
     creation_time: datetime
     completion_time: datetime | None
+    is_pinned: bool
+    """It is not deleted until it is unpinned."""
+    verification: Literal["NotVerified", "Verifying", "Intact", "Damaged"]
+    """What VerifyCheckpoint found when it last read the objects back."""
+    verification_time: datetime | None
+    verification_message: str | None
+    """What is damaged."""
+
+
+class CreateCheckpointResponse(Shape):
+    """Which step is in S3, or on its way."""
+
+    training_job_name: str
+    run_id: str
+    step: int
+    """The checkpoint is of this step or, while it is Requested, of the next one that is committed."""
+    status: Literal["Requested", "Complete"]
 
 
 class ListCheckpointsResponse(Shape):

@@ -15,7 +15,21 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from control_plane.api import errors
-from control_plane.api.routes import agents, events, fleets, health, incidents, jobs, nodes, results, sources, tokens
+from control_plane.api.routes import (
+    agents,
+    checkpoints,
+    deletions,
+    events,
+    fleets,
+    health,
+    incidents,
+    jobs,
+    nodes,
+    results,
+    revisions,
+    sources,
+    tokens,
+)
 from control_plane.api.schemas import ErrorResponse, FieldError
 
 Json = dict[str, Any]
@@ -27,7 +41,7 @@ EPOCH: Final = "epoch-seconds"
 OPEN_OPERATIONS: Final = frozenset({"GetHealth"})
 """They need no token."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
-ROOMS: Final = (jobs, results, incidents, events, fleets, nodes, tokens, sources, health, agents)
+ROOMS: Final = (jobs, revisions, deletions, checkpoints, results, incidents, events, fleets, nodes, tokens, sources, health, agents)
 """Every module of routes."""
 
 

@@ -13,6 +13,7 @@ from control_plane.api import schemas
 from control_plane.core import accounting, domain_loss, placement, states
 from control_plane.core.queue import Schedule
 from control_plane.core.states import JobState
+from control_plane.db import checkpoints
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.events import EventRecord
 from control_plane.db.fleets import FleetRecord
@@ -28,6 +29,7 @@ from everstep.protocol.plan import GenerationPlan
 
 ODDS_UP_TO_LOST_NODES = 3
 MICRO = 1_000_000
+_CHECKPOINT_STATUS = {checkpoints.DELETING: "Deleting", checkpoints.DELETED: "Deleted"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,12 @@ def status_of(job: JobRecord) -> str:
 
 def secondary_status_of(job: JobRecord) -> str:
     """Return the job's `SecondaryStatus`."""
-    return states.secondary_status(JobState(job.state), has_incident=job.started_at is not None, is_stop_requested=job.stop_requested_at is not None)
+    return states.secondary_status(
+        JobState(job.state),
+        has_incident=job.started_at is not None,
+        is_stop_requested=job.stop_requested_at is not None,
+        is_pause_requested=job.pause_requested_at is not None,
+    )
 
 
 def job_summary(job: JobRecord) -> schemas.TrainingJobSummary:
@@ -64,12 +71,15 @@ def job_summary(job: JobRecord) -> schemas.TrainingJobSummary:
         committed_step=job.committed_step,
         boundary=job.boundary,
         creation_time=job.created_at,
+        last_modified_time=job.modified_at,
         training_start_time=job.started_at,
         training_end_time=job.ended_at,
     )
 
 
-def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotals, turns: Schedule) -> schemas.TrainingJob:
+def job(
+    job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotals, turns: Schedule, observed_revision: int | None = None
+) -> schemas.TrainingJob:
     """Return everything about a job.
 
     Args:
@@ -77,6 +87,7 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotal
         plan: of its newest generation, if it has one.
         incidents: what its incidents come to.
         turns: of its fleet.
+        observed_revision: what that generation was planned from.
 
     Returns:
         All fields of the contract.
@@ -102,7 +113,9 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotal
         checkpoint_config=schemas.CheckpointConfig(every_steps=spec.checkpoint_every_steps, s3_uri=spec.checkpoint_uri, third_slot=spec.third_slot),
         output_data_config=schemas.OutputDataConfig(s3_output_path=spec.output_uri),
         stopping_condition=schemas.StoppingCondition(
-            max_runtime_in_seconds=spec.max_runtime_seconds, max_pending_time_in_seconds=spec.max_pending_seconds
+            max_runtime_in_seconds=spec.max_runtime_seconds,
+            max_pending_time_in_seconds=spec.max_pending_seconds,
+            max_cost_usd=spec.max_cost_usd,
         ),
         retry_strategy=schemas.RetryStrategy(max_attempts=spec.max_attempts),
         priority=job.priority,
@@ -111,9 +124,13 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotal
         queued_behind=[other.job for other in turns.ahead_of(RunId(job.run_id))],
         tags=dict(job.tags),
         creation_time=job.created_at,
+        last_modified_time=job.modified_at,
         training_start_time=job.started_at,
         training_end_time=job.ended_at,
         stop_requested_time=job.stop_requested_at,
+        pause_requested_time=job.pause_requested_at,
+        revision=job.revision,
+        observed_revision=observed_revision,
         generation=job.generation,
         base_step=job.base_step,
         committed_step=job.committed_step,
@@ -194,12 +211,24 @@ def checkpoint(record: CheckpointRecord) -> schemas.Checkpoint:
     return schemas.Checkpoint(
         step=record.step,
         generation=record.generation,
-        status="Uploading" if record.completed_at is None else "Complete",
+        status=_CHECKPOINT_STATUS.get(record.state, "Uploading" if record.completed_at is None else "Complete"),  # type: ignore[arg-type]  # one of the literal's
         s3_uri=f"s3://{record.bucket}/{record.manifest_key}",
         bytes=record.object_bytes,
         creation_time=record.created_at,
         completion_time=record.completed_at,
+        is_pinned=record.pinned_at is not None,
+        verification=_verification(record),  # type: ignore[arg-type]  # one of the literal's
+        verification_time=record.verified_at,
+        verification_message=record.verdict or None,
     )
+
+
+def _verification(record: CheckpointRecord) -> str:
+    if record.verify_requested_at is not None:
+        return "Verifying"
+    if record.verified_at is None:
+        return "NotVerified"
+    return "Damaged" if record.verdict else "Intact"
 
 
 def incident(record: IncidentRecord) -> schemas.Incident:
@@ -355,7 +384,7 @@ def _transitions(job: JobRecord) -> list[schemas.SecondaryStatusTransition]:
         state = JobState(transition.state)
         shown.append(
             schemas.SecondaryStatusTransition(
-                status=states.secondary_status(state, has_incident=has_run),
+                status=states.secondary_status(state, has_incident=has_run, is_pause_requested=transition.is_paused),
                 state=state,
                 start_time=transition.at,
                 end_time=end,

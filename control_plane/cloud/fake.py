@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import BinaryIO
@@ -404,6 +404,13 @@ class MemoryObjectStore:
         with self._lock:
             found = [info for key, (_, info) in sorted(self._bucket(prefix).items()) if key.startswith(prefix.key)]
         yield from found
+
+    def delete(self, bucket: str, keys: Sequence[str]) -> None:
+        """Delete objects; see `ObjectStore`."""
+        with self._lock:
+            objects = self._bucket(ObjectReference(bucket=bucket, key=""))
+            for key in keys:
+                objects.pop(key, None)
 
     def _bucket(self, reference: ObjectReference) -> dict[str, tuple[bytes, ObjectInfo]]:
         if reference.bucket not in self._objects:

@@ -6,7 +6,7 @@ raise `CloudError` alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import BinaryIO, Protocol
@@ -14,6 +14,8 @@ from typing import BinaryIO, Protocol
 from everstep.protocol.plan import ObjectReference
 
 STREAM_CHUNK_BYTES = 1024 * 1024
+DELETED_AT_ONCE = 1_000
+"""Objects that one call deletes at the most. Source: S3's DeleteObjects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +70,11 @@ class ObjectStore(Protocol):
 
     def list(self, prefix: ObjectReference) -> Iterator[ObjectInfo]:
         """Yield all objects whose key begins with the prefix's key, in key order."""
+
+    def delete(self, bucket: str, keys: Sequence[str]) -> None:
+        """Delete objects; one that is not there is deleted already.
+
+        Args:
+            bucket: of all of them.
+            keys: at most `DELETED_AT_ONCE`.
+        """

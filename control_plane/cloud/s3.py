@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, Final
 
 from boto3.s3.transfer import TransferConfig
+from botocore.exceptions import ClientError
 
 from control_plane.cloud.connection import Connection, translated
 from control_plane.cloud.errors import NotFound
@@ -78,6 +79,20 @@ class S3ObjectStore:
             for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key):
                 for entry in page.get("Contents", ()):
                     yield _listed(prefix.bucket, entry)
+
+    def delete(self, bucket: str, keys: Sequence[str]) -> None:
+        """Delete objects; see `ObjectStore`."""
+        if not keys:
+            return
+        with translated():
+            answer = self._s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True})
+            refused = answer.get("Errors", ())
+            if refused:  # the call as a whole succeeds all the same
+                error = {
+                    "Code": refused[0].get("Code", ""),
+                    "Message": f"{len(refused)} objects, {refused[0].get('Key')}: {refused[0].get('Message')}",
+                }
+                raise ClientError({"Error": error}, "DeleteObjects")
 
 
 class _Unclosed:

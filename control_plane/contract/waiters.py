@@ -47,6 +47,11 @@ def waiters(model: Json) -> Json:
             _matches("TrainingJobStatus", "Stopped"),
             _matches("TrainingJobStatus", "Failed", state="failure"),
         ),
+        "TrainingJobPaused": _job(
+            "Waits until a job that was asked to pause has let go of its nodes. Fails when it has ended or is being stopped.",
+            _matches("SecondaryStatus", "Paused"),
+            *(_matches("TrainingJobStatus", status, state="failure") for status in ("Completed", "Failed", "Stopped", "Stopping")),
+        ),
         "FleetReady": _waiter(
             "DescribeFleet",
             "Waits until every node that the fleet wants is connected. Fails when the fleet is frozen or being deleted.",

@@ -24,7 +24,7 @@ class Bucket(StrEnum):
 
     QUEUE: waiting for its turn. PROVISION: waiting for its first nodes. START: a launch that no failure made necessary. TRAIN: steps that count.
     STALL: running, but no boundary for a long time. DETECT, REPLACE, RESTORE, REWORK: the phases of incidents. STOPPING: an agreed stop. PAUSED:
-    without nodes since it gave them to a job of higher priority. UNACCOUNTED: no control plane looked.
+    without nodes since it gave them to a job of higher priority, or a person paused it. UNACCOUNTED: no control plane looked.
     """
 
     QUEUE = "queue"
@@ -84,12 +84,14 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
         is_stalled: it runs, but no boundary was reported for longer than a boundary may take.
 
     Returns:
-        The one bucket that is filling; an open incident names it before the state does, except while the job stops.
+        The one bucket that is filling; an open incident names it before the state does, except while the job stops or pauses.
     """
-    if record.incident is not None and record.state is not JobState.STOPPING:
+    if record.incident is not None and record.state not in (JobState.PAUSING, JobState.STOPPING):
         return _BY_INCIDENT.get(record.incident.state, Bucket.TRAIN)
     if is_stalled and record.state is JobState.RUNNING:
         return Bucket.STALL
+    if record.pause_requested_at is not None and record.state is JobState.QUEUED:
+        return Bucket.PAUSED
     if record.started_at is not None and record.state in (JobState.QUEUED, JobState.ALLOCATING):
         return Bucket.PAUSED
     return _BY_STATE[record.state]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from control_plane.core.observed import Implication, IncidentRecord, JobRecord, NodeRecord
-from everstep.protocol.ids import Generation, JobName, NodeId, RunId
+from everstep.protocol.ids import Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.manifest import CheckpointManifest
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 
@@ -64,6 +64,17 @@ class SendHalt:
     run: RunId
     generation: Generation
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendTakeCheckpoint:
+    """Ask the coordinator to have a step, or a later one, uploaded."""
+
+    node_id: NodeId
+    job: JobName
+    run: RunId
+    generation: Generation
+    step: Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +178,7 @@ class ResumeLaunch:
     """AWS's words for the suspension."""
 
 
-JobAction = SendPrepare | SendLoad | SendStart | SendStop | SendHalt | SendTakeStacks | PutManifest
+JobAction = SendPrepare | SendLoad | SendStart | SendStop | SendHalt | SendTakeCheckpoint | SendTakeStacks | PutManifest
 MemberAction = SetDesired | TerminateMember | RebootMember | CompleteTermination
 """What changes who is in a fleet's group, or how it fares: what AWS said before is void."""
 GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch

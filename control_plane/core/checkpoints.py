@@ -6,7 +6,7 @@ path. It is put last, and named by (generation, step), so the same set never mak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from control_plane.core import recovery
 from control_plane.core.actions import PutManifest
@@ -18,7 +18,11 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference
 
 
 def due(
-    plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], lineage: Iterable[GenerationRecord], known: Iterable[CheckpointRecord]
+    plan: GenerationPlan,
+    reports: Mapping[NodeId, MemberReport],
+    lineage: Iterable[GenerationRecord],
+    known: Iterable[CheckpointRecord],
+    dropped: Collection[tuple[Generation, Step]] = (),
 ) -> tuple[PutManifest, ...]:
     """Return the manifests to put now.
 
@@ -27,13 +31,14 @@ def due(
         reports: of its members, of that generation.
         lineage: all generations with a plan.
         known: the complete checkpoints.
+        dropped: generation and step of those that a person has deleted: agents report their shards all the same.
 
     Returns:
         One for each step whose shards are all there and on the path, oldest step first; none that is known already.
     """
     lineage = tuple(lineage)
     path = recovery.path_of(lineage, plan.generation)
-    done = {(checkpoint.generation, checkpoint.step) for checkpoint in known}
+    done = {(checkpoint.generation, checkpoint.step) for checkpoint in known} | {*dropped}
     manifests = []
     for step, shards in sorted(_by_step(reports).items()):
         complete = all(Rank(rank) in shards for rank in range(plan.world_size))
@@ -47,6 +52,22 @@ def due(
 def newest_step(known: Iterable[CheckpointRecord]) -> Step:
     """Return the newest step that is durable, or -1."""
     return max((checkpoint.step for checkpoint in known), default=NO_STEP)
+
+
+def newest_restorable(known: Iterable[CheckpointRecord], lineage: Iterable[GenerationRecord], generation: Generation) -> CheckpointRecord | None:
+    """Return the newest checkpoint that a generation's job could go on from, or None.
+
+    Args:
+        known: the complete checkpoints.
+        lineage: all generations with a plan.
+        generation: the newest of them.
+
+    Returns:
+        The newest whose every shard lies on the path that led to that generation.
+    """
+    path = recovery.path_of(lineage, generation)
+    found = [each for each in known if all(recovery.is_on_path(path, shard.origin_generation, each.step) for shard in each.shards)]
+    return max(found, key=lambda each: (each.step, each.generation), default=None)
 
 
 def upload_seconds(reports: Mapping[NodeId, MemberReport]) -> float | None:

@@ -3,7 +3,7 @@
     QUEUED ─▶ ALLOCATING ─▶ PREPARING ─▶ LOADING ─▶ STARTING ─▶ RUNNING ─▶ COMPLETED
        ▲                       ▲  a fault in any of the last four: │  STOPPING ─▶ STOPPED
        │                       └── a new generation, one incident ─┘  anything that no new generation can help ─▶ FAILED
-       └───────────── PAUSING: its nodes go to a job of higher priority ┘
+       └── PAUSING: its nodes go to a job of higher priority, or it waits for a person ──┘
 
 Invariant: pure, and level-triggered: the same input gives the same decision, a world that is as it should be gives no action, and every action
 follows from what is stored. A generation is numbered in one pass and prepared in the next; a plan is stored in one pass and sent in the next.
@@ -17,7 +17,18 @@ from datetime import UTC, datetime
 from functools import reduce
 
 from control_plane.core import accounting, breakers, checkpoints, faults, hangs, incidents, launch, moves, queue, recovery, remedies
-from control_plane.core.actions import Decision, EventDraft, JobAction, SendHalt, SendLoad, SendPrepare, SendStart, SendStop, SendTakeStacks
+from control_plane.core.actions import (
+    Decision,
+    EventDraft,
+    JobAction,
+    SendHalt,
+    SendLoad,
+    SendPrepare,
+    SendStart,
+    SendStop,
+    SendTakeCheckpoint,
+    SendTakeStacks,
+)
 from control_plane.core.breakers import Course
 from control_plane.core.evidence import (
     Standing,
@@ -140,6 +151,17 @@ class _View:
         return self.seen.plan
 
     @property
+    def wants_pause(self) -> str:
+        """Why the job is to let go of its nodes and go on later, or nothing."""
+        if self.seen.gives_way_to:
+            return f"for {self.seen.gives_way_to}"
+        before, incident = self.record.no_pause_before, self.record.incident
+        is_too_soon = before is not None and self.now < before
+        if self.record.pause_requested_at is None or is_too_soon or (incident is not None and incident.state is not IncidentState.REWORKING):
+            return ""
+        return "as a user asked"
+
+    @property
     def wants_stop(self) -> str:
         """Why the job is to stop, or nothing."""
         if self.record.stop_reason:
@@ -182,7 +204,7 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
         record,
         silences=silences,
         impairments=impairments if not seen.is_fleet_blind else (),
-        stop_reason=record.stop_reason or _limit(record, spec, now),
+        stop_reason=record.stop_reason or _limit(record, spec, now, seen.price_usd_per_hour),
         exclusions=tuple(exclusion for exclusion in record.exclusions if exclusion.node_id in seen.assigned),
     )
     return _View(now=now, spec=spec, seen=seen, policy=policy, record=record, nodes=nodes, reports=reports, verdicts=verdicts)
@@ -195,14 +217,17 @@ def _before(node: NodeObserved, incident_id: str) -> NodeObserved:
     return replace(node, history=tuple(line for line in node.history if line.incident_id != incident_id))
 
 
-def _limit(record: JobRecord, spec: JobSpec, now: float) -> str:
+def _limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_hour: float | None) -> str:
     """Return which stopping condition the job has reached, or nothing. Time without nodes is no runtime, and once it has run it is not pending."""
     paused = record.microseconds.get(accounting.Bucket.PAUSED, 0) / 1_000_000
     if spec.max_runtime_seconds is not None and record.started_at is not None and now - record.started_at - paused > spec.max_runtime_seconds:
         return f"MaxRuntimeInSeconds ({spec.max_runtime_seconds:g}) is over"
     is_pending = record.state in (JobState.QUEUED, JobState.ALLOCATING) and record.started_at is None
-    if spec.max_pending_seconds is not None and is_pending and now - record.created_at > spec.max_pending_seconds:
+    if spec.max_pending_seconds is not None and is_pending and now - record.created_at - paused > spec.max_pending_seconds:
         return f"MaxPendingTimeInSeconds ({spec.max_pending_seconds:g}) is over"
+    cost = accounting.cost_usd(record.node_microseconds, price_usd_per_hour)
+    if spec.max_cost_usd is not None and cost is not None and cost >= spec.max_cost_usd:
+        return f"MaxCostUsd ({spec.max_cost_usd:g}) is spent"
     return ""
 
 
@@ -214,6 +239,10 @@ def _wait_for_nodes(view: _View) -> Decision:
     if view.wants_stop:
         words = "stopped before it started" if record.started_at is None else "stopped while it was paused"
         return _ended(view, JobEvent.HALTED, f"{words}: {view.wants_stop}")
+    if record.pause_requested_at is not None:
+        if record.state is JobState.QUEUED:
+            return _stay(view, _paused_words(view))
+        return _moved(view, JobEvent.SENT_BACK, _paused_words(view))
     if record.state is JobState.QUEUED:
         if not view.seen.is_admitted:
             return _stay(view, _queue_words(view))
@@ -240,6 +269,12 @@ def _sent_aside(view: _View, missing: int) -> Decision:
     aside = replace_record(view, gang_attempts=attempts, not_before=not_before)
     words = f"{_waits_for(view, missing)}; none came for {queue.GANG_PATIENCE_SECONDS:g} s: gives its nodes back"
     return _moved(aside, JobEvent.SENT_BACK, words)
+
+
+def _paused_words(view: _View) -> str:
+    if view.record.started_at is None:
+        return "paused by a user before it started; ResumeTrainingJob puts it back into the queue"
+    return f"paused by a user; ResumeTrainingJob lets it go on: {_durable(view)}"
 
 
 def _queue_words(view: _View) -> str:
@@ -562,7 +597,7 @@ def _is_in(view: _View, node_id: NodeId, *phases: MemberPhase) -> bool:
 def _watch(view: _View) -> Decision:
     view = _with_progress(view)
     record, plan = view.record, view.plan
-    puts: tuple[JobAction, ...] = checkpoints.due(plan, view.reports, view.seen.lineage, view.seen.checkpoints)
+    puts: tuple[JobAction, ...] = checkpoints.due(plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints)
     if (fault := faults.permanent(view.reports)) is not None:
         return _ended(view, JobEvent.GAVE_UP, fault.message)
     is_moving = record.state is JobState.RUNNING and bool(moves.asked(record.moves))
@@ -592,12 +627,13 @@ def _watch(view: _View) -> Decision:
     view = replace_record(view, suspicion=watched.suspicion)
     if record.state is JobState.PAUSING:
         return replace_actions(_pause(view), puts)
+    puts = (*puts, *_wanted_checkpoint(view))
     view = _with_moves(view)
     if (left := _leave(view)) is not None:
         return replace_actions(left, puts)
-    if view.seen.gives_way_to:
+    if view.wants_pause:
         pausing = replace_record(view, moves=())
-        return replace_actions(_moved(pausing, JobEvent.PAUSE_ASKED, f"pauses for {view.seen.gives_way_to}"), puts)
+        return replace_actions(_moved(pausing, JobEvent.PAUSE_ASKED, f"pauses {view.wants_pause}"), puts)
     looks: tuple[JobAction, ...] = tuple(
         SendTakeStacks(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, number=watched.suspicion.number)
         for node_id in watched.ask
@@ -613,6 +649,17 @@ def _watch(view: _View) -> Decision:
     reason = f"trains; {'; '.join(_without_figures(view, unclear))}" if unclear else f"trains from step {plan.base_step}"
     trains = _stay(view, reason, puts, requeue=WATCH_SECONDS)
     return replace(trains, events=(*watched.events, *trains.events))
+
+
+def _wanted_checkpoint(view: _View) -> tuple[JobAction, ...]:
+    """Ask for the checkpoint that a person wants, again and again until there is one on this path."""
+    wanted, plan = view.record.checkpoint_wanted, view.plan
+    if wanted < 0 or not _is_in(view, plan.coordinator, MemberPhase.RUNNING):
+        return ()
+    newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, plan.generation)
+    if newest is not None and newest.step >= wanted:
+        return ()
+    return (SendTakeCheckpoint(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation, step=wanted),)
 
 
 def _watch_clocks(view: _View) -> hangs.Watched:
@@ -888,8 +935,13 @@ def _paused(view: _View, *, is_durable: bool) -> Decision:
     record = view.record
     durable = checkpoints.newest_step(view.seen.checkpoints)
     if is_durable and durable >= record.committed:
-        free = replace_record(view, asked=(), exclusions=(), silences=(), no_pause_before=None)
-        return _moved(free, JobEvent.PAUSED, f"paused after step {record.boundary}, resumes by itself from the checkpoint of step {durable}")
+        incident = record.incident
+        if incident is not None and incident.state is not IncidentState.CLOSED:  # what it was still to make up for, it does when it is resumed
+            incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
+        free = replace_record(view, asked=(), exclusions=(), silences=(), no_pause_before=None, incident=incident)
+        resumes = "resumes by itself" if record.pause_requested_at is None else "ResumeTrainingJob lets it go on"
+        source = f"from the checkpoint of step {durable}" if durable > 0 else "from its beginning: no step was committed"
+        return _moved(free, JobEvent.PAUSED, f"paused after step {record.boundary}, {resumes} {source}")
     patience = PAUSE_PATIENCE_TIMES * view.policy.timeouts.blind_wait_seconds
     if view.now - record.state_since > patience:
         words = f"step {record.committed} did not become a checkpoint within {patience:g} s: it is not paused"

@@ -50,6 +50,7 @@ class JobSpec:
     """The same failure at the same step this many times ends the job."""
     max_runtime_seconds: float | None = None
     max_pending_seconds: float | None = None
+    max_cost_usd: float | None = None
     priority: int = 0
 
     @property
@@ -341,6 +342,10 @@ class JobRecord:
     created_at: float
     state_since: float
     stop_requested_at: float | None = None
+    pause_requested_at: float | None = None
+    """When a person paused it; None once a person has resumed it."""
+    checkpoint_wanted: Step = NO_STEP
+    """A person wants a checkpoint of this step or a later one."""
     started_at: float | None = None
     ended_at: float | None = None
     generation: Generation = NO_GENERATION
@@ -420,10 +425,15 @@ class JobObserved:
     """Of `record.generation`."""
     lineage: tuple[GenerationRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
+    """The complete ones."""
     assigned: tuple[NodeId, ...]
     """Nodes that the fleet loop has given to this job, in the order given."""
     nodes: Mapping[NodeId, NodeObserved]
     """At least the assigned ones and those of the plan."""
+    dropped_checkpoints: frozenset[tuple[Generation, Step]] = frozenset()
+    """Generation and step of those that a person has deleted."""
+    price_usd_per_hour: float | None = None
+    """Of one of its fleet's nodes."""
     is_admitted: bool = False
     gives_way_to: str = ""
     """The job of higher priority that is to get this one's nodes, in words; empty when there is none."""
@@ -549,6 +559,8 @@ class FleetJob:
     priority: int
     created_at: float
     exclusions: tuple[Exclusion, ...] = ()
+    is_paused: bool = False
+    """A person paused it: it waits for nobody's nodes."""
     may_pause: bool = False
     """It is preemptible and trains, nothing is wrong with it, and saving has been seen to work."""
     not_before: float | None = None

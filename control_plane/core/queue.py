@@ -12,6 +12,7 @@ The queue is served in order. The first job that does not fit is its head, and n
   must fit with it. That needs no known end, and holds for every one.
 - **Preemption.** For a head of higher priority, preemptible jobs are paused (an agreed stop, checkpointed), lowest priority and youngest
   first, as few as are needed and none if all together are not enough. A job that waits for its gang has nothing to lose and goes back.
+- **Pauses.** A job that a person paused gives its nodes back in the same way, and does not wait here: it holds up nobody, until it is resumed.
 - **Patience.** A gang that is not complete and to which no node has come for `GANG_PATIENCE_SECONDS` gives its nodes back and stands aside
   for a while, longer each time: it neither holds nodes nor holds back others, and its nodes are for jobs behind it, or surplus.
 
@@ -67,14 +68,14 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
     Called in every pass over a job and over a fleet.
 
     Args:
-        jobs: of one fleet, those that have not ended.
+        jobs: of one fleet, those that have not ended; those that a person paused do not wait.
         capacity: nodes that jobs may have: the group's MaxSize without held nodes.
         now: Unix seconds.
 
     Returns:
         The schedule; the same for the same jobs.
     """
-    every = tuple(jobs)
+    every = tuple(job for job in jobs if not (job.is_paused and job.state is JobState.QUEUED))
     holding = [job for job in every if job.state in HOLDING_JOBS]
     queued = in_order(job for job in every if job.state is JobState.QUEUED)
     aside = [job for job in queued if _stands_aside(job, now)]

@@ -16,12 +16,12 @@ class JobState(StrEnum):
     """Where a job stands.
 
     QUEUED: waits for its turn in the fleet; left when admitted, stopped or pending for too long. ALLOCATING: admitted, its gang of nodes is not
-    complete; left when the gang is assigned, or back to QUEUED for a job of higher priority or when its nodes do not come. PREPARING: a generation
-    is numbered and promised by the nodes (survivors and newcomers); left when all have promised and a plan stands. LOADING: the plan is stored and
-    shards are fetched; left when every node has verified. STARTING: ranks are being started; left when all run. RUNNING: training. PAUSING: an
-    agreed stop was asked for so that a job of higher priority gets the nodes; left for QUEUED when the step is a checkpoint. STOPPING: an agreed
-    stop was asked for; left when all ranks have exited. COMPLETED, FAILED, STOPPED: ended; nobody leaves. A fault in any state from PREPARING to
-    PAUSING goes back to PREPARING with an open incident.
+    complete; left when the gang is assigned, or back to QUEUED for a job of higher priority or when its nodes do not come. PREPARING: a generation is
+    numbered and promised by the nodes (survivors and newcomers); left when all have promised and a plan stands. LOADING: the plan is stored and
+    shards are fetched; left when every node has verified. STARTING: ranks are being started; left when all run. RUNNING: training. PAUSING: an agreed
+    stop was asked for so that others get the nodes, a job of higher priority or whoever a person has in mind; left for QUEUED when the step is a
+    checkpoint. STOPPING: an agreed stop was asked for; left when all ranks have exited. COMPLETED, FAILED, STOPPED: ended; nobody leaves. A fault in
+    any state from PREPARING to PAUSING goes back to PREPARING with an open incident.
     """
 
     QUEUED = "queued"
@@ -40,10 +40,11 @@ class JobState(StrEnum):
 class JobEvent(StrEnum):
     """What moves a job.
 
-    ADMITTED: the fleet has room for it. SENT_BACK: another goes first, or its nodes do not come. GANG_ASSIGNED: all its nodes are there. PLANNED: all
-    promised and the plan is made. LOADED: every node has verified its shards. STARTED: ranks run on every node. FAULTED: this generation is over,
-    another begins. PAUSE_ASKED: for a job of higher priority. PAUSED: its state is in S3, its nodes are free. STOP_ASKED: by a user or a limit.
-    FINISHED: every rank exited with success. HALTED: every rank has exited after a stop, or none had started. GAVE_UP: no new generation can help.
+    ADMITTED: the fleet has room for it. SENT_BACK: another goes first, a person paused it, or its nodes do not come. GANG_ASSIGNED: all its nodes are
+    there. PLANNED: all promised and the plan is made. LOADED: every node has verified its shards. STARTED: ranks run on every node. FAULTED: this
+    generation is over, another begins. PAUSE_ASKED: for a job of higher priority, or by a person. PAUSED: its state is in S3, its nodes are free.
+    STOP_ASKED: by a user or a limit. FINISHED: every rank exited with success. HALTED: every rank has exited after a stop, or none had started.
+    GAVE_UP: no new generation can help.
     """
 
     ADMITTED = "admitted"
@@ -254,6 +255,8 @@ class SecondaryStatus(StrEnum):
     TRAINING = "Training"
     RESTARTING = "Restarting"
     INTERRUPTED = "Interrupted"
+    PAUSING = "Pausing"
+    PAUSED = "Paused"
     STOPPING = "Stopping"
     COMPLETED = "Completed"
     FAILED = "Failed"
@@ -295,21 +298,26 @@ def training_job_status(state: JobState, *, is_stop_requested: bool = False) -> 
     return TrainingJobStatus.STOPPING if is_stop_requested and status is TrainingJobStatus.IN_PROGRESS else status
 
 
-def secondary_status(state: JobState, *, has_incident: bool = False, is_stop_requested: bool = False) -> SecondaryStatus:
+def secondary_status(
+    state: JobState, *, has_incident: bool = False, is_stop_requested: bool = False, is_pause_requested: bool = False
+) -> SecondaryStatus:
     """Return the finer status that a user sees of a job.
 
     Args:
         state: the stored state.
         has_incident: the job has trained before, and is on its way back to training.
         is_stop_requested: somebody asked it to stop and it has not yet.
+        is_pause_requested: a person paused it and has not resumed it since.
 
     Returns:
-        The status; a request to stop shows at once, a launch on the way back as a restart, and a wait for nodes as an interruption.
+        The status; a request to stop or to pause shows at once, a launch on the way back as a restart, and a wait for nodes as an interruption.
     """
     if state in ENDED_JOBS:
         return _SECONDARY[state]
     if is_stop_requested:
         return SecondaryStatus.STOPPING
+    if is_pause_requested:
+        return SecondaryStatus.PAUSED if state is JobState.QUEUED else SecondaryStatus.PAUSING
     if has_incident and state in (JobState.PREPARING, JobState.LOADING, JobState.STARTING):
         return SecondaryStatus.RESTARTING
     if has_incident and state in (JobState.QUEUED, JobState.ALLOCATING):

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
+from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.models import Checkpoint
 from control_plane.db.session import record_of
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 
 COMPLETE = "complete"
-"""The manifest names every shard: the only state that a checkpoint's row has so far."""
+"""The manifest names every shard."""
+DELETING = "deleting"
+"""A person wants it gone: nobody restores from it, its objects are being deleted."""
+DELETED = "deleted"
+"""Its objects are gone. The row stays with its job's, so that agents that still report its shards do not bring it back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +40,10 @@ class CheckpointRecord:
     object_bytes: int
     created_at: datetime
     completed_at: datetime | None
+    pinned_at: datetime | None = None
+    verify_requested_at: datetime | None = None
+    verified_at: datetime | None = None
+    verdict: str = ""
 
     def contents(self) -> CheckpointManifest | None:
         """Return the manifest, decoded; None while the checkpoint is not complete."""
@@ -54,7 +64,7 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> None
     leases.guard(session, lease)
     row = session.get(Checkpoint, (lease.key, checkpoint.generation, checkpoint.step))
     if row is not None and row.completed_at is not None:
-        return
+        return  # complete, or deleted: an agent that reports its shards once more does not bring it back
     if row is None:
         row = Checkpoint(run_id=lease.key, generation=checkpoint.generation, step=checkpoint.step, created_at=checkpoint.created_at)
         session.add(row)
@@ -68,13 +78,88 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> None
 
 
 def of_run(session: Session, run_id: str) -> tuple[CheckpointRecord, ...]:
-    """Return all checkpoints of a run, the newest step first."""
+    """Return all checkpoints of a run, deleted ones included, the newest step first."""
     query = select(Checkpoint).where(Checkpoint.run_id == run_id).order_by(Checkpoint.step.desc(), Checkpoint.generation.desc())
     return tuple(record_of(row, CheckpointRecord) for row in session.scalars(query))
 
 
+def find(session: Session, run_id: str, *, step: int, generation: int | None) -> CheckpointRecord:
+    """Return one checkpoint.
+
+    Args:
+        session: any.
+        run_id: the job's run.
+        step: of it.
+        generation: that made it; None: the newest that made that step.
+
+    Returns:
+        The checkpoint as stored.
+
+    Raises:
+        NotFound: there is none.
+    """
+    query = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.step == step).order_by(Checkpoint.generation.desc()).limit(1)
+    row = session.scalar(query if generation is None else query.where(Checkpoint.generation == generation))
+    if row is None:
+        raise NotFound("checkpoint", f"step {step}" if generation is None else f"step {step} of generation {generation}")
+    return record_of(row, CheckpointRecord)
+
+
+def set_pinned(session: Session, run_id: str, checkpoint: CheckpointRecord, at: datetime | None) -> CheckpointRecord:
+    """Pin a checkpoint at a moment, or with None let go of it; return it as it is now."""
+    return _set(session, run_id, checkpoint, pinned_at=at)
+
+
+def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state: str) -> CheckpointRecord:
+    """Move a checkpoint towards its end and return it as it is now; what is deleted has no manifest any more."""
+    dropped = {"manifest": None, "verify_requested_at": None} if state == DELETED else {}
+    return _set(session, run_id, checkpoint, state=state, **dropped)
+
+
+def ask_to_verify(session: Session, run_id: str, checkpoint: CheckpointRecord, now: datetime) -> CheckpointRecord:
+    """Note that a person wants a checkpoint read back; asking again while it is changes nothing. Return it as it is now."""
+    return checkpoint if checkpoint.verify_requested_at is not None else _set(session, run_id, checkpoint, verify_requested_at=now)
+
+
+def to_verify(session: Session) -> tuple[str, CheckpointRecord] | None:
+    """Return the run and the checkpoint that was first asked to be read back, or None."""
+    query = select(Checkpoint).where(Checkpoint.verify_requested_at.is_not(None), Checkpoint.state == COMPLETE)
+    row = session.scalar(query.order_by(Checkpoint.verify_requested_at).limit(1))
+    return None if row is None else (row.run_id, record_of(row, CheckpointRecord))
+
+
+def store_verdict(session: Session, run_id: str, checkpoint: CheckpointRecord, *, verdict: str, now: datetime) -> None:
+    """Store what was found when a checkpoint was read back.
+
+    Args:
+        session: a writing one.
+        run_id: the job's run.
+        checkpoint: which; gone meanwhile, nothing is stored.
+        verdict: what is wrong; empty: nothing.
+        now: when.
+    """
+    if session.get(Checkpoint, (run_id, checkpoint.generation, checkpoint.step)) is not None:
+        _set(session, run_id, checkpoint, verify_requested_at=None, verified_at=now, verdict=verdict)
+
+
+def _set(session: Session, run_id: str, checkpoint: CheckpointRecord, **columns: Any) -> CheckpointRecord:
+    row = session.get(Checkpoint, (run_id, checkpoint.generation, checkpoint.step))
+    if row is None:
+        raise NotFound("checkpoint", f"step {checkpoint.step}")
+    for name, value in columns.items():
+        setattr(row, name, value)
+    session.flush()
+    return record_of(row, CheckpointRecord)
+
+
+def pinned_steps(session: Session, run_id: str) -> tuple[int, ...]:
+    """Return the steps of a run's pinned checkpoints, oldest first."""
+    query = select(Checkpoint.step).where(Checkpoint.run_id == run_id, Checkpoint.pinned_at.is_not(None)).order_by(Checkpoint.step)
+    return tuple(session.scalars(query))
+
+
 def newest_complete(session: Session, run_id: str) -> CheckpointRecord | None:
     """Return the newest complete checkpoint of a run, or None."""
-    query = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.completed_at.is_not(None))
+    query = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.completed_at.is_not(None), Checkpoint.state == COMPLETE)
     row = session.scalar(query.order_by(Checkpoint.step.desc(), Checkpoint.generation.desc()).limit(1))
     return None if row is None else record_of(row, CheckpointRecord)

@@ -11,14 +11,14 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 import msgspec
-from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy import and_, delete, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
 from control_plane.db.leases import Lease
-from control_plane.db.models import Generation, Job
+from control_plane.db.models import Checkpoint, Generation, Incident, Job, Node
 from control_plane.db.session import changed_rows, columns_of, values_of
 from everstep.protocol.codec import decode, encode, resolve
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan
@@ -51,6 +51,7 @@ class JobSpec:
     log_uri: str
     max_runtime_seconds: int | None = None
     max_pending_seconds: int | None = None
+    max_cost_usd: float | None = None
     max_attempts: int = 3
     """The breaker: this many times the same failure at the same step, and the job has failed."""
     preemptible: bool = False
@@ -69,6 +70,8 @@ class JobTransition:
     state: str
     reason: str
     at: datetime
+    is_paused: bool = False
+    """A person had paused it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +85,16 @@ class JobRecord:
     priority: int
     tags: Mapping[str, str]
     spec: JobSpec
+    revision: int
     state: str
     reason: str
     transitions: tuple[JobTransition, ...]
     stop_requested_at: datetime | None
+    pause_requested_at: datetime | None
+    checkpoint_wanted_step: int
+    checkpoint_wanted_at: datetime | None
     created_at: datetime
+    modified_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
     generation: int
@@ -163,6 +171,7 @@ class GenerationRecord:
     """A generation and its plan."""
 
     number: int
+    revision: int
     parent: int
     base_step: int
     plan: GenerationPlan
@@ -199,6 +208,7 @@ def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
         spec=msgspec.to_builtins(job.spec),
         transitions=[_transition(job.state, job.reason, now)],
         created_at=now,
+        modified_at=now,
     )
     session.add(row)
     try:
@@ -333,12 +343,125 @@ def request_stop(session: Session, name: str, now: datetime) -> JobRecord:
         Conflict: it has ended.
     """
     changed = changed_rows(
-        session.execute(update(Job).where(Job.name == name, Job.ended_at.is_(None), Job.stop_requested_at.is_(None)).values(stop_requested_at=now))
+        session.execute(
+            update(Job)
+            .where(Job.name == name, Job.ended_at.is_(None), Job.stop_requested_at.is_(None))
+            .values(stop_requested_at=now, modified_at=now)
+        )
     )
     job = get(session, name)
     if not changed and job.ended_at is not None:
         raise Conflict(f"the training job {name!r} has ended: {job.reason}")
     return job
+
+
+def request_pause(session: Session, name: str, now: datetime) -> JobRecord:
+    """Note that a person wants the job to let go of its nodes, until a person resumes it. Asking again changes nothing.
+
+    Args:
+        session: a writing one.
+        name: of the job.
+        now: when.
+
+    Returns:
+        The job as it is now.
+
+    Raises:
+        NotFound: there is no such job.
+        Conflict: it has ended, or was asked to stop.
+    """
+    job = get(session, name)
+    if job.ended_at is not None:
+        raise Conflict(f"the training job {name!r} has ended: {job.reason}")
+    if job.stop_requested_at is not None:
+        raise Conflict(f"the training job {name!r} was asked to stop, and a job that stops is not paused")
+    if job.pause_requested_at is None:
+        session.execute(update(Job).where(Job.run_id == job.run_id).values(pause_requested_at=now, modified_at=now))
+    return get(session, name)
+
+
+def withdraw_pause(session: Session, name: str, now: datetime) -> JobRecord:
+    """Note that a person lets the job go on. Of a job that nobody paused it changes nothing.
+
+    Args:
+        session: a writing one.
+        name: of the job.
+        now: when.
+
+    Returns:
+        The job as it is now.
+
+    Raises:
+        NotFound: there is no such job.
+        Conflict: it has ended.
+    """
+    job = get(session, name)
+    if job.ended_at is not None:
+        raise Conflict(f"the training job {name!r} has ended: {job.reason}")
+    if job.pause_requested_at is not None:
+        session.execute(update(Job).where(Job.run_id == job.run_id).values(pause_requested_at=None, modified_at=now))
+    return get(session, name)
+
+
+def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> None:
+    """Note that a person wants a checkpoint of a step or a later one.
+
+    Args:
+        session: a writing one.
+        run_id: the job's run.
+        step: the newest committed.
+        now: when.
+    """
+    session.execute(update(Job).where(Job.run_id == run_id).values(checkpoint_wanted_step=step, checkpoint_wanted_at=now))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRows:
+    """What hangs on a job's row, and goes with it."""
+
+    generations: int
+    checkpoints: int
+    incidents: int
+
+
+def rows_of(session: Session, run_id: str) -> JobRows:
+    """Return how much a job's row takes with it."""
+
+    def count(table: type[Generation | Checkpoint | Incident]) -> int:
+        return session.scalar(select(func.count()).select_from(table).where(table.run_id == run_id)) or 0
+
+    return JobRows(generations=count(Generation), checkpoints=count(Checkpoint), incidents=count(Incident))
+
+
+def require_ended(session: Session, job: JobRecord) -> None:
+    """Check that nothing works for a job any more.
+
+    Args:
+        session: any.
+        job: as stored.
+
+    Raises:
+        Conflict: it has not ended, or a node has not let go of it yet.
+    """
+    if job.ended_at is None:
+        raise Conflict(f"the training job {job.name!r} has not ended; stop it first (StopTrainingJob) and wait until it is Stopped")
+    busy = session.scalars(select(Node.id).where(Node.run_id == job.run_id, Node.ended_at.is_(None)).order_by(Node.id)).all()
+    if busy:
+        raise Conflict(f"the training job {job.name!r} has ended, and its nodes are letting go of it: {', '.join(busy)}; try again in a moment")
+
+
+def remove(session: Session, run_id: str) -> None:
+    """Forget a job that has ended, with its generations, checkpoints and incidents. Events and nodes' histories stay.
+
+    Args:
+        session: a writing one.
+        run_id: the job's run.
+
+    Raises:
+        NotFound: there is no such job that has ended.
+    """
+    if not changed_rows(session.execute(delete(Job).where(Job.run_id == run_id, Job.ended_at.is_not(None)))):
+        raise NotFound("ended training job", run_id)
 
 
 def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None:
@@ -372,16 +495,17 @@ def transition(session: Session, lease: Lease, *, before: str, after: str, now: 
         StaleLease: the lease was taken over, or the state is not `before`; nothing was written.
     """
     leases.guard(session, lease)
-    story = session.scalar(select(Job.transitions).where(Job.run_id == lease.key, Job.state == before))
-    if story is None:
+    found = session.execute(select(Job.transitions, Job.pause_requested_at).where(Job.run_id == lease.key, Job.state == before)).one_or_none()
+    if found is None:
         raise StaleLease(f"the job of run {lease.key} is not {before} any more")
-    longer = [*story, _transition(after, changes["reason"], now)]
+    story, paused_at = found
+    longer = [*story, _transition(after, changes["reason"], now, is_paused=paused_at is not None)]
     if len(longer) > TRANSITIONS_LIMIT:
         longer = [longer[0], *longer[1 - TRANSITIONS_LIMIT :]]
-    session.execute(update(Job).where(Job.run_id == lease.key).values(state=after, transitions=longer, **_columns(changes)))
+    session.execute(update(Job).where(Job.run_id == lease.key).values(state=after, transitions=longer, modified_at=now, **_columns(changes)))
 
 
-def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: datetime) -> None:
+def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: datetime, *, revision: int = 1) -> None:
     """Store a plan, once and for all, and make it the job's newest generation.
 
     Args:
@@ -389,6 +513,7 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
         lease: the job's.
         plan: of the generation.
         now: when.
+        revision: of the specification that the plan was made from.
 
     Raises:
         StaleLease: the lease was taken over; nothing was written.
@@ -399,7 +524,15 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
     if session.get(Generation, (lease.key, number)) is not None:
         raise AlreadyExists("generation", f"{plan.job}/{number}")
     session.add(
-        Generation(run_id=lease.key, number=number, parent=int(plan.parent), base_step=int(plan.base_step), plan=encode(plan), created_at=now)
+        Generation(
+            run_id=lease.key,
+            number=number,
+            revision=revision,
+            parent=int(plan.parent),
+            base_step=int(plan.base_step),
+            plan=encode(plan),
+            created_at=now,
+        )
     )
     session.flush()
     session.execute(update(Job).where(Job.run_id == lease.key).values(generation=number, base_step=int(plan.base_step)))
@@ -442,6 +575,7 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
         raise NotFound("plan of the generation", f"{run_id}/{number}")
     return GenerationRecord(
         number=row.number,
+        revision=row.revision,
         parent=row.parent,
         base_step=row.base_step,
         plan=decode(row.plan, GenerationPlan),
@@ -484,8 +618,8 @@ def _columns(changes: JobUpdate) -> dict[str, Any]:
     return columns
 
 
-def _transition(state: str, reason: str, at: datetime) -> dict[str, Any]:
-    entry: dict[str, Any] = msgspec.to_builtins(JobTransition(str(state), reason, at))
+def _transition(state: str, reason: str, at: datetime, *, is_paused: bool = False) -> dict[str, Any]:
+    entry: dict[str, Any] = msgspec.to_builtins(JobTransition(str(state), reason, at, is_paused))
     return entry
 
 

@@ -6,7 +6,8 @@ to one database only: SQLite and PostgreSQL create the same tables from it.
     fleet ─ node ─┬─ notice          job ─┬─ generation
                   └─ implication          ├─ shard ─ replica
     token ─ redemption                    ├─ checkpoint
-    source   intent   event               └─ incident
+    source   intent   event               ├─ revision
+                                          └─ incident
 
 A job's fleet is a name, not a foreign key: jobs are history and outlive the fleet that they ran on. A token may name a fleet that is yet to be made.
 """
@@ -234,12 +235,21 @@ class Job(Base):
     request_digest: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     """Of the request that made it and its ClientRequestToken, so that the same request again is known for what it is."""
     spec: Mapped[dict[str, Any]]
-    """`jobs.JobSpec`, checked before the row is made."""
+    """`jobs.JobSpec` of the newest revision, checked before it is stored."""
+    revision: Mapped[int] = mapped_column(default=1)
+    """Of what was asked for; `Generation.revision` is what a launch was planned from."""
     state: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     reason: Mapped[str] = mapped_column(Text)
     transitions: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
     stop_requested_at: Mapped[datetime | None]
+    pause_requested_at: Mapped[datetime | None]
+    """When a person paused it; none once it was resumed."""
+    checkpoint_wanted_step: Mapped[int] = mapped_column(default=-1)
+    """A person wants a checkpoint of this step or a later one."""
+    checkpoint_wanted_at: Mapped[datetime | None]
     created_at: Mapped[datetime]
+    modified_at: Mapped[datetime]
+    """When it came into its state, or a person last changed what is wanted of it."""
     started_at: Mapped[datetime | None]
     """First time that its ranks were started."""
     ended_at: Mapped[datetime | None]
@@ -276,12 +286,26 @@ class Generation(Base):
 
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    revision: Mapped[int] = mapped_column(default=1)
+    """Of the job's specification that it was planned from."""
     parent: Mapped[int]
     base_step: Mapped[int]
     plan: Mapped[bytes]
     """`everstep.protocol.codec.encode` of the `GenerationPlan`."""
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
+
+
+class Revision(Base):
+    """What was changed of a job after it was created; the first one has no row."""
+
+    __tablename__ = "revision"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at: Mapped[datetime]
+    changes: Mapped[list[dict[str, Any]]]
+    """`revisions.Change`."""
 
 
 class Shard(Base):
@@ -331,6 +355,14 @@ class Checkpoint(Base):
     object_bytes: Mapped[int]
     created_at: Mapped[datetime]
     completed_at: Mapped[datetime | None]
+    pinned_at: Mapped[datetime | None]
+    """When a person pinned it: it is not deleted."""
+    verify_requested_at: Mapped[datetime | None] = mapped_column(index=True)
+    """When a person asked for its objects to be read back; none once that is done."""
+    verified_at: Mapped[datetime | None]
+    """When they were last read back."""
+    verdict: Mapped[str] = mapped_column(Text, default="")
+    """What was wrong then; empty: nothing."""
 
 
 class Incident(Base):

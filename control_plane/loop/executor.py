@@ -38,6 +38,7 @@ from control_plane.core.actions import (
     SendRelease,
     SendStart,
     SendStop,
+    SendTakeCheckpoint,
     SendTakeStacks,
     SetDesired,
     TerminateMember,
@@ -51,7 +52,18 @@ from control_plane.db.intents import IntentState
 from control_plane.db.leases import Lease
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
-from everstep.protocol.agent_messages import ControlToAgent, HaltRanks, KeepEvidence, Load, Prepare, Release, Start, StopTraining, TakeStacks
+from everstep.protocol.agent_messages import (
+    ControlToAgent,
+    HaltRanks,
+    KeepEvidence,
+    Load,
+    Prepare,
+    Release,
+    Start,
+    StopTraining,
+    TakeCheckpoint,
+    TakeStacks,
+)
 from everstep.protocol.ids import Generation, NodeId, RunId
 from everstep.protocol.manifest import encode_manifest
 from everstep.protocol.plan import ObjectReference
@@ -124,7 +136,7 @@ class Executor:
                 self._registry.send(node_id, Load(plan=plan, key=generation_key(self._secret, plan.run, plan.generation)))
             case SendPrepare(node_id=node_id, job=job, run=run, generation=generation, parent=parent):
                 self._registry.send(node_id, Prepare(job=job, run=run, generation=generation, parent=parent))
-            case SendStart() | SendStop() | SendHalt() | SendTakeStacks():
+            case SendStart() | SendStop() | SendHalt() | SendTakeCheckpoint() | SendTakeStacks():
                 self._registry.send(action.node_id, _command(action))
             case SendRelease(node_id=node_id, run=run):
                 self._registry.send(node_id, Release(run=run))
@@ -328,7 +340,7 @@ class Executor:
             events.append(session, events.NewEvent(at=now, type="CheckpointCompleted", message=message, job_name=manifest.job))
 
 
-def _command(action: SendStart | SendStop | SendHalt | SendTakeStacks) -> ControlToAgent:
+def _command(action: SendStart | SendStop | SendHalt | SendTakeCheckpoint | SendTakeStacks) -> ControlToAgent:
     match action:
         case SendStart():
             return Start(job=action.job, run=action.run, generation=action.generation)
@@ -336,5 +348,7 @@ def _command(action: SendStart | SendStop | SendHalt | SendTakeStacks) -> Contro
             return StopTraining(job=action.job, run=action.run, generation=action.generation)
         case SendHalt():
             return HaltRanks(job=action.job, run=action.run, generation=action.generation, reason=action.reason)
+        case SendTakeCheckpoint():
+            return TakeCheckpoint(job=action.job, run=action.run, generation=action.generation, step=action.step)
         case SendTakeStacks():
             return TakeStacks(job=action.job, run=action.run, generation=action.generation, number=action.number)

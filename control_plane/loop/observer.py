@@ -17,6 +17,7 @@ from control_plane.core.notices import merged
 from control_plane.core.observed import (
     CheckpointRecord,
     FleetHistory,
+    FleetJob,
     FleetObserved,
     FleetSpec,
     GenerationRecord,
@@ -35,7 +36,7 @@ from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry, AgentView
 from control_plane.loop.cloud_watch import CloudView, CloudWatch
-from everstep.protocol.ids import FleetName, NodeId, RunId
+from everstep.protocol.ids import FleetName, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 HISTORY_SECONDS = 60.0
@@ -50,6 +51,7 @@ class StoredJob:
     plan: GenerationPlan | None
     lineage: tuple[GenerationRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
+    dropped_checkpoints: frozenset[tuple[Generation, Step]]
     fleet_jobs: tuple[jobs.JobRecord, ...]
     nodes: tuple[nodes.NodeRecord, ...]
     """Of its fleet, ended ones included: they are evidence."""
@@ -170,12 +172,16 @@ class Observer:
             plan = self._plans.get(run)
             if plan is None or plan.generation != job.generation:
                 plan = jobs.generation(session, run, job.generation).plan if job.generation else None
-            complete = [records.checkpoint_record(stored) for stored in checkpoints.of_run(session, run)]
+            kept = checkpoints.of_run(session, run)
+            complete = [records.checkpoint_record(each) for each in kept]
             stored = StoredJob(
                 job=job,
                 plan=plan,
                 lineage=tuple(records.generation_record(entry) for entry in jobs.lineage(session, run)),
                 checkpoints=tuple(checkpoint for checkpoint in complete if checkpoint is not None),
+                dropped_checkpoints=frozenset(
+                    (Generation(each.generation), Step(each.step)) for each in kept if each.state in (checkpoints.DELETING, checkpoints.DELETED)
+                ),
                 fleet_jobs=jobs.unfinished(session, job.fleet_name),
                 nodes=nodes.of_fleet(session, job.fleet_name, with_ended=True),
                 fleet=next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None),
@@ -211,8 +217,10 @@ class Observer:
             plan=stored.plan,
             lineage=stored.lineage,
             checkpoints=stored.checkpoints,
+            dropped_checkpoints=stored.dropped_checkpoints,
             assigned=assigned,
             nodes={node_id: self._node(fleet, node_id, rows.get(node_id), views.get(node_id), told) for node_id in team},
+            price_usd_per_hour=stored.fleet.price_usd_per_hour if stored.fleet is not None else None,
             is_admitted=run in turns.admitted,
             gives_way_to=f"{first.job} (priority {first.priority})" if first is not None else "",
             queue_words=in_words(turns, run),
@@ -303,7 +311,14 @@ class Observer:
         )
 
 
-def schedule_of(fleet: fleets.FleetRecord | None, live: Iterable[jobs.JobRecord], rows: Iterable[nodes.NodeRecord], now: float) -> Schedule:
+def schedule_of(
+    fleet: fleets.FleetRecord | None,
+    live: Iterable[jobs.JobRecord],
+    rows: Iterable[nodes.NodeRecord],
+    now: float,
+    *,
+    newcomer: FleetJob | None = None,
+) -> Schedule:
     """Return whose turn it is in a fleet.
 
     Args:
@@ -311,13 +326,15 @@ def schedule_of(fleet: fleets.FleetRecord | None, live: Iterable[jobs.JobRecord]
         live: its jobs that have not ended.
         rows: its nodes.
         now: Unix seconds.
+        newcomer: a job that is not there yet, to see what would become of it.
 
     Returns:
         What the pure core makes of them; a held node is nobody's capacity.
     """
     held = sum(row.state == NodeState.HELD for row in rows)
     capacity = fleet.max_node_count - held if fleet is not None else 0
-    return schedule((records.fleet_job(job) for job in live), capacity, now)
+    every = [records.fleet_job(job) for job in live]
+    return schedule([*every, newcomer] if newcomer is not None else every, capacity, now)
 
 
 def _what_holds(fleet: fleets.FleetRecord | None) -> str:

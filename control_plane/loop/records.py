@@ -106,6 +106,7 @@ def job_spec(job: jobs.JobRecord) -> JobSpec:
         max_attempts=spec.max_attempts,
         max_runtime_seconds=spec.max_runtime_seconds,
         max_pending_seconds=spec.max_pending_seconds,
+        max_cost_usd=spec.max_cost_usd,
         priority=job.priority,
     )
 
@@ -125,6 +126,8 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         created_at=job.created_at.timestamp(),
         state_since=job.created_at.timestamp() if memo.state_since is None else memo.state_since,
         stop_requested_at=_seconds(job.stop_requested_at),
+        pause_requested_at=_seconds(job.pause_requested_at),
+        checkpoint_wanted=Step(job.checkpoint_wanted_step),
         started_at=_seconds(job.started_at),
         ended_at=_seconds(job.ended_at),
         generation=Generation(job.generation),
@@ -215,9 +218,9 @@ def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
 
 
 def checkpoint_record(stored: checkpoints.CheckpointRecord) -> CheckpointRecord | None:
-    """Return a complete checkpoint as the core sees it, or None for one that is not."""
+    """Return a complete checkpoint as the core sees it, or None for one that is not, or is being deleted."""
     manifest = stored.contents()
-    if manifest is None or stored.completed_at is None:
+    if manifest is None or stored.state != checkpoints.COMPLETE:
         return None
     return CheckpointRecord(generation=Generation(stored.generation), step=Step(stored.step), bucket=stored.bucket, shards=manifest.shards)
 
@@ -297,6 +300,7 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         priority=job.priority,
         created_at=record.created_at,
         exclusions=record.exclusions,
+        is_paused=record.pause_requested_at is not None,
         may_pause=_may_pause(job.spec, record),
         not_before=record.not_before,
         no_pause_before=record.no_pause_before,

@@ -4,6 +4,7 @@
     job loop     woken by agents and requests, else about once a second       lease of each job
     fleet loop   woken likewise, and by AWS's answers                         lease of each fleet
     cloud watch  asks AWS in the background; the loops read its last answer
+    verifier     reads checkpoints back when a person asks for it
     notices      reads AWS's events, where there is a queue of them: hints for the cloud watch, and notices for the database
 
 Invariant: what a pass stores is stored under its lease in one transaction, or not at all; what it sends follows from what was stored before, so a
@@ -41,6 +42,7 @@ from control_plane.loop.cloud_watch import CloudView, CloudWatch
 from control_plane.loop.executor import Executor
 from control_plane.loop.notice_reader import NoticeReader
 from control_plane.loop.observer import Hearing, Observer, StoredFleet, StoredJob
+from control_plane.loop.verifier import Verifier
 from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import FleetName, NodeId, RunId
 from everstep.protocol.plan import Timeouts
@@ -91,6 +93,7 @@ class Runner:
         self.hearing = Hearing(context.timeouts, context.monotonic)
         self.observer = Observer(context.database, context.registry, self.cloud, self.hearing, context.timeouts, context.monotonic)
         self.executor = Executor(context.database, context.registry, context.operator, context.objects, context.secret, context.bucket, context.now)
+        self.verifier = Verifier(context.database, context.objects, context.now)
         self.notices: NoticeReader | None = None
         if context.events is not None:
             self.notices = NoticeReader(context.events, context.database, context.operator, context.registry, self.cloud, context.now)
@@ -111,6 +114,7 @@ class Runner:
             group.create_task(self._sweep(stop, self.sweep_fleets))
             group.create_task(self._sweep(stop, self.sweep_jobs))
             group.create_task(self._prune(stop))
+            group.create_task(self.verifier.run(stop))
             if self.notices is not None:
                 group.create_task(self.notices.run(stop))
             await stop.wait()
@@ -282,7 +286,7 @@ class Runner:
         changes = records.job_update(after, price)
         with self._context.database.write() as session:
             if decision.plan is not None:
-                jobs.add_generation(session, lease, decision.plan, moment)
+                jobs.add_generation(session, lease, decision.plan, moment, revision=before.revision)
             if before.state != after.state.value or decision.plan is not None:
                 jobs.transition(session, lease, before=before.state, after=after.state.value, now=moment, **changes)
             elif after != records.job_record(before):

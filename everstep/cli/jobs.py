@@ -1,4 +1,4 @@
-"""`everstep jobs …`: submit, list, describe, wait, logs, output, stop."""
+"""`everstep jobs …`: submit, list, describe, wait, logs, output, pause, resume, update, diff, stop, delete."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from everstep.cli import plans, submission
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
 from everstep.cli.output import (
     Columns,
@@ -49,11 +50,13 @@ class Stream(StrEnum):
 
 @app.command()
 def submit(
-    name: Annotated[str, typer.Option(help="Name of the job; never used again.")],
-    source_dir: Annotated[Path, typer.Option(help="Directory with the code; packed and uploaded, without version control and caches.")],
-    entry_point: Annotated[str, typer.Option(help="Python file in the source directory that every rank runs.")],
-    node_count: Annotated[int, typer.Option(help="How many nodes.")],
-    ranks_per_node: Annotated[int, typer.Option(help="How many ranks on each node.")] = 1,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="The job as YAML or JSON, in the API's words; options win over it.")] = None,
+    set_field: Annotated[list[str] | None, typer.Option("--set", help="Field=value, changes the file: NodeCount=8, HyperParameters.lr=1e-3.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job; made of the entry point and the time where it is left out.")] = None,
+    source_dir: Annotated[Path | None, typer.Option(help="Directory with the code; packed and uploaded, without version control and caches.")] = None,
+    entry_point: Annotated[str | None, typer.Option(help="Python file in the source directory that every rank runs.")] = None,
+    node_count: Annotated[int | None, typer.Option(help="How many nodes.")] = None,
+    ranks_per_node: Annotated[int | None, typer.Option(help="How many ranks on each node; 1 unless said.")] = None,
     copies: Annotated[int | None, typer.Option(help="Nodes that keep every shard in memory, its own included; 2 unless there is one node.")] = None,
     max_slowdown: Annotated[
         float | None,
@@ -61,11 +64,11 @@ def submit(
             help="What snapshots may cost training, as a part of an iteration; above it they come less often. 0.01 unless said, 1 on a local cluster."
         ),
     ] = None,
-    checkpoint_every_steps: Annotated[int, typer.Option(help="A checkpoint in S3 every so many steps; 0: only when the job stops.")] = 0,
+    checkpoint_every_steps: Annotated[int | None, typer.Option(help="A checkpoint in S3 every so many steps; 0: only when the job stops.")] = None,
     hyperparameter: Annotated[list[str] | None, typer.Option(help="name=value, given to the script; may be repeated.")] = None,
     environment: Annotated[list[str] | None, typer.Option(help="NAME=value, environment variable of the ranks; may be repeated.")] = None,
     fleet: Annotated[str | None, typer.Option(help="Fleet to run on; may be left out where there is one.")] = None,
-    priority: Annotated[int, typer.Option(help="Higher first; of equal ones the oldest.")] = 0,
+    priority: Annotated[int | None, typer.Option(help="Higher first; of equal ones the oldest.")] = None,
     preemptible: Annotated[
         bool, typer.Option("--preemptible", help="A job of higher priority may pause this one; it is checkpointed first and resumes by itself.")
     ] = False,
@@ -77,32 +80,50 @@ def submit(
     checkpoint_s3_uri: Annotated[str | None, typer.Option(help="s3://bucket/prefix for checkpoints; the service's bucket by default.")] = None,
     output_s3_path: Annotated[str | None, typer.Option(help="s3://bucket/prefix for outputs; the service's bucket by default.")] = None,
     third_slot: Annotated[bool, typer.Option("--third-slot", help="Keep a third slot per shard, so that uploads never delay snapshots.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Upload the code, show the plan, and start nothing.")] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Upload the code and start a training job."""
+    """Upload the code, show the plan, and start a training job."""
+    options = without_none(
+        TrainingJobName=name,
+        Source=None if source_dir is None else {"Directory": str(source_dir)},
+        EntryPoint=entry_point,
+        NodeCount=node_count,
+        RanksPerNode=ranks_per_node,
+        FleetName=fleet,
+        Priority=priority,
+        Preemptible=preemptible or None,
+        Project=project,
+        HyperParameters=pairs("--hyperparameter", hyperparameter or []) or None,
+        Environment=pairs("--environment", environment or []) or None,
+        Tags=pairs("--tag", tag or []) or None,
+        Protection=without_none(Copies=copies, MaxSlowdown=max_slowdown) or None,
+        CheckpointConfig=without_none(EverySteps=checkpoint_every_steps, S3Uri=checkpoint_s3_uri, ThirdSlot=third_slot or None) or None,
+        OutputDataConfig=without_none(S3OutputPath=output_s3_path) or None,
+        StoppingCondition=without_none(MaxRuntimeInSeconds=max_runtime_seconds, MaxPendingTimeInSeconds=max_pending_seconds) or None,
+        RetryStrategy=without_none(MaxAttempts=max_attempts) or None,
+    )
+    written = submission.changed(submission.from_file(file) if file is not None else {}, set_field or [])
+    if source_dir is not None:
+        written.pop("Source", None)
+    request = submission.named(submission.joined(written, options))
     with connect() as service:
-        source = service.upload_source(Directory=source_dir)
-        created = service.create_training_job(
-            TrainingJobName=name,
-            Source=source,
-            EntryPoint=entry_point,
-            NodeCount=node_count,
-            RanksPerNode=ranks_per_node,
-            CheckpointConfig=without_none(EverySteps=checkpoint_every_steps, S3Uri=checkpoint_s3_uri, ThirdSlot=third_slot),
-            HyperParameters=pairs("--hyperparameter", hyperparameter or []),
-            Environment=pairs("--environment", environment or []),
-            Priority=priority,
-            Preemptible=preemptible,
-            Tags=pairs("--tag", tag or []),
-            OutputDataConfig=without_none(S3OutputPath=output_s3_path),
-            StoppingCondition=without_none(MaxRuntimeInSeconds=max_runtime_seconds, MaxPendingTimeInSeconds=max_pending_seconds),
-            RetryStrategy=without_none(MaxAttempts=max_attempts),
-            **without_none(FleetName=fleet, Project=project, Protection=without_none(Copies=copies, MaxSlowdown=max_slowdown) or None),
-        )
+        directory = submission.directory_of(request)
+        if directory is not None:
+            request["Source"] = service.upload_source(Directory=directory)
+        if dry_run or output is OutputFormat.TABLE:
+            planned = service.create_training_job(**{**request, "DryRun": True})
+            if output is OutputFormat.TABLE:
+                show_facts(plans.facts(planned["Plan"]))
+        created = planned if dry_run else service.create_training_job(**request)
     if output is OutputFormat.JSON:
         show_json(created)
         return
-    typer.echo(f"submitted {name}: {node_count} nodes × {ranks_per_node} ranks")
+    name = request["TrainingJobName"]
+    if dry_run:
+        say(f"{name} can run as asked; nothing was started. next: the same command without --dry-run")
+        return
+    typer.echo(f"submitted {name}: {planned['Plan']['NodeCount']} nodes × {planned['Plan']['RanksPerNode']} ranks")
     say(f"next: everstep jobs wait {name}   everstep jobs logs {name} --rank 0   everstep protection describe {name}")
 
 
@@ -214,6 +235,113 @@ def stop(name: Name, output: Output = OutputFormat.TABLE) -> None:
         return
     typer.echo(f"{name} is {job['TrainingJobStatus']}")
     say(f"next: everstep jobs wait {name}")
+
+
+@app.command()
+def pause(
+    name: Name,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when its nodes are free.")] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes are free until it is resumed."""
+    with connect() as service:
+        job: Json = service.pause_training_job(TrainingJobName=name)
+        if wait:
+            service.get_waiter("training_job_paused").wait(TrainingJobName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 3600})
+            job = service.describe_training_job(TrainingJobName=name)
+    if output is OutputFormat.JSON:
+        show_json(job)
+        return
+    typer.echo(f"{name} is {job['SecondaryStatus']}")
+    say(f"next: everstep jobs describe {name}   everstep jobs resume {name}")
+
+
+@app.command()
+def resume(name: Name, output: Output = OutputFormat.TABLE) -> None:
+    """Let a paused training job go on from its checkpoint, once its turn in the queue has come."""
+    with connect() as service:
+        job = service.resume_training_job(TrainingJobName=name)
+    if output is OutputFormat.JSON:
+        show_json(job)
+        return
+    typer.echo(f"{name} is {job['SecondaryStatus']}: {job['Reason']}")
+    say(f"next: everstep jobs wait {name}")
+
+
+@app.command()
+def update(
+    name: Name,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="The job as YAML or JSON; what differs from the job is changed.")] = None,
+    set_field: Annotated[list[str] | None, typer.Option("--set", help="Field=value: Priority=5, StoppingCondition.MaxRuntimeInSeconds=0.")] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Change a training job that has not ended: a new revision. What cannot change is refused by name."""
+    wanted = submission.changed(submission.from_file(file) if file is not None else {}, set_field or [])
+    with connect() as service:
+        request = submission.difference(service.describe_training_job(TrainingJobName=name), wanted)
+        answer: Json = service.update_training_job(**{**request, "TrainingJobName": name})
+    if output is OutputFormat.JSON:
+        show_json(answer)
+        return
+    if not answer["Changes"]:
+        typer.echo(f"{name} is so already: revision {answer['Revision']}")
+        return
+    typer.echo(f"{name} has revision {answer['Revision']}")
+    show_rows(answer["Changes"], _CHANGES, empty="")
+
+
+@app.command()
+def diff(
+    name: Name,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A job as YAML or JSON: show what an update with it would change.")] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Show what each revision of a training job has changed, or what a file would change."""
+    with connect() as service:
+        if file is not None:
+            job: Json = service.describe_training_job(TrainingJobName=name)
+            changes: list[Json] = list(submission.lines(job, submission.difference(job, submission.from_file(file))))
+        else:
+            revisions: Sequence[Json] = service.list_training_job_revisions(TrainingJobName=name)["Revisions"]
+            changes = [{"REVISION": str(each["Revision"]), "Time": each["Time"], **change} for each in revisions for change in each["Changes"]]
+    if output is OutputFormat.JSON:
+        show_json({"Changes": changes})
+        return
+    columns: Columns = _CHANGES if file is not None else {"REVISION": "REVISION", "TIME (UTC)": lambda change: when(change["Time"]), **_CHANGES}
+    show_rows(changes, columns, empty="Nothing differs." if file is not None else "Nothing was changed since it was created.")
+
+
+@app.command()
+def delete(
+    name: Name,
+    delete_objects: Annotated[bool, typer.Option("--delete-objects", help="Its checkpoints, logs and outputs in S3, too; for good.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Forget a training job that has ended; what it left in S3 stays unless asked."""
+    with connect() as service:
+        gone: Json = service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects, DryRun=dry_run)
+        count, total = gone["ObjectCount"], gone["ObjectBytes"]
+        while not dry_run and gone["HasMoreObjects"]:
+            say(f"{count} objects deleted, {size(total)}")
+            gone = service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects)
+            count, total = count + gone["ObjectCount"], total + gone["ObjectBytes"]
+    if output is OutputFormat.JSON:
+        show_json({**gone, "ObjectCount": count, "ObjectBytes": total})
+        return
+    rows = f"{gone['GenerationCount']} generations, {gone['CheckpointCount']} checkpoints, {gone['IncidentCount']} incidents"
+    more = "more than " if gone["HasMoreObjects"] else ""
+    objects = f"{more}{count} objects, {size(total)}, below {', '.join(gone['S3Uris'])}"
+    if dry_run:
+        typer.echo(f"{name} would be forgotten, with {rows}; {'deleted' if delete_objects else 'kept'} in S3: {objects}")
+        return
+    typer.echo(
+        f"{name} is forgotten, with {rows}"
+        + (f"; deleted in S3: {objects}" if delete_objects else f"; what it left in S3 stays: {', '.join(gone['S3Uris'])}")
+    )
+
+
+_CHANGES: Columns = {"FIELD": "Field", "BEFORE": "Before", "AFTER": "After", "APPLIES": "Applies"}
 
 
 def _extent(entries: Sequence[Json]) -> str:

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from everstep.cli import configure, events, fleets, incidents, jobs, local, nodes, programs, protection
+from everstep.cli import checkpoints, configure, events, fleets, incidents, jobs, local, nodes, programs, protection
 from everstep.cli.output import tell
 from everstep.errors import EverstepError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(protection.app, name="protection")
+app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(incidents.app, name="incidents")
 app.add_typer(events.app, name="events")
 app.add_typer(fleets.app, name="fleets")

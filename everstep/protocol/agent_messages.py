@@ -12,6 +12,7 @@ control plane sends commands that are idempotent: it repeats one until a report 
                                   ◀─────      Start(g)                when every member reports loaded
                                   ◀─────      StopTraining(g)         to the coordinator's agent
                                   ◀─────      HaltRanks(g)            a rank died somewhere: stop yours now
+                                  ◀─────      TakeCheckpoint(g, k)   to the coordinator's agent, until k or a later step is a checkpoint
                                   ◀─────      TakeStacks(g, n)        until the report's stacks show n: what are your ranks doing?
                                   ◀─────      Release(run)            the job has ended or left this node: forget it
                                   ◀─────      KeepEvidence(place)     until report.evidence_key = place.key
@@ -317,6 +318,15 @@ class HaltRanks(Message, frozen=True):
     reason: str
 
 
+class TakeCheckpoint(Message, frozen=True):
+    """To the coordinator's agent: have the next commit of `step` or a later one uploaded. Repeated until there is such a checkpoint."""
+
+    job: JobName
+    run: RunId
+    generation: Generation
+    step: Step
+
+
 class TakeStacks(Message, frozen=True):
     """Look what every rank is doing, without touching it. A number that was taken before is shown again, a higher one is a new look."""
 
@@ -340,4 +350,4 @@ class KeepEvidence(Message, frozen=True):
 
 
 AgentToControl = Hello | AgentReport
-ControlToAgent = AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | TakeStacks | Release | KeepEvidence
+ControlToAgent = AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | TakeCheckpoint | TakeStacks | Release | KeepEvidence

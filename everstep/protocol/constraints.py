@@ -38,6 +38,25 @@ SAGEMAKER_FIELDS: Final = {
 }
 """Fields of SageMaker's CreateTrainingJob that a request of ours does not have, and what to do instead."""
 
+FIXED_FIELDS: Final = frozenset(
+    {
+        "CheckpointConfig.S3Uri",
+        "EntryPoint",
+        "Environment",
+        "FleetName",
+        "HyperParameters",
+        "InputDataConfig",
+        "NodeCount",
+        "OutputDataConfig",
+        "Project",
+        "RanksPerNode",
+        "RoleArn",
+        "Secrets",
+        "Source",
+    }
+)
+"""Fields of a training job that are set when it is created, for good."""
+
 MISSING: Final = "is missing"
 NOT_JSON: Final = "the body is not JSON"
 KINDS: Final = {
@@ -63,9 +82,11 @@ def unknown(field: str) -> str:
         field: its path, as `CheckpointConfig.LocalPath`.
 
     Returns:
-        The sentence; a field of SageMaker's is told as such.
+        The sentence; a field of SageMaker's, or one that a training job keeps for good, is told as such.
     """
     instead = SAGEMAKER_FIELDS.get(field)
+    if field in FIXED_FIELDS:
+        return "is not a field of this request; of a training job it is set at creation and cannot be changed"
     return "is not a field of this request" if instead is None else f"is a field of SageMaker's that Everstep does not have; {instead}"
 
 

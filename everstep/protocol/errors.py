@@ -4,7 +4,8 @@
     ├── UnknownVersion      the other side speaks a version that this one does not
     ├── OversizedMessage    longer than the limit for its kind
     ├── MalformedMessage    not the declared type: wrong field, wrong type, trailing bytes
-    └── CorruptSlot         a slot header or index whose digest or bounds do not hold
+    ├── CorruptSlot         a slot header or index whose digest or bounds do not hold
+    └── CorruptObject       a checkpoint's object whose header is not ours, or contradicts itself
 
 All are refusals of input: the receiver counts them, closes that one line where needed, and lives on.
 """
@@ -30,3 +31,7 @@ class MalformedMessage(ProtocolError):
 
 class CorruptSlot(ProtocolError):
     """A slot's header or index is not what its digest or its bounds say."""
+
+
+class CorruptObject(ProtocolError):
+    """The header of a checkpoint's object is not one of ours, or contradicts itself or the object's size."""

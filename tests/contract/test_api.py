@@ -30,7 +30,7 @@ from control_plane.api import errors, schemas
 from control_plane.api.surface import ROOMS, make_surface, operations
 from control_plane.contract.names import python_name
 from control_plane.contract.tree import ROOT, files, stale
-from control_plane.db import nodes
+from control_plane.db import jobs, nodes
 from control_plane.db.leases import Leaser
 from everstep import validation
 from everstep.protocol.plan import ObjectReference
@@ -75,9 +75,16 @@ def world(service, client, tmp_path_factory) -> dict[str, Any]:
     with service.database.write() as session:
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
         nodes.change(session, lease, "i-2", initial_state="held", now=service.clock(), state="held", hold="distrusted", reason="words")
+    client.create_training_job(TrainingJobName="ended", Source=source, EntryPoint="train.py", NodeCount=1)
+    with service.database.write() as session:
+        ended = Leaser("test", 3.0, lambda: 0.0).claim(session, "job", jobs.get(session, "ended").run_id)
+        jobs.change(session, ended, ended_at=service.clock(), reason="stopped")
     job.put("logs", "gen=1/rank=0.stdout", b"hello\n")
     job.put("output", "gen=1/rank=0/model.bin", b"weights")
     job.open_incident("inc-0")
+    for step in (4, 8):
+        job.checkpoint(step)
+    job.write(jobs.change, committed_step=8)
     client.update_fleet(FleetName="main", SpareCount=0)  # one more event
     return {"source": source, "job": job}
 
@@ -89,8 +96,14 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {
         "CreateFleet": {"FleetName": "other", "AutoScalingGroupName": "another", "PriceUsdPerHour": 98.32, "SparePolicy": {"Probability": 0.99}},
         "CreateJoinToken": {"FleetName": "main"},
+        "CreateCheckpoint": job,
         "CreateTrainingJob": new,
+        "VerifyCheckpoint": {**job, "Step": 8},
+        "PinCheckpoint": {**job, "Step": 8},
+        "UnpinCheckpoint": {**job, "Step": 8},
+        "DeleteCheckpoint": {**job, "Step": 4, "Generation": 1},
         "DeleteFleet": {"FleetName": "other"},
+        "DeleteTrainingJob": {"TrainingJobName": "ended"},
         "DescribeFleet": {"FleetName": "main"},
         "DescribeIncident": {"IncidentId": "inc-0"},
         "DescribeNode": {"NodeId": "i-0"},
@@ -109,11 +122,15 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "ListNodes": {"FleetName": "main", "IncludeEnded": True},
         "ListOutputs": job,
         "ListTrainingJobs": {"StatusEquals": "InProgress"},
+        "PauseTrainingJob": job,
         "ReleaseNode": {"NodeId": "i-2", "Terminate": True},
         "UnfreezeFleet": {"FleetName": "main"},
         "PutSource": {**world["source"]},
+        "ResumeTrainingJob": job,
         "StopTrainingJob": job,
+        "ListTrainingJobRevisions": job,
         "UpdateFleet": {"FleetName": "main", "SpareCount": 2},
+        "UpdateTrainingJob": {**job, "Priority": 4, "Tags": {"team": "b"}},
     }
 
 
@@ -450,6 +467,8 @@ def summary() -> dict[str, Any]:
         ("training_job_recovered", "DescribeTrainingJob", [{"OpenIncidentCount": 1, "TrainingJobStatus": "Completed"}], False),
         ("training_job_completed_or_stopped", "DescribeTrainingJob", [{"TrainingJobStatus": "InProgress"}, {"TrainingJobStatus": "Stopped"}], False),
         ("training_job_completed_or_stopped", "DescribeTrainingJob", [{"TrainingJobStatus": "Failed"}], True),
+        ("training_job_paused", "DescribeTrainingJob", [{"SecondaryStatus": "Pausing"}, {"SecondaryStatus": "Paused"}], False),
+        ("training_job_paused", "DescribeTrainingJob", [{"SecondaryStatus": "Stopping", "TrainingJobStatus": "Stopping"}], True),
         (
             "fleet_ready",
             "DescribeFleet",

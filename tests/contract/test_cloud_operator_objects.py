@@ -122,3 +122,14 @@ def test_what_is_missing_is_not_found(store: ObjectStore, prefix: ObjectReferenc
     for call in (lambda: store.put(nowhere, b""), lambda: store.get(nowhere), lambda: list(store.list(nowhere))):
         with pytest.raises(NotFound):
             call()
+
+
+def test_what_is_deleted_is_gone_and_may_be_deleted_again(store: ObjectStore, prefix: ObjectReference) -> None:
+    for name in ("a", "b", "c d+e"):
+        store.put(below(prefix, name), b"x")
+    store.delete(BUCKET, [below(prefix, "a").key, below(prefix, "c d+e").key, below(prefix, "never").key])
+    assert [info.reference for info in store.list(prefix)] == [below(prefix, "b")]
+    store.delete(BUCKET, [below(prefix, "a").key])
+    store.delete(BUCKET, [])
+    with pytest.raises(NotFound):
+        store.delete("no-such-bucket", ["a"])

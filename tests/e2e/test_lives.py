@@ -105,6 +105,33 @@ def test_jobs_wait_for_each_other_in_order(place: Workplace) -> None:
             assert_identical(job)
 
 
+def test_a_paused_job_lends_its_nodes_and_ends_where_an_undisturbed_one_does(place: Workplace) -> None:
+    """The group can hold six instances: a job of four makes room for another of four only by being paused."""
+    with room_for(place, 6):
+        job = place.submit("paused", PAIRS, steps=18, holds=("1:6",), pace_seconds=0.05)
+        job.reference()
+        job.wait_standing("1:6")
+        job.wait_committed(1)
+        nodes = set(job.describe()["NodeIds"])
+        other = place.submit("in-between", PAIRS, adapter="plain", steps=10)
+        place.client.pause_training_job(TrainingJobName=job.name)
+        job.let_go("1:6")
+        paused = job.wait("its pause", lambda seen: seen["SecondaryStatus"] == "Paused")
+        assert paused["NodeIds"] == []
+        checkpoint = place.client.list_checkpoints(TrainingJobName=job.name)["Checkpoints"][0]
+        assert 6 <= checkpoint["Step"] < 18
+        lent = set(other.wait("its nodes", lambda seen: seen["NodeIds"], may_end=True)["NodeIds"])
+        assert len(nodes & lent) >= 2, "four of six: at least two worked for the paused job before"
+        other.wait_ended()
+        assert job.describe()["SecondaryStatus"] == "Paused"
+        place.client.resume_training_job(TrainingJobName=job.name)
+        ended = job.wait_ended()
+        assert (ended["Generation"], ended["BaseStep"]) == (2, checkpoint["Step"])
+        assert job.incidents() == other.incidents() == []
+        assert_identical(job)
+        assert_identical(other)
+
+
 @contextlib.contextmanager
 def room_for(place: Workplace, instances: int):  # type: ignore[no-untyped-def]
     with contextlib.closing(place.cluster.aws("autoscaling")) as auto_scaling:

@@ -27,6 +27,7 @@ from everstep.protocol.agent_messages import (
     Release,
     Start,
     StopTraining,
+    TakeCheckpoint,
     TakeStacks,
 )
 from everstep.protocol.ids import NodeId
@@ -240,6 +241,8 @@ def _told(message: ControlToAgent) -> str:
             return f"{type(message).__name__}({message.generation})"
         case HaltRanks():
             return f"HaltRanks({message.generation})"
+        case TakeCheckpoint():
+            return f"TakeCheckpoint({message.generation}, step {message.step})"
         case TakeStacks():
             return f"TakeStacks({message.generation}, look {message.number})"
         case Release() | AgentWelcome() | KeepEvidence():

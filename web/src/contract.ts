@@ -14,15 +14,22 @@ export interface ErrorResponse {
   Fields: FieldError[]
 }
 
-/** A set of shards of one step in S3, complete or not. */
+/** A set of shards of one step in S3. */
 export interface Checkpoint {
   Step: number
   Generation: number
-  Status: 'Uploading' | 'Complete'
+  Status: 'Uploading' | 'Complete' | 'Deleting' | 'Deleted'
   S3Uri: string
   Bytes: number
   CreationTime: Timestamp
   CompletionTime?: Timestamp
+  /** It is not deleted until it is unpinned. */
+  IsPinned: boolean
+  /** What VerifyCheckpoint found when it last read the objects back. */
+  Verification: 'NotVerified' | 'Verifying' | 'Intact' | 'Damaged'
+  VerificationTime?: Timestamp
+  /** What is damaged. */
+  VerificationMessage?: string
 }
 
 /** The durable tier. */
@@ -33,6 +40,26 @@ export interface CheckpointConfig {
   S3Uri?: string
   /** Keep a third slot per shard, so that an upload never makes snapshots wait. false unless given. */
   ThirdSlot?: boolean
+}
+
+/** What to change of the durable tier; where checkpoints go is set at creation. */
+export interface CheckpointConfigUpdate {
+  EverySteps?: number
+  /** Cannot be taken back once the job has run. */
+  ThirdSlot?: boolean
+}
+
+export interface CreateCheckpointRequest {
+  TrainingJobName: string
+}
+
+/** Which step is in S3, or on its way. */
+export interface CreateCheckpointResponse {
+  TrainingJobName: string
+  RunId: string
+  /** The checkpoint is of this step or, while it is Requested, of the next one that is committed. */
+  Step: number
+  Status: 'Requested' | 'Complete'
 }
 
 /** An Auto Scaling group to be kept as a fleet. */
@@ -107,17 +134,58 @@ export interface CreateTrainingJobRequest {
   /** The token's project, unless the token may name another. */
   Project?: string
   Tags?: Record<string, string>
+  /** Check everything, create nothing, and answer the plan. false unless given. */
+  DryRun?: boolean
 }
 
-/** The job is accepted and waits for its turn. */
+/** The job is accepted and waits for its turn; or, of a dry run, what would become of it. */
 export interface CreateTrainingJobResponse {
   TrainingJobName: string
-  RunId: string
-  TrainingJobStatus: string
+  /** Absent after a dry run. */
+  RunId?: string
+  /** Absent after a dry run. */
+  TrainingJobStatus?: string
+  /** Of a dry run. */
+  Plan?: TrainingJobPlan
+}
+
+export interface DeleteCheckpointRequest {
+  TrainingJobName: string
+  Step: number
+  Generation?: number
 }
 
 export interface DeleteFleetRequest {
   FleetName: string
+}
+
+export interface DeleteTrainingJobRequest {
+  TrainingJobName: string
+  /** false unless given. */
+  DeleteObjects?: boolean
+  /** false unless given. */
+  DryRun?: boolean
+}
+
+/** What went, or would go. */
+export interface DeleteTrainingJobResponse {
+  TrainingJobName: string
+  RunId: string
+  /** The job is forgotten. Not after a dry run, and not while objects are left. */
+  IsDeleted: boolean
+  GenerationCount: number
+  CheckpointCount: number
+  IncidentCount: number
+  /** What the fleet's figures no longer count. */
+  NodeSeconds: number
+  CostUsd?: number
+  /** Objects in S3 that this call has deleted; of a dry run, that a call with DeleteObjects would. */
+  ObjectCount: number
+  ObjectBytes: number
+  /** A call takes so many objects at the most: the same call again goes on. */
+  HasMoreObjects: boolean
+  /** Where they are: checkpoints, logs, outputs. */
+  S3Uris: string[]
 }
 
 export interface DescribeFleetRequest {
@@ -147,7 +215,7 @@ export interface DescribeProtectionResponse {
   Copies: number
   ProtectionState: 'Protected' | 'Degraded' | 'Unprotected'
   Reason: string
-  /** For one, two and three lost nodes, as far as they can be counted in time; empty while not every shard is committed. */
+  /** For one, two and three lost nodes, by the holders that count right now, as far as they can be counted in time; empty while not every shard is committed. */
   RecoveryOdds: RecoveryOdds[]
   Shards: ShardProtection[]
   LastCheckpoint?: LastCheckpoint
@@ -171,6 +239,17 @@ export interface Event {
   TrainingJobName?: string
   NodeId?: string
   Detail: unknown
+}
+
+/** One field that was changed. */
+export interface FieldChange {
+  /** Its path: `CheckpointConfig.EverySteps`. */
+  Field: string
+  Before?: string
+  /** As text; absent where there is no value. */
+  After?: string
+  /** A running generation goes on with the plan that it began with. */
+  Applies: 'Now' | 'NextGeneration'
 }
 
 /** What is wrong with one field of a request. */
@@ -387,6 +466,15 @@ export interface ListOutputsResponse {
   NextToken?: string
 }
 
+export interface ListTrainingJobRevisionsRequest {
+  TrainingJobName: string
+}
+
+/** All revisions of a job, oldest first. */
+export interface ListTrainingJobRevisionsResponse {
+  Revisions: TrainingJobRevision[]
+}
+
 export interface ListTrainingJobsRequest {
   /** 100 unless given. */
   MaxResults?: number
@@ -480,6 +568,16 @@ export interface OutputEntry {
   Bytes: number
 }
 
+export interface PauseTrainingJobRequest {
+  TrainingJobName: string
+}
+
+export interface PinCheckpointRequest {
+  TrainingJobName: string
+  Step: number
+  Generation?: number
+}
+
 /** How many nodes keep every shard in memory, and what that may cost. */
 export interface ProtectionConfig {
   /** The owner's node included; 1 protects against lost processes alone. One where there is one node, unless said. 2 unless given. */
@@ -510,7 +608,7 @@ export interface RankSource {
 /** What becomes of the job's memory when nodes are lost at once. */
 export interface RecoveryOdds {
   LostNodes: number
-  /** That every shard keeps a copy, all sets of so many nodes equally likely; exact for the holders that count right now. */
+  /** That every shard keeps a copy, all sets of so many nodes equally likely; exact. */
   Probability: number
 }
 
@@ -535,6 +633,10 @@ export interface Reliability {
   LostSteps: number
   /** What nodes cost while they made no new step; absent where the fleet has no price. */
   IncidentCostUsd?: number
+}
+
+export interface ResumeTrainingJobRequest {
+  TrainingJobName: string
 }
 
 /** When to stop trying. */
@@ -588,7 +690,14 @@ export interface StoppingCondition {
   MaxRuntimeInSeconds?: number
   /** From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile. */
   MaxPendingTimeInSeconds?: number
-  /** Not available yet. */
+  /** What its nodes may cost, at the fleet's price; the fleet must have one. Then it stops as a user's stop would. */
+  MaxCostUsd?: number
+}
+
+/** Limits to change; 0 lifts one. */
+export interface StoppingConditionUpdate {
+  MaxRuntimeInSeconds?: number
+  MaxPendingTimeInSeconds?: number
   MaxCostUsd?: number
 }
 
@@ -624,9 +733,17 @@ export interface TrainingJob {
   QueuedBehind: string[]
   Tags: Record<string, string>
   CreationTime: Timestamp
+  /** When it came into its state, or a person last changed what is wanted of it. */
+  LastModifiedTime: Timestamp
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
   StopRequestedTime?: Timestamp
+  /** Absent once it was resumed. */
+  PauseRequestedTime?: Timestamp
+  /** Of what was asked for: 1 at its creation, one more with each update. */
+  Revision: number
+  /** What the newest generation was planned from; absent before the first. */
+  ObservedRevision?: number
   /** The launch of all ranks that runs now; 0 before the first. */
   Generation: number
   /** What that launch resumed from. */
@@ -654,6 +771,50 @@ export interface TrainingJob {
   CostUsd?: number
 }
 
+/** What would become of a job, by what its fleet is and has seen. */
+export interface TrainingJobPlan {
+  FleetName: string
+  NodeCount: number
+  RanksPerNode: number
+  WorldSize: number
+  Copies: number
+  /** Host memory of a node is taken by so many slots, each as large as one rank's state: slots of a shard × Copies × RanksPerNode. */
+  SlotsPerNode: number
+  /** What the fleet's smallest node has for them; absent while it has none. */
+  NodeMemoryBytes?: number
+  /** So large may one rank's state be there. */
+  LargestShardBytes?: number
+  /** For one, two and three lost nodes at once, with all copies in place. */
+  RecoveryOdds: RecoveryOdds[]
+  /** Its turn has come, and enough nodes are free and connected. */
+  CanStartNow: boolean
+  /** Its place in the fleet's queue, from 1; absent where its turn would come at once. */
+  QueuePosition?: number
+  /** Names of the jobs that would be ahead of it there. */
+  QueuedBehind: string[]
+  /** What it would wait for, in words. */
+  WaitsFor?: string
+  FreeNodeCount: number
+  /** Instances that the fleet would have to bring for it. */
+  NodesToLaunch: number
+  /** The fleet's price × NodeCount; absent where it has none. */
+  CostUsdPerHour?: number
+  /** Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident. */
+  ExpectedMttfSeconds?: number
+  /** Mean time to recovery, of the fleet's closed incidents. */
+  ExpectedRecoverySeconds?: number
+  /** ExpectedMttfSeconds ÷ (ExpectedMttfSeconds + ExpectedRecoverySeconds): the part of the time that will be training, the queue not counted. */
+  ExpectedEttrRatio?: number
+}
+
+/** What was changed at once of a job. */
+export interface TrainingJobRevision {
+  /** 1: what it was created with. */
+  Revision: number
+  Time: Timestamp
+  Changes: FieldChange[]
+}
+
 /** One line of a list of jobs. */
 export interface TrainingJobSummary {
   TrainingJobName: string
@@ -669,12 +830,20 @@ export interface TrainingJobSummary {
   CommittedStep: number
   Boundary: number
   CreationTime: Timestamp
+  /** When it came into its state, or a person last changed what is wanted of it. */
+  LastModifiedTime: Timestamp
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
 }
 
 export interface UnfreezeFleetRequest {
   FleetName: string
+}
+
+export interface UnpinCheckpointRequest {
+  TrainingJobName: string
+  Step: number
+  Generation?: number
 }
 
 /** Figures to change; what is left out stays. */
@@ -690,12 +859,43 @@ export interface UpdateFleetRequest {
   MaxReplacementsPerHour?: number
 }
 
+/** Fields to change; what is left out stays. */
+export interface UpdateTrainingJobRequest {
+  TrainingJobName: string
+  Priority?: number
+  Preemptible?: boolean
+  RetryStrategy?: RetryStrategy
+  StoppingCondition?: StoppingConditionUpdate
+  Protection?: ProtectionConfig
+  CheckpointConfig?: CheckpointConfigUpdate
+  /** All of them: those that are left out go. */
+  Tags?: Record<string, string>
+}
+
+/** The job's newest revision, and what it changed. */
+export interface UpdateTrainingJobResponse {
+  TrainingJobName: string
+  RunId: string
+  Revision: number
+  /** Empty where everything was so already: then there is no new revision. */
+  Changes: FieldChange[]
+}
+
+export interface VerifyCheckpointRequest {
+  TrainingJobName: string
+  Step: number
+  Generation?: number
+}
+
 /** What each operation takes and answers. */
 export interface Operations {
+  CreateCheckpoint: { request: CreateCheckpointRequest; response: CreateCheckpointResponse }
   CreateFleet: { request: CreateFleetRequest; response: Fleet }
   CreateJoinToken: { request: CreateJoinTokenRequest; response: CreateJoinTokenResponse }
   CreateTrainingJob: { request: CreateTrainingJobRequest; response: CreateTrainingJobResponse }
+  DeleteCheckpoint: { request: DeleteCheckpointRequest; response: Checkpoint }
   DeleteFleet: { request: DeleteFleetRequest; response: Fleet }
+  DeleteTrainingJob: { request: DeleteTrainingJobRequest; response: DeleteTrainingJobResponse }
   DescribeFleet: { request: DescribeFleetRequest; response: Fleet }
   DescribeIncident: { request: DescribeIncidentRequest; response: Incident }
   DescribeNode: { request: DescribeNodeRequest; response: Node }
@@ -713,20 +913,30 @@ export interface Operations {
   ListMetrics: { request: ListMetricsRequest; response: ListMetricsResponse }
   ListNodes: { request: ListNodesRequest; response: ListNodesResponse }
   ListOutputs: { request: ListOutputsRequest; response: ListOutputsResponse }
+  ListTrainingJobRevisions: { request: ListTrainingJobRevisionsRequest; response: ListTrainingJobRevisionsResponse }
   ListTrainingJobs: { request: ListTrainingJobsRequest; response: ListTrainingJobsResponse }
+  PauseTrainingJob: { request: PauseTrainingJobRequest; response: TrainingJobSummary }
+  PinCheckpoint: { request: PinCheckpointRequest; response: Checkpoint }
   PutSource: { request: PutSourceRequest; response: PutSourceResponse }
   ReleaseNode: { request: ReleaseNodeRequest; response: Node }
+  ResumeTrainingJob: { request: ResumeTrainingJobRequest; response: TrainingJobSummary }
   StopTrainingJob: { request: StopTrainingJobRequest; response: TrainingJobSummary }
   UnfreezeFleet: { request: UnfreezeFleetRequest; response: Fleet }
+  UnpinCheckpoint: { request: UnpinCheckpointRequest; response: Checkpoint }
   UpdateFleet: { request: UpdateFleetRequest; response: Fleet }
+  UpdateTrainingJob: { request: UpdateTrainingJobRequest; response: UpdateTrainingJobResponse }
+  VerifyCheckpoint: { request: VerifyCheckpointRequest; response: Checkpoint }
 }
 
 /** How each operation is called: fields that are not named here are the body. */
 export const operations = {
+  CreateCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: [] },
   CreateFleet: { method: 'POST', path: '/v1/fleets', query: [] },
   CreateJoinToken: { method: 'POST', path: '/v1/join-tokens', query: [] },
   CreateTrainingJob: { method: 'POST', path: '/v1/training-jobs', query: [] },
+  DeleteCheckpoint: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation'] },
   DeleteFleet: { method: 'DELETE', path: '/v1/fleets/{FleetName}', query: [] },
+  DeleteTrainingJob: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}', query: ['DeleteObjects', 'DryRun'] },
   DescribeFleet: { method: 'GET', path: '/v1/fleets/{FleetName}', query: [] },
   DescribeIncident: { method: 'GET', path: '/v1/incidents/{IncidentId}', query: [] },
   DescribeNode: { method: 'GET', path: '/v1/nodes/{NodeId}', query: [] },
@@ -744,10 +954,17 @@ export const operations = {
   ListMetrics: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metrics', query: ['AfterStep', 'MaxResults'] },
   ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded'] },
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
+  ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: [] },
   ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName'] },
+  PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [] },
+  PinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/pin', query: ['Generation'] },
   PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [] },
   ReleaseNode: { method: 'POST', path: '/v1/nodes/{NodeId}/release', query: [] },
+  ResumeTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/resume', query: [] },
   StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [] },
   UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [] },
+  UnpinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/unpin', query: ['Generation'] },
   UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [] },
+  UpdateTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
+  VerifyCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/verify', query: ['Generation'] },
 } as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>

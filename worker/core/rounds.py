@@ -180,6 +180,8 @@ class Coordinator:
     """Steps between the last two commits."""
     persist: Step = NONE
     """The newest step that is to be uploaded: committed, or the base of a job that is stopped before it is."""
+    wanted: Step = NONE
+    """A person wants this step or a later one uploaded."""
     is_recovering: bool = False
     """Restarted: proposes nothing until every rank's agent has reported."""
     stop_requested: bool = False
@@ -209,6 +211,13 @@ class Coordinator:
     def keep_distance(self, distance: int) -> Coordinator:
         """Propose steps so far apart from now on; one that is proposed already stays."""
         return replace(self, distance=distance)
+
+    def request_checkpoint(self, step: Step) -> Coordinator:
+        """Have the next commit of `step` or a later one uploaded; asking again changes nothing.
+
+        The next, not the newest: only what is announced together with a commit is known to every member before its slot may be used again.
+        """
+        return replace(self, wanted=max(self.wanted, step))
 
     def request_stop(self) -> Coordinator:
         """Ask for an agreed stop; asking again changes nothing."""
@@ -281,7 +290,11 @@ class Coordinator:
 
     def _persist(self, committed: Step) -> Step:
         """A commit at or past the next multiple of the interval is uploaded; a base on a multiple too: its upload may have been cut off."""
-        if not self.every_steps or self._is_uploading:
+        if self._is_uploading:
+            return self.persist
+        if self.persist < self.wanted <= committed:
+            return committed
+        if not self.every_steps:
             return self.persist
         floor = self.persist if self.persist != NONE else self.base - (self.base > 0 and self.base % self.every_steps == 0)
         return committed if committed // self.every_steps > floor // self.every_steps else self.persist

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from everstep.protocol.ids import Generation
+from everstep.protocol.ids import Generation, Step
 from everstep.protocol.rank_messages import Vote
 from everstep.protocol.rounds import Announcement, NodeReport
 from worker.core.rounds import NONE, Coordinator
@@ -82,6 +82,10 @@ class RoundServer:
     def keep_distance(self, distance: int) -> None:
         """Propose steps so far apart from now on."""
         self._apply(self.core.keep_distance(distance))
+
+    def request_checkpoint(self, step: Step) -> None:
+        """Have the next commit of this step or a later one uploaded."""
+        self._apply(self.core.request_checkpoint(step))
 
     def request_stop(self) -> None:
         """Ask all ranks to stop at one step."""

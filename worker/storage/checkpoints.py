@@ -17,18 +17,18 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
+from everstep.protocol import safetensors
 from everstep.protocol.agent_messages import UploadedShard
-from everstep.protocol.errors import ProtocolError
+from everstep.protocol.errors import CorruptObject, OversizedMessage, ProtocolError
 from everstep.protocol.ids import Rank
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource
+from everstep.protocol.safetensors import Restore
 from everstep.protocol.slot import ShardHasher, SlotHeader, SlotState, unpack_index
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, NoRoom, StorageError, StoreRefused
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore, in_thread
-from worker.storage import safetensors
 from worker.storage.object_store import ObjectReader, ObjectStore
-from worker.storage.safetensors import Restore
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,8 @@ def _upload(objects: ObjectStore, slot: SlotFile, header: SlotHeader, where: Obj
     try:
         index = unpack_index(packed, header.index_offset)
         beginning = safetensors.encode_header(header, packed)
+    except OversizedMessage as error:
+        raise StoreRefused(str(error)) from error
     except ProtocolError as error:
         raise CorruptCheckpoint(f"step {header.step} of rank {header.owner_rank} in memory is not what was sealed: {error}") from error
     entries = safetensors.tensors_in_order(index)
@@ -246,7 +248,10 @@ def _read_header(reader: ObjectReader, where: ObjectReference) -> Restore:
         raise CorruptCheckpoint(f"s3://{where.bucket}/{where.key} announces a header of {length} bytes")
     header = bytearray(length)
     reader.read_into(memoryview(header))
-    return safetensors.plan_restore(bytes(header), reader.bytes)
+    try:
+        return safetensors.plan_restore(bytes(header), reader.bytes)
+    except CorruptObject as error:
+        raise CorruptCheckpoint(f"s3://{where.bucket}/{where.key}: {error}") from error
 
 
 def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:

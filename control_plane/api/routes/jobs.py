@@ -1,16 +1,17 @@
-"""Training jobs: create, look at, stop."""
+"""Training jobs: create, look at, stop, pause, resume."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import uuid
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import Query
 from sqlalchemy.orm import Session
 
-from control_plane.api import schemas, views
+from control_plane.api import plans, schemas, views
 from control_plane.api.admission import admit
 from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, TrainingJobNamePath, page_position, page_token
@@ -22,7 +23,7 @@ from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes
 from control_plane.db.errors import AlreadyExists, NotFound
 from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord
-from control_plane.db.jobs import JobFilter, JobRecord, NewJob
+from control_plane.db.jobs import JobFilter, JobRecord, JobSpec, NewJob
 from control_plane.loop.observer import schedule_of
 from everstep.protocol.ids import RunId
 
@@ -31,9 +32,9 @@ router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
 @router.post("", operation_id="CreateTrainingJob", status_code=201)
 def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User, services: ServicesDep) -> schemas.CreateTrainingJobResponse:
-    """Start a training job: it waits for its nodes, runs, and survives what happens to them."""
+    """Start a training job: it waits for its nodes, runs, and survives what happens to them. A DryRun creates nothing and answers the plan."""
     project = caller.choose_project(request.project)
-    digest = _digest(request, project)
+    digest = None if request.dry_run else _digest(request, project)
     with services.database.read() as session:
         made = jobs.made_by(session, request.training_job_name, digest) if digest is not None else None
         if made is not None:
@@ -51,6 +52,8 @@ def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User,
         bucket=services.bucket,
         default_max_slowdown=services.default_max_slowdown,
     )
+    if request.dry_run:
+        return schemas.CreateTrainingJobResponse(training_job_name=request.training_job_name, plan=_plan(services, request, run_id, spec, fleet))
     new = NewJob(
         run_id=run_id,
         name=request.training_job_name,
@@ -105,11 +108,17 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
     """Describe one training job: what it is, where it stands, and why."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
-        plan = jobs.generation(session, job.run_id, job.generation).plan if job.generation else None
+        newest = jobs.generation(session, job.run_id, job.generation) if job.generation else None
         incident_totals = incidents.totals(session, run_id=job.run_id)
         fleet = next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None)
         turns = schedule_of(fleet, jobs.unfinished(session, job.fleet_name), nodes.of_fleet(session, job.fleet_name), services.now().timestamp())
-    return views.job(job, plan=plan, incidents=incident_totals, turns=turns)
+    return views.job(
+        job,
+        plan=newest.plan if newest is not None else None,
+        incidents=incident_totals,
+        turns=turns,
+        observed_revision=newest.revision if newest is not None else None,
+    )
 
 
 @router.post("/{TrainingJobName}/stop", operation_id="StopTrainingJob")
@@ -120,9 +129,36 @@ def stop_training_job(training_job_name: TrainingJobNamePath, caller: User, serv
         before = find_job(session, training_job_name, caller)
         job = jobs.request_stop(session, training_job_name, now)
         if before.stop_requested_at is None:
-            message = f"{job.name} was asked to stop."
-            event = NewEvent(at=now, type="StopRequested", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name)
-            events.append(session, event)
+            _tell(session, job, now, "StopRequested", f"{job.name} was asked to stop.")
+    services.wake()
+    return views.job_summary(job)
+
+
+@router.post("/{TrainingJobName}/pause", operation_id="PauseTrainingJob", status_code=202)
+def pause_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> schemas.TrainingJobSummary:
+    """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes go back to the fleet until ResumeTrainingJob.
+
+    One that is being launched pauses once it trains. Asking again changes nothing.
+    """
+    now = services.now()
+    with services.database.write() as session:
+        before = find_job(session, training_job_name, caller)
+        job = jobs.request_pause(session, training_job_name, now)
+        if before.pause_requested_at is None:
+            _tell(session, job, now, "PauseRequested", f"{job.name} was asked to pause.")
+    services.wake()
+    return views.job_summary(job)
+
+
+@router.post("/{TrainingJobName}/resume", operation_id="ResumeTrainingJob", status_code=202)
+def resume_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> schemas.TrainingJobSummary:
+    """Let a paused training job go on: back into the queue, then bit-identically from its checkpoint. One that is not paused is left as it is."""
+    now = services.now()
+    with services.database.write() as session:
+        before = find_job(session, training_job_name, caller)
+        job = jobs.withdraw_pause(session, training_job_name, now)
+        if before.pause_requested_at is not None:
+            _tell(session, job, now, "ResumeRequested", f"{job.name} may go on.")
     services.wake()
     return views.job_summary(job)
 
@@ -142,7 +178,7 @@ def list_checkpoints(training_job_name: TrainingJobNamePath, caller: Reader, ser
     """List a job's checkpoints in S3, newest step first."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
-        found = checkpoints.of_run(session, job.run_id)
+        found = [each for each in checkpoints.of_run(session, job.run_id) if each.state != checkpoints.DELETED]
     return schemas.ListCheckpointsResponse(checkpoints=[views.checkpoint(record) for record in found])
 
 
@@ -180,6 +216,21 @@ def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
     job = jobs.get(session, name)
     caller.require_sight("training job", name, job.project)
     return job
+
+
+def _plan(services: Services, request: schemas.CreateTrainingJobRequest, run_id: str, spec: JobSpec, fleet: FleetRecord) -> schemas.TrainingJobPlan:
+    now = services.now().timestamp()
+    job = plans.waiting(request, run_id, now)
+    with services.database.read() as session:
+        history = views.History(jobs=jobs.totals(session, fleet.name, ()), incidents=incidents.totals(session, fleet_name=fleet.name))
+        members = nodes.of_fleet(session, fleet.name)
+        turns = schedule_of(fleet, jobs.unfinished(session, fleet.name), members, now, newcomer=job)
+    connected = frozenset(view.node_id for view in services.registry.views().values() if view.is_connected)
+    return plans.plan(spec, job, turns, plans.FleetNow(record=fleet, nodes=members, connected=connected, history=history))
+
+
+def _tell(session: Session, job: JobRecord, now: datetime, kind: str, message: str) -> None:
+    events.append(session, NewEvent(at=now, type=kind, message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name))
 
 
 def _digest(request: schemas.CreateTrainingJobRequest, project: str) -> str | None:

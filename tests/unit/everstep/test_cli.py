@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from datetime import datetime
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from everstep.cli import programs
 from everstep.cli.progress import incident_line, line_of
 from everstep.cli.waiting import UNANSWERED_SECONDS, ended
 from everstep.errors import FieldError, ServiceFailed, SourceRefused, WaitFailed
+from everstep.protocol.ids import NAME_PATTERN
 from everstep.sdk import Conveniences
 
 JOB = {
@@ -176,6 +178,35 @@ def run(monkeypatch, capsys):
     return run
 
 
+PLAN = {
+    "FleetName": "main",
+    "NodeCount": 4,
+    "RanksPerNode": 1,
+    "WorldSize": 4,
+    "Copies": 2,
+    "SlotsPerNode": 4,
+    "NodeMemoryBytes": 4 * 2**30,
+    "LargestShardBytes": 2**30,
+    "RecoveryOdds": [{"LostNodes": 1, "Probability": 1.0}, {"LostNodes": 2, "Probability": 2 / 3}],
+    "CanStartNow": False,
+    "QueuePosition": 2,
+    "QueuedBehind": ["big"],
+    "WaitsFor": "place 2 of 2 in the queue, behind big",
+    "FreeNodeCount": 0,
+    "NodesToLaunch": 0,
+    "CostUsdPerHour": 393.28,
+    "ExpectedMttfSeconds": 7200.0,
+    "ExpectedRecoverySeconds": 147.0,
+    "ExpectedEttrRatio": 0.98,
+}
+
+
+def planned(**request):
+    """Answer CreateTrainingJob."""
+    made = {"TrainingJobName": request["TrainingJobName"]}
+    return {**made, "Plan": PLAN} if request.get("DryRun") else {**made, "RunId": "r"}
+
+
 SUBMIT = ("jobs", "submit", "--name", "gpt", "--source-dir", "code", "--entry-point", "train.py", "--node-count", "4")
 
 
@@ -185,11 +216,13 @@ def test_submit_as_the_readme_says(run):
         *("--ranks-per-node", "1", "--copies", "2", "--checkpoint-every-steps", "100", "--hyperparameter", "steps=200", "--hyperparameter", "seed=7"),
         *("--environment", "A=b=c", "--fleet", "main", "--priority", "3", "--tag", "team=x", "--max-slowdown", "0.05"),
         upload_source={"SourceId": "s"},
-        create_training_job={"TrainingJobName": "gpt"},
+        create_training_job=planned,
     )
-    assert (code, out) == (0, "submitted gpt: 4 nodes × 1 ranks\n")
+    assert code == 0
+    assert out.splitlines()[-1] == "submitted gpt: 4 nodes × 1 ranks"
     assert "everstep jobs wait gpt" in err
-    request = calls[1][1]
+    (_, dry), (_, request) = calls[1:]
+    assert dry == {**request, "DryRun": True}
     assert request["HyperParameters"] == {"steps": "200", "seed": "7"}
     assert (request["Environment"], request["Protection"], request["FleetName"], request["Priority"]) == (
         {"A": "b=c"},
@@ -201,9 +234,124 @@ def test_submit_as_the_readme_says(run):
 
 
 def test_submit_leaves_out_what_is_not_said(run):
-    _, _, _, calls = run(*SUBMIT, upload_source={"SourceId": "s"}, create_training_job={})
-    assert not {"FleetName", "Project", "Protection"} & calls[1][1].keys()
-    assert calls[1][1]["StoppingCondition"] == {}
+    _, _, _, calls = run(*SUBMIT, upload_source={"SourceId": "s"}, create_training_job=planned)
+    assert calls[-1][1].keys() == {"TrainingJobName", "Source", "EntryPoint", "NodeCount"}
+
+
+def test_the_plan_is_shown_before_anything_is_started(run):
+    code, out, err, calls = run(*SUBMIT, upload_source={"SourceId": "s"}, create_training_job=planned)
+    assert code == 0
+    assert "2 lost: 66.6667%" in out
+    assert "later; it waits for place 2 of 2 in the queue, behind big" in out
+    assert "$393.28 an hour" in out
+    assert "98.00%: a failure every 2.0 hours, recovered in 2.5 minutes" in out
+    assert "up to 1.0 GiB each of 4.0 GiB" in out
+    code, out, err, calls = run(*SUBMIT, "--dry-run", upload_source={"SourceId": "s"}, create_training_job=planned)
+    assert (code, [request.get("DryRun") for name, request in calls if name == "create_training_job"]) == (0, [True])
+    assert "nothing was started" in err
+    assert "submitted" not in out
+
+
+def test_a_plan_may_know_little(run):
+    least_plan = {"TrainingJobName": "gpt", "Plan": least("TrainingJobPlan")}
+    code, _, err, _ = run(*SUBMIT, upload_source={"SourceId": "s"}, create_training_job=least_plan)
+    assert (code, "Traceback" in err) == (0, False)
+
+
+def test_a_plan_that_is_refused_starts_nothing(run):
+    refused = ServiceFailed("NodeCount: 9 nodes.", code="ValidationException")
+    code, out, _, calls = run(*SUBMIT, upload_source={"SourceId": "s"}, create_training_job=refused)
+    assert (code, out, len(calls)) == (2, "", 2)
+
+
+def test_programs_get_the_services_own_answer(run):
+    _, out, _, calls = run(*SUBMIT, "--output", "json", upload_source={"SourceId": "s"}, create_training_job={"RunId": "r"})
+    assert (json.loads(out), len(calls)) == ({"RunId": "r"}, 2)
+    _, out, _, _ = run(*SUBMIT, "--dry-run", "-o", "json", upload_source={"SourceId": "s"}, create_training_job=planned)
+    assert json.loads(out)["Plan"] == PLAN
+
+
+def test_a_file_says_what_the_api_says_and_options_win(run, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "TrainingJobName: from-file\nEntryPoint: train.py\nNodeCount: 2\nSource: {Directory: code}\n"
+        "HyperParameters: {lr: 1e-3, steps: 200, on: yes}\nCheckpointConfig: {EverySteps: 10, ThirdSlot: true}\n"
+    )
+    options = ("--set", "NodeCount=3", "--set", "CheckpointConfig.EverySteps=20", "--set", "HyperParameters.a.b=0.10", "--priority", "7")
+    _, _, _, calls = run("jobs", "submit", "-f", str(file), *options, upload_source={"SourceId": "s"}, create_training_job=planned)
+    assert calls[0] == ("upload_source", {"Directory": str(tmp_path / "code")})
+    assert calls[-1][1] == {
+        "TrainingJobName": "from-file",
+        "EntryPoint": "train.py",
+        "NodeCount": 3,
+        "Source": {"SourceId": "s"},
+        "HyperParameters": {"lr": "1e-3", "steps": "200", "on": "yes", "a.b": "0.10"},
+        "CheckpointConfig": {"EverySteps": 20, "ThirdSlot": True},
+        "Priority": 7,
+    }
+
+
+def test_a_source_that_is_there_already_is_not_uploaded_and_a_name_is_made_up(run, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("EntryPoint: my_train.v2.py\nNodeCount: 2\nSource: {SourceId: s}\n")
+    _, _, _, calls = run("jobs", "submit", "-f", str(file), create_training_job=planned)
+    (_, dry), (_, request) = calls
+    assert re.fullmatch(r"my-train-v2-\d{8}-\d{6}-[0-9a-f]{4}", request["TrainingJobName"])
+    assert dry["TrainingJobName"] == request["TrainingJobName"]
+    assert (request["Source"], re.fullmatch(NAME_PATTERN, request["TrainingJobName"]) is not None) == ({"SourceId": "s"}, True)
+
+
+CHANGED = {"Revision": 2, "Changes": [{"Field": "Priority", "Before": "0", "After": "5", "Applies": "Now"}]}
+
+
+def test_an_update_sends_what_differs(run, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "TrainingJobName: gpt\nEntryPoint: train.py\nSource: {Directory: .}\nHyperParameters: {steps: 200}\n"
+        "CheckpointConfig: {EverySteps: 50, ThirdSlot: false}\nStoppingCondition: {MaxRuntimeInSeconds: 0}\n"
+    )
+    code, out, _, calls = run("jobs", "update", "gpt", "-f", str(file), "--set", "Priority=5", describe_training_job=JOB, update_training_job=CHANGED)
+    assert (code, out.splitlines()[0]) == (0, "gpt has revision 2")
+    assert calls[-1] == ("update_training_job", {"TrainingJobName": "gpt", "Priority": 5, "CheckpointConfig": {"EverySteps": 50}})
+    _, out, _, calls = run(
+        "jobs", "update", "gpt", "--set", "NodeCount=8", describe_training_job=JOB, update_training_job={"Revision": 1, "Changes": []}
+    )
+    assert calls[-1][1] == {"TrainingJobName": "gpt", "NodeCount": 8}, "the service says that it cannot be changed"
+    assert out == "gpt is so already: revision 1\n"
+
+
+def test_a_diff_shows_what_was_changed_or_would_be(run, tmp_path):
+    revisions = {"Revisions": [{"Revision": 1, "Time": JOB["CreationTime"], "Changes": []}, {**CHANGED, "Time": JOB["CreationTime"]}]}
+    _, out, _, _ = run("jobs", "diff", "gpt", list_training_job_revisions=revisions)
+    assert out.splitlines()[1].split() == ["2", "2026-03-01", "12:00:00", "Priority", "0", "5", "Now"]
+    file = tmp_path / "job.yaml"
+    file.write_text("EntryPoint: train.py\nPriority: 5\nCheckpointConfig: {EverySteps: 50}\nNodeCount: 8\n")
+    _, out, _, calls = run("jobs", "diff", "gpt", "-f", str(file), describe_training_job=JOB)
+    assert [line.split() for line in out.splitlines()[1:]] == [
+        ["Priority", "0", "5"],
+        ["CheckpointConfig.EverySteps", "100", "50"],
+        ["NodeCount", "4", "8"],
+    ]
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("- a\n", (), "is not a job"),
+        ("a: [", (), "is not YAML"),
+        ("NodeCount: 1\n", ("--set", "NodeCount"), "not of the form Field=value"),
+        ("NodeCount: 1\n", ("--set", ".x=1"), "not of the form Field=value"),
+        (None, (), "cannot be read"),
+    ],
+)
+def test_a_file_that_says_nothing_is_wrong_usage(run, tmp_path, text, options, said):
+    file = tmp_path / "job.yaml"
+    if text is not None:
+        file.write_text(text)
+    code, out, err, calls = run("jobs", "submit", "-f", str(file), *options, create_training_job=planned)
+    assert (code, out, calls) == (2, "", [])
+    assert said in err
 
 
 @pytest.mark.parametrize(
@@ -305,8 +453,16 @@ def least(name: str) -> object:
     [
         (("jobs", "describe", "gpt"), "describe_training_job", "TrainingJob"),
         (("jobs", "list"), "list_training_jobs", "ListTrainingJobsResponse"),
-        (("jobs", "submit", "--name", "n", "--source-dir", ".", "--entry-point", "e", "--node-count", "1"), "create_training_job", "TrainingJob"),
+        (("jobs", "pause", "gpt"), "pause_training_job", "TrainingJobSummary"),
+        (("jobs", "resume", "gpt"), "resume_training_job", "TrainingJobSummary"),
+        (("jobs", "delete", "gpt"), "delete_training_job", "DeleteTrainingJobResponse"),
         (("jobs", "stop", "gpt"), "stop_training_job", "TrainingJob"),
+        (("checkpoints", "list", "gpt"), "list_checkpoints", "ListCheckpointsResponse"),
+        (("checkpoints", "create", "gpt"), "create_checkpoint", "CreateCheckpointResponse"),
+        (("checkpoints", "verify", "gpt", "8"), "verify_checkpoint", "Checkpoint"),
+        (("checkpoints", "pin", "gpt", "8"), "pin_checkpoint", "Checkpoint"),
+        (("checkpoints", "unpin", "gpt", "8"), "unpin_checkpoint", "Checkpoint"),
+        (("checkpoints", "delete", "gpt", "8", "--generation", "2"), "delete_checkpoint", "Checkpoint"),
         (("protection", "describe", "gpt"), "describe_protection", "DescribeProtectionResponse"),
         (("incidents", "describe", "any"), "describe_incident", "Incident"),
         (("incidents", "list"), "list_incidents", "ListIncidentsResponse"),

@@ -55,7 +55,7 @@ def request_(client, tmp_path_factory):
         ({"Secrets": {"A": "arn"}}, "Secrets", "not available"),
         ({"RoleArn": "arn:aws:iam::1:role/x"}, "RoleArn", "not available"),
         ({"InputDataConfig": [{"ChannelName": "x"}]}, "InputDataConfig", "not available"),
-        ({"StoppingCondition": {"MaxCostUsd": 5}}, "StoppingCondition.MaxCostUsd", "not available"),
+        ({"StoppingCondition": {"MaxCostUsd": 5}}, "StoppingCondition.MaxCostUsd", "needs the price of the fleet main"),
         ({"CheckpointConfig": {"EverySteps": -1}}, "CheckpointConfig.EverySteps", "0"),
         ({"CheckpointConfig": {"S3Uri": "http://x"}}, "CheckpointConfig.S3Uri", "s3"),
         ({"RetryStrategy": {"MaxAttempts": 0}}, "RetryStrategy.MaxAttempts", "1"),

@@ -17,9 +17,13 @@ from control_plane.errors import TooManyCases
 from everstep.errors import NothingToDownload, TransferFailed
 from everstep.protocol.agent_messages import MetricPoint
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.manifest import CheckpointManifest, ManifestShard, encode_manifest
 from everstep.protocol.plan import ObjectReference, PlanNode, RankPlan
+from everstep.protocol.safetensors import encode_header
+from everstep.protocol.slot import SlotHeader
 from tests.unit.control_plane.api.conftest import BUCKET, START, all_pages, refused
 from tests.unit.control_plane.db.test_jobs import plan as any_plan
+from tests.unit.worker.storage.slots import header_of, payload_of
 
 
 class Job:
@@ -53,6 +57,50 @@ class Job:
     def put(self, kind: str, path: str, body: bytes = b"x") -> None:
         self.service.objects.put(ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={self.run}/{kind}/{path}"), body)
 
+    def checkpoint(self, step: int, *, generation: int = 1) -> CheckpointManifest:
+        """Put a complete checkpoint of two ranks, with objects that are what the manifest says."""
+        folder = f"checkpoints/run={self.run}/gen={generation}/step={step}"
+        shards = []
+        for rank in range(2):
+            header, body = tiny_shard(rank, step, generation)
+            self.put("checkpoints", f"run={self.run}/gen={generation}/step={step}/u/rank={rank}.safetensors", body)
+            shards.append(
+                ManifestShard(
+                    rank=Rank(rank),
+                    key=f"jobs/gpt/run={self.run}/{folder}/u/rank={rank}.safetensors",
+                    object_bytes=len(body),
+                    etag="e",
+                    payload_bytes=header.payload_bytes,
+                    payload_digest=header.payload_digest.hex(),
+                    layout_hash=header.layout_hash.hex(),
+                    origin_generation=Generation(generation),
+                )
+            )
+        manifest = CheckpointManifest(
+            version=1,
+            job=JobName("gpt"),
+            run=RunId(self.run),
+            generation=Generation(generation),
+            parent_chain=((Generation(generation), Step(0)),),
+            step=Step(step),
+            shards=tuple(shards),
+        )
+        body = encode_manifest(manifest)
+        self.put("checkpoints", f"run={self.run}/gen={generation}/step={step}/manifest.json", body)
+        record = CheckpointRecord(
+            generation=generation,
+            step=step,
+            state=checkpoints.COMPLETE,
+            bucket=BUCKET,
+            manifest_key=f"jobs/gpt/run={self.run}/{folder}/manifest.json",
+            manifest=body,
+            object_bytes=sum(shard.object_bytes for shard in shards),
+            created_at=START,
+            completed_at=START,
+        )
+        self.write(checkpoints.record, record)
+        return manifest
+
     def open_incident(self, incident_id: str, number: int = 0) -> None:
         self.write(
             incidents.open_incident,
@@ -74,6 +122,14 @@ class Job:
                 detail={},
             ),
         )
+
+
+def tiny_shard(rank: int, step: int, generation: int) -> tuple[SlotHeader, bytes]:
+    """A shard's slot and its object: two tensors with a gap between them, and one before the index."""
+    tensors = [("w", "uint8", (3,), bytes((rank, step % 256, generation))), ("b", "uint8", (65,), b"x" * 65)]
+    payload, offset, size = payload_of(tensors, slack=128)
+    header = header_of(payload, offset, size, rank=rank, step=step, origin=generation)
+    return header, encode_header(header, payload[offset:]) + b"".join(content for *_, content in tensors)
 
 
 @pytest.fixture

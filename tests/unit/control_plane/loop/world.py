@@ -45,6 +45,7 @@ from everstep.protocol.agent_messages import (
     ShardProtection,
     Start,
     StopTraining,
+    TakeCheckpoint,
     TakeStacks,
     UploadedShard,
 )
@@ -96,6 +97,7 @@ class Agent:
     looked_first: datetime | None = None
     node_faults: tuple[NodeFault, ...] = ()
     evidence_key: str = ""
+    wanted_checkpoint: int = -1
 
     def connect(self) -> None:
         hello = Hello(
@@ -239,6 +241,9 @@ class Agent:
             case StopTraining(generation=generation):
                 if generation == self.generation:
                     self.is_told_to_stop = self.world.is_stopped = True
+            case TakeCheckpoint(generation=generation, step=step):
+                if generation == self.generation:
+                    self.wanted_checkpoint = step
             case TakeStacks(generation=generation, number=number):
                 if generation == self.generation and (self.look is None or number > self.look[0]):
                     self.look = number, self.world.now

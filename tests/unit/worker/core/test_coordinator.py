@@ -334,3 +334,33 @@ def test_a_distance_leaves_no_checkpoint_out() -> None:
         core = core.report(*both(core.proposed, core.committed, core.proposed, Vote.ACKED))
         found.append(core.proposed)
     assert found == [4, 8, 12, 16]
+
+
+def test_a_wanted_checkpoint_is_the_next_commit_and_asked_for_once() -> None:
+    core = begun().report(*both(1, NONE, 1, Vote.ACKED))
+    asked = core.request_checkpoint(Step(1))
+    assert (asked.committed, asked.persist) == (1, NONE), "what is committed already may be overwritten before every member has heard of it"
+    after = asked.report(*both(2, 1, 2, Vote.ACKED))
+    assert (after.committed, after.persist) == (2, 2)
+    again = after.request_checkpoint(Step(1)).report(*both(3, 2, 3, Vote.ACKED))
+    assert (again.committed, again.persist) == (3, 2), "there is one of step 1 or later"
+    more = again.request_checkpoint(Step(3)).report(*both(4, 3, 4, Vote.ACKED))
+    assert more.persist == 4
+
+
+def test_a_wanted_checkpoint_waits_until_the_one_before_is_uploaded() -> None:
+    core = begun().report(*both(1, NONE, 1, Vote.ACKED)).request_checkpoint(Step(1))
+    busy = core.report(*both(2, 1, 2, Vote.ACKED, pinned_step=Step(1)))
+    assert (busy.committed, busy.persist) == (2, NONE)
+    free = busy.report(*both(2, 2, 2))
+    done = free.report(*both(3, 2, 3, Vote.ACKED))
+    assert (done.committed, done.persist) == (3, 3)
+
+
+def test_a_wanted_checkpoint_does_not_shift_the_interval() -> None:
+    core = Coordinator.begin(world_size=2, base=Step(0), every_steps=4).request_checkpoint(Step(1))
+    persisted = []
+    while core.committed < 8:
+        core = core.report(*both(core.proposed, core.committed, core.proposed, Vote.ACKED))
+        persisted.append(core.persist)
+    assert sorted({*persisted}) == [1, 4, 8]

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from everstep.protocol.errors import ProtocolError
+from everstep.protocol.errors import CorruptObject, OversizedMessage, ProtocolError
 from everstep.protocol.slot import DIGEST_BYTES, SlotHeader, SlotIndex, TensorEntry, unpack_index
-from worker.errors import CorruptCheckpoint, StoreRefused
 
 LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100_000_000
@@ -122,7 +121,7 @@ def encode_header(header: SlotHeader, packed_index: bytes) -> bytes:
 
     Raises:
         CorruptSlot: the index is not sound.
-        StoreRefused: the header would be longer than safetensors allows.
+        OversizedMessage: the header would be longer than safetensors allows.
     """
     described: dict[str, _Tensor | _Metadata] = {
         _METADATA: _Metadata(
@@ -150,7 +149,7 @@ def encode_header(header: SlotHeader, packed_index: bytes) -> bytes:
     text = msgspec.json.encode(described)
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
-        raise StoreRefused(f"the header of this shard would be {len(text):,} bytes; safetensors allows {MAX_HEADER_BYTES:,}")
+        raise OversizedMessage(f"the header of this shard would be {len(text):,} bytes; safetensors allows {MAX_HEADER_BYTES:,}")
     return LENGTH.pack(len(text)) + text
 
 
@@ -165,29 +164,29 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         Where each byte of the payload comes from.
 
     Raises:
-        CorruptCheckpoint: not a header of ours, or one that contradicts itself or the object's size.
+        CorruptObject: not a header of ours, or one that contradicts itself or the object's size.
     """
     try:
         described = _HEADER.decode(header)
         metadata = _HEADER_METADATA.decode(described.pop(_METADATA))
         if metadata.everstep != _FORMAT:
-            raise CorruptCheckpoint(f"a checkpoint of format {metadata.everstep!r}")
+            raise CorruptObject(f"a checkpoint of format {metadata.everstep!r}")
         payload_bytes, index_offset = int(metadata.payload_bytes), int(metadata.index_offset)
         packed = base64.b64decode(metadata.index, validate=True)
         digests = bytes.fromhex(metadata.layout_hash), bytes.fromhex(metadata.payload_digest)
         entries = tensors_in_order(unpack_index(packed, index_offset))
         tensors = sorted(_HEADER_TENSOR.decode(raw).data_offsets for raw in described.values())
     except (KeyError, ValueError, binascii.Error, msgspec.DecodeError, ProtocolError) as error:
-        raise CorruptCheckpoint(f"the object's header is not one of a checkpoint: {error}") from error
+        raise CorruptObject(f"the object's header is not one of a checkpoint: {error}") from error
     found = Restore(payload_bytes, index_offset, packed, *digests, tuple((entry.offset, entry.offset + entry.bytes) for entry in entries))
     position, expected = 0, []
     for entry in entries:
         expected.append((position, position + entry.bytes))
         position += entry.bytes
     if tensors != sorted(expected) or any(len(value) != DIGEST_BYTES for value in digests):
-        raise CorruptCheckpoint("the object's tensors are not those of its index")
+        raise CorruptObject("the object's tensors are not those of its index")
     if not 0 <= index_offset <= index_offset + len(packed) <= payload_bytes:
-        raise CorruptCheckpoint(f"the object's index lies outside of its payload: {index_offset}+{len(packed)} of {payload_bytes}")
+        raise CorruptObject(f"the object's index lies outside of its payload: {index_offset}+{len(packed)} of {payload_bytes}")
     if object_bytes != LENGTH.size + len(header) + found.data_bytes:
-        raise CorruptCheckpoint(f"the object has {object_bytes} bytes; its header says {LENGTH.size + len(header) + found.data_bytes}")
+        raise CorruptObject(f"the object has {object_bytes} bytes; its header says {LENGTH.size + len(header) + found.data_bytes}")
     return found

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.protocol.dtypes import ITEM_BYTES
+from everstep.protocol.errors import CorruptObject, OversizedMessage
+from everstep.protocol.safetensors import LENGTH, encode_header, plan_restore, tensors_in_order
 from everstep.protocol.slot import SlotIndex, TensorEntry, pack_index, payload_digest, unpack_index
 from tests.unit.worker.storage.slots import Tensors, header_of, payload_of
-from worker.errors import CorruptCheckpoint, StoreRefused
-from worker.storage.safetensors import LENGTH, encode_header, plan_restore, tensors_in_order
 
 DTYPES = ["float32", "bfloat16", "int64", "uint8", "bool", "float64", "complex64", "quint4x2"]
 
@@ -44,7 +44,7 @@ def from_object(data: bytes) -> bytes:
     """Return the payload that an object describes; every byte of the target is dirty before."""
     (length,) = LENGTH.unpack_from(data)
     if length > len(data) - LENGTH.size:
-        raise CorruptCheckpoint
+        raise CorruptObject
     plan = plan_restore(data[LENGTH.size : LENGTH.size + length], len(data))
     target = bytearray(b"\xaa" * plan.payload_bytes)
     position = LENGTH.size + length
@@ -70,9 +70,9 @@ def test_any_payload_comes_back(tensors: Tensors, values: bytes, slack: int) -> 
 def test_what_is_cut_is_refused(tensors: Tensors, data: st.DataObject) -> None:
     _, whole = to_object(tensors, b"values", 0)
     cut = whole[: data.draw(st.integers(8, len(whole) - 1))]
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptObject):
         from_object(cut)
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptObject):
         from_object(whole + b"\0")
 
 
@@ -87,7 +87,7 @@ def test_a_changed_header_is_refused_or_says_itself_what_it_is(data: st.DataObje
     changed[position] ^= 1 << data.draw(st.integers(0, 7))
     try:
         plan = plan_restore(bytes(changed[LENGTH.size : LENGTH.size + length]), len(changed))
-    except CorruptCheckpoint:
+    except CorruptObject:
         return
     if plan.payload_bytes == len(payload) and plan.payload_digest == payload_digest(payload):
         restored = from_object(bytes(changed))
@@ -119,12 +119,12 @@ def test_tensors_lie_in_the_order_of_their_offsets() -> None:
 
 
 def test_a_header_beyond_the_limit_of_safetensors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.storage.safetensors.MAX_HEADER_BYTES", 100)
-    with pytest.raises(StoreRefused, match="header"):
+    monkeypatch.setattr("everstep.protocol.safetensors.MAX_HEADER_BYTES", 100)
+    with pytest.raises(OversizedMessage, match="header"):
         to_object([("weight", "uint8", (1,), b"1")], b"", 0)
 
 
 @pytest.mark.parametrize("header", [b"", b"[]", b"{}", b'{"__metadata__": {}}', b'{"__metadata__": {"everstep": "everstep-1"}}', b"\xff" * 8])
 def test_foreign_headers_are_refused(header: bytes) -> None:
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptObject):
         plan_restore(header, LENGTH.size + len(header))

@@ -1,0 +1,102 @@
+"""What would become of a training job: the answer of a dry run. Pure.
+
+Invariant: every figure is the one that the job would really be held to: slots as the agents count them, odds as placement has them, its turn by the
+very schedule that the loops follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from control_plane.api import schemas
+from control_plane.api.revisions import slots_per_node
+from control_plane.api.views import MICRO, ODDS_UP_TO_LOST_NODES, History
+from control_plane.core import forecast, placement
+from control_plane.core.observed import FleetJob
+from control_plane.core.queue import Schedule, in_words
+from control_plane.core.states import JobState, NodeState
+from control_plane.db.fleets import FleetRecord
+from control_plane.db.jobs import JobSpec
+from control_plane.db.nodes import NodeRecord
+from everstep.protocol.ids import JobName, NodeId, RunId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetNow:
+    """A fleet as it is."""
+
+    record: FleetRecord
+    nodes: Sequence[NodeRecord]
+    """Without ended ones."""
+    connected: frozenset[NodeId]
+    history: History
+
+
+def waiting(request: schemas.CreateTrainingJobRequest, run_id: str, now: float) -> FleetJob:
+    """Return the job as it would stand in the queue."""
+    return FleetJob(
+        job=JobName(request.training_job_name),
+        run=RunId(run_id),
+        state=JobState.QUEUED,
+        node_count=request.node_count,
+        priority=request.priority,
+        created_at=now,
+    )
+
+
+def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow) -> schemas.TrainingJobPlan:
+    """Return what would become of a job.
+
+    Args:
+        spec: admitted.
+        job: as it would stand in the queue.
+        turns: of its fleet, this job among the others.
+        fleet: as it is.
+
+    Returns:
+        All fields of the contract.
+    """
+    record = fleet.record
+    free = sum(node.state == NodeState.SPARE and NodeId(node.id) in fleet.connected for node in fleet.nodes)
+    slots = slots_per_node(spec)
+    memory = min((node.memory_bytes for node in fleet.nodes if node.memory_bytes), default=None)
+    price = record.price_usd_per_hour
+    expected = forecast.expected(
+        spec.node_count,
+        node_seconds=fleet.history.jobs.node_microseconds / MICRO,
+        incident_count=fleet.history.incidents.count,
+        mean_recovery_seconds=fleet.history.incidents.mean_recovery_seconds,
+    )
+    is_its_turn = job.run in turns.admitted
+    return schemas.TrainingJobPlan(
+        fleet_name=record.name,
+        node_count=spec.node_count,
+        ranks_per_node=spec.ranks_per_node,
+        world_size=spec.world_size,
+        copies=spec.copies,
+        slots_per_node=slots,
+        node_memory_bytes=memory,
+        largest_shard_bytes=None if memory is None else memory // slots,
+        recovery_odds=[
+            schemas.RecoveryOdds(lost_nodes=lost, probability=placement.recovery_probability(spec.node_count, spec.copies, lost))
+            for lost in range(1, min(ODDS_UP_TO_LOST_NODES, spec.node_count) + 1)
+        ],
+        can_start_now=is_its_turn and free >= spec.node_count,
+        queue_position=turns.place_of(job.run),
+        queued_behind=[other.job for other in turns.ahead_of(job.run)],
+        waits_for=_waits_for(spec, job, turns, free) if not (is_its_turn and free >= spec.node_count) else None,
+        free_node_count=free,
+        nodes_to_launch=max(0, spec.node_count - free) if is_its_turn else 0,
+        cost_usd_per_hour=None if price is None else price * spec.node_count,
+        expected_mttf_seconds=None if expected is None else expected.mttf_seconds,
+        expected_recovery_seconds=None if expected is None else expected.mttr_seconds,
+        expected_ettr_ratio=None if expected is None else expected.ettr_ratio,
+    )
+
+
+def _waits_for(spec: JobSpec, job: FleetJob, turns: Schedule, free: int) -> str:
+    if job.run not in turns.admitted:
+        return in_words(turns, job.run)
+    missing = spec.node_count - free
+    return f"{missing} more node{'s' if missing != 1 else ''}: {free} of {spec.node_count} are free now"

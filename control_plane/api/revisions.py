@@ -1,0 +1,144 @@
+"""What an update makes of a job: the request against the job as it is. Pure; all that is wrong is said at once.
+
+    at once                  Priority, Preemptible, RetryStrategy, StoppingCondition, Tags: the loops read them at every pass
+    with the next generation Protection, CheckpointConfig: they are part of the plan, which never changes
+
+Invariant: what comes from here is a job that admission would have taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from control_plane.api.errors import InvalidRequest
+from control_plane.api.schemas import FieldError, UpdateTrainingJobRequest
+from control_plane.core.states import JobState
+from control_plane.db.jobs import JobRecord, JobSpec
+from control_plane.db.revisions import Change
+
+_WITHOUT_PLAN = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.PREPARING})
+"""No generation goes on with what it began with: the next plan is still to be made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a job's memory is held against."""
+
+    largest_shard_bytes: int
+    """Of the job's shards, as reported; 0 before there are any."""
+    node_memory_bytes: int | None
+    """Of the fleet's smallest node."""
+    has_price: bool
+    """The fleet has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revised:
+    """A job as an update leaves it."""
+
+    spec: JobSpec
+    priority: int
+    tags: Mapping[str, str]
+    changes: tuple[Change, ...]
+    """Empty where everything is so already."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    field: str
+    attribute: str
+    """Of the specification."""
+    value: Any
+    needs_generation: bool = False
+
+
+def revised(request: UpdateTrainingJobRequest, job: JobRecord, around: Surroundings) -> Revised:
+    """Return what an update makes of a job.
+
+    Args:
+        request: well formed.
+        job: as stored.
+        around: what it is held against.
+
+    Returns:
+        The job as it is then, and what differs.
+
+    Raises:
+        InvalidRequest: with a field error for everything that is wrong.
+    """
+    wishes = [wish for wish in _wishes(request) if getattr(job.spec, wish.attribute) != wish.value]
+    spec = replace(job.spec, **{wish.attribute: wish.value for wish in wishes})
+    wrong = list(_wrong(job, spec, around))
+    if wrong:
+        raise InvalidRequest("The job cannot be changed as asked: " + "; ".join(f"{error.field}: {error.message}" for error in wrong), fields=wrong)
+    has_plan = JobState(job.state) not in _WITHOUT_PLAN
+    changes = [
+        Change(
+            field=wish.field,
+            before=_text(getattr(job.spec, wish.attribute)),
+            after=_text(wish.value),
+            needs_generation=wish.needs_generation and has_plan,
+        )
+        for wish in wishes
+    ]
+    priority = job.priority if request.priority is None else request.priority
+    tags = dict(job.tags) if request.tags is None else request.tags
+    if priority != job.priority:
+        changes.append(Change(field="Priority", before=str(job.priority), after=str(priority), needs_generation=False))
+    if tags != job.tags:
+        changes.append(Change(field="Tags", before=_text(dict(job.tags)), after=_text(tags), needs_generation=False))
+    return Revised(spec=spec, priority=priority, tags=tags, changes=tuple(changes))
+
+
+def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
+    """Yield what the request names; what is left out stays."""
+    if request.preemptible is not None:
+        yield _Wish("Preemptible", "preemptible", request.preemptible)
+    if (retry := request.retry_strategy) is not None and "max_attempts" in retry.model_fields_set:
+        yield _Wish("RetryStrategy.MaxAttempts", "max_attempts", retry.max_attempts)
+    if (limits := request.stopping_condition) is not None:
+        named = (
+            ("MaxRuntimeInSeconds", "max_runtime_seconds", limits.max_runtime_in_seconds),
+            ("MaxPendingTimeInSeconds", "max_pending_seconds", limits.max_pending_time_in_seconds),
+            ("MaxCostUsd", "max_cost_usd", limits.max_cost_usd),
+        )
+        yield from (_Wish(f"StoppingCondition.{name}", attribute, value or None) for name, attribute, value in named if value is not None)
+    if (protection := request.protection) is not None:
+        if "copies" in protection.model_fields_set:
+            yield _Wish("Protection.Copies", "copies", protection.copies, needs_generation=True)
+        if protection.max_slowdown is not None:
+            yield _Wish("Protection.MaxSlowdown", "max_slowdown", protection.max_slowdown, needs_generation=True)
+    if (checkpoints := request.checkpoint_config) is not None:
+        if checkpoints.every_steps is not None:
+            yield _Wish("CheckpointConfig.EverySteps", "checkpoint_every_steps", checkpoints.every_steps, needs_generation=True)
+        if checkpoints.third_slot is not None:
+            yield _Wish("CheckpointConfig.ThirdSlot", "third_slot", checkpoints.third_slot, needs_generation=True)
+
+
+def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[FieldError]:
+    if spec.copies > spec.node_count:
+        message = f"{spec.copies} copies need {spec.copies} nodes; NodeCount is {spec.node_count}"
+        yield FieldError(field="Protection.Copies", message=message)
+    if job.spec.third_slot and not spec.third_slot and job.generation:
+        yield FieldError(field="CheckpointConfig.ThirdSlot", message="cannot be taken back once the job has run: it may hold what was committed")
+    if spec.max_cost_usd is not None and spec.max_cost_usd != job.spec.max_cost_usd and not around.has_price:
+        yield FieldError(field="StoppingCondition.MaxCostUsd", message="needs the fleet's price; set PriceUsdPerHour with UpdateFleet")
+    slots = slots_per_node(spec)
+    needed = slots * around.largest_shard_bytes
+    if slots > slots_per_node(job.spec) and around.node_memory_bytes is not None and needed > around.node_memory_bytes:
+        field = "Protection.Copies" if spec.copies > job.spec.copies else "CheckpointConfig.ThirdSlot"
+        sizes = f"{slots} slots of {around.largest_shard_bytes:,} bytes need {needed:,} bytes of host memory per node"
+        message = f"{sizes}; {around.node_memory_bytes:,} are there"
+        yield FieldError(field=field, message=message)
+
+
+def slots_per_node(spec: JobSpec) -> int:
+    """Return how many slots, each as large as one rank's state, a node of the job keeps in memory."""
+    return (3 if spec.third_slot else 2) * spec.copies * spec.ranks_per_node
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else value if isinstance(value, str) else json.dumps(value, sort_keys=True)

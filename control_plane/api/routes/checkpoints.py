@@ -1,0 +1,173 @@
+"""Checkpoints: made, read back, kept and let go at a person's word. Listing them is in `routes.jobs`.
+
+A checkpoint is named by its step; where a job has made the same step in two generations, by the generation, too.
+
+Invariant: what a job would be restored from next, and what is pinned, is never deleted here.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import Path, Query
+from sqlalchemy.orm import Session
+
+from control_plane.api import schemas, views
+from control_plane.api.auth import Caller, User
+from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
+from control_plane.api.routes.jobs import find_job
+from control_plane.cloud.objects import DELETED_AT_ONCE
+from control_plane.core.checkpoints import newest_restorable
+from control_plane.core.observed import CheckpointRecord as RestorableCheckpoint
+from control_plane.core.states import JobState
+from control_plane.db import checkpoints, events, jobs
+from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.errors import Conflict
+from control_plane.db.events import NewEvent
+from control_plane.db.jobs import JobRecord
+from control_plane.loop import records
+from everstep.protocol.ids import Generation
+from everstep.protocol.plan import ObjectReference
+
+router = Router(prefix="/v1/training-jobs/{TrainingJobName}/checkpoints", tags=["Checkpoints"])
+
+PATIENCE = timedelta(seconds=600)
+"""A checkpoint that was asked for so long ago and is not there is asked for anew, of a later step."""
+StepPath = Annotated[int, Path(alias="Step", ge=0)]
+GenerationQuery = Annotated[int | None, Query(alias="Generation", ge=1)]
+
+
+@router.post("", operation_id="CreateCheckpoint", status_code=202)
+def create_checkpoint(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> schemas.CreateCheckpointResponse:
+    """Have the newest committed step of a running job, or the next one, put into S3. While one is on its way, asking again changes nothing."""
+    now = services.now()
+    with services.database.write() as session:
+        job = find_job(session, training_job_name, caller)
+        newest = _newest_restorable(session, job)
+        is_new = False
+        if newest is not None and newest.step >= job.committed_step:
+            wanted = int(newest.step)
+        else:
+            if job.state != JobState.RUNNING or job.committed_step <= 0:
+                raise Conflict(_why_none(job))
+            is_outstanding = job.checkpoint_wanted_step > (-1 if newest is None else newest.step)
+            is_new = not is_outstanding or job.checkpoint_wanted_at is None or now - job.checkpoint_wanted_at > PATIENCE
+            wanted = job.committed_step if is_new else job.checkpoint_wanted_step
+        if is_new:
+            jobs.want_checkpoint(session, job.run_id, wanted, now)
+            _tell(session, services, job, "CheckpointRequested", f"{job.name} was asked for a checkpoint of step {wanted} or the next one.")
+    services.wake()
+    is_there = newest is not None and newest.step >= wanted
+    return schemas.CreateCheckpointResponse(
+        training_job_name=job.name, run_id=job.run_id, step=wanted, status="Complete" if is_there else "Requested"
+    )
+
+
+@router.post("/{Step}/verify", operation_id="VerifyCheckpoint", status_code=202)
+def verify_checkpoint(
+    training_job_name: TrainingJobNamePath, step: StepPath, caller: User, services: ServicesDep, generation: GenerationQuery = None
+) -> schemas.Checkpoint:
+    """Have a checkpoint's objects read back and hashed against its manifest; the verdict and its time are kept with it."""
+    with services.database.write() as session:
+        job, found = _find(session, training_job_name, caller, step, generation)
+        _require_complete(found)
+        found = checkpoints.ask_to_verify(session, job.run_id, found, services.now())
+    return views.checkpoint(found)
+
+
+@router.post("/{Step}/pin", operation_id="PinCheckpoint")
+def pin_checkpoint(
+    training_job_name: TrainingJobNamePath, step: StepPath, caller: User, services: ServicesDep, generation: GenerationQuery = None
+) -> schemas.Checkpoint:
+    """Keep a checkpoint: it is not deleted until it is unpinned."""
+    with services.database.write() as session:
+        job, found = _find(session, training_job_name, caller, step, generation)
+        _require_complete(found)
+        if found.pinned_at is None:
+            found = checkpoints.set_pinned(session, job.run_id, found, services.now())
+            _tell(session, services, job, "CheckpointPinned", f"The checkpoint of step {found.step} was pinned.")
+    return views.checkpoint(found)
+
+
+@router.post("/{Step}/unpin", operation_id="UnpinCheckpoint")
+def unpin_checkpoint(
+    training_job_name: TrainingJobNamePath, step: StepPath, caller: User, services: ServicesDep, generation: GenerationQuery = None
+) -> schemas.Checkpoint:
+    """Let a pinned checkpoint be deleted again."""
+    with services.database.write() as session:
+        job, found = _find(session, training_job_name, caller, step, generation)
+        if found.pinned_at is not None:
+            found = checkpoints.set_pinned(session, job.run_id, found, None)
+            _tell(session, services, job, "CheckpointUnpinned", f"The checkpoint of step {found.step} was unpinned.")
+    return views.checkpoint(found)
+
+
+@router.delete("/{Step}", operation_id="DeleteCheckpoint")
+def delete_checkpoint(
+    training_job_name: TrainingJobNamePath, step: StepPath, caller: User, services: ServicesDep, generation: GenerationQuery = None
+) -> schemas.Checkpoint:
+    """Delete a checkpoint from S3. Refused for pinned ones, and for the one that a job which has not ended would be restored from next."""
+    with services.database.write() as session:
+        job, found = _find(session, training_job_name, caller, step, generation)
+        if found.state == checkpoints.COMPLETE:
+            _require_not_needed(session, job, found)
+            found = checkpoints.set_state(session, job.run_id, found, checkpoints.DELETING)
+    if found.state == checkpoints.DELETING:
+        _delete_objects(services, found)
+        with services.database.write() as session:
+            found = checkpoints.set_state(session, job.run_id, found, checkpoints.DELETED)
+            _tell(session, services, job, "CheckpointDeleted", f"The checkpoint of step {found.step} was deleted: {found.object_bytes:,} bytes.")
+    return views.checkpoint(found)
+
+
+def _find(session: Session, name: str, caller: Caller, step: int, generation: int | None) -> tuple[JobRecord, CheckpointRecord]:
+    job = find_job(session, name, caller)
+    return job, checkpoints.find(session, job.run_id, step=step, generation=generation)
+
+
+def _newest_restorable(session: Session, job: JobRecord) -> RestorableCheckpoint | None:
+    known = (records.checkpoint_record(each) for each in checkpoints.of_run(session, job.run_id))
+    lineage = [records.generation_record(entry) for entry in jobs.lineage(session, job.run_id)]
+    return newest_restorable([each for each in known if each is not None], lineage, Generation(job.generation))
+
+
+def _require_complete(found: CheckpointRecord) -> None:
+    if found.state != checkpoints.COMPLETE:
+        raise Conflict(f"the checkpoint of step {found.step} is {found.state}")
+
+
+def _require_not_needed(session: Session, job: JobRecord, found: CheckpointRecord) -> None:
+    if found.pinned_at is not None:
+        raise Conflict(f"the checkpoint of step {found.step} is pinned; unpin it first (UnpinCheckpoint)")
+    if job.ended_at is not None:
+        return
+    newest = _newest_restorable(session, job)
+    if newest is not None and (newest.generation, newest.step) == (found.generation, found.step):
+        raise Conflict(
+            f"the checkpoint of step {found.step} is the newest that {job.name!r} can be restored from; make another first (CreateCheckpoint)"
+        )
+    if job.state in (JobState.PREPARING, JobState.LOADING):
+        raise Conflict(f"{job.name!r} is being restored, perhaps from the checkpoint of step {found.step}; try again once it trains")
+
+
+def _delete_objects(services: Services, found: CheckpointRecord) -> None:
+    """Delete the manifest first: an incomplete set never looks complete. All that lies beside it is of the same generation and step."""
+    services.objects.delete(found.bucket, [found.manifest_key])
+    folder, _, _ = found.manifest_key.rpartition("/")
+    keys = [info.reference.key for info in services.objects.list(ObjectReference(bucket=found.bucket, key=f"{folder}/"))]
+    for first in range(0, len(keys), DELETED_AT_ONCE):
+        services.objects.delete(found.bucket, keys[first : first + DELETED_AT_ONCE])
+
+
+def _why_none(job: JobRecord) -> str:
+    if job.ended_at is not None:
+        return f"the training job {job.name!r} has ended: {job.reason}"
+    if job.state != JobState.RUNNING:
+        return f"the training job {job.name!r} does not train now: {job.reason}"
+    return f"the training job {job.name!r} has committed no step yet"
+
+
+def _tell(session: Session, services: Services, job: JobRecord, kind: str, message: str) -> None:
+    event = NewEvent(at=services.now(), type=kind, message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name)
+    events.append(session, event)

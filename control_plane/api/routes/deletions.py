@@ -1,0 +1,119 @@
+"""Ended training jobs are forgotten, and what they left in S3 is deleted if asked.
+
+    objects first, a bounded number in a call, then the rows: a call that dies anywhere is made good by the same call again
+
+Invariant: only keys of the job's own run or generations, below the job's own prefixes, are ever deleted: a prefix may be shared with others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated
+
+from fastapi import Query
+
+from control_plane.api import schemas
+from control_plane.api.auth import User
+from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
+from control_plane.api.routes.jobs import find_job
+from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectInfo
+from control_plane.db import checkpoints, events, jobs
+from control_plane.db.errors import Conflict, NotFound
+from control_plane.db.events import NewEvent
+from control_plane.db.jobs import JobRecord
+from control_plane.loop.records import prefix_of
+from everstep.protocol.plan import ObjectReference
+
+router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJobs"])
+
+OBJECTS_AT_ONCE = 10_000
+"""A call deletes no more: it is to answer before clients lose patience."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a job writes, and what of it is the job's own."""
+
+    below: ObjectReference
+    own: re.Pattern[str]
+    """Of the key below it."""
+
+
+@router.delete("", operation_id="DeleteTrainingJob")
+def delete_training_job(
+    training_job_name: TrainingJobNamePath,
+    caller: User,
+    services: ServicesDep,
+    delete_objects: Annotated[bool, Query(alias="DeleteObjects")] = False,
+    dry_run: Annotated[bool, Query(alias="DryRun")] = False,
+) -> schemas.DeleteTrainingJobResponse:
+    """Forget a training job that has ended. What it left in S3 stays unless DeleteObjects is set; a DryRun only says what would go."""
+    with services.database.read() as session:
+        job = find_job(session, training_job_name, caller)
+        jobs.require_ended(session, job)
+        rows = jobs.rows_of(session, job.run_id)
+        pinned = checkpoints.pinned_steps(session, job.run_id) if delete_objects else ()
+    if pinned:
+        steps = ", ".join(str(step) for step in pinned)
+        raise Conflict(f"checkpoints of the training job {job.name!r} are pinned: step {steps}; unpin them first (UnpinCheckpoint)")
+    found = list(islice(_objects(services, job), OBJECTS_AT_ONCE + 1)) if delete_objects or dry_run else []
+    has_more, found = len(found) > OBJECTS_AT_ONCE, found[:OBJECTS_AT_ONCE]
+    if not dry_run:
+        _delete(services, found)
+        if not has_more:
+            _forget(services, job)
+    return schemas.DeleteTrainingJobResponse(
+        training_job_name=job.name,
+        run_id=job.run_id,
+        is_deleted=not dry_run and not has_more,
+        generation_count=rows.generations,
+        checkpoint_count=rows.checkpoints,
+        incident_count=rows.incidents,
+        node_seconds=job.node_microseconds / 1_000_000,
+        cost_usd=job.cost_usd,
+        object_count=len(found),
+        object_bytes=sum(info.size_bytes for info in found),
+        has_more_objects=has_more,
+        s3_uris=list(dict.fromkeys(f"s3://{place.below.bucket}/{place.below.key}" for place in _places(job))),
+    )
+
+
+def _forget(services: Services, job: JobRecord) -> None:
+    now = services.now()
+    with services.database.write() as session:
+        try:
+            jobs.remove(session, job.run_id)
+        except NotFound:
+            return  # the same request came twice at once, and the other was quicker
+        message = f"{job.name} was deleted: {job.reason}"
+        events.append(
+            session, NewEvent(at=now, type="TrainingJobDeleted", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name)
+        )
+
+
+def _places(job: JobRecord) -> tuple[_Place, ...]:
+    of_generations = re.compile(r"gen=\d+/.*", re.DOTALL)
+    return (
+        _Place(prefix_of(job.spec.checkpoint_uri), re.compile(rf"run={re.escape(job.run_id)}/.*", re.DOTALL)),
+        _Place(prefix_of(job.spec.log_uri), of_generations),
+        _Place(prefix_of(job.spec.output_uri), of_generations),
+    )
+
+
+def _objects(services: Services, job: JobRecord) -> Iterator[ObjectInfo]:
+    for place in _places(job):
+        for info in services.objects.list(place.below):
+            if place.own.fullmatch(info.reference.key[len(place.below.key) :]):
+                yield info
+
+
+def _delete(services: Services, found: list[ObjectInfo]) -> None:
+    by_bucket: dict[str, list[str]] = {}
+    for info in found:
+        by_bucket.setdefault(info.reference.bucket, []).append(info.reference.key)
+    for bucket, keys in by_bucket.items():
+        for first in range(0, len(keys), DELETED_AT_ONCE):
+            services.objects.delete(bucket, keys[first : first + DELETED_AT_ONCE])

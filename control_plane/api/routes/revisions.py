@@ -1,0 +1,82 @@
+"""Training jobs are changed while they wait or train: each change is a revision of what was asked for."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from control_plane.api import schemas
+from control_plane.api.auth import Reader, User
+from control_plane.api.deps import Router, ServicesDep, TrainingJobNamePath
+from control_plane.api.revisions import Surroundings, revised
+from control_plane.api.routes.jobs import find_job
+from control_plane.db import events, fleets, nodes, protection, revisions
+from control_plane.db.errors import Conflict
+from control_plane.db.events import NewEvent
+from control_plane.db.jobs import JobRecord
+from control_plane.db.revisions import Change
+
+router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJobs"])
+
+
+@router.post("", operation_id="UpdateTrainingJob")
+def update_training_job(
+    training_job_name: TrainingJobNamePath, request: schemas.UpdateTrainingJobRequest, caller: User, services: ServicesDep
+) -> schemas.UpdateTrainingJobResponse:
+    """Change a training job that has not ended. What is left out stays; what is so already makes no revision.
+
+    Protection and CheckpointConfig are part of a generation's plan: they hold from the next generation on, and the answer says so.
+    """
+    now = services.now()
+    with services.database.write() as session:
+        job = find_job(session, training_job_name, caller)
+        if job.ended_at is not None:
+            raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
+        new = revised(request, job, _around(session, job))
+        if new.changes:
+            job = revisions.revise(session, job, spec=new.spec, priority=new.priority, tags=new.tags, changes=new.changes, now=now)
+            message = f"{job.name} has revision {job.revision}: {'; '.join(_words(change) for change in new.changes)}."
+            events.append(
+                session,
+                NewEvent(at=now, type="TrainingJobUpdated", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name),
+            )
+    services.wake()
+    return schemas.UpdateTrainingJobResponse(
+        training_job_name=job.name, run_id=job.run_id, revision=job.revision, changes=[_shown(change) for change in new.changes]
+    )
+
+
+@router.get("/revisions", operation_id="ListTrainingJobRevisions")
+def list_training_job_revisions(
+    training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep
+) -> schemas.ListTrainingJobRevisionsResponse:
+    """List the revisions of a training job, oldest first."""
+    with services.database.read() as session:
+        job = find_job(session, training_job_name, caller)
+        found = revisions.of_job(session, job)
+    return schemas.ListTrainingJobRevisionsResponse(
+        revisions=[
+            schemas.TrainingJobRevision(revision=each.number, time=each.at, changes=[_shown(change) for change in each.changes]) for each in found
+        ]
+    )
+
+
+def _around(session: Session, job: JobRecord) -> Surroundings:
+    shards = [shard.payload_bytes for shard in protection.of_run(session, job.run_id)]
+    memory = [node.memory_bytes for node in nodes.of_fleet(session, job.fleet_name) if node.memory_bytes]
+    fleet = next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None)
+    return Surroundings(
+        largest_shard_bytes=max(shards, default=0),
+        node_memory_bytes=min(memory, default=None),
+        has_price=fleet is not None and fleet.price_usd_per_hour is not None,
+    )
+
+
+def _shown(change: Change) -> schemas.FieldChange:
+    return schemas.FieldChange(
+        field=change.field, before=change.before, after=change.after, applies="NextGeneration" if change.needs_generation else "Now"
+    )
+
+
+def _words(change: Change) -> str:
+    later = ", from the next generation on" if change.needs_generation else ""
+    return f"{change.field} {change.before or 'none'} → {change.after or 'none'}{later}"

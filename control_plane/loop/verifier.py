@@ -1,0 +1,179 @@
+"""Reads checkpoints back, when a person asks for it, and stores what is found.
+
+    a shard is intact: its object is there, its header is ours, and the payload that would be restored from it hashes to the manifest's digest
+
+One checkpoint at a time, in a thread, its objects streamed. What is asked for is in the database: a server that dies meanwhile begins again when it
+is back, and two replicas that read the same one find the same.
+
+Invariant: nothing is written but the verdict, and a cloud that does not answer is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from datetime import datetime
+
+from control_plane.cloud.errors import CloudError
+from control_plane.cloud.objects import ObjectStore
+from control_plane.db import checkpoints
+from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.session import Database
+from everstep.protocol.errors import CorruptObject
+from everstep.protocol.manifest import ManifestShard
+from everstep.protocol.plan import ObjectReference
+from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, Restore, plan_restore
+from everstep.protocol.slot import ShardHasher
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+ZEROS = bytes(1024 * 1024)
+
+
+class Verifier:
+    """The loop that verifies.
+
+    Args:
+        database: where it is asked for, and what was found is kept.
+        objects: S3.
+        now: the time in UTC.
+    """
+
+    def __init__(self, database: Database, objects: ObjectStore, now: Callable[[], datetime]) -> None:
+        self._database = database
+        self._objects = objects
+        self._now = now
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Verify what is asked for until `stop` is set; what is being read then is read again by the next server."""
+        while not stop.is_set():
+            is_more = False
+            try:
+                is_more = await asyncio.to_thread(self.verify_next)
+            except CloudError as error:
+                log.warning("a checkpoint could not be read back and is tried again: %s", error)
+            except Exception:
+                log.exception("a checkpoint could not be verified; it is tried again")
+            if not is_more:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await stop.wait()
+
+    def verify_next(self) -> bool:
+        """Verify the checkpoint that was asked for first. Blocks: called in a thread.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            CloudError: of the retryable kind; it stays asked for.
+        """
+        with self._database.read() as session:
+            asked = checkpoints.to_verify(session)
+        if asked is None:
+            return False
+        run_id, checkpoint = asked
+        verdict = "; ".join(self._faults(checkpoint))
+        with self._database.write() as session:
+            checkpoints.store_verdict(session, run_id, checkpoint, verdict=verdict, now=self._now())
+        log.info("run %s: the checkpoint of step %d is %s", run_id, checkpoint.step, verdict or "intact")
+        return True
+
+    def _faults(self, checkpoint: CheckpointRecord) -> Iterator[str]:
+        manifest = checkpoint.contents()
+        if manifest is None:
+            yield "there is no manifest"
+            return
+        try:
+            if self._objects.get(ObjectReference(bucket=checkpoint.bucket, key=checkpoint.manifest_key)) != checkpoint.manifest:
+                yield "the manifest in S3 is not the one that was put"
+        except CloudError as error:
+            if error.retryable:
+                raise
+            yield f"the manifest cannot be read: {error.message}"
+        for shard in manifest.shards:
+            try:
+                verify_shard(self._objects, ObjectReference(bucket=checkpoint.bucket, key=shard.key), shard)
+            except CorruptObject as error:
+                yield f"rank {shard.rank}: {error}"
+            except CloudError as error:
+                if error.retryable:
+                    raise
+                yield f"rank {shard.rank}: {error.message}"
+
+
+def verify_shard(objects: ObjectStore, where: ObjectReference, shard: ManifestShard) -> None:
+    """Read one shard's object, whole, and hold it against the manifest.
+
+    Args:
+        objects: S3.
+        where: the object.
+        shard: what the manifest says.
+
+    Raises:
+        CorruptObject: it is not what the manifest says.
+        CloudError: it could not be read.
+    """
+    size = objects.head(where).size_bytes
+    if size != shard.object_bytes:
+        raise CorruptObject(f"the object has {size:,} bytes; the manifest says {shard.object_bytes:,}")
+    with closing(_Reader(objects.stream(where, end=size))) as reader:
+        (length,) = LENGTH.unpack(reader.take(LENGTH.size))
+        if length > min(MAX_HEADER_BYTES, size):
+            raise CorruptObject(f"the object announces a header of {length:,} bytes")
+        plan = plan_restore(reader.take(length), size)
+        found = _digest(reader, plan)
+    if found != shard.payload_digest:
+        raise CorruptObject(f"the object's content hashes to {found}; the manifest says {shard.payload_digest}")
+
+
+def _digest(reader: _Reader, plan: Restore) -> str:
+    """Return what the payload hashes to that would be restored from an object."""
+    hasher, position = ShardHasher(plan.payload_bytes), 0
+
+    def zeros(end: int) -> None:
+        for begin in range(position, end, len(ZEROS)):
+            hasher.update(ZEROS[: min(len(ZEROS), end - begin)])
+
+    for begin, end in plan.spans:
+        zeros(begin)
+        for piece in reader.pieces(end - begin):
+            hasher.update(piece)
+        position = max(position, end)
+    zeros(plan.index_offset)
+    hasher.update(plan.index)
+    position = plan.index_offset + len(plan.index)
+    zeros(plan.payload_bytes)
+    return hasher.digest().hex()
+
+
+class _Reader:
+    """A stream of chunks as bytes in order."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._left = memoryview(b"")
+
+    def pieces(self, count: int) -> Iterator[memoryview]:
+        """Yield the next `count` bytes."""
+        while count:
+            if not self._left.nbytes:
+                chunk = next(self._chunks, b"")
+                if not chunk:
+                    raise CorruptObject("the object ends too early")
+                self._left = memoryview(chunk)
+            piece, self._left = self._left[:count], self._left[count:]
+            count -= piece.nbytes
+            yield piece
+
+    def take(self, count: int) -> bytes:
+        """Return the next `count` bytes; for small ones."""
+        return b"".join(self.pieces(count))
+
+    def close(self) -> None:
+        """Let the line go."""
+        if hasattr(self._chunks, "close"):
+            self._chunks.close()

@@ -1,0 +1,47 @@
+"""A job's plan, in words: what `jobs submit` shows before it submits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from everstep.cli.accounting import dollars
+from everstep.cli.output import Json, size
+
+
+def facts(plan: Json) -> list[tuple[str, Any]]:
+    """Return a plan as names and values; what the fleet cannot tell yet is left out.
+
+    Args:
+        plan: as the service answered a dry run.
+
+    Returns:
+        For `output.show_facts`.
+    """
+    ratio, cost = plan.get("ExpectedEttrRatio"), plan.get("CostUsdPerHour")
+    return [
+        ("fleet", plan["FleetName"]),
+        ("ranks", f"{plan['NodeCount']} nodes × {plan['RanksPerNode']} = {plan['WorldSize']}, {plan['Copies']} copies of every shard"),
+        ("memory per node", _memory(plan)),
+        ("memory survives", "; ".join(f"{odds['LostNodes']} lost: {odds['Probability']:.4%}" for odds in plan["RecoveryOdds"])),
+        ("starts", "at once" if plan["CanStartNow"] else f"later; it waits for {plan.get('WaitsFor', 'its turn')}"),
+        ("cost", None if cost is None else f"{dollars(cost)} an hour"),
+        (
+            "expected ETTR",
+            None
+            if ratio is None
+            else f"{ratio:.2%}: a failure every {_long(plan['ExpectedMttfSeconds'])}, recovered in {_long(plan['ExpectedRecoverySeconds'])}",
+        ),
+    ]
+
+
+def _memory(plan: Json) -> str:
+    slots = f"{plan['SlotsPerNode']} slots, each as large as a rank's state"
+    largest = plan.get("LargestShardBytes")
+    return slots if largest is None else f"{slots}: up to {size(largest)} each of {size(plan['NodeMemoryBytes'])}"
+
+
+def _long(value: float) -> str:
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if value >= 2 * length:
+            return f"{value / length:.1f} {unit}"
+    return f"{value:.1f} seconds"

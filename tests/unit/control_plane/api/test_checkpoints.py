@@ -1,0 +1,278 @@
+"""Checkpoints at a person's word, and the loop that reads them back."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+
+from control_plane.api.routes.checkpoints import PATIENCE
+from control_plane.cloud.errors import CloudUnavailable
+from control_plane.db import checkpoints, jobs
+from control_plane.db.tokens import Role
+from control_plane.loop.verifier import Verifier
+from everstep.protocol.plan import ObjectReference
+from tests.unit.control_plane.api.conftest import BUCKET, START, refused
+from tests.unit.control_plane.api.test_results import Job
+
+GPT = {"TrainingJobName": "gpt"}
+
+
+@pytest.fixture
+def job(service, client, fleet, source):
+    """It trains in its first generation."""
+    job = Job(service, client, source)
+    job.launch(1)
+    job.write(jobs.transition, before="queued", after="running", now=START, reason="trains", started_at=START)
+    return job
+
+
+def listed(client):
+    return {checkpoint["Step"]: checkpoint for checkpoint in client.list_checkpoints(**GPT)["Checkpoints"]}
+
+
+def keys(service, job, step):
+    folder = ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={job.run}/checkpoints/run={job.run}/gen=1/step={step}/")
+    return [info.reference.key.rpartition("/")[2] for info in service.objects.list(folder)]
+
+
+# Making
+
+
+def wanted(service):
+    with service.database.read() as session:
+        job = jobs.get(session, "gpt")
+        return job.checkpoint_wanted_step, job.checkpoint_wanted_at
+
+
+def test_a_checkpoint_is_asked_for_once_and_is_there_once_it_is(service, client, job):
+    job.write(jobs.change, committed_step=9)
+    first = client.create_checkpoint(**GPT)
+    assert (first["Step"], first["Status"], wanted(service)) == (9, "Requested", (9, START))
+    job.write(jobs.change, committed_step=12)
+    service.clock.advance(5)
+    again = client.create_checkpoint(**GPT)
+    assert (again["Step"], again["Status"], wanted(service)) == (9, "Requested", (9, START)), "one is on its way"
+    job.checkpoint(12)
+    done = client.create_checkpoint(**GPT)
+    assert (done["Step"], done["Status"], wanted(service)) == (12, "Complete", (9, START))
+    job.write(jobs.change, committed_step=15)
+    assert (client.create_checkpoint(**GPT)["Step"], wanted(service)[0]) == (15, 15)
+    said = [event["Type"] for event in client.list_events(**GPT)["Events"]]
+    assert said.count("CheckpointRequested") == 2
+
+
+def test_one_that_never_came_is_asked_for_anew(service, client, job):
+    job.write(jobs.change, committed_step=9)
+    client.create_checkpoint(**GPT)
+    job.write(jobs.change, committed_step=90)
+    service.clock.advance(PATIENCE.total_seconds() + 1)
+    assert client.create_checkpoint(**GPT)["Step"] == 90
+    assert wanted(service) == (90, START + PATIENCE + timedelta(seconds=1))
+
+
+def test_a_checkpoint_of_a_path_that_was_left_does_not_count(service, client, job):
+    job.checkpoint(50)
+    job.launch(2, base=0)
+    job.write(jobs.change, committed_step=9)
+    assert (client.create_checkpoint(**GPT)["Step"], client.create_checkpoint(**GPT)["Status"]) == (9, "Requested")
+
+
+def test_a_job_that_does_not_train_makes_none_and_says_why(service, client, job):
+    with refused("ConflictException", match="has committed no step yet"):
+        client.create_checkpoint(**GPT)
+    job.write(jobs.change, committed_step=9)
+    job.write(jobs.transition, before="running", after="queued", now=START, reason="paused by a user")
+    with refused("ConflictException", match="does not train now: paused by a user"):
+        client.create_checkpoint(**GPT)
+    job.checkpoint(9)
+    assert client.create_checkpoint(**GPT)["Status"] == "Complete", "what it stands on is in S3"
+    job.write(jobs.change, committed_step=10, ended_at=START, reason="done")
+    with refused("ConflictException", match="has ended: done"):
+        client.create_checkpoint(**GPT)
+
+
+# Reading back
+
+
+@pytest.fixture
+def verifier(service):
+    return Verifier(service.database, service.objects, service.clock)
+
+
+def object_of(service, job, manifest, rank):
+    return ObjectReference(bucket=BUCKET, key=manifest.shards[rank].key)
+
+
+def test_an_intact_checkpoint_is_found_so(service, client, job, verifier):
+    job.checkpoint(8)
+    assert listed(client)[8]["Verification"] == "NotVerified"
+    assert not verifier.verify_next(), "nothing was asked for"
+    service.clock.advance(7)
+    assert client.verify_checkpoint(**GPT, Step=8)["Verification"] == "Verifying"
+    client.verify_checkpoint(**GPT, Step=8)
+    assert verifier.verify_next()
+    assert not verifier.verify_next()
+    found = listed(client)[8]
+    assert (found["Verification"], "VerificationMessage" in found) == ("Intact", False)
+    assert found["VerificationTime"] == START + timedelta(seconds=7)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda body: body[:-1] + b"y", "rank 1: the object's content hashes to"),
+        (lambda body: body[:-1], "rank 1: the object has"),
+        (lambda body: body + b"x", "rank 1: the object has"),
+        (lambda body: b"\xff" * 8 + body[8:], "rank 1: the object announces a header of"),
+        (lambda body: body[:8] + b"[" + body[9:], "rank 1: the object's header is not one of a checkpoint"),
+        (lambda body: b"", "rank 1: the object has 0 bytes"),
+        (None, "rank 1: s3://"),
+    ],
+)
+def test_a_damaged_one_is_found_so_and_a_repair_too(service, client, job, verifier, damage, said):
+    manifest = job.checkpoint(8)
+    place = object_of(service, job, manifest, 1)
+    good = service.objects.get(place)
+    if damage is None:
+        service.objects.delete(BUCKET, [place.key])
+    else:
+        service.objects.put(place, damage(good))
+    client.verify_checkpoint(**GPT, Step=8)
+    verifier.verify_next()
+    found = listed(client)[8]
+    assert found["Verification"] == "Damaged"
+    assert found["VerificationMessage"].startswith(said)
+    assert "rank 0" not in found["VerificationMessage"]
+    service.objects.put(place, good)
+    client.verify_checkpoint(**GPT, Step=8)
+    verifier.verify_next()
+    assert listed(client)[8]["Verification"] == "Intact"
+
+
+def test_another_shard_of_the_same_size_is_not_this_one(service, client, job, verifier):
+    manifest = job.checkpoint(8)
+    service.objects.put(object_of(service, job, manifest, 1), service.objects.get(object_of(service, job, manifest, 0)))
+    client.verify_checkpoint(**GPT, Step=8)
+    verifier.verify_next()
+    assert "rank 1: the object's content hashes to" in listed(client)[8]["VerificationMessage"]
+
+
+def test_a_manifest_that_was_altered_is_told(service, client, job, verifier):
+    job.checkpoint(8)
+    job.put("checkpoints", f"run={job.run}/gen=1/step=8/manifest.json", b"{}")
+    client.verify_checkpoint(**GPT, Step=8)
+    verifier.verify_next()
+    assert listed(client)[8]["VerificationMessage"] == "the manifest in S3 is not the one that was put"
+
+
+def test_a_cloud_that_does_not_answer_is_no_verdict(service, client, job, verifier, monkeypatch):
+    job.checkpoint(8)
+    client.verify_checkpoint(**GPT, Step=8)
+    with monkeypatch.context() as broken:
+
+        def fail(reference):
+            raise CloudUnavailable("no answer")
+
+        broken.setattr(service.objects, "head", fail)
+        with pytest.raises(CloudUnavailable):
+            verifier.verify_next()
+    assert listed(client)[8]["Verification"] == "Verifying"
+    verifier.verify_next()
+    assert listed(client)[8]["Verification"] == "Intact"
+
+
+# Keeping and letting go
+
+
+def test_a_pinned_checkpoint_is_not_deleted(service, client, job):
+    for step in (4, 8):
+        job.checkpoint(step)
+    assert client.pin_checkpoint(**GPT, Step=4)["IsPinned"]
+    client.pin_checkpoint(**GPT, Step=4)
+    with refused("ConflictException", match="step 4 is pinned"):
+        client.delete_checkpoint(**GPT, Step=4)
+    job.write(jobs.change, ended_at=START, reason="done")
+    with refused("ConflictException", match="pinned: step 4; unpin"):
+        client.delete_training_job(**GPT, DeleteObjects=True)
+    assert not client.unpin_checkpoint(**GPT, Step=4)["IsPinned"]
+    assert client.delete_checkpoint(**GPT, Step=4)["Status"] == "Deleted"
+    said = [event["Type"] for event in client.list_events(**GPT)["Events"]]
+    assert [kind for kind in said if kind.startswith("Checkpoint")] == ["CheckpointPinned", "CheckpointUnpinned", "CheckpointDeleted"]
+
+
+def test_the_newest_that_a_live_job_would_be_restored_from_stays(service, client, job):
+    for step in (4, 8):
+        job.checkpoint(step)
+    with refused("ConflictException", match="newest that 'gpt' can be restored from"):
+        client.delete_checkpoint(**GPT, Step=8)
+    client.delete_checkpoint(**GPT, Step=4)
+    assert (keys(service, job, 4), len(keys(service, job, 8))) == ([], 3)
+    assert list(listed(client)) == [8]
+    job.write(jobs.change, ended_at=START, reason="done")
+    client.delete_checkpoint(**GPT, Step=8)
+    assert (keys(service, job, 8), listed(client)) == ([], {})
+
+
+def test_of_a_path_that_was_left_the_newest_may_go(service, client, job):
+    for step in (4, 8):
+        job.checkpoint(step)
+    job.launch(2, base=4)
+    client.delete_checkpoint(**GPT, Step=8)
+    with refused("ConflictException", match="restored from"):
+        client.delete_checkpoint(**GPT, Step=4)
+
+
+def test_nothing_is_deleted_while_a_job_is_being_restored(service, client, job):
+    for step in (4, 8):
+        job.checkpoint(step)
+    job.write(jobs.transition, before="running", after="loading", now=START, reason="loads")
+    with refused("ConflictException", match="is being restored"):
+        client.delete_checkpoint(**GPT, Step=4)
+
+
+def test_a_deletion_that_broke_off_goes_on_and_what_is_deleted_does_not_come_back(service, client, job, monkeypatch):
+    manifest = job.checkpoint(4)
+    job.checkpoint(8)
+    with monkeypatch.context() as broken:
+
+        def fail(bucket, some):
+            raise CloudUnavailable("no answer")
+
+        broken.setattr(service.objects, "delete", fail)
+        with closing(service.client()) as impatient, refused("ServiceUnavailableException"):
+            impatient.delete_checkpoint(**GPT, Step=4)
+    assert listed(client)[4]["Status"] == "Deleting"
+    with refused("ConflictException", match="is deleting"):
+        client.pin_checkpoint(**GPT, Step=4)
+    assert client.delete_checkpoint(**GPT, Step=4)["Status"] == "Deleted"
+    assert client.delete_checkpoint(**GPT, Step=4)["Status"] == "Deleted", "asked again, because the answer was lost"
+    with service.database.read() as session:
+        tombstone = checkpoints.find(session, job.run, step=4, generation=1)
+    assert (tombstone.state, tombstone.manifest) == ("deleted", None)
+    job.checkpoint(4)  # as the executor does, when an agent reports its shards once more
+    assert 4 not in listed(client)
+    assert manifest.step == 4
+
+
+def test_two_of_one_step_are_told_apart_by_their_generation(service, client, job):
+    job.checkpoint(4)
+    job.launch(2, base=0)
+    job.checkpoint(4, generation=2)
+    assert client.pin_checkpoint(**GPT, Step=4)["Generation"] == 2
+    assert client.pin_checkpoint(**GPT, Step=4, Generation=1)["Generation"] == 1
+    with refused("ResourceNotFoundException", match="step 4 of generation 3"):
+        client.pin_checkpoint(**GPT, Step=4, Generation=3)
+
+
+def test_others_may_not(service, client, job):
+    job.checkpoint(4)
+    with closing(service.client(service.token(Role.READER, "default"))) as reader:
+        for ask in (reader.pin_checkpoint, reader.unpin_checkpoint, reader.verify_checkpoint, reader.delete_checkpoint):
+            with refused("AccessDeniedException"):
+                ask(**GPT, Step=4)
+        with refused("AccessDeniedException"):
+            reader.create_checkpoint(**GPT)
+    with closing(service.client(service.token(Role.USER, "speech"))) as stranger, refused("ResourceNotFoundException"):
+        stranger.delete_checkpoint(**GPT, Step=4)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from control_plane.api.routes import deletions
+from control_plane.cloud.errors import CloudUnavailable
+from control_plane.db import checkpoints, jobs, nodes
+from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.tokens import Role
+from everstep.protocol.plan import ObjectReference
+from tests.unit.control_plane.api.conftest import BUCKET, START, refused
+from tests.unit.control_plane.api.test_results import Job
+
+GPT = {"TrainingJobName": "gpt"}
+
+
+@pytest.fixture
+def job(service, client, fleet, source):
+    """A job that has run, left something of everything, and ended."""
+    job = Job(service, client, source)
+    job.launch(1)
+    record = CheckpointRecord(
+        generation=1,
+        step=8,
+        state=checkpoints.COMPLETE,
+        bucket=BUCKET,
+        manifest_key="m",
+        manifest=None,
+        object_bytes=1,
+        created_at=START,
+        completed_at=START,
+    )
+    job.write(checkpoints.record, record)
+    job.open_incident("inc-0")
+    job.put("logs", "gen=1/rank=0.stdout")
+    job.put("output", "gen=1/rank=0/model.bin", b"weights")
+    job.put("checkpoints", f"run={job.run}/gen=1/step=8/manifest.json")
+    job.put("output", "of-another/gen=1/rank=0/model.bin")
+    job.put("checkpoints", "run=another/gen=1/step=8/manifest.json")
+    return job
+
+
+def end(service, job):
+    job.write(jobs.change, ended_at=service.clock(), reason="stopped", node_microseconds=3_600_000_000, cost_usd=98.32)
+
+
+def keys(service):
+    return sorted(
+        info.reference.key.partition("/run=")[2].partition("/")[2] for info in service.objects.list(ObjectReference(bucket=BUCKET, key="jobs/"))
+    )
+
+
+def own(job):
+    return ["logs/gen=1/rank=0.stdout", "output/gen=1/rank=0/model.bin", f"checkpoints/run={job.run}/gen=1/step=8/manifest.json"]
+
+
+def others():
+    return sorted(["output/of-another/gen=1/rank=0/model.bin", "checkpoints/run=another/gen=1/step=8/manifest.json"])
+
+
+def test_a_dry_run_says_what_would_go_and_takes_nothing(service, client, job):
+    end(service, job)
+    before = keys(service)
+    told = client.delete_training_job(**GPT, DryRun=True, DeleteObjects=True)
+    assert (told["IsDeleted"], told["GenerationCount"], told["CheckpointCount"], told["IncidentCount"]) == (False, 1, 1, 1)
+    assert (told["ObjectCount"], told["ObjectBytes"], told["HasMoreObjects"]) == (3, 9, False)
+    assert (told["NodeSeconds"], told["CostUsd"]) == (3600, 98.32)
+    assert all(uri.startswith(f"s3://{BUCKET}/jobs/gpt/run={job.run}/") for uri in told["S3Uris"])
+    assert keys(service) == before
+    client.describe_training_job(**GPT)
+
+
+def test_the_rows_go_and_the_objects_stay_unless_asked(service, client, job):
+    end(service, job)
+    before = keys(service)
+    told = client.delete_training_job(**GPT)
+    assert (told["IsDeleted"], told["ObjectCount"]) == (True, 0)
+    assert keys(service) == before
+    with refused("ResourceNotFoundException"):
+        client.describe_training_job(**GPT)
+    assert client.list_training_jobs()["TrainingJobSummaries"] == []
+    with refused("ResourceNotFoundException"):
+        client.describe_incident(IncidentId="inc-0")
+    assert client.list_events(**GPT)["Events"][-1]["Type"] == "TrainingJobDeleted"
+    with refused("ResourceNotFoundException"):
+        client.delete_training_job(**GPT)
+
+
+def test_its_objects_go_when_asked_and_nobody_elses(service, client, job):
+    end(service, job)
+    assert client.delete_training_job(**GPT, DeleteObjects=True)["ObjectCount"] == 3
+    assert keys(service) == others()
+
+
+def test_many_objects_go_in_several_calls(service, client, job, monkeypatch):
+    monkeypatch.setattr(deletions, "OBJECTS_AT_ONCE", 2)
+    end(service, job)
+    first = client.delete_training_job(**GPT, DeleteObjects=True)
+    assert (first["IsDeleted"], first["HasMoreObjects"], first["ObjectCount"]) == (False, True, 2)
+    client.describe_training_job(**GPT)
+    second = client.delete_training_job(**GPT, DeleteObjects=True)
+    assert (second["IsDeleted"], second["HasMoreObjects"], second["ObjectCount"]) == (True, False, 1)
+    assert keys(service) == others()
+
+
+def test_a_deletion_that_broke_off_is_made_good_by_the_same_call(service, client, job, monkeypatch):
+    end(service, job)
+    with monkeypatch.context() as broken:
+
+        def fail(bucket, some):
+            raise CloudUnavailable("no answer")
+
+        broken.setattr(service.objects, "delete", fail)
+        with closing(service.client()) as impatient, refused("ServiceUnavailableException"):
+            impatient.delete_training_job(**GPT, DeleteObjects=True)
+    client.describe_training_job(**GPT)
+    assert client.delete_training_job(**GPT, DeleteObjects=True)["IsDeleted"]
+
+
+def test_a_job_that_has_not_ended_or_is_not_let_go_of_is_refused(service, client, job):
+    with refused("ConflictException", match="stop it first"):
+        client.delete_training_job(**GPT)
+    end(service, job)
+    job.connect("i-0")
+    with service.database.write() as session:
+        lease = job.leaser.claim(session, "fleet", "main")
+        nodes.change(session, lease, "i-0", initial_state="joining", now=START, state="assigned", run_id=job.run)
+    with refused("ConflictException", match="letting go of it: i-0"):
+        client.delete_training_job(**GPT)
+
+
+def test_others_may_not(service, client, job):
+    end(service, job)
+    with closing(service.client(service.token(Role.USER, "speech"))) as stranger, refused("ResourceNotFoundException"):
+        stranger.delete_training_job(**GPT)
+    with closing(service.client(service.token(Role.READER, "default"))) as reader, refused("AccessDeniedException"):
+        reader.delete_training_job(**GPT)
+
+
+def test_the_name_is_free_again(service, client, job, source):
+    end(service, job)
+    client.delete_training_job(**GPT)
+    again = client.create_training_job(**GPT, Source=source, EntryPoint="train.py", NodeCount=1)
+    assert again["RunId"] != job.run

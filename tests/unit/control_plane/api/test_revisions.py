@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from control_plane.db import jobs, nodes, protection, revisions
+from control_plane.db.errors import Conflict
+from control_plane.db.revisions import Change
+from control_plane.db.tokens import Role
+from tests.unit.control_plane.api.conftest import START, refused
+from tests.unit.control_plane.api.test_results import Job, shard
+
+GPT = {"TrainingJobName": "gpt"}
+
+
+@pytest.fixture
+def job(service, client, fleet, source):
+    return Job(service, client, source)
+
+
+def trains(service, job):
+    job.launch(1)
+    job.write(jobs.transition, before="queued", after="running", now=START, reason="trains", started_at=START)
+
+
+def told(answer):
+    return {change["Field"]: (change.get("Before"), change.get("After"), change["Applies"]) for change in answer["Changes"]}
+
+
+def test_what_can_change_at_once_does_and_the_plan_changes_with_the_next_generation(service, client, job):
+    trains(service, job)
+    service.clock.advance(60)
+    answer = client.update_training_job(
+        **GPT,
+        Priority=7,
+        Preemptible=True,
+        RetryStrategy={"MaxAttempts": 9},
+        StoppingCondition={"MaxRuntimeInSeconds": 3600},
+        Protection={"Copies": 1, "MaxSlowdown": 0.05},
+        CheckpointConfig={"EverySteps": 50, "ThirdSlot": True},
+        Tags={"team": "b"},
+    )
+    assert answer["Revision"] == 2
+    assert told(answer) == {
+        "Priority": ("0", "7", "Now"),
+        "Preemptible": ("false", "true", "Now"),
+        "RetryStrategy.MaxAttempts": ("3", "9", "Now"),
+        "StoppingCondition.MaxRuntimeInSeconds": (None, "3600", "Now"),
+        "Protection.Copies": ("2", "1", "NextGeneration"),
+        "Protection.MaxSlowdown": ("1.0", "0.05", "NextGeneration"),
+        "CheckpointConfig.EverySteps": ("0", "50", "NextGeneration"),
+        "CheckpointConfig.ThirdSlot": ("false", "true", "NextGeneration"),
+        "Tags": ("{}", '{"team": "b"}', "Now"),
+    }
+    seen = client.describe_training_job(**GPT)
+    assert (seen["Revision"], seen["ObservedRevision"], seen["Priority"], seen["Tags"]) == (2, 1, 7, {"team": "b"})
+    assert (seen["LastModifiedTime"] - START).total_seconds() == 60
+    assert seen["Protection"] == {"Copies": 1, "MaxSlowdown": 0.05}
+    assert client.list_events(**GPT)["Events"][-1]["Type"] == "TrainingJobUpdated"
+
+
+def test_a_job_that_has_no_plan_takes_everything_at_once(client, job):
+    answer = client.update_training_job(**GPT, Protection={"Copies": 1})
+    assert told(answer) == {"Protection.Copies": ("2", "1", "Now")}
+    assert "ObservedRevision" not in client.describe_training_job(**GPT)
+
+
+def test_what_is_so_already_makes_no_revision(client, job):
+    first = client.update_training_job(**GPT, Priority=7)
+    again = client.update_training_job(**GPT, Priority=7)
+    assert (first["Revision"], again["Revision"], again["Changes"]) == (2, 2, [])
+    assert client.update_training_job(**GPT)["Revision"] == 2
+    assert [event["Type"] for event in client.list_events(**GPT)["Events"]].count("TrainingJobUpdated") == 1
+
+
+def test_revisions_are_listed(service, client, job):
+    client.update_training_job(**GPT, Priority=7)
+    service.clock.advance(5)
+    client.update_training_job(**GPT, StoppingCondition={"MaxPendingTimeInSeconds": 60})
+    listed = client.list_training_job_revisions(**GPT)["Revisions"]
+    assert [(each["Revision"], (each["Time"] - START).total_seconds(), list(told(each))) for each in listed] == [
+        (1, 0, []),
+        (2, 0, ["Priority"]),
+        (3, 5, ["StoppingCondition.MaxPendingTimeInSeconds"]),
+    ]
+
+
+def test_zero_lifts_a_limit(client, job):
+    client.update_training_job(**GPT, StoppingCondition={"MaxRuntimeInSeconds": 60, "MaxPendingTimeInSeconds": 70})
+    answer = client.update_training_job(**GPT, StoppingCondition={"MaxRuntimeInSeconds": 0})
+    assert told(answer) == {"StoppingCondition.MaxRuntimeInSeconds": ("60", None, "Now")}
+    assert client.describe_training_job(**GPT)["StoppingCondition"] == {"MaxPendingTimeInSeconds": 70}
+
+
+@pytest.mark.parametrize(
+    "field", ["NodeCount", "RanksPerNode", "EntryPoint", "Source", "HyperParameters", "Environment", "FleetName", "Project", "OutputDataConfig"]
+)
+def test_what_cannot_change_is_refused_by_name(client, job, field):
+    with refused("ValidationException", match=f"{field}: .* it is set at creation and cannot be changed"):
+        client.update_training_job(**GPT, **{field: {}})
+
+
+def test_what_cannot_be_is_refused_whole(service, client, job):
+    with refused("ValidationException") as caught:
+        client.update_training_job(**GPT, Priority=7, Protection={"Copies": 3}, StoppingCondition={"MaxCostUsd": 5})
+    assert [error.field for error in caught.value.fields] == ["Protection.Copies", "StoppingCondition.MaxCostUsd"]
+    assert client.describe_training_job(**GPT)["Priority"] == 0
+    client.update_fleet(FleetName="main", PriceUsdPerHour=1.0)
+    client.update_training_job(**GPT, StoppingCondition={"MaxCostUsd": 5})
+    assert client.describe_training_job(**GPT)["StoppingCondition"] == {"MaxCostUsd": 5.0}
+
+
+def test_more_memory_is_held_against_what_the_nodes_have(service, client, job):
+    trains(service, job)
+    job.write(protection.record, [shard(0, True, True), shard(1, True, True)], START)  # of 100 bytes each
+    with service.database.write() as session:
+        for number in range(2):
+            facts = nodes.AgentFacts(node_id=f"i-{number}", fleet_name="main", address="", peer_port=0, memory_bytes=500, agent_id="a", version="1")
+            nodes.note_hello(session, facts, initial_state="spare", now=START)
+    with refused("ValidationException", match="6 slots of 100 bytes need 600 bytes of host memory per node; 500 are there"):
+        client.update_training_job(**GPT, CheckpointConfig={"ThirdSlot": True})
+    client.update_training_job(**GPT, Protection={"Copies": 1})
+
+
+def test_a_third_slot_is_not_taken_back(service, client, job):
+    client.update_training_job(**GPT, CheckpointConfig={"ThirdSlot": True})
+    client.update_training_job(**GPT, CheckpointConfig={"ThirdSlot": False})
+    client.update_training_job(**GPT, CheckpointConfig={"ThirdSlot": True})
+    trains(service, job)
+    with refused("ValidationException", match="cannot be taken back"):
+        client.update_training_job(**GPT, CheckpointConfig={"ThirdSlot": False})
+
+
+def test_an_ended_job_is_history(service, client, job):
+    job.write(jobs.change, ended_at=START, reason="done")
+    with refused("ConflictException", match="has ended: done"):
+        client.update_training_job(**GPT, Priority=7)
+
+
+def test_of_two_updates_at_once_one_is_refused(service, client, job):
+    with service.database.read() as session:
+        read = jobs.get(session, "gpt")
+    client.update_training_job(**GPT, Priority=7)
+    change = Change(field="Priority", before="0", after="8", needs_generation=False)
+    with service.database.write() as session, pytest.raises(Conflict, match="at the same time"):
+        revisions.revise(session, read, spec=read.spec, priority=8, tags={}, changes=(change,), now=START)
+
+
+def test_others_may_not(service, client, job):
+    with closing(service.client(service.token(Role.READER, "default"))) as reader, refused("AccessDeniedException"):
+        reader.update_training_job(**GPT, Priority=7)
+    with closing(service.client(service.token(Role.USER, "speech"))) as stranger, refused("ResourceNotFoundException"):
+        stranger.update_training_job(**GPT, Priority=7)

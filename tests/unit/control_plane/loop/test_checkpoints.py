@@ -1,0 +1,98 @@
+"""Checkpoints that a person asks for or deletes, over the real loops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from control_plane.db import checkpoints, jobs
+from everstep.protocol.agent_messages import TakeCheckpoint
+from everstep.protocol.plan import ObjectReference
+from tests.unit.control_plane.loop.world import BUCKET, World
+
+
+@pytest.fixture
+def world(tmp_path: Path):
+    made = World(tmp_path, nodes=4, spares=0, max_size=4)
+    yield made
+    made.close()
+
+
+def want(world: World, step: int) -> None:
+    with world.database.write() as session:
+        jobs.want_checkpoint(session, world.job().run_id, step, world.now)
+
+
+def asked(world: World) -> list[tuple[str, int, int]]:
+    told = [(node_id, message.generation, message.step) for node_id, message in world.said if isinstance(message, TakeCheckpoint)]
+    return list(dict.fromkeys(told))
+
+
+async def test_the_coordinator_is_asked_until_the_checkpoint_is_there(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(5)
+    assert asked(world) == []
+    want(world, 5)
+    await world.tick()
+    await world.tick()
+    assert asked(world) == [(world.plan().coordinator, 1, 5)]
+    await world.upload(6)
+    world.said.clear()
+    for _ in range(5):
+        await world.tick()
+    assert asked(world) == []
+    assert [record.step for record in world.checkpoints()] == [6]
+
+
+async def test_a_new_generation_and_a_new_server_ask_again(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(5)
+    want(world, 5)
+    await world.tick()
+    world.kill_rank(world.team()[0])
+    await world.until(lambda: world.job().generation == 2)
+    world.start_server()
+    await world.running()
+    await world.train(2)
+    await world.tick()
+    assert asked(world)[-1] == (world.plan().coordinator, 2, 5)
+
+
+async def test_a_deleted_checkpoint_is_not_put_again_while_agents_report_its_shards(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(5)
+    await world.upload(4)
+    (record,) = world.checkpoints()
+    place = record.manifest_key
+    with world.database.write() as session:
+        checkpoints.set_state(session, world.job().run_id, record, checkpoints.DELETING)
+    world.objects.delete(record.bucket, [place])
+    for _ in range(5):
+        await world.tick()
+    with world.database.write() as session:
+        checkpoints.set_state(session, world.job().run_id, record, checkpoints.DELETED)
+    world.start_server()
+    for _ in range(10):
+        await world.tick()
+    assert [found.state for found in world.checkpoints()] == [checkpoints.DELETED]
+    assert all(info.reference.key != place for info in world.objects.list(ObjectReference(bucket=BUCKET, key="")))
+
+
+async def test_nobody_restores_from_a_deleted_checkpoint(world: World) -> None:
+    world.submit(copies=1)
+    await world.running()
+    await world.train(3)
+    await world.upload(3)
+    await world.train(2)
+    await world.upload(5)
+    newest = world.checkpoints()[0]
+    assert newest.step == 5
+    with world.database.write() as session:
+        checkpoints.set_state(session, world.job().run_id, newest, checkpoints.DELETING)
+    world.terminate(world.team()[0])
+    await world.until(lambda: world.job().generation == 2)
+    assert world.plan().base_step == 3

@@ -1,0 +1,228 @@
+"""Jobs that a person pauses and resumes, over the real loops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from control_plane.core.jobs import PAUSE_PATIENCE_TIMES
+from control_plane.core.queue import PAUSE_AGAIN_SECONDS
+from control_plane.core.states import JobState
+from control_plane.db import jobs
+from control_plane.db.errors import Conflict
+from tests.unit.control_plane.loop.test_queue import after, stands
+from tests.unit.control_plane.loop.world import World
+
+
+@pytest.fixture
+def small(tmp_path: Path):
+    """A fleet that cannot grow beyond six nodes."""
+    world = World(tmp_path, nodes=6, spares=0, max_size=6)
+    yield world
+    world.close()
+
+
+def pause(world: World, name: str = "gpt") -> jobs.JobRecord:
+    with world.database.write() as session:
+        return jobs.request_pause(session, name, world.now)
+
+
+def resume(world: World, name: str = "gpt") -> jobs.JobRecord:
+    with world.database.write() as session:
+        return jobs.withdraw_pause(session, name, world.now)
+
+
+async def trains(world: World, steps: int = 7, **changes: object) -> None:
+    world.submit(**changes)  # type: ignore[arg-type]
+    await world.running()
+    await world.train(steps)
+
+
+async def paused(world: World, step: int = 7) -> None:
+    """Until a person's pause has been reached."""
+    pause(world)
+    await stands(world, "gpt")
+    await world.upload(step)
+    await world.until(lambda: world.job().state == JobState.QUEUED)
+    world.is_stopped = False
+
+
+async def test_a_paused_job_gives_its_nodes_back_and_goes_on_only_when_it_is_resumed(small: World) -> None:
+    await trains(small)
+    pause(small)
+    await stands(small, "gpt")
+    assert small.job().state == JobState.PAUSING, "memory is let go only once the step is a checkpoint"
+    await small.upload(7)
+    await small.until(lambda: small.job().state == JobState.QUEUED)
+    small.is_stopped = False
+    assert small.job().reason == "paused by a user; ResumeTrainingJob lets it go on: the newest checkpoint is step 7"
+    assert small.job().transitions[-1].reason == "paused after step 7, ResumeTrainingJob lets it go on from the checkpoint of step 7"
+    small.submit("other", nodes=4)
+    await small.running("other")
+    small.finish("other")
+    await small.until(lambda: small.job("other").state == JobState.COMPLETED)
+    await after(small, 600.0)
+    assert small.job().state == JobState.QUEUED, "free nodes do not wake it"
+    resume(small)
+    await small.running()
+    assert (small.plan().base_step, small.job().generation) == (7, 2)
+    assert {source.kind for rank in small.plan().ranks for source in rank.sources} == {"s3"}
+    await small.train(2)
+    small.finish()
+    await small.until(lambda: small.job().state == JobState.COMPLETED)
+    assert small.job().accounting["paused"] > 600e6
+    assert not small.incidents()
+
+
+async def test_a_paused_job_of_high_priority_holds_nobody_up_and_nobody_gives_way_to_it(small: World) -> None:
+    small.submit(priority=9)
+    pause(small)
+    small.submit("low", nodes=4, preemptible=True)
+    await small.running("low")
+    await small.train(3, "low")
+    for _ in range(10):
+        await small.tick()
+    assert (small.job("low").state, small.job().state) == (JobState.RUNNING, JobState.QUEUED)
+    assert small.job().reason.startswith("paused by a user before it started")
+    resume(small)
+    await small.until(lambda: small.job("low").state == JobState.PAUSING)
+
+
+async def test_a_job_that_was_preempted_stays_paused_when_a_person_pauses_it(small: World) -> None:
+    small.submit("low", nodes=4, preemptible=True)
+    await small.running("low")
+    await small.train(7, "low")
+    small.submit("high", nodes=4, priority=5)
+    await stands(small)
+    await small.upload(7, "low")
+    small.is_stopped = False
+    await small.running("high")
+    pause(small, "low")
+    small.finish("high")
+    await small.until(lambda: small.job("high").state == JobState.COMPLETED)
+    for _ in range(20):
+        await small.tick()
+    assert small.job("low").state == JobState.QUEUED
+    resume(small, "low")
+    await small.running("low")
+    assert small.plan("low").base_step == 7
+
+
+async def test_a_gang_that_is_still_coming_together_is_given_back(tmp_path: Path) -> None:
+    world = World(tmp_path, nodes=0, spares=0, max_size=6)
+    try:
+        world.operator.capacity = 2
+        world.submit(nodes=4)
+        await world.until(lambda: world.job().state == JobState.ALLOCATING)
+        pause(world)
+        await world.until(lambda: world.job().state == JobState.QUEUED)
+        assert all(node.run_id is None for node in world.nodes().values())
+    finally:
+        world.close()
+
+
+async def test_a_job_that_is_launched_pauses_once_it_trains(small: World) -> None:
+    small.submit()
+    await small.until(lambda: small.job().state == JobState.PREPARING)
+    pause(small)
+    await small.until(lambda: small.job().state == JobState.PAUSING)
+
+
+async def test_a_resume_while_it_pauses_leads_back_into_the_queue_and_out_again(small: World) -> None:
+    await trains(small)
+    pause(small)
+    await small.until(lambda: small.job().state == JobState.PAUSING)
+    resume(small)
+    await stands(small, "gpt")
+    await small.upload(7)
+    small.is_stopped = False
+    await small.until(lambda: small.job().generation == 2 and small.job().state == JobState.RUNNING)
+    assert small.plan().base_step == 7
+
+
+async def test_a_pause_waits_until_ranks_train_again_and_leaves_no_incident_open(small: World) -> None:
+    await trains(small, 3, copies=1)
+    await small.upload(3)
+    await small.train(4)
+    small.terminate(small.team()[0])  # its shard is in S3 alone: four steps are to be made again
+    await small.until(lambda: bool(small.incidents()))
+    pause(small)
+    await small.running()
+    await small.tick()
+    assert small.job().state == JobState.RUNNING, "ranks that have not stepped yet are not stopped"
+    await small.train(1)
+    await paused(small, 4)
+    (incident,) = small.incidents()
+    assert (incident.phase, incident.from_step) == ("closed", 3)
+    await after(small, 60.0)
+    spent = small.job().accounting
+    assert spent["paused"] >= 60e6
+    assert spent.get("rework", 0) < 10e6
+
+
+async def test_a_pause_that_did_not_work_out_is_tried_again_later(small: World) -> None:
+    await trains(small)
+    pause(small)
+    await stands(small, "gpt")
+    await after(small, PAUSE_PATIENCE_TIMES * small.timeouts.blind_wait_seconds)
+    small.is_stopped = False
+    await small.until(lambda: small.job().generation == 2 and small.job().state == JobState.RUNNING)
+    await small.train(3)
+    for _ in range(10):
+        await small.tick()
+    assert small.job().state == JobState.RUNNING, "it is left alone for a while"
+    for _ in range(int(PAUSE_AGAIN_SECONDS // 20) + 2):
+        await small.train(1)
+        await small.tick(20.0)
+        if small.job().state == JobState.PAUSING:
+            break
+    assert small.job().state == JobState.PAUSING
+
+
+async def test_time_under_a_persons_pause_is_no_pending_time(small: World) -> None:
+    small.submit(max_pending_seconds=300)
+    pause(small)
+    await after(small, 3600.0)
+    assert small.job().state == JobState.QUEUED
+    resume(small)
+    await small.running()
+
+
+async def test_the_control_plane_may_die_anywhere_in_a_persons_pause(small: World) -> None:
+    await trains(small)
+    pause(small)
+    small.start_server()
+    await stands(small, "gpt")
+    small.start_server()
+    for _ in range(30):
+        await small.tick()
+    await small.upload(7)
+    small.start_server()
+    await small.until(lambda: small.job().state == JobState.QUEUED)
+    small.is_stopped = False
+    small.start_server()
+    for _ in range(30):
+        await small.tick()
+    assert small.job().state == JobState.QUEUED
+    resume(small)
+    small.start_server()
+    await small.running()
+    assert small.plan().base_step == 7
+
+
+async def test_asking_again_changes_nothing_and_an_ended_job_is_neither_paused_nor_resumed(small: World) -> None:
+    small.submit()
+    first = pause(small)
+    await small.tick()
+    assert pause(small).pause_requested_at == first.pause_requested_at
+    resume(small)
+    assert resume(small).pause_requested_at is None
+    with small.database.write() as session:
+        jobs.request_stop(session, "gpt", small.now)
+    with pytest.raises(Conflict, match="asked to stop"):
+        pause(small)
+    await small.until(lambda: small.job().state == JobState.STOPPED)
+    for ask in (pause, resume):
+        with pytest.raises(Conflict, match="has ended"):
+            ask(small)

@@ -1,0 +1,76 @@
+"""What an update changes, over the real loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from control_plane.core.states import JobState
+from control_plane.db import jobs, revisions
+from control_plane.db.revisions import Change
+from tests.unit.control_plane.loop.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path):
+    made = World(tmp_path, nodes=4, spares=0, max_size=4)
+    yield made
+    made.close()
+
+
+def revise(world: World, *, priority: int = 0, **changes: object) -> None:
+    with world.database.write() as session:
+        job = jobs.get(session, "gpt")
+        spec = replace(job.spec, **changes)  # type: ignore[arg-type]
+        change = Change(field="any", before=None, after=None, needs_generation=False)
+        revisions.revise(session, job, spec=spec, priority=priority, tags={}, changes=(change,), now=world.now)
+
+
+async def test_a_plan_never_changes_and_the_next_one_follows_the_newest_revision(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(3)
+    revise(world, copies=3, checkpoint_every_steps=5, max_slowdown=0.5)
+    for _ in range(5):
+        await world.tick()
+    assert (world.job().generation, world.plan().checkpoint.every_steps, len(world.plan().ranks[0].holders)) == (1, 0, 2)
+    world.kill_rank(world.team()[0])
+    await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    assert (world.plan().checkpoint.every_steps, world.plan().max_slowdown) == (5, 0.5)
+    assert {len(rank.holders) for rank in world.plan().ranks} == {3}
+    assert world.plan().base_step in (2, 3)
+    with world.database.read() as session:
+        assert [jobs.generation(session, world.job().run_id, number).revision for number in (1, 2)] == [1, 2]
+
+
+async def test_limits_hold_at_once(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(3)
+    revise(world, max_runtime_seconds=1)
+    await world.until(lambda: world.job().state == JobState.STOPPING)
+    assert "MaxRuntimeInSeconds (1) is over" in world.job().reason
+
+
+async def test_a_budget_stops_the_job_when_it_is_spent(world: World) -> None:
+    world.wish(price_usd_per_hour=3600.0)  # a dollar a second and node
+    world.submit(max_cost_usd=100.0)
+    await world.running()
+    await world.train(3)
+    for _ in range(100):
+        if world.job().state != JobState.RUNNING:
+            break
+        await world.train(1)
+    assert world.job().state == JobState.STOPPING
+    assert "MaxCostUsd (100) is spent" in world.job().reason
+    assert 100.0 <= (world.job().cost_usd or 0) < 110.0
+
+
+async def test_without_a_price_nothing_is_spent(world: World) -> None:
+    world.submit(max_cost_usd=0.01)
+    await world.running()
+    for _ in range(20):
+        await world.train(1)
+    assert world.job().state == JobState.RUNNING
