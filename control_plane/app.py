@@ -20,9 +20,11 @@ from typing import Protocol
 
 from fastapi import FastAPI
 
+from control_plane.api.auth import is_token_good
 from control_plane.api.dashboard import Dashboard
 from control_plane.api.deps import Services, SourceLimits
 from control_plane.api.envelope import Envelope
+from control_plane.api.open_answers import WhileTokenIsGood
 from control_plane.api.routes import sessions
 from control_plane.api.surface import make_surface
 from control_plane.cloud.aws import AwsOperator
@@ -136,6 +138,7 @@ def create_app(
     app.state.services = services
     app.include_router(sessions.router)
     app.router.default = Dashboard(otherwise=app.router.default)
+    app.add_middleware(WhileTokenIsGood, is_good=is_token_good)
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
     return app
 

@@ -41,6 +41,12 @@ class CreateJoinTokenResponse(TypedDict):
     FleetName: str
     ExpirationTime: NotRequired[datetime]
 
+class CreateTokenResponse(TypedDict):
+    """A new token."""
+    Secret: str
+    """What is sent as `Authorization: Bearer …`. Shown once; the service keeps its digest alone."""
+    Token: Token
+
 class CreateTrainingJobResponse(TypedDict):
     """The job is accepted and waits for its turn."""
     TrainingJobName: str
@@ -118,6 +124,19 @@ class Fleet(TypedDict):
     """How the group differs from what Everstep needs; freezes destructive actions."""
     Tags: dict[str, str]
     CreationTime: datetime
+
+class GetCallerIdentityResponse(TypedDict):
+    """Who is calling, and as what."""
+    TokenId: str
+    Role: Literal["admin", "submitter", "viewer"]
+    Project: NotRequired[str]
+    """Absent: every project."""
+    Description: str
+    CreationTime: datetime
+    ExpirationTime: NotRequired[datetime]
+    ServerVersion: str
+    ServerTime: datetime
+    """By the service's clock."""
 
 class GetLogResponse(TypedDict):
     Body: NotRequired[StreamingBody]
@@ -214,6 +233,11 @@ class ListNodesResponse(TypedDict):
 class ListOutputsResponse(TypedDict):
     """A page of a job's output files."""
     Outputs: list[OutputEntry]
+    NextToken: NotRequired[str]
+
+class ListTokensResponse(TypedDict):
+    """A page of tokens, oldest first."""
+    Tokens: list[Token]
     NextToken: NotRequired[str]
 
 class ListTrainingJobsResponse(TypedDict):
@@ -378,6 +402,21 @@ class StoppingCondition(TypedDict):
     MaxCostUsd: NotRequired[float]
     """Not available yet."""
 
+class Token(TypedDict):
+    """A token as it is listed: everything but the secret."""
+    TokenId: str
+    Kind: Literal["user", "join"]
+    """user: of a person or a program. join: lets instances of a fleet become its nodes."""
+    Role: Literal["admin", "submitter", "viewer", "agent"]
+    Project: NotRequired[str]
+    """Absent: every project."""
+    FleetName: NotRequired[str]
+    """Of a join token."""
+    Description: str
+    CreationTime: datetime
+    ExpirationTime: NotRequired[datetime]
+    RevocationTime: NotRequired[datetime]
+
 class TrainingJob(TypedDict):
     """Everything about a job."""
     TrainingJobName: str
@@ -486,6 +525,14 @@ class ListOutputsPages(Protocol):
 class ListOutputsPaginator(Protocol):
     def paginate(self, *, TrainingJobName: str, PaginationConfig: PaginatorConfig = ...) -> ListOutputsPages: ...
 
+class ListTokensPages(Protocol):
+    def __iter__(self) -> Iterator[ListTokensResponse]: ...
+    def build_full_result(self) -> ListTokensResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListTokensPaginator(Protocol):
+    def paginate(self, *, Project: str = ..., IncludeEnded: bool = ..., PaginationConfig: PaginatorConfig = ...) -> ListTokensPages: ...
+
 class ListTrainingJobsPages(Protocol):
     def __iter__(self) -> Iterator[ListTrainingJobsResponse]: ...
     def build_full_result(self) -> ListTrainingJobsResponse: ...
@@ -538,6 +585,8 @@ class EverstepClient(Protocol):
         """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
         """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
+    def create_token(self, *, Role: Literal["admin", "submitter", "viewer"], Project: str = ..., Description: str = ..., ExpiresInSeconds: int = ...) -> CreateTokenResponse:
+        """Make a token. Its secret is in this answer and nowhere else; asking again makes another token."""
     def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Any] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> CreateTrainingJobResponse:
         """Start a training job: it waits for its nodes, runs, and survives what happens to them."""
     def delete_fleet(self, *, FleetName: str) -> Fleet:
@@ -554,6 +603,8 @@ class EverstepClient(Protocol):
         """Say whether a source is stored already, so that nobody uploads it twice."""
     def describe_training_job(self, *, TrainingJobName: str) -> TrainingJob:
         """Describe one training job: what it is, where it stands, and why."""
+    def get_caller_identity(self) -> GetCallerIdentityResponse:
+        """Say who is calling: role, project and how long that lasts."""
     def get_health(self) -> HealthResponse:
         """Say that the server answers, and which version it is."""
     def get_log(self, *, TrainingJobName: str, Key: str) -> GetLogResponse:
@@ -576,12 +627,16 @@ class EverstepClient(Protocol):
         """List nodes, oldest first; those that have ended on request."""
     def list_outputs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListOutputsResponse:
         """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
+    def list_tokens(self, *, Project: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListTokensResponse:
+        """List tokens, oldest first; those that are revoked or have expired on request. Secrets are not known here."""
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ...) -> ListTrainingJobsResponse:
         """List training jobs, newest first."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
         """Let a held node work again, or end its instance. One kept for inspection is ended once its evidence is in S3. Asking again changes nothing."""
+    def revoke_token(self, *, TokenId: str) -> Token:
+        """End a token at once: for requests, for browsers signed in with it, and within a second for answers that still go on. Joined agents stay."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
@@ -598,6 +653,8 @@ class EverstepClient(Protocol):
     def get_paginator(self, operation_name: Literal["list_incidents"]) -> ListIncidentsPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_outputs"]) -> ListOutputsPaginator: ...
+    @overload
+    def get_paginator(self, operation_name: Literal["list_tokens"]) -> ListTokensPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_training_jobs"]) -> ListTrainingJobsPaginator: ...
     @overload

@@ -682,6 +682,66 @@ class CreateJoinTokenResponse(Shape):
     expiration_time: datetime | None
 
 
+class CreateTokenRequest(Request):
+    """A token for a person or a program."""
+
+    role: Literal["admin", "submitter", "viewer"]
+    """viewer reads; submitter also creates and changes training jobs; admin does everything, in every project."""
+    project: Name | None = None
+    """The only project that it opens; every project unless said. An admin has none."""
+    description: ShortText = ""
+    """Whose it is or what for; shown in lists."""
+    expires_in_seconds: int | None = Field(default=None, ge=60, le=366 * 86_400)
+    """It does not expire unless said."""
+
+
+class Token(Shape):
+    """A token as it is listed: everything but the secret."""
+
+    token_id: str
+    kind: Literal["user", "join"]
+    """user: of a person or a program. join: lets instances of a fleet become its nodes."""
+    role: Literal["admin", "submitter", "viewer", "agent"]
+    project: str | None
+    """Absent: every project."""
+    fleet_name: str | None
+    """Of a join token."""
+    description: str
+    creation_time: datetime
+    expiration_time: datetime | None
+    revocation_time: datetime | None
+
+
+class CreateTokenResponse(Shape):
+    """A new token."""
+
+    secret: str
+    """What is sent as `Authorization: Bearer …`. Shown once; the service keeps its digest alone."""
+    token: Token
+
+
+class ListTokensResponse(Shape):
+    """A page of tokens, oldest first."""
+
+    tokens: list[Token]
+    next_token: str | None = None
+
+
+class GetCallerIdentityResponse(Shape):
+    """Who is calling, and as what."""
+
+    token_id: str
+    role: Literal["admin", "submitter", "viewer"]
+    project: str | None
+    """Absent: every project."""
+    description: str
+    creation_time: datetime
+    expiration_time: datetime | None
+    server_version: str
+    server_time: datetime
+    """By the service's clock."""
+
+
 class PutSourceResponse(Shape):
     """A source archive that was checked and stored."""
 

@@ -21,6 +21,7 @@ from control_plane.db.incidents import IncidentRecord, IncidentTotals
 from control_plane.db.jobs import JobRecord, JobTotals
 from control_plane.db.nodes import NodeRecord
 from control_plane.db.protection import ShardRecord
+from control_plane.db.tokens import TokenRecord
 from control_plane.errors import TooManyCases
 from control_plane.loop.agents import AgentView
 from everstep.protocol.ids import NodeId, RunId
@@ -241,6 +242,21 @@ def _rank_sources(record: IncidentRecord) -> list[schemas.RankSource]:
         schemas.RankSource(source=source, first_rank=first, last_rank=first + count - 1)  # type: ignore[arg-type]  # one of the literal's
         for first, (source, count) in zip(firsts, record.rank_sources, strict=False)
     ]
+
+
+def token(record: TokenRecord) -> schemas.Token:
+    """Return one token, without what only its owner has."""
+    return schemas.Token(
+        token_id=record.id,
+        kind=record.kind,  # type: ignore[arg-type]  # those of sessions are not shown
+        role=record.role,  # type: ignore[arg-type]  # one of the literal's
+        project=record.project or None,
+        fleet_name=record.fleet_name,
+        description=record.description,
+        creation_time=record.created_at,
+        expiration_time=record.expires_at,
+        revocation_time=record.revoked_at,
+    )
 
 
 def event(record: EventRecord) -> schemas.Event:

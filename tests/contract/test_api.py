@@ -79,7 +79,8 @@ def world(service, client, tmp_path_factory) -> dict[str, Any]:
     job.put("output", "gen=1/rank=0/model.bin", b"weights")
     job.open_incident("inc-0")
     client.update_fleet(FleetName="main", SpareCount=0)  # one more event
-    return {"source": source, "job": job}
+    token = client.create_token(Role="viewer")["Token"]["TokenId"]
+    return {"source": source, "job": job, "token": token}
 
 
 def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -89,6 +90,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {
         "CreateFleet": {"FleetName": "other", "AutoScalingGroupName": "another", "PriceUsdPerHour": 98.32, "SparePolicy": {"Probability": 0.99}},
         "CreateJoinToken": {"FleetName": "main"},
+        "CreateToken": {"Role": "viewer", "Project": "speech", "ExpiresInSeconds": 3600},
         "CreateTrainingJob": new,
         "DeleteFleet": {"FleetName": "other"},
         "DescribeFleet": {"FleetName": "main"},
@@ -97,6 +99,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "DescribeProtection": job,
         "DescribeSource": world["source"],
         "DescribeTrainingJob": job,
+        "GetCallerIdentity": {},
         "GetHealth": {},
         "GetLog": {**job, "Key": f"{prefix}/logs/gen=1/rank=0.stdout"},
         "GetOutput": {**job, "Key": f"{prefix}/output/gen=1/rank=0/model.bin"},
@@ -108,8 +111,10 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "ListMetrics": job,
         "ListNodes": {"FleetName": "main", "IncludeEnded": True},
         "ListOutputs": job,
+        "ListTokens": {"MaxResults": 1},
         "ListTrainingJobs": {"StatusEquals": "InProgress"},
         "ReleaseNode": {"NodeId": "i-2", "Terminate": True},
+        "RevokeToken": {"TokenId": world["token"]},
         "UnfreezeFleet": {"FleetName": "main"},
         "PutSource": {**world["source"]},
         "StopTrainingJob": job,
@@ -193,7 +198,7 @@ def reference(key: str) -> Any:
 def test_what_is_answered_is_what_the_model_has_and_nothing_is_null(http, world, client):
     """botocore drops what it does not know: an answer is held against the model as it is on the wire."""
     jobs = ("training-jobs", *(f"training-jobs/gpt{rest}" for rest in ("", "/protection", "/logs", "/outputs", "/checkpoints", "/metrics")))
-    for path in (*jobs, "incidents", "incidents/inc-0", "events", "fleets", "fleets/main", "nodes", "nodes/i-0"):
+    for path in (*jobs, "incidents", "incidents/inc-0", "events", "fleets", "fleets/main", "nodes", "nodes/i-0", "tokens", "caller-identity"):
         answer = http.get(f"/v1/{path}")
         template = f"/v1/{path}".replace("gpt", "{TrainingJobName}").replace("inc-0", "{IncidentId}").replace("/main", "/{FleetName}")
         template = template.replace("i-0", "{NodeId}")
@@ -378,7 +383,7 @@ def values(name: str, depth: int = 0) -> st.SearchStrategy[Any]:
     return (st.from_regex(shape["pattern"], fullmatch=True) | junk) if "pattern" in shape else st.text(max_size=3) | junk
 
 
-BODIES = [schemas.CreateTrainingJobRequest, schemas.CreateFleetRequest, schemas.CreateJoinTokenRequest]
+BODIES = [schemas.CreateTrainingJobRequest, schemas.CreateFleetRequest, schemas.CreateJoinTokenRequest, schemas.CreateTokenRequest]
 
 
 @settings(max_examples=150, deadline=None)

@@ -72,6 +72,25 @@ export interface CreateJoinTokenResponse {
   ExpirationTime?: Timestamp
 }
 
+/** A token for a person or a program. */
+export interface CreateTokenRequest {
+  /** viewer reads; submitter also creates and changes training jobs; admin does everything, in every project. */
+  Role: 'admin' | 'submitter' | 'viewer'
+  /** The only project that it opens; every project unless said. An admin has none. */
+  Project?: string
+  /** Whose it is or what for; shown in lists. "" unless given. */
+  Description?: string
+  /** It does not expire unless said. */
+  ExpiresInSeconds?: number
+}
+
+/** A new token. */
+export interface CreateTokenResponse {
+  /** What is sent as `Authorization: Bearer …`. Shown once; the service keeps its digest alone. */
+  Secret: string
+  Token: Token
+}
+
 /** A job to run. */
 export interface CreateTrainingJobRequest {
   TrainingJobName: string
@@ -218,6 +237,20 @@ export interface Fleet {
   Drift: string[]
   Tags: Record<string, string>
   CreationTime: Timestamp
+}
+
+/** Who is calling, and as what. */
+export interface GetCallerIdentityResponse {
+  TokenId: string
+  Role: 'admin' | 'submitter' | 'viewer'
+  /** Absent: every project. */
+  Project?: string
+  Description: string
+  CreationTime: Timestamp
+  ExpirationTime?: Timestamp
+  ServerVersion: string
+  /** By the service's clock. */
+  ServerTime: Timestamp
 }
 
 export interface GetLogRequest {
@@ -387,6 +420,21 @@ export interface ListOutputsResponse {
   NextToken?: string
 }
 
+export interface ListTokensRequest {
+  Project?: string
+  /** false unless given. */
+  IncludeEnded?: boolean
+  /** 100 unless given. */
+  MaxResults?: number
+  NextToken?: string
+}
+
+/** A page of tokens, oldest first. */
+export interface ListTokensResponse {
+  Tokens: Token[]
+  NextToken?: string
+}
+
 export interface ListTrainingJobsRequest {
   /** 100 unless given. */
   MaxResults?: number
@@ -543,6 +591,10 @@ export interface RetryStrategy {
   MaxAttempts?: number
 }
 
+export interface RevokeTokenRequest {
+  TokenId: string
+}
+
 /** The job was in a state for a while. */
 export interface SecondaryStatusTransition {
   /** The derived status, SageMaker's words. */
@@ -590,6 +642,22 @@ export interface StoppingCondition {
   MaxPendingTimeInSeconds?: number
   /** Not available yet. */
   MaxCostUsd?: number
+}
+
+/** A token as it is listed: everything but the secret. */
+export interface Token {
+  TokenId: string
+  /** user: of a person or a program. join: lets instances of a fleet become its nodes. */
+  Kind: 'user' | 'join'
+  Role: 'admin' | 'submitter' | 'viewer' | 'agent'
+  /** Absent: every project. */
+  Project?: string
+  /** Of a join token. */
+  FleetName?: string
+  Description: string
+  CreationTime: Timestamp
+  ExpirationTime?: Timestamp
+  RevocationTime?: Timestamp
 }
 
 /** Everything about a job. */
@@ -694,6 +762,7 @@ export interface UpdateFleetRequest {
 export interface Operations {
   CreateFleet: { request: CreateFleetRequest; response: Fleet }
   CreateJoinToken: { request: CreateJoinTokenRequest; response: CreateJoinTokenResponse }
+  CreateToken: { request: CreateTokenRequest; response: CreateTokenResponse }
   CreateTrainingJob: { request: CreateTrainingJobRequest; response: CreateTrainingJobResponse }
   DeleteFleet: { request: DeleteFleetRequest; response: Fleet }
   DescribeFleet: { request: DescribeFleetRequest; response: Fleet }
@@ -702,6 +771,7 @@ export interface Operations {
   DescribeProtection: { request: DescribeProtectionRequest; response: DescribeProtectionResponse }
   DescribeSource: { request: DescribeSourceRequest; response: PutSourceResponse }
   DescribeTrainingJob: { request: DescribeTrainingJobRequest; response: TrainingJob }
+  GetCallerIdentity: { request: Record<string, never>; response: GetCallerIdentityResponse }
   GetHealth: { request: Record<string, never>; response: HealthResponse }
   GetLog: { request: GetLogRequest; response: GetLogResponse }
   GetOutput: { request: GetOutputRequest; response: GetOutputResponse }
@@ -713,9 +783,11 @@ export interface Operations {
   ListMetrics: { request: ListMetricsRequest; response: ListMetricsResponse }
   ListNodes: { request: ListNodesRequest; response: ListNodesResponse }
   ListOutputs: { request: ListOutputsRequest; response: ListOutputsResponse }
+  ListTokens: { request: ListTokensRequest; response: ListTokensResponse }
   ListTrainingJobs: { request: ListTrainingJobsRequest; response: ListTrainingJobsResponse }
   PutSource: { request: PutSourceRequest; response: PutSourceResponse }
   ReleaseNode: { request: ReleaseNodeRequest; response: Node }
+  RevokeToken: { request: RevokeTokenRequest; response: Token }
   StopTrainingJob: { request: StopTrainingJobRequest; response: TrainingJobSummary }
   UnfreezeFleet: { request: UnfreezeFleetRequest; response: Fleet }
   UpdateFleet: { request: UpdateFleetRequest; response: Fleet }
@@ -725,6 +797,7 @@ export interface Operations {
 export const operations = {
   CreateFleet: { method: 'POST', path: '/v1/fleets', query: [] },
   CreateJoinToken: { method: 'POST', path: '/v1/join-tokens', query: [] },
+  CreateToken: { method: 'POST', path: '/v1/tokens', query: [] },
   CreateTrainingJob: { method: 'POST', path: '/v1/training-jobs', query: [] },
   DeleteFleet: { method: 'DELETE', path: '/v1/fleets/{FleetName}', query: [] },
   DescribeFleet: { method: 'GET', path: '/v1/fleets/{FleetName}', query: [] },
@@ -733,6 +806,7 @@ export const operations = {
   DescribeProtection: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/protection', query: [] },
   DescribeSource: { method: 'GET', path: '/v1/sources/{SourceId}', query: [] },
   DescribeTrainingJob: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
+  GetCallerIdentity: { method: 'GET', path: '/v1/caller-identity', query: [] },
   GetHealth: { method: 'GET', path: '/v1/health', query: [] },
   GetLog: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/content', query: ['Key'] },
   GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'] },
@@ -744,9 +818,11 @@ export const operations = {
   ListMetrics: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metrics', query: ['AfterStep', 'MaxResults'] },
   ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded'] },
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
+  ListTokens: { method: 'GET', path: '/v1/tokens', query: ['Project', 'IncludeEnded', 'MaxResults', 'NextToken'] },
   ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName'] },
   PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [] },
   ReleaseNode: { method: 'POST', path: '/v1/nodes/{NodeId}/release', query: [] },
+  RevokeToken: { method: 'POST', path: '/v1/tokens/{TokenId}/revoke', query: [] },
   StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [] },
   UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [] },
   UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [] },

@@ -49,7 +49,7 @@ def test_only_a_held_node_is_released_and_only_by_an_administrator(client, fleet
     with refused("ResourceNotFoundException"):
         client.release_node(NodeId="i-2")
     with refused("AccessDeniedException"):
-        service.client(service.token(Role.USER)).release_node(NodeId="i-1")
+        service.client(service.token(Role.SUBMITTER)).release_node(NodeId="i-1")
 
 
 def test_a_person_says_that_who_is_silent_is_gone(client, fleet, service):
@@ -62,7 +62,7 @@ def test_a_person_says_that_who_is_silent_is_gone(client, fleet, service):
     with refused("ResourceNotFoundException"):
         client.unfreeze_fleet(FleetName="other")
     with refused("AccessDeniedException"):
-        service.client(service.token(Role.USER)).unfreeze_fleet(FleetName="main")
+        service.client(service.token(Role.SUBMITTER)).unfreeze_fleet(FleetName="main")
 
 
 def test_what_becomes_of_failed_instances_is_the_fleets(client, fleet):
