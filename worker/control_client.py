@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from everstep.protocol.agent_messages import AgentReport, AgentWelcome, ControlToAgent, Hello
 from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode
 from everstep.protocol.errors import ProtocolError
+from worker.errors import AttestationFailed
 from worker.sockets import tune
 from worker.tasks import Signal, first_of
 
@@ -34,6 +36,8 @@ class ControlClient:
         *,
         join_token: str,
         token_path: Path,
+        attest: Callable[[], str] | None = None,
+        tls: ssl.SSLContext | None = None,
         hello: Callable[[], Hello],
         report: Callable[[], AgentReport],
         command: Callable[[Message], None],
@@ -44,6 +48,8 @@ class ControlClient:
             url: of the control plane, http or https.
             join_token: from user data; used until a session token has been given.
             token_path: where the session token is kept for the next agent on this node, mode 0600.
+            attest: returns a session token where neither is there, by showing which instance this is; blocks.
+            tls: how the control plane's certificate is verified; None for the system's own way.
             hello: returns the first message of a connection.
             report: returns the newest state; called right before it is sent.
             command: takes what the control plane sends; must not block.
@@ -53,6 +59,8 @@ class ControlClient:
         self._url = url.rstrip("/").replace("http", "ws", 1) + "/v1/agents/connect"
         self._join_token = join_token
         self._token_path = token_path
+        self._attest = attest
+        self._tls = tls
         self._hello = hello
         self._report = report
         self._command = command
@@ -63,9 +71,11 @@ class ControlClient:
         failures = 0
         while True:
             try:
+                token = await self._token()
                 async with connect(
                     self._url,
-                    additional_headers={"Authorization": f"Bearer {self._token()}"},
+                    additional_headers={"Authorization": f"Bearer {token}"},
+                    ssl=(self._tls or True) if self._url.startswith("wss:") else None,
                     max_size=MAX_MESSAGE_BYTES,
                     open_timeout=OPEN_SECONDS,
                     ping_interval=None,
@@ -75,7 +85,7 @@ class ControlClient:
                 ) as line:
                     await self._speak(line)
                 failures = 0
-            except (OSError, TimeoutError, websockets.exceptions.WebSocketException, ProtocolError) as error:
+            except (OSError, TimeoutError, websockets.exceptions.WebSocketException, ProtocolError, AttestationFailed) as error:
                 if failures == 0 or self.is_connected:
                     log.warning("line to the control plane: %s", error)
                 if _is_unauthorized(error):
@@ -85,10 +95,20 @@ class ControlClient:
                 self.is_connected = False
             await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
 
-    def _token(self) -> str:
+    async def _token(self) -> str:
         with contextlib.suppress(FileNotFoundError):
             return self._token_path.read_text().strip()
-        return self._join_token
+        if self._join_token or self._attest is None:
+            return self._join_token
+        token = await asyncio.to_thread(self._attest)
+        self._keep(token)  # a connection that breaks right away does not cost another signature
+        return token
+
+    def _keep(self, token: str) -> None:
+        scratch = self._token_path.with_suffix(".new")
+        scratch.touch(mode=0o600)
+        scratch.write_text(token)
+        scratch.replace(self._token_path)
 
     async def _speak(self, line: ClientConnection) -> None:
         await line.send(encode(self._hello()))
@@ -96,10 +116,7 @@ class ControlClient:
             welcome = self._decode(await line.recv())
         if not isinstance(welcome, AgentWelcome):
             raise ProtocolError(f"the control plane begins with {type(welcome).__name__}")
-        scratch = self._token_path.with_suffix(".new")
-        scratch.touch(mode=0o600)
-        scratch.write_text(welcome.session_token)
-        scratch.replace(self._token_path)
+        self._keep(welcome.session_token)
         self._interval_seconds = welcome.timeouts.lease_seconds / 3
         tune(line.transport.get_extra_info("socket"), silence_seconds=welcome.timeouts.lease_seconds)
         self.is_connected = True

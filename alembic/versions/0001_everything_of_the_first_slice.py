@@ -43,6 +43,8 @@ def upgrade() -> None:
         sa.Column("spare_probability", sa.Float(), nullable=True),
         sa.Column("hold_failed_instances", sa.Boolean(), nullable=False),
         sa.Column("max_replacements_per_hour", sa.BigInteger(), nullable=False),
+        sa.Column("node_role_name", sa.String(length=255), nullable=False),
+        sa.Column("allow_drills", sa.Boolean(), nullable=False),
         sa.Column("blindness_lifted_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("max_node_count", sa.BigInteger(), nullable=False),
         sa.Column("instance_type", sa.String(length=255), nullable=False),
@@ -187,6 +189,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("sha256", name=op.f("pk_source")),
     )
     op.create_table(
+        "spent_nonce",
+        sa.Column("digest", sa.String(length=64), nullable=False),
+        sa.Column("ends_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("digest", name=op.f("pk_spent_nonce")),
+    )
+    op.create_table(
         "token",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("digest", sa.String(length=64), nullable=False),
@@ -320,6 +328,7 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_token_node_id"))
 
     op.drop_table("token")
+    op.drop_table("spent_nonce")
     op.drop_table("source")
     op.drop_table("notice")
     with op.batch_alter_table("node", schema=None) as batch_op:

@@ -27,6 +27,7 @@ MAX_PRICE_USD_PER_HOUR = 10_000
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """1-63 letters, digits and single hyphens (SageMaker's rule for TrainingJobName)."""
+RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_+=,.@-]{1,64}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f]{0,900})?$")]
 ShortText = Annotated[str, StringConstraints(max_length=256)]
@@ -538,6 +539,10 @@ class CreateFleetRequest(Request):
     """Keep instances that failed running for inspection instead of ending them, as long as that takes nobody's place in the group."""
     max_replacements_per_hour: int = Field(default=DEFAULT_REPLACEMENTS_PER_HOUR, ge=0, le=MAX_NODE_COUNT)
     """Nodes that may be taken out by Everstep's own verdicts and replaced within an hour; what AWS ends is not counted."""
+    node_role_name: RoleName | None = None
+    """Name of the IAM role that the group's instances run with: their agents join by it (STS). Without it they join with a join token."""
+    allow_drills: bool = False
+    """Let administrators break nodes of this fleet on purpose: StartDrill."""
     project: Name | None = None
     tags: Tags = Field(default_factory=dict)
 
@@ -553,6 +558,8 @@ class UpdateFleetRequest(Request):
     """Jobs and incidents that have not ended are valued anew; what has ended keeps its figure."""
     hold_failed_instances: bool | None = None
     max_replacements_per_hour: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
+    node_role_name: RoleName | None = None
+    allow_drills: bool | None = None
 
 
 class Fleet(Shape):
@@ -570,6 +577,9 @@ class Fleet(Shape):
     min_node_count: int
     hold_failed_instances: bool
     max_replacements_per_hour: int
+    node_role_name: str | None
+    """Absent: agents join with a join token alone."""
+    allow_drills: bool
     max_node_count: int
     """The group's MaxSize."""
     desired_node_count: int

@@ -296,6 +296,8 @@ def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[Age
         spare_policy=None if record.spare_probability is None else schemas.SparePolicy(probability=record.spare_probability),
         min_node_count=record.min_node_count,
         hold_failed_instances=record.hold_failed_instances,
+        node_role_name=record.node_role_name or None,
+        allow_drills=record.allow_drills,
         max_replacements_per_hour=record.max_replacements_per_hour,
         max_node_count=record.max_node_count,
         desired_node_count=record.desired_node_count,

@@ -6,7 +6,7 @@ to one database only: SQLite and PostgreSQL create the same tables from it.
     fleet ─ node ─┬─ notice          job ─┬─ generation
                   └─ implication          ├─ shard ─ replica
     token ─ redemption                    ├─ checkpoint
-    source   intent   event               └─ incident
+    source   intent   event   spent_nonce └─ incident
 
 A job's fleet is a name, not a foreign key: jobs are history and outlive the fleet that they ran on. A token may name a fleet that is yet to be made.
 """
@@ -136,6 +136,9 @@ class Fleet(Base):
     """Set: spares are counted by it instead."""
     hold_failed_instances: Mapped[bool] = mapped_column(default=False)
     max_replacements_per_hour: Mapped[int]
+    node_role_name: Mapped[str] = mapped_column(default="")
+    """IAM role that instances of the group run with; empty: their agents join with join tokens alone."""
+    allow_drills: Mapped[bool] = mapped_column(default=False)
     blindness_lifted_at: Mapped[datetime | None]
     """A person has said that who is silent is gone; the fleet loop takes it back when sight returns."""
     max_node_count: Mapped[int]
@@ -434,6 +437,15 @@ class Redemption(Base):
     token_id: Mapped[str] = mapped_column(ForeignKey("token.id", ondelete="CASCADE"), primary_key=True)
     node_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     redeemed_at: Mapped[datetime]
+
+
+class SpentNonce(Base):
+    """An agent has joined with a nonce; nobody can join with it again."""
+
+    __tablename__ = "spent_nonce"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    ends_at: Mapped[datetime]
 
 
 class Source(Base):

@@ -52,6 +52,10 @@ export interface CreateFleetRequest {
   HoldFailedInstances?: boolean
   /** Nodes that may be taken out by Everstep's own verdicts and replaced within an hour; what AWS ends is not counted. 20 unless given. */
   MaxReplacementsPerHour?: number
+  /** Name of the IAM role that the group's instances run with: their agents join by it (STS). Without it they join with a join token. */
+  NodeRoleName?: string
+  /** Let administrators break nodes of this fleet on purpose: StartDrill. false unless given. */
+  AllowDrills?: boolean
   Project?: string
   Tags?: Record<string, string>
 }
@@ -214,6 +218,9 @@ export interface Fleet {
   MinNodeCount: number
   HoldFailedInstances: boolean
   MaxReplacementsPerHour: number
+  /** Absent: agents join with a join token alone. */
+  NodeRoleName?: string
+  AllowDrills: boolean
   /** The group's MaxSize. */
   MaxNodeCount: number
   DesiredNodeCount: number
@@ -756,6 +763,8 @@ export interface UpdateFleetRequest {
   PriceUsdPerHour?: number
   HoldFailedInstances?: boolean
   MaxReplacementsPerHour?: number
+  NodeRoleName?: string
+  AllowDrills?: boolean
 }
 
 /** What each operation takes and answers. */
