@@ -177,7 +177,8 @@ def _migrate(settings: Settings) -> None:
 def _serve(settings: Settings, ready_file: Path | None) -> int:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.create_server((settings.host, settings.port), family=family, backlog=1024) as listener:
-        url = f"{'https' if settings.has_tls else 'http'}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{listener.getsockname()[1]}"
+        scheme = "https" if settings.has_tls else "http"
+        url = f"{scheme}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{listener.getsockname()[1]}"
         # The socket listens already, so nobody who reads the ready file is turned away.
         app = create_app(settings, when_ready=lambda: _tell(url, settings, ready_file))
         config = uvicorn.Config(

@@ -61,8 +61,8 @@ class Settings:
             raise InvalidSettings("--tls-certificate and --tls-key belong together")
         if not self.has_tls and not self.is_other_host_allowed and not is_this_machine(self.host):
             raise InvalidSettings(
-                f"--host {self.host} can be reached from other machines, and bearer tokens would cross the network unencrypted. Give the server a "
-                "certificate (--tls-certificate, --tls-key), put a TLS proxy in front of 127.0.0.1, or say --allow-non-loopback if the network is yours"
+                f"--host {self.host} can be reached from other machines, and bearer tokens would cross the network unencrypted. Give it "
+                "a certificate (--tls-certificate, --tls-key), a TLS proxy in front of 127.0.0.1, or say --allow-non-loopback if the network is yours"
             )
         for limit in fields(self.retention):
             if getattr(self.retention, limit.name) < 1:

@@ -192,6 +192,11 @@ class Incident(TypedDict):
     """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Absent where the fleet has no price."""
     RankSources: list[RankSource]
     """By rank; empty before that is known, or when nothing was restored."""
+    AcknowledgementTime: NotRequired[datetime]
+    """When a person first said to have seen it."""
+    AcknowledgedBy: NotRequired[str]
+    Acknowledgement: NotRequired[str]
+    """What they noted."""
 
 class LastCheckpoint(TypedDict):
     """The newest complete checkpoint in S3."""
@@ -272,8 +277,12 @@ class Node(TypedDict):
     FleetName: str
     NodeStatus: str
     """joining, spare, assigned, held, rebooting, draining, gone."""
-    Hold: NotRequired[Literal["unreachable", "distrusted", "inspection"]]
+    Hold: NotRequired[Literal["unreachable", "distrusted", "inspection", "person"]]
     """Why it is held; all but unreachable ones wait for ReleaseNode."""
+    Request: NotRequired[Literal["drain", "replace", "reboot", "hold"]]
+    """What a person asked for and is still to be done; ReleaseNode calls it off."""
+    RequestReason: NotRequired[str]
+    """Who asked, and why."""
     Connected: bool
     Warm: bool
     """Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there."""
@@ -455,6 +464,9 @@ class TrainingJob(TypedDict):
     TrainingStartTime: NotRequired[datetime]
     TrainingEndTime: NotRequired[datetime]
     StopRequestedTime: NotRequired[datetime]
+    TakenOverTime: NotRequired[datetime]
+    """Since when a person looks after it: Everstep observes and decides nothing."""
+    TakenOverBy: NotRequired[str]
     Generation: int
     """The launch of all ranks that runs now; 0 before the first."""
     BaseStep: int
@@ -584,6 +596,8 @@ class EverstepClient(Protocol):
     exceptions: Exceptions
     def close(self) -> None: ...
     def can_paginate(self, operation_name: str) -> bool: ...
+    def acknowledge_incident(self, *, IncidentId: str, Note: str = ...) -> Incident:
+        """Say to have seen an incident, with a note. It changes nothing of the recovery; the first acknowledgement stays."""
     def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> Fleet:
         """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
@@ -606,6 +620,8 @@ class EverstepClient(Protocol):
         """Say whether a source is stored already, so that nobody uploads it twice."""
     def describe_training_job(self, *, TrainingJobName: str) -> TrainingJob:
         """Describe one training job: what it is, where it stands, and why."""
+    def drain_node(self, *, NodeId: str, Reason: str = ...) -> Node:
+        """Have a node's job leave it at an agreed stop, no step lost, once another node is there; then hold it. Asking again changes nothing."""
     def get_caller_identity(self) -> GetCallerIdentityResponse:
         """Say who is calling: role, project and how long that lasts."""
     def get_health(self) -> HealthResponse:
@@ -614,6 +630,10 @@ class EverstepClient(Protocol):
         """Stream one log, by the key that ListLogs gave."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
         """Stream one output file, by the key that ListOutputs gave."""
+    def hand_back_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
+        """Let Everstep look after a job again. Asking again changes nothing."""
+    def hold_node(self, *, NodeId: str, Reason: str = ...) -> Node:
+        """Keep a node that works for nobody out of use until ReleaseNode. Asking again changes nothing."""
     def list_checkpoints(self, *, TrainingJobName: str) -> ListCheckpointsResponse:
         """List a job's checkpoints in S3, newest step first."""
     def list_events(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListEventsResponse:
@@ -636,12 +656,18 @@ class EverstepClient(Protocol):
         """List training jobs, newest first."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
+    def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:
+        """Have the job of a node leave it like DrainNode; then reboot it, and it works again. Asking again changes nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
-        """Let a held node work again, or end its instance. One kept for inspection is ended once its evidence is in S3. Asking again changes nothing."""
+        """Let a held node work again, or end its instance; of another one, call off what was asked for. One kept for inspection is ended once its evidence is in S3. Asking again changes nothing."""
+    def replace_node(self, *, NodeId: str, Reason: str = ...) -> Node:
+        """Have the job of a node leave it like DrainNode; then end its instance, and another one comes. Asking again changes nothing."""
     def revoke_token(self, *, TokenId: str) -> Token:
         """End a token at once: for requests, for browsers signed in with it, and within a second for answers that still go on. Joined agents stay."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
+    def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:
+        """Look after a job yourself: Everstep observes and records until it is handed back, and decides nothing. Only ranks of generations that have ended are still halted. What is asked for meanwhile, a stop too, waits. Who took it over first stays."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
         """Say of a fleet most of which is silent: who is silent is gone. It holds until sight returns; a drift of the group stays a freeze."""
     def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ...) -> Fleet:

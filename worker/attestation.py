@@ -1,4 +1,4 @@
-"""How this node's agent joins without a token: it signs what only its instance's role can sign, and shows the signature (`everstep.protocol.attestation`).
+"""How this node's agent joins without a token: it signs what only its instance can, and shows the signature (`everstep.protocol.attestation`).
 
 Invariant: the role's keys never leave this process; what leaves it is a signature that names one server, once, for one question to STS.
 """

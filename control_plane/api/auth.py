@@ -46,6 +46,11 @@ class Caller:
         """The project that lists are narrowed to, or None."""
         return self.project or None
 
+    @property
+    def name(self) -> str:
+        """Who it is, for reasons and histories: what the token was made for, and its id."""
+        return f"{self.token.description}, {self.token.id}" if self.token.description else self.token.id
+
     def choose_project(self, wanted: str | None) -> str:
         """Return the project that something new belongs to.
 

@@ -180,6 +180,12 @@ class CreateTrainingJobRequest(Request):
     tags: Tags = Field(default_factory=dict)
 
 
+class TakeOverTrainingJobRequest(Request):
+    """A person looks after a job from now on."""
+
+    reason: ShortText = ""
+
+
 class CreateTrainingJobResponse(Shape):
     """The job is accepted and waits for its turn."""
 
@@ -280,6 +286,9 @@ class TrainingJob(Shape):
     training_start_time: datetime | None
     training_end_time: datetime | None
     stop_requested_time: datetime | None
+    taken_over_time: datetime | None
+    """Since when a person looks after it: Everstep observes and decides nothing."""
+    taken_over_by: str | None
     generation: int
     """The launch of all ranks that runs now; 0 before the first."""
     base_step: int
@@ -481,6 +490,17 @@ class Incident(Shape):
     """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Absent where the fleet has no price."""
     rank_sources: list[RankSource]
     """By rank; empty before that is known, or when nothing was restored."""
+    acknowledgement_time: datetime | None
+    """When a person first said to have seen it."""
+    acknowledged_by: str | None
+    acknowledgement: str | None
+    """What they noted."""
+
+
+class AcknowledgeIncidentRequest(Request):
+    """Somebody has seen an incident."""
+
+    note: ShortText = ""
 
 
 class ListIncidentsResponse(Shape):
@@ -631,6 +651,29 @@ class ReleaseNodeRequest(Request):
     """End the instance; else it works again, and its history counts from now on."""
 
 
+class NodeOperation(Request):
+    """Something that a person wants done with a node."""
+
+    reason: ShortText = ""
+    """Why; told with the node, its job's incident and in the history."""
+
+
+class DrainNodeRequest(NodeOperation):
+    """A node that its job is to leave, and that is kept."""
+
+
+class ReplaceNodeRequest(NodeOperation):
+    """A node whose instance is to be ended, another one coming."""
+
+
+class RebootNodeRequest(NodeOperation):
+    """A node that is to be rebooted."""
+
+
+class HoldNodeRequest(NodeOperation):
+    """An idle node that is to be kept out of use."""
+
+
 class Node(Shape):
     """An EC2 instance of a fleet and its agent."""
 
@@ -639,8 +682,12 @@ class Node(Shape):
     fleet_name: str
     node_status: str
     """joining, spare, assigned, held, rebooting, draining, gone."""
-    hold: Literal["unreachable", "distrusted", "inspection"] | None
+    hold: Literal["unreachable", "distrusted", "inspection", "person"] | None
     """Why it is held; all but unreachable ones wait for ReleaseNode."""
+    request: Literal["drain", "replace", "reboot", "hold"] | None
+    """What a person asked for and is still to be done; ReleaseNode calls it off."""
+    request_reason: str | None
+    """Who asked, and why."""
     connected: bool
     warm: bool
     """Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there."""

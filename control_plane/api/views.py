@@ -115,6 +115,8 @@ def job(job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotal
         training_start_time=job.started_at,
         training_end_time=job.ended_at,
         stop_requested_time=job.stop_requested_at,
+        taken_over_time=job.taken_over_at,
+        taken_over_by=job.taken_over_by or None,
         generation=job.generation,
         base_step=job.base_step,
         committed_step=job.committed_step,
@@ -233,6 +235,9 @@ def incident(record: IncidentRecord) -> schemas.Incident:
         rework_seconds=record.rework_seconds,
         cost_usd=record.cost_usd,
         rank_sources=_rank_sources(record),
+        acknowledgement_time=record.acknowledged_at,
+        acknowledged_by=record.acknowledged_by or None,
+        acknowledgement=record.acknowledgement or None,
     )
 
 
@@ -343,6 +348,8 @@ def node(
         fleet_name=record.fleet_name,
         node_status=record.state,
         hold=record.hold,  # type: ignore[arg-type]  # one of the literal's
+        request=record.request or None,  # type: ignore[arg-type]  # one of the literal's
+        request_reason=record.request_words or None,
         connected=agent is not None and agent.is_connected,
         warm=agent is not None and agent.is_connected and agent.report is not None and agent.report.is_warm,
         training_job_name=job_name,

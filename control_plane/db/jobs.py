@@ -86,6 +86,8 @@ class JobRecord:
     reason: str
     transitions: tuple[JobTransition, ...]
     stop_requested_at: datetime | None
+    taken_over_at: datetime | None
+    taken_over_by: str
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
@@ -339,6 +341,18 @@ def request_stop(session: Session, name: str, now: datetime) -> JobRecord:
     if not changed and job.ended_at is not None:
         raise Conflict(f"the training job {name!r} has ended: {job.reason}")
     return job
+
+
+def take_over(session: Session, name: str, who: str, now: datetime) -> bool:
+    """Note that a person looks after a job from now on, and say whether nobody did; who did it first stays."""
+    query = update(Job).where(Job.name == name, Job.ended_at.is_(None), Job.taken_over_at.is_(None))
+    return bool(changed_rows(session.execute(query.values(taken_over_at=now, taken_over_by=who))))
+
+
+def hand_back(session: Session, name: str) -> bool:
+    """Let Everstep look after a job again, and say whether a person did."""
+    query = update(Job).where(Job.name == name, Job.taken_over_at.is_not(None))
+    return bool(changed_rows(session.execute(query.values(taken_over_at=None, taken_over_by=""))))
 
 
 def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None:

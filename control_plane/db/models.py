@@ -179,6 +179,9 @@ class Node(Base):
     """Why it is held."""
     release: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
     """What a person wants of a held node; empty: nothing."""
+    request: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
+    """What a person wants done with it; empty: nothing."""
+    request_words: Mapped[str] = mapped_column(Text, default="")
     since: Mapped[datetime | None]
     """When it came into its state."""
     replaced_at: Mapped[datetime | None]
@@ -242,6 +245,9 @@ class Job(Base):
     reason: Mapped[str] = mapped_column(Text)
     transitions: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
     stop_requested_at: Mapped[datetime | None]
+    taken_over_at: Mapped[datetime | None]
+    """Since when a person looks after it instead of Everstep."""
+    taken_over_by: Mapped[str] = mapped_column(default="")
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     """First time that its ranks were started."""
@@ -371,6 +377,9 @@ class Incident(Base):
     cost_usd: Mapped[float | None]
     rank_sources: Mapped[tuple[tuple[str, int], ...]] = mapped_column(default=())
     """Where each rank's shard came from, by rank: `[["local", 2], ["peer", 1]]`."""
+    acknowledged_at: Mapped[datetime | None]
+    acknowledged_by: Mapped[str] = mapped_column(default="")
+    acknowledgement: Mapped[str] = mapped_column(Text, default="")
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
 

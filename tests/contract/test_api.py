@@ -71,10 +71,13 @@ def world(service, client, tmp_path_factory) -> dict[str, Any]:
     source = client.upload_source(Directory=directory)
     job = Job(service, client, source)
     job.launch(1)
+    job.run_ranks()
     job.connect("i-0", "i-1")
     with service.database.write() as session:
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
         nodes.change(session, lease, "i-2", initial_state="held", now=service.clock(), state="held", hold="distrusted", reason="words")
+        for number in range(3, 7):
+            nodes.change(session, lease, f"i-{number}", initial_state="spare", now=service.clock(), state="spare")
     job.put("logs", "gen=1/rank=0.stdout", b"hello\n")
     job.put("output", "gen=1/rank=0/model.bin", b"weights")
     job.open_incident("inc-0")
@@ -88,6 +91,13 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
     prefix = f"jobs/gpt/run={world['job'].run}"
     new = {"TrainingJobName": "second", "Source": world["source"], "EntryPoint": "train.py", "NodeCount": 1, "FleetName": "main"}
     return {
+        "AcknowledgeIncident": {"IncidentId": "inc-0", "Note": "seen"},
+        "DrainNode": {"NodeId": "i-3"},
+        "HoldNode": {"NodeId": "i-4", "Reason": "a look"},
+        "RebootNode": {"NodeId": "i-5"},
+        "ReplaceNode": {"NodeId": "i-6"},
+        "TakeOverTrainingJob": {**job, "Reason": "by hand"},
+        "HandBackTrainingJob": job,
         "CreateFleet": {"FleetName": "other", "AutoScalingGroupName": "another", "PriceUsdPerHour": 98.32, "SparePolicy": {"Probability": 0.99}},
         "CreateJoinToken": {"FleetName": "main"},
         "CreateToken": {"Role": "viewer", "Project": "speech", "ExpiresInSeconds": 3600},

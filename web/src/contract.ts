@@ -14,6 +14,13 @@ export interface ErrorResponse {
   Fields: FieldError[]
 }
 
+/** Somebody has seen an incident. */
+export interface AcknowledgeIncidentRequest {
+  IncidentId: string
+  /** "" unless given. */
+  Note?: string
+}
+
 /** A set of shards of one step in S3, complete or not. */
 export interface Checkpoint {
   Step: number
@@ -184,6 +191,13 @@ export interface DescribeTrainingJobRequest {
   TrainingJobName: string
 }
 
+/** A node that its job is to leave, and that is kept. */
+export interface DrainNodeRequest {
+  NodeId: string
+  /** Why; told with the node, its job's incident and in the history. "" unless given. */
+  Reason?: string
+}
+
 /** Something that happened to a fleet, a job or a node; never changed afterwards. */
 export interface Event {
   EventId: number
@@ -278,10 +292,21 @@ export interface GetOutputResponse {
   Body?: Blob
 }
 
+export interface HandBackTrainingJobRequest {
+  TrainingJobName: string
+}
+
 /** The server answers. */
 export interface HealthResponse {
   Status: 'ok'
   Version: string
+}
+
+/** An idle node that is to be kept out of use. */
+export interface HoldNodeRequest {
+  NodeId: string
+  /** Why; told with the node, its job's incident and in the history. "" unless given. */
+  Reason?: string
 }
 
 /** A node that keeps a copy of a shard. */
@@ -325,6 +350,11 @@ export interface Incident {
   CostUsd?: number
   /** By rank; empty before that is known, or when nothing was restored. */
   RankSources: RankSource[]
+  /** When a person first said to have seen it. */
+  AcknowledgementTime?: Timestamp
+  AcknowledgedBy?: string
+  /** What they noted. */
+  Acknowledgement?: string
 }
 
 /** The newest complete checkpoint in S3. */
@@ -484,7 +514,11 @@ export interface Node {
   /** joining, spare, assigned, held, rebooting, draining, gone. */
   NodeStatus: string
   /** Why it is held; all but unreachable ones wait for ReleaseNode. */
-  Hold?: 'unreachable' | 'distrusted' | 'inspection'
+  Hold?: 'unreachable' | 'distrusted' | 'inspection' | 'person'
+  /** What a person asked for and is still to be done; ReleaseNode calls it off. */
+  Request?: 'drain' | 'replace' | 'reboot' | 'hold'
+  /** Who asked, and why. */
+  RequestReason?: string
   Connected: boolean
   /** Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there. */
   Warm: boolean
@@ -562,6 +596,13 @@ export interface RankSource {
   LastRank: number
 }
 
+/** A node that is to be rebooted. */
+export interface RebootNodeRequest {
+  NodeId: string
+  /** Why; told with the node, its job's incident and in the history. "" unless given. */
+  Reason?: string
+}
+
 /** What becomes of the job's memory when nodes are lost at once. */
 export interface RecoveryOdds {
   LostNodes: number
@@ -590,6 +631,13 @@ export interface Reliability {
   LostSteps: number
   /** What nodes cost while they made no new step; absent where the fleet has no price. */
   IncidentCostUsd?: number
+}
+
+/** A node whose instance is to be ended, another one coming. */
+export interface ReplaceNodeRequest {
+  NodeId: string
+  /** Why; told with the node, its job's incident and in the history. "" unless given. */
+  Reason?: string
 }
 
 /** When to stop trying. */
@@ -651,6 +699,13 @@ export interface StoppingCondition {
   MaxCostUsd?: number
 }
 
+/** A person looks after a job from now on. */
+export interface TakeOverTrainingJobRequest {
+  TrainingJobName: string
+  /** "" unless given. */
+  Reason?: string
+}
+
 /** A token as it is listed: everything but the secret. */
 export interface Token {
   TokenId: string
@@ -702,6 +757,9 @@ export interface TrainingJob {
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
   StopRequestedTime?: Timestamp
+  /** Since when a person looks after it: Everstep observes and decides nothing. */
+  TakenOverTime?: Timestamp
+  TakenOverBy?: string
   /** The launch of all ranks that runs now; 0 before the first. */
   Generation: number
   /** What that launch resumed from. */
@@ -769,6 +827,7 @@ export interface UpdateFleetRequest {
 
 /** What each operation takes and answers. */
 export interface Operations {
+  AcknowledgeIncident: { request: AcknowledgeIncidentRequest; response: Incident }
   CreateFleet: { request: CreateFleetRequest; response: Fleet }
   CreateJoinToken: { request: CreateJoinTokenRequest; response: CreateJoinTokenResponse }
   CreateToken: { request: CreateTokenRequest; response: CreateTokenResponse }
@@ -780,10 +839,13 @@ export interface Operations {
   DescribeProtection: { request: DescribeProtectionRequest; response: DescribeProtectionResponse }
   DescribeSource: { request: DescribeSourceRequest; response: PutSourceResponse }
   DescribeTrainingJob: { request: DescribeTrainingJobRequest; response: TrainingJob }
+  DrainNode: { request: DrainNodeRequest; response: Node }
   GetCallerIdentity: { request: Record<string, never>; response: GetCallerIdentityResponse }
   GetHealth: { request: Record<string, never>; response: HealthResponse }
   GetLog: { request: GetLogRequest; response: GetLogResponse }
   GetOutput: { request: GetOutputRequest; response: GetOutputResponse }
+  HandBackTrainingJob: { request: HandBackTrainingJobRequest; response: TrainingJobSummary }
+  HoldNode: { request: HoldNodeRequest; response: Node }
   ListCheckpoints: { request: ListCheckpointsRequest; response: ListCheckpointsResponse }
   ListEvents: { request: ListEventsRequest; response: ListEventsResponse }
   ListFleets: { request: Record<string, never>; response: ListFleetsResponse }
@@ -795,15 +857,19 @@ export interface Operations {
   ListTokens: { request: ListTokensRequest; response: ListTokensResponse }
   ListTrainingJobs: { request: ListTrainingJobsRequest; response: ListTrainingJobsResponse }
   PutSource: { request: PutSourceRequest; response: PutSourceResponse }
+  RebootNode: { request: RebootNodeRequest; response: Node }
   ReleaseNode: { request: ReleaseNodeRequest; response: Node }
+  ReplaceNode: { request: ReplaceNodeRequest; response: Node }
   RevokeToken: { request: RevokeTokenRequest; response: Token }
   StopTrainingJob: { request: StopTrainingJobRequest; response: TrainingJobSummary }
+  TakeOverTrainingJob: { request: TakeOverTrainingJobRequest; response: TrainingJobSummary }
   UnfreezeFleet: { request: UnfreezeFleetRequest; response: Fleet }
   UpdateFleet: { request: UpdateFleetRequest; response: Fleet }
 }
 
 /** How each operation is called: fields that are not named here are the body. */
 export const operations = {
+  AcknowledgeIncident: { method: 'POST', path: '/v1/incidents/{IncidentId}/acknowledge', query: [] },
   CreateFleet: { method: 'POST', path: '/v1/fleets', query: [] },
   CreateJoinToken: { method: 'POST', path: '/v1/join-tokens', query: [] },
   CreateToken: { method: 'POST', path: '/v1/tokens', query: [] },
@@ -815,10 +881,13 @@ export const operations = {
   DescribeProtection: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/protection', query: [] },
   DescribeSource: { method: 'GET', path: '/v1/sources/{SourceId}', query: [] },
   DescribeTrainingJob: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
+  DrainNode: { method: 'POST', path: '/v1/nodes/{NodeId}/drain', query: [] },
   GetCallerIdentity: { method: 'GET', path: '/v1/caller-identity', query: [] },
   GetHealth: { method: 'GET', path: '/v1/health', query: [] },
   GetLog: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/content', query: ['Key'] },
   GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'] },
+  HandBackTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/hand-back', query: [] },
+  HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [] },
   ListCheckpoints: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: [] },
   ListEvents: { method: 'GET', path: '/v1/events', query: ['TrainingJobName', 'FleetName', 'AfterEventId', 'MaxResults', 'NextToken'] },
   ListFleets: { method: 'GET', path: '/v1/fleets', query: [] },
@@ -830,9 +899,12 @@ export const operations = {
   ListTokens: { method: 'GET', path: '/v1/tokens', query: ['Project', 'IncludeEnded', 'MaxResults', 'NextToken'] },
   ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName'] },
   PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [] },
+  RebootNode: { method: 'POST', path: '/v1/nodes/{NodeId}/reboot', query: [] },
   ReleaseNode: { method: 'POST', path: '/v1/nodes/{NodeId}/release', query: [] },
+  ReplaceNode: { method: 'POST', path: '/v1/nodes/{NodeId}/replace', query: [] },
   RevokeToken: { method: 'POST', path: '/v1/tokens/{TokenId}/revoke', query: [] },
   StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [] },
+  TakeOverTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/take-over', query: [] },
   UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [] },
   UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [] },
 } as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>
