@@ -26,7 +26,7 @@ from control_plane.db.errors import SchemaMismatch
 from control_plane.db.retention import Retention
 from control_plane.db.session import Database
 from control_plane.errors import InvalidTimeouts
-from control_plane.secrets import admin_token_path, write_private
+from control_plane.secrets import admin_token_path, server_id, write_private
 from control_plane.settings import InvalidSettings, Settings
 from everstep.protocol.codec import MAX_MESSAGE_BYTES
 
@@ -94,6 +94,10 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     parser.add_argument("--database-url", default=env("EVERSTEP_DATABASE_URL", ""), help="SQLAlchemy URL; default: SQLite in the state directory")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=8443, help="port to listen on; 0: the kernel chooses (default %(default)s)")
+    parser.add_argument(
+        "--tls-certificate", type=Path, help="PEM file with the server's certificate and those up to its authority: https alone is spoken"
+    )
+    parser.add_argument("--tls-key", type=Path, help="PEM file with the certificate's key, without a password")
     parser.add_argument("--allow-non-loopback", action="store_true", help="listen on an address that other machines reach, without TLS")
     parser.add_argument(
         "--mode",
@@ -131,6 +135,8 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         host=given.host,
         port=given.port,
         is_other_host_allowed=given.allow_non_loopback,
+        tls_certificate=given.tls_certificate,
+        tls_key=given.tls_key,
         detection_seconds=given.detection_seconds,
         max_source_bytes=given.max_source_bytes,
         retention=_retention(given.keep),
@@ -171,7 +177,8 @@ def _migrate(settings: Settings) -> None:
 def _serve(settings: Settings, ready_file: Path | None) -> int:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.create_server((settings.host, settings.port), family=family, backlog=1024) as listener:
-        url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{listener.getsockname()[1]}"
+        scheme = "https" if settings.has_tls else "http"
+        url = f"{scheme}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{listener.getsockname()[1]}"
         # The socket listens already, so nobody who reads the ready file is turned away.
         app = create_app(settings, when_ready=lambda: _tell(url, settings, ready_file))
         config = uvicorn.Config(
@@ -180,6 +187,8 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=GRACE_SECONDS,
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key,
             ws="websockets-sansio",
             ws_max_size=MAX_MESSAGE_BYTES,
             ws_ping_interval=settings.detection_seconds,
@@ -197,7 +206,7 @@ def _tell(url: str, settings: Settings, ready_file: Path | None) -> None:
     token_path = admin_token_path(settings.state_directory)
     if ready_file is not None:
         write_private(ready_file, json.dumps({"url": url, "pid": os.getpid(), "admin_token_path": str(token_path)}) + "\n")
-    log.info("listening on %s; administrator's token in %s", url, token_path)
+    log.info("listening on %s; administrator's token in %s; server id %s", url, token_path, server_id(settings.state_directory))
 
 
 if __name__ == "__main__":

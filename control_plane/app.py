@@ -15,18 +15,22 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 from fastapi import FastAPI
 
+from control_plane.api.auth import is_token_good
 from control_plane.api.dashboard import Dashboard
 from control_plane.api.deps import Services, SourceLimits
 from control_plane.api.envelope import Envelope
+from control_plane.api.open_answers import WhileTokenIsGood
+from control_plane.api.routes import attestation as attestation_routes
 from control_plane.api.routes import sessions
 from control_plane.api.surface import make_surface
 from control_plane.cloud.aws import AwsOperator
-from control_plane.cloud.connection import CloudSettings, Connection
+from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from control_plane.cloud.identity import Attestation, RegionalSts
 from control_plane.cloud.notices import EventQueue, SqsQueue
 from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
@@ -36,7 +40,7 @@ from control_plane.db import schema
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.runner import LoopContext, Runner
-from control_plane.secrets import ensure_admin, server_secret
+from control_plane.secrets import ensure_admin, server_id, server_secret
 from control_plane.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -82,10 +86,14 @@ def create_app(
     spool_directory = settings.state_directory / "spool"
     spool_directory.mkdir(mode=0o700, exist_ok=True)
     queue: EventQueue | None = None
+    attestation: Attestation | None = None
     if operator is None or objects is None:
         connection = Connection(CloudSettings(mode=settings.mode, region=settings.region, endpoint_url=settings.aws_endpoint_url))
         queue = SqsQueue(connection, settings.events_queue_url) if settings.events_queue_url else None
         operator = operator or AwsOperator(connection)
+        if settings.mode is CloudMode.AWS:
+            account = cache(lambda: connection.identify().account)
+            attestation = Attestation(sts=RegionalSts(settings.region), region=settings.region, account=account)
         objects = objects or S3ObjectStore(connection)
     database = Database(settings.database)
     try:
@@ -108,6 +116,9 @@ def create_app(
         spool_directory=spool_directory,
         source_limits=SourceLimits(archive_bytes=settings.max_source_bytes),
         session_key=hmac.digest(secret, b"browser sessions", "sha256"),
+        nonce_key=hmac.digest(secret, b"nonces of agents", "sha256"),
+        server_id=server_id(settings.state_directory),
+        attestation=attestation,
         now=now,
         wake=lambda: None,
     )
@@ -135,7 +146,9 @@ def create_app(
     app = make_surface(lifespan=lifespan)
     app.state.services = services
     app.include_router(sessions.router)
+    app.include_router(attestation_routes.router)
     app.router.default = Dashboard(otherwise=app.router.default)
+    app.add_middleware(WhileTokenIsGood, is_good=is_token_good)
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
     return app
 

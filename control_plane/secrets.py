@@ -5,6 +5,7 @@ Invariant: both files belong to their user alone and are whole from the moment t
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 from datetime import datetime
@@ -25,6 +26,11 @@ def admin_token_path(state_directory: Path) -> Path:
 def server_secret(state_directory: Path) -> bytes:
     """Return the secret that generation keys are derived from; made at the first start. Losing it ends what runs, and nothing else."""
     return bytes.fromhex(_kept(state_directory / "server_secret", secrets.token_hex(SERVER_SECRET_BYTES)))
+
+
+def server_id(state_directory: Path) -> str:
+    """Return what tells this installation from every other: agents sign it, so that a signature for one is worth nothing at another. No secret."""
+    return hmac.digest(server_secret(state_directory), b"server id", "sha256").hex()[:32]
 
 
 def ensure_admin(database: Database, state_directory: Path, now: datetime) -> None:

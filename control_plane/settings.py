@@ -35,6 +35,10 @@ class Settings:
     events_queue_url: str = ""
     """SQS queue that EventBridge delivers AWS's events to; empty: AWS is polled only."""
     is_other_host_allowed: bool = False
+    """Without TLS, that is."""
+    tls_certificate: Path | None = None
+    """PEM: the server's certificate, and those between it and an authority that clients know."""
+    tls_key: Path | None = None
     detection_seconds: float = 3.0
     """All timeouts derive from it."""
     max_source_bytes: int = 256 * 1024 * 1024
@@ -53,16 +57,23 @@ class Settings:
             raise InvalidSettings(f"--events-queue-url {self.events_queue_url!r} is not an http or https URL")
         if self.mode is CloudMode.LOCAL and self.events_queue_url and not is_loopback(self.events_queue_url):
             raise InvalidSettings(f"local mode needs --events-queue-url on this machine (127.0.0.0/8 or ::1), not {self.events_queue_url!r}")
-        if not self.is_other_host_allowed and not is_this_machine(self.host):
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise InvalidSettings("--tls-certificate and --tls-key belong together")
+        if not self.has_tls and not self.is_other_host_allowed and not is_this_machine(self.host):
             raise InvalidSettings(
-                f"--host {self.host} can be reached from other machines, and bearer tokens would cross the network unencrypted. Put a TLS proxy "
-                "in front of 127.0.0.1, or say --allow-non-loopback if the network is yours"
+                f"--host {self.host} can be reached from other machines, and bearer tokens would cross the network unencrypted. Give it "
+                "a certificate (--tls-certificate, --tls-key), a TLS proxy in front of 127.0.0.1, or say --allow-non-loopback if the network is yours"
             )
         for limit in fields(self.retention):
             if getattr(self.retention, limit.name) < 1:
                 raise InvalidSettings(f"--keep {limit.name}={getattr(self.retention, limit.name)}: the least is 1")
         if not 0 <= self.port <= 65_535:
             raise InvalidSettings(f"--port {self.port} is not a port")
+
+    @property
+    def has_tls(self) -> bool:
+        """The server speaks https alone."""
+        return self.tls_certificate is not None
 
     @property
     def default_max_slowdown(self) -> float:

@@ -2,6 +2,7 @@
 
     docs/states.md        every state machine, drawn from its transition table
     ARCHITECTURE.md       between its two markers: every module and the first sentence of its docstring
+    docs/operations.md    between its two markers: what role each operation of the API takes at least
 
 python docs/generate.py             writes both anew
 python docs/generate.py --check     says which are stale, and exits with 1 if any is
@@ -12,12 +13,13 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
+from control_plane.api.surface import least_roles
 from control_plane.core import states
 from everstep.protocol.agent_messages import MemberPhase
 from worker.core import generation
@@ -28,6 +30,8 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 PACKAGES = ("everstep", "control_plane", "worker", "infra")
 S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=StrEnum)
+OPERATIONS = ROOT / "docs" / "operations.md"
+ROLES_BEGIN, ROLES_END = "<!-- roles: begin (python docs/generate.py) -->", "<!-- roles: end -->"
 BEGIN, END = "<!-- modules: begin (python docs/generate.py) -->", "<!-- modules: end -->"
 
 
@@ -97,7 +101,11 @@ def main(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
-    wanted = {STATES: states_document(), ARCHITECTURE: architecture_document(ARCHITECTURE.read_text())}
+    wanted = {
+        STATES: states_document(),
+        ARCHITECTURE: architecture_document(ARCHITECTURE.read_text()),
+        OPERATIONS: operations_document(OPERATIONS.read_text()),
+    }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if arguments == ["--check"]:
         for path in stale:
@@ -152,6 +160,35 @@ def _rows(machine: Machine) -> Iterator[str]:
     yield ""
 
 
+# -- roles ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def operations_document(text: str) -> str:
+    """Return docs/operations.md with the table of roles renewed.
+
+    Args:
+        text: the document as it is, markers included.
+
+    Returns:
+        The document as it should be.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    return _between(text, ROLES_BEGIN, ROLES_END, _roles())
+
+
+def _roles() -> Iterator[str]:
+    by_role: dict[str, list[str]] = {}
+    for operation, role in sorted(least_roles().items()):
+        by_role.setdefault(role, []).append(operation)
+    yield "| least role | operations |"
+    yield "| --- | --- |"
+    for role in ("none", "viewer", "submitter", "admin"):
+        yield f"| {role} | {', '.join(by_role.pop(role, []))} |"
+    yield ""
+
+
 # -- modules ----------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -167,11 +204,15 @@ def architecture_document(text: str) -> str:
     Raises:
         ValueError: a marker is missing.
     """
-    before, _, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"ARCHITECTURE.md needs the lines {BEGIN} and {END}")
-    return "\n".join([before + BEGIN, "", *_modules(), END + after])
+    return _between(text, BEGIN, END, _modules())
+
+
+def _between(text: str, begin: str, end: str, lines: Iterable[str]) -> str:
+    before, _, rest = text.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"a document needs the lines {begin} and {end}")
+    return "\n".join([before + begin, "", *lines, end + after])
 
 
 def _modules() -> Iterator[str]:

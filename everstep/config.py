@@ -1,8 +1,8 @@
 """Where the client finds the service and its token.
 
     1. what is passed to `client()`
-    2. EVERSTEP_ENDPOINT_URL, EVERSTEP_TOKEN
-    3. $XDG_CONFIG_HOME/everstep/config.toml (~/.config/everstep/config.toml): endpoint_url = "…", token = "…"
+    2. EVERSTEP_ENDPOINT_URL, EVERSTEP_TOKEN, EVERSTEP_CA_BUNDLE
+    3. $XDG_CONFIG_HOME/everstep/config.toml (~/.config/everstep/config.toml): endpoint_url = "…", token = "…", ca_bundle = "…"
 
 Invariant: a token never leaves this machine unencrypted, and is never read from a file that others can read.
 """
@@ -27,15 +27,20 @@ class ClientConfig:
 
     endpoint_url: str
     token: str = field(repr=False)
+    ca_bundle: str | None = None
+    """PEM file with the authorities that the service's certificate may come from; None: those that everybody knows."""
 
 
-def load(endpoint_url: str | None = None, token: str | None = None, environment: Mapping[str, str] = os.environ) -> ClientConfig:
+def load(
+    endpoint_url: str | None = None, token: str | None = None, environment: Mapping[str, str] = os.environ, *, ca_bundle: str | None = None
+) -> ClientConfig:
     """Return the configuration that counts.
 
     Args:
         endpoint_url: of the service; wins over all else.
         token: wins over all else.
         environment: the process's.
+        ca_bundle: wins over all else.
 
     Returns:
         Where to call, and the token to send.
@@ -44,6 +49,9 @@ def load(endpoint_url: str | None = None, token: str | None = None, environment:
         ConfigurationError: something is missing, the endpoint is not a URL, or the token would be at risk.
     """
     filed = _read_file(_path(environment)) if not (endpoint_url and token) else {}
+    ca_bundle = ca_bundle or environment.get("EVERSTEP_CA_BUNDLE") or filed.get("ca_bundle")
+    if ca_bundle and not Path(ca_bundle).is_file():
+        raise ConfigurationError(f"The CA bundle {ca_bundle} is not a file.")
     url = endpoint_url or environment.get("EVERSTEP_ENDPOINT_URL") or filed.get("endpoint_url")
     secret = token or environment.get("EVERSTEP_TOKEN") or filed.get("token")
     hint = 'Local cloud: eval "$(everstep local env)". Otherwise: everstep configure, or set EVERSTEP_ENDPOINT_URL and EVERSTEP_TOKEN.'
@@ -51,7 +59,7 @@ def load(endpoint_url: str | None = None, token: str | None = None, environment:
         raise ConfigurationError("No endpoint is configured.", hint=hint)
     if not secret:
         raise ConfigurationError(f"No token is configured for {url}.", hint=hint)
-    return ClientConfig(checked_endpoint(url), secret.strip())
+    return ClientConfig(checked_endpoint(url), secret.strip(), ca_bundle or None)
 
 
 def checked_endpoint(url: str) -> str:
@@ -95,6 +103,8 @@ def write(configuration: ClientConfig, environment: Mapping[str, str] = os.envir
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         # A JSON string is a TOML string, too.
         file.write(f"endpoint_url = {json.dumps(configuration.endpoint_url)}\ntoken = {json.dumps(configuration.token)}\n")
+        if configuration.ca_bundle is not None:
+            file.write(f"ca_bundle = {json.dumps(str(Path(configuration.ca_bundle).resolve()))}\n")
     draft.replace(path)
     return path
 
@@ -116,9 +126,11 @@ def _read_file(path: Path) -> dict[str, str]:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not TOML: {error}.") from error
-    unknown = sorted(values.keys() - {"endpoint_url", "token"})
+    unknown = sorted(values.keys() - {"endpoint_url", "token", "ca_bundle"})
     if unknown:
-        raise ConfigurationError(f"{path} has settings that are not known: {', '.join(unknown)}.", hint="It may have endpoint_url and token.")
+        raise ConfigurationError(
+            f"{path} has settings that are not known: {', '.join(unknown)}.", hint="It may have endpoint_url, token and ca_bundle."
+        )
     wrong = sorted(name for name, value in values.items() if not isinstance(value, str))
     if wrong:
         raise ConfigurationError(f"{path}: {', '.join(wrong)} must be text.")

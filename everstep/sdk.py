@@ -55,12 +55,15 @@ _UNREAD: Final = {
 """A profile that does not exist, or one that is meant for AWS, is not the business of this client."""
 
 
-def client(endpoint_url: str | None = None, token: str | None = None, *, config: Config | None = None) -> EverstepClient:
+def client(
+    endpoint_url: str | None = None, token: str | None = None, *, ca_bundle: str | None = None, config: Config | None = None
+) -> EverstepClient:
     """Return a boto3 client of the service.
 
     Args:
         endpoint_url: of the service; by default from the environment or the user's configuration, see `everstep.config`.
         token: by default from there, too.
+        ca_bundle: PEM file with the authority of the service's certificate, where it is not one that everybody knows; by default from there, too.
         config: botocore's settings, as timeouts and retries; they win over Everstep's own.
 
     Returns:
@@ -69,7 +72,7 @@ def client(endpoint_url: str | None = None, token: str | None = None, *, config:
     Raises:
         ConfigurationError: nothing is configured, or the token would be sent in the clear.
     """
-    found = _configuration(endpoint_url, token)
+    found = _configuration(endpoint_url, token, ca_bundle)
     settings = _DEFAULTS.merge(Config(signature_version=UNSIGNED))
     if is_loopback(found.endpoint_url):
         # A proxy from the environment has no business between two processes of one machine.
@@ -77,7 +80,9 @@ def client(endpoint_url: str | None = None, token: str | None = None, *, config:
     session = botocore.session.Session(session_vars=_UNREAD)
     session.register_component("data_loader", _loader())
     session.register(f"creating-client-class.{SERVICE}", _add_conveniences)
-    made = session.create_client(SERVICE, region_name=REGION, endpoint_url=found.endpoint_url, config=settings.merge(config) if config else settings)
+    made = session.create_client(
+        SERVICE, region_name=REGION, endpoint_url=found.endpoint_url, verify=found.ca_bundle, config=settings.merge(config) if config else settings
+    )
     add_to(made, found.token)
     return cast("EverstepClient", made)
 
@@ -99,8 +104,8 @@ def add_to(client: Any, token: str) -> None:
     client.meta.events.register(f"after-call.{SERVICE}", _require_ours)
 
 
-def _configuration(endpoint_url: str | None, token: str | None) -> config.ClientConfig:
-    return config.load(endpoint_url, token)
+def _configuration(endpoint_url: str | None, token: str | None, ca_bundle: str | None) -> config.ClientConfig:
+    return config.load(endpoint_url, token, ca_bundle=ca_bundle)
 
 
 @functools.cache

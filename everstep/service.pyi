@@ -62,6 +62,12 @@ class CreateJoinTokenResponse(TypedDict):
     FleetName: str
     ExpirationTime: NotRequired[datetime]
 
+class CreateTokenResponse(TypedDict):
+    """A new token."""
+    Secret: str
+    """What is sent as `Authorization: Bearer …`. Shown once; the service keeps its digest alone."""
+    Token: Token
+
 class CreateTrainingJobResponse(TypedDict):
     """The job is accepted and waits for its turn; or, of a dry run, what would become of it."""
     TrainingJobName: str
@@ -150,6 +156,9 @@ class Fleet(TypedDict):
     MinNodeCount: int
     HoldFailedInstances: bool
     MaxReplacementsPerHour: int
+    NodeRoleName: NotRequired[str]
+    """Absent: agents join with a join token alone."""
+    AllowDrills: bool
     MaxNodeCount: int
     """The group's MaxSize."""
     DesiredNodeCount: int
@@ -173,6 +182,19 @@ class Fleet(TypedDict):
     """How the group differs from what Everstep needs; freezes destructive actions."""
     Tags: dict[str, str]
     CreationTime: datetime
+
+class GetCallerIdentityResponse(TypedDict):
+    """Who is calling, and as what."""
+    TokenId: str
+    Role: Literal["admin", "submitter", "viewer"]
+    Project: NotRequired[str]
+    """Absent: every project."""
+    Description: str
+    CreationTime: datetime
+    ExpirationTime: NotRequired[datetime]
+    ServerVersion: str
+    ServerTime: datetime
+    """By the service's clock."""
 
 class GetLogResponse(TypedDict):
     Body: NotRequired[StreamingBody]
@@ -225,6 +247,11 @@ class Incident(TypedDict):
     """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Absent where the fleet has no price."""
     RankSources: list[RankSource]
     """By rank; empty before that is known, or when nothing was restored."""
+    AcknowledgementTime: NotRequired[datetime]
+    """When a person first said to have seen it."""
+    AcknowledgedBy: NotRequired[str]
+    Acknowledgement: NotRequired[str]
+    """What they noted."""
 
 class LastCheckpoint(TypedDict):
     """The newest complete checkpoint in S3."""
@@ -271,6 +298,11 @@ class ListOutputsResponse(TypedDict):
     Outputs: list[OutputEntry]
     NextToken: NotRequired[str]
 
+class ListTokensResponse(TypedDict):
+    """A page of tokens, oldest first."""
+    Tokens: list[Token]
+    NextToken: NotRequired[str]
+
 class ListTrainingJobRevisionsResponse(TypedDict):
     """All revisions of a job, oldest first."""
     Revisions: list[TrainingJobRevision]
@@ -304,8 +336,12 @@ class Node(TypedDict):
     FleetName: str
     NodeStatus: str
     """joining, spare, assigned, held, rebooting, draining, gone."""
-    Hold: NotRequired[Literal["unreachable", "distrusted", "inspection"]]
+    Hold: NotRequired[Literal["unreachable", "distrusted", "inspection", "person"]]
     """Why it is held; all but unreachable ones wait for ReleaseNode."""
+    Request: NotRequired[Literal["drain", "replace", "reboot", "hold"]]
+    """What a person asked for and is still to be done; ReleaseNode calls it off."""
+    RequestReason: NotRequired[str]
+    """Who asked, and why."""
     Connected: bool
     Warm: bool
     """Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there."""
@@ -443,6 +479,21 @@ class StoppingConditionUpdate(TypedDict):
     MaxPendingTimeInSeconds: NotRequired[int]
     MaxCostUsd: NotRequired[float]
 
+class Token(TypedDict):
+    """A token as it is listed: everything but the secret."""
+    TokenId: str
+    Kind: Literal["user", "join"]
+    """user: of a person or a program. join: lets instances of a fleet become its nodes."""
+    Role: Literal["admin", "submitter", "viewer", "agent"]
+    Project: NotRequired[str]
+    """Absent: every project."""
+    FleetName: NotRequired[str]
+    """Of a join token."""
+    Description: str
+    CreationTime: datetime
+    ExpirationTime: NotRequired[datetime]
+    RevocationTime: NotRequired[datetime]
+
 class TrainingJob(TypedDict):
     """Everything about a job."""
     TrainingJobName: str
@@ -486,6 +537,9 @@ class TrainingJob(TypedDict):
     """Of what was asked for: 1 at its creation, one more with each update."""
     ObservedRevision: NotRequired[int]
     """What the newest generation was planned from; absent before the first."""
+    TakenOverTime: NotRequired[datetime]
+    """Since when a person looks after it: Everstep observes and decides nothing."""
+    TakenOverBy: NotRequired[str]
     Generation: int
     """The launch of all ranks that runs now; 0 before the first."""
     BaseStep: int
@@ -611,6 +665,14 @@ class ListOutputsPages(Protocol):
 class ListOutputsPaginator(Protocol):
     def paginate(self, *, TrainingJobName: str, PaginationConfig: PaginatorConfig = ...) -> ListOutputsPages: ...
 
+class ListTokensPages(Protocol):
+    def __iter__(self) -> Iterator[ListTokensResponse]: ...
+    def build_full_result(self) -> ListTokensResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListTokensPaginator(Protocol):
+    def paginate(self, *, Project: str = ..., IncludeEnded: bool = ..., PaginationConfig: PaginatorConfig = ...) -> ListTokensPages: ...
+
 class ListTrainingJobsPages(Protocol):
     def __iter__(self) -> Iterator[ListTrainingJobsResponse]: ...
     def build_full_result(self) -> ListTrainingJobsResponse: ...
@@ -663,12 +725,16 @@ class EverstepClient(Protocol):
     exceptions: Exceptions
     def close(self) -> None: ...
     def can_paginate(self, operation_name: str) -> bool: ...
+    def acknowledge_incident(self, *, IncidentId: str, Note: str = ...) -> Incident:
+        """Say to have seen an incident, with a note. It changes nothing of the recovery; the first acknowledgement stays."""
     def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:
         """Have the newest committed step of a running job, or the next one, put into S3. While one is on its way, asking again changes nothing."""
-    def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> Fleet:
+    def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> Fleet:
         """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
         """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
+    def create_token(self, *, Role: Literal["admin", "submitter", "viewer"], Project: str = ..., Description: str = ..., ExpiresInSeconds: int = ...) -> CreateTokenResponse:
+        """Make a token. Its secret is in this answer and nowhere else; asking again makes another token."""
     def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Any] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
         """Start a training job: it waits for its nodes, runs, and survives what happens to them. A DryRun creates nothing and answers the plan."""
     def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
@@ -689,12 +755,20 @@ class EverstepClient(Protocol):
         """Say whether a source is stored already, so that nobody uploads it twice."""
     def describe_training_job(self, *, TrainingJobName: str) -> TrainingJob:
         """Describe one training job: what it is, where it stands, and why."""
+    def drain_node(self, *, NodeId: str, Reason: str = ...) -> Node:
+        """Have a node's job leave it at an agreed stop, no step lost, once another node is there; then hold it. Asking again changes nothing."""
+    def get_caller_identity(self) -> GetCallerIdentityResponse:
+        """Say who is calling: role, project and how long that lasts."""
     def get_health(self) -> HealthResponse:
         """Say that the server answers, and which version it is."""
     def get_log(self, *, TrainingJobName: str, Key: str) -> GetLogResponse:
         """Stream one log, by the key that ListLogs gave."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
         """Stream one output file, by the key that ListOutputs gave."""
+    def hand_back_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
+        """Let Everstep look after a job again. Asking again changes nothing."""
+    def hold_node(self, *, NodeId: str, Reason: str = ...) -> Node:
+        """Keep a node that works for nobody out of use until ReleaseNode. Asking again changes nothing."""
     def list_checkpoints(self, *, TrainingJobName: str) -> ListCheckpointsResponse:
         """List a job's checkpoints in S3, newest step first."""
     def list_events(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListEventsResponse:
@@ -711,6 +785,8 @@ class EverstepClient(Protocol):
         """List nodes, oldest first; those that have ended on request."""
     def list_outputs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListOutputsResponse:
         """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
+    def list_tokens(self, *, Project: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListTokensResponse:
+        """List tokens, oldest first; those that are revoked or have expired on request. Secrets are not known here."""
     def list_training_job_revisions(self, *, TrainingJobName: str) -> ListTrainingJobRevisionsResponse:
         """List the revisions of a training job, oldest first."""
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ...) -> ListTrainingJobsResponse:
@@ -721,17 +797,25 @@ class EverstepClient(Protocol):
         """Keep a checkpoint: it is not deleted until it is unpinned."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
+    def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:
+        """Have the job of a node leave it like DrainNode; then reboot it, and it works again. Asking again changes nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
-        """Let a held node work again, or end its instance. One kept for inspection is ended once its evidence is in S3. Asking again changes nothing."""
+        """Let a held node work again, or end its instance; of another one, call off what was asked for. One kept for inspection is ended once its evidence is in S3. Asking again changes nothing."""
+    def replace_node(self, *, NodeId: str, Reason: str = ...) -> Node:
+        """Have the job of a node leave it like DrainNode; then end its instance, and another one comes. Asking again changes nothing."""
     def resume_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Let a paused training job go on: back into the queue, then bit-identically from its checkpoint. One that is not paused is left as it is."""
+    def revoke_token(self, *, TokenId: str) -> Token:
+        """End a token at once: for requests, for browsers signed in with it, and within a second for answers that still go on. Joined agents stay."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
+    def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:
+        """Look after a job yourself: Everstep observes and records until it is handed back, and decides nothing. Only ranks of generations that have ended are still halted. What is asked for meanwhile, a stop too, waits. Who took it over first stays."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
         """Say of a fleet most of which is silent: who is silent is gone. It holds until sight returns; a drift of the group stays a freeze."""
     def unpin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Let a pinned checkpoint be deleted again."""
-    def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ...) -> Fleet:
+    def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ...) -> Fleet:
         """Change how many nodes and spares are kept, and what becomes of nodes that fail."""
     def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:
         """Change a training job that has not ended. What is left out stays; what is so already makes no revision. Protection and CheckpointConfig are part of a generation's plan: they hold from the next generation on, and the answer says so."""
@@ -747,6 +831,8 @@ class EverstepClient(Protocol):
     def get_paginator(self, operation_name: Literal["list_incidents"]) -> ListIncidentsPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_outputs"]) -> ListOutputsPaginator: ...
+    @overload
+    def get_paginator(self, operation_name: Literal["list_tokens"]) -> ListTokensPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_training_jobs"]) -> ListTrainingJobsPaginator: ...
     @overload

@@ -7,14 +7,19 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
+import ssl
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from everstep.protocol.attestation import SERVER_ID_PATTERN
 from everstep.protocol.ids import NodeId
-from everstep.protocol.loopback import url_host
+from everstep.protocol.loopback import is_loopback, url_host
 from worker.agent import Agent, AgentSettings
+from worker.attestation import Claim
 from worker.health.gpus import gpu_reader
 from worker.health.memory import slot_memory_bytes
 from worker.health.watch import HealthWatch
@@ -53,6 +58,22 @@ def settings(arguments: list[str]) -> AgentSettings:
         default=environment.get("EVERSTEP_JOIN_TOKEN", ""),
         help="from `everstep fleets join-token`; needed once per instance. Better in EVERSTEP_JOIN_TOKEN: options show in the list of processes",
     )
+    parser.add_argument(
+        "--fleet", default=environment.get("EVERSTEP_FLEET"), help="fleet to join by the instance's role, without a token (EVERSTEP_FLEET)"
+    )
+    parser.add_argument(
+        "--server-id",
+        default=environment.get("EVERSTEP_SERVER_ID"),
+        help="whom the signature of that role is for; the server logs its id at start (EVERSTEP_SERVER_ID)",
+    )
+    parser.add_argument("--region", default=environment.get("AWS_REGION"), help="of the control plane (AWS_REGION); for --fleet")
+    parser.add_argument(
+        "--ca-bundle",
+        type=Path,
+        default=environment.get("EVERSTEP_CA_BUNDLE"),
+        help="PEM file with the authority of the control plane's certificate, where it is your own (EVERSTEP_CA_BUNDLE)",
+    )
+    parser.add_argument("--allow-non-loopback", action="store_true", help="send tokens over plain http to another machine: the network is yours")
     parser.add_argument("--instance-id", default=environment.get("EVERSTEP_INSTANCE_ID"), help="EC2 instance id (EVERSTEP_INSTANCE_ID)")
     parser.add_argument("--address", default=environment.get("EVERSTEP_ADDRESS"), help="address that peers reach this node at (EVERSTEP_ADDRESS)")
     parser.add_argument(
@@ -73,6 +94,19 @@ def settings(arguments: list[str]) -> AgentSettings:
     for url in given.control_plane_url:
         if not url_host(url):
             parser.error(f"--control-plane-url {url!r} is not an http or https URL")
+        if urlsplit(url).scheme == "http" and not is_loopback(url) and not given.allow_non_loopback:
+            parser.error(
+                f"--control-plane-url {url} is plain http to another machine: this node's token would cross the network in "
+                "the clear. Use its https URL, or say --allow-non-loopback if the network is yours"
+            )
+    if bool(given.fleet) != bool(given.server_id) or (given.fleet and not given.region):
+        parser.error("to join by the instance's role, --fleet, --server-id and --region are all needed")
+    if given.server_id and re.fullmatch(SERVER_ID_PATTERN, given.server_id) is None:
+        parser.error(f"--server-id {given.server_id!r} is not one: the server logs its own at start")
+    try:
+        tls = ssl.create_default_context(cafile=given.ca_bundle) if given.ca_bundle else None
+    except OSError as error:
+        parser.error(f"--ca-bundle {given.ca_bundle} holds no certificates: {error}")
     if not given.instance_id:
         parser.error("the instance id is not known: pass --instance-id or set EVERSTEP_INSTANCE_ID")
     if not given.address:
@@ -88,6 +122,8 @@ def settings(arguments: list[str]) -> AgentSettings:
         control_plane_urls=tuple(given.control_plane_url),
         join_token=given.join_token,
         peer_port=given.peer_port,
+        tls=tls,
+        claim=Claim(node_id=NodeId(given.instance_id), fleet=given.fleet, region=given.region, server_id=given.server_id) if given.fleet else None,
         is_warm=not given.cold,
         metadata_endpoint=endpoint_of(environment),
     )

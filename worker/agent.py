@@ -12,6 +12,7 @@ import contextlib
 import logging
 import secrets
 import shutil
+import ssl
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from everstep.protocol.agent_messages import (
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId
 from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord
+from worker.attestation import Claim, join
 from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
 from worker.errors import RanksNotGone, StorageError
@@ -82,6 +84,10 @@ class AgentSettings:
     peer_port: int = 0
     is_warm: bool = True
     """Keep a pre-imported process to fork ranks from."""
+    tls: ssl.SSLContext | None = None
+    """How the control plane's certificate is verified; None: the system's own way."""
+    claim: Claim | None = None
+    """How this instance joins without a token; None: with one."""
     metadata_endpoint: str | None = None
     """Where the instance's metadata service is; None: there is none, or this is no EC2 instance."""
 
@@ -127,6 +133,8 @@ class Agent:
             settings.control_plane_urls,
             join_token=settings.join_token,
             token_path=settings.state / "session_token",
+            attest=partial(join, claim=settings.claim, tls=settings.tls) if settings.claim is not None else None,
+            tls=settings.tls,
             hello=self._hello,
             report=self._report,
             command=self._take,

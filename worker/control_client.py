@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import random
+import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from everstep.protocol.agent_messages import AgentReport, AgentWelcome, ControlToAgent, Hello
 from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode
 from everstep.protocol.errors import ProtocolError
+from worker.errors import AttestationFailed
 from worker.sockets import tune
 from worker.tasks import Signal, first_of
 
@@ -36,6 +38,8 @@ class ControlClient:
         *,
         join_token: str,
         token_path: Path,
+        attest: Callable[[str], str] | None = None,
+        tls: ssl.SSLContext | None = None,
         hello: Callable[[], Hello],
         report: Callable[[], AgentReport],
         command: Callable[[Message], None],
@@ -46,16 +50,19 @@ class ControlClient:
             urls: of the control plane's replicas, http or https; one after the other is tried, beginning with any of them.
             join_token: from user data; used until a session token has been given.
             token_path: where the session token is kept for the next agent on this node, mode 0600.
+            attest: given a replica's URL, returns a session token where neither is there, by showing which instance this is; blocks.
+            tls: how the control plane's certificate is verified; None for the system's own way.
             hello: returns the first message of a connection.
             report: returns the newest state; called right before it is sent.
             command: takes what the control plane sends; must not block.
         """
         self.changed = Signal()
         self.is_connected = False
-        lines = [url.rstrip("/").replace("http", "ws", 1) + "/v1/agents/connect" for url in urls]
-        self._urls = itertools.cycle(random.sample(lines, len(lines)))
+        self._urls = itertools.cycle(random.sample(urls, len(urls)))
         self._join_token = join_token
         self._token_path = token_path
+        self._attest = attest
+        self._tls = tls
         self._hello = hello
         self._report = report
         self._command = command
@@ -66,9 +73,13 @@ class ControlClient:
         failures = 0
         while True:
             try:
+                base = next(self._urls)
+                token = await self._token(base)
+                url = base.rstrip("/").replace("http", "ws", 1) + "/v1/agents/connect"
                 async with connect(
-                    next(self._urls),
-                    additional_headers={"Authorization": f"Bearer {self._token()}"},
+                    url,
+                    additional_headers={"Authorization": f"Bearer {token}"},
+                    ssl=(self._tls or True) if url.startswith("wss:") else None,
                     max_size=MAX_MESSAGE_BYTES,
                     open_timeout=OPEN_SECONDS,
                     ping_interval=None,
@@ -78,7 +89,7 @@ class ControlClient:
                 ) as line:
                     await self._speak(line)
                 failures = 0
-            except (OSError, TimeoutError, websockets.exceptions.WebSocketException, ProtocolError) as error:
+            except (OSError, TimeoutError, websockets.exceptions.WebSocketException, ProtocolError, AttestationFailed) as error:
                 if failures == 0 or self.is_connected:
                     log.warning("line to the control plane: %s", error)
                 if _is_unauthorized(error):
@@ -88,10 +99,20 @@ class ControlClient:
                 self.is_connected = False
             await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
 
-    def _token(self) -> str:
+    async def _token(self, url: str) -> str:
         with contextlib.suppress(FileNotFoundError):
             return self._token_path.read_text().strip()
-        return self._join_token
+        if self._join_token or self._attest is None:
+            return self._join_token
+        token = await asyncio.to_thread(self._attest, url)
+        self._keep(token)  # a connection that breaks right away does not cost another signature
+        return token
+
+    def _keep(self, token: str) -> None:
+        scratch = self._token_path.with_suffix(".new")
+        scratch.touch(mode=0o600)
+        scratch.write_text(token)
+        scratch.replace(self._token_path)
 
     async def _speak(self, line: ClientConnection) -> None:
         await line.send(encode(self._hello()))
@@ -99,10 +120,7 @@ class ControlClient:
             welcome = self._decode(await line.recv())
         if not isinstance(welcome, AgentWelcome):
             raise ProtocolError(f"the control plane begins with {type(welcome).__name__}")
-        scratch = self._token_path.with_suffix(".new")
-        scratch.touch(mode=0o600)
-        scratch.write_text(welcome.session_token)
-        scratch.replace(self._token_path)
+        self._keep(welcome.session_token)
         self._interval_seconds = welcome.timeouts.lease_seconds / 3
         tune(line.transport.get_extra_info("socket"), silence_seconds=welcome.timeouts.lease_seconds)
         self.is_connected = True

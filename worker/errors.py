@@ -6,6 +6,7 @@
     │   ├── PeerLost             closed, timed out, or nobody answers: retryable
     │   └── PeerRefused          the other side does not know us, our key or our generation: retryable
     │       └── OtherGeneration  of the run that this node works for, but not what it is a member of now
+    ├── AttestationFailed        the instance could not show who it is: retryable
     ├── SourceRefused            the user's source archive is not what the plan says, or not safe to unpack
     ├── StubRefused              made-up GPUs outside of a local cluster
     ├── SupervisorError
@@ -29,6 +30,12 @@ class WorkerError(Exception):
     """Base of what the agent's parts raise."""
 
     retryable: bool = False
+
+
+class AttestationFailed(WorkerError):
+    """The instance could not show the control plane who it is."""
+
+    retryable = True
 
 
 class NoRoom(WorkerError):

@@ -43,6 +43,8 @@ def upgrade() -> None:
         sa.Column("spare_probability", sa.Float(), nullable=True),
         sa.Column("hold_failed_instances", sa.Boolean(), nullable=False),
         sa.Column("max_replacements_per_hour", sa.BigInteger(), nullable=False),
+        sa.Column("node_role_name", sa.String(length=255), nullable=False),
+        sa.Column("allow_drills", sa.Boolean(), nullable=False),
         sa.Column("blindness_lifted_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("max_node_count", sa.BigInteger(), nullable=False),
         sa.Column("instance_type", sa.String(length=255), nullable=False),
@@ -107,6 +109,8 @@ def upgrade() -> None:
         sa.Column("transitions", sa.JSON(), nullable=False),
         sa.Column("stop_requested_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("pause_requested_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("taken_over_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("taken_over_by", sa.String(length=255), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("checkpoint_wanted_step", sa.BigInteger(), nullable=False),
         sa.Column("checkpoint_wanted_at", sa.DateTime(timezone=True), nullable=True),
@@ -154,6 +158,8 @@ def upgrade() -> None:
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("hold", sa.String(length=64), nullable=True),
         sa.Column("release", sa.String(length=64), nullable=False),
+        sa.Column("request", sa.String(length=64), nullable=False),
+        sa.Column("request_words", sa.Text(), nullable=False),
         sa.Column("since", sa.DateTime(timezone=True), nullable=True),
         sa.Column("replaced_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("returned_at", sa.DateTime(timezone=True), nullable=True),
@@ -190,6 +196,12 @@ def upgrade() -> None:
         sa.Column("files", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("sha256", name=op.f("pk_source")),
+    )
+    op.create_table(
+        "spent_nonce",
+        sa.Column("digest", sa.String(length=64), nullable=False),
+        sa.Column("ends_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("digest", name=op.f("pk_spent_nonce")),
     )
     op.create_table(
         "token",
@@ -284,6 +296,9 @@ def upgrade() -> None:
         sa.Column("rework_seconds", sa.Float(), nullable=True),
         sa.Column("cost_usd", sa.Float(), nullable=True),
         sa.Column("rank_sources", sa.JSON(), nullable=False),
+        sa.Column("acknowledged_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("acknowledged_by", sa.String(length=255), nullable=False),
+        sa.Column("acknowledgement", sa.Text(), nullable=False),
         sa.Column("detail", sa.JSON(), nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_incident_run_id_job"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_incident")),
@@ -346,6 +361,7 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_token_node_id"))
 
     op.drop_table("token")
+    op.drop_table("spent_nonce")
     op.drop_table("source")
     op.drop_table("notice")
     with op.batch_alter_table("node", schema=None) as batch_op:

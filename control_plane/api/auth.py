@@ -1,10 +1,12 @@
 """Who is calling, and what they may do.
 
-    role      training jobs, sources, incidents, events    fleets, nodes             join tokens
-    admin     of all projects                              all                       yes
-    user      of its project                               reading                   no
-    reader    of its project: reading                      reading                   no
-    agent     nothing over HTTP; the agents' websocket alone
+    role        training jobs, sources, incidents, events    fleets, nodes             tokens
+    admin       of all projects                              all                       all
+    submitter   of its project                               reading                   its own: reading
+    viewer      of its project: reading                      reading                   its own: reading
+    agent       nothing over HTTP; the agents' websocket alone
+
+What each operation takes at least is the `Reader`, `User` or `Admin` of its route; docs/operations.md has the table that follows from that.
 
 Fleets and nodes are shared by all projects, so everybody may see them; whose job runs there, only those who may see the job.
 
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
+from starlette.types import Scope
 
 from control_plane.api import sessions
 from control_plane.api.deps import Services, ServicesDep
@@ -35,11 +38,18 @@ class Caller:
     role: Role
     project: str
     """Empty: every project."""
+    token: TokenRecord
+    """What it calls with."""
 
     @property
     def project_filter(self) -> str | None:
         """The project that lists are narrowed to, or None."""
         return self.project or None
+
+    @property
+    def name(self) -> str:
+        """Who it is, for reasons and histories: what the token was made for, and its id."""
+        return f"{self.token.description}, {self.token.id}" if self.token.description else self.token.id
 
     def choose_project(self, wanted: str | None) -> str:
         """Return the project that something new belongs to.
@@ -97,6 +107,13 @@ def find_token(services: Services, token: str) -> TokenRecord | None:
         return tokens.find(session, token, services.now())
 
 
+def is_token_good(scope: Scope, token_id: str) -> bool:
+    """Say whether a token is good now. Blocks on the database; called while an answer goes on."""
+    services: Services = scope["app"].state.services
+    with services.database.read() as session:
+        return tokens.find_by_id(session, token_id, services.now()) is not None
+
+
 def reader(request: Request, services: ServicesDep) -> Caller:
     """Let anybody with a user's token pass; the other two build on it. Called once per request.
 
@@ -114,7 +131,8 @@ def reader(request: Request, services: ServicesDep) -> Caller:
     authorization = request.headers.get("authorization")
     session = sessions.find(request, services) if authorization is None else None
     record = require_user(find_token(services, bearer(authorization)) if session is None else session[0])
-    return Caller(Role(record.role), record.project)
+    request.state.token_id = record.id  # an answer that goes on for long ends with its token: `api.open_answers`
+    return Caller(Role(record.role), record.project, record)
 
 
 def require_user(record: TokenRecord | None) -> TokenRecord:
@@ -149,8 +167,8 @@ def user(caller: Annotated[Caller, Depends(reader)]) -> Caller:
     Raises:
         Forbidden: the role may read only.
     """
-    if caller.role not in (Role.USER, Role.ADMIN):
-        raise Forbidden(f"The role {caller.role} may read, not change.", hint="Ask an administrator for a token with the role user.")
+    if caller.role not in (Role.SUBMITTER, Role.ADMIN):
+        raise Forbidden(f"The role {caller.role} may read, not change.", hint="Ask an administrator for a token with the role submitter.")
     return caller
 
 

@@ -19,6 +19,7 @@ from fastapi import Path as PathParameter
 
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
+from control_plane.cloud.identity import Attestation
 from control_plane.cloud.notices import EventQueue
 from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
@@ -65,6 +66,12 @@ class Services:
     source_limits: SourceLimits
     session_key: bytes
     """What browsers' sessions are sealed with."""
+    nonce_key: bytes
+    """What nonces are sealed with."""
+    server_id: str
+    """What agents sign that they mean this installation and no other."""
+    attestation: Attestation | None = None
+    """What it takes for agents to show which instance they are; None: they join with join tokens alone."""
     now: Callable[[], datetime]
     wake: Callable[[], None]
     """Makes the loops look again; from any thread."""
@@ -81,6 +88,7 @@ MaxResults = Annotated[int, Query(alias="MaxResults", ge=1, le=1000)]
 TrainingJobNamePath = Annotated[str, PathParameter(alias="TrainingJobName", min_length=1, max_length=63)]
 FleetNamePath = Annotated[str, PathParameter(alias="FleetName", min_length=1, max_length=63)]
 NodeIdPath = Annotated[str, PathParameter(alias="NodeId", min_length=1, max_length=63)]
+TokenIdPath = Annotated[str, PathParameter(alias="TokenId", min_length=1, max_length=63)]
 IncidentIdPath = Annotated[str, PathParameter(alias="IncidentId", min_length=1, max_length=63)]
 SourceIdPath = Annotated[str, PathParameter(alias="SourceId", pattern=r"^[0-9a-f]{64}$")]
 NextToken = Annotated[str | None, Query(alias="NextToken", max_length=1024)]

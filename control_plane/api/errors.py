@@ -239,6 +239,8 @@ def _words(path: str, entry: Mapping[str, Any]) -> str:
         case "too_long":
             return constraints.too_many(context["max_length"])
         case "literal_error" | "enum":
+            if not isinstance(given, str):
+                return constraints.wrong_type("string", given)
             return constraints.none_of(re.findall(r"'([^']*)'", context["expected"]), given)
         case "json_invalid":
             return constraints.NOT_JSON

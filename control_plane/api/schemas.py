@@ -27,6 +27,7 @@ MAX_PRICE_USD_PER_HOUR = 10_000
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """1-63 letters, digits and single hyphens (SageMaker's rule for TrainingJobName)."""
+RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_+=,.@-]{1,64}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f]{0,900})?$")]
 ShortText = Annotated[str, StringConstraints(max_length=256)]
@@ -224,6 +225,12 @@ class TrainingJobPlan(Shape):
     """Mean time to recovery, of the fleet's closed incidents."""
     expected_ettr_ratio: float | None
     """ExpectedMttfSeconds ÷ (ExpectedMttfSeconds + ExpectedRecoverySeconds): the part of the time that will be training, the queue not counted."""
+
+
+class TakeOverTrainingJobRequest(Request):
+    """A person looks after a job from now on."""
+
+    reason: ShortText = ""
 
 
 class CreateTrainingJobResponse(Shape):
@@ -428,6 +435,9 @@ class TrainingJob(Shape):
     """Of what was asked for: 1 at its creation, one more with each update."""
     observed_revision: int | None
     """What the newest generation was planned from; absent before the first."""
+    taken_over_time: datetime | None
+    """Since when a person looks after it: Everstep observes and decides nothing."""
+    taken_over_by: str | None
     generation: int
     """The launch of all ranks that runs now; 0 before the first."""
     base_step: int
@@ -639,6 +649,17 @@ class Incident(Shape):
     """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Absent where the fleet has no price."""
     rank_sources: list[RankSource]
     """By rank; empty before that is known, or when nothing was restored."""
+    acknowledgement_time: datetime | None
+    """When a person first said to have seen it."""
+    acknowledged_by: str | None
+    acknowledgement: str | None
+    """What they noted."""
+
+
+class AcknowledgeIncidentRequest(Request):
+    """Somebody has seen an incident."""
+
+    note: ShortText = ""
 
 
 class ListIncidentsResponse(Shape):
@@ -697,6 +718,10 @@ class CreateFleetRequest(Request):
     """Keep instances that failed running for inspection instead of ending them, as long as that takes nobody's place in the group."""
     max_replacements_per_hour: int = Field(default=DEFAULT_REPLACEMENTS_PER_HOUR, ge=0, le=MAX_NODE_COUNT)
     """Nodes that may be taken out by Everstep's own verdicts and replaced within an hour; what AWS ends is not counted."""
+    node_role_name: RoleName | None = None
+    """Name of the IAM role that the group's instances run with: their agents join by it (STS). Without it they join with a join token."""
+    allow_drills: bool = False
+    """Let administrators break nodes of this fleet on purpose: StartDrill."""
     project: Name | None = None
     tags: Tags = Field(default_factory=dict)
 
@@ -712,6 +737,8 @@ class UpdateFleetRequest(Request):
     """Jobs and incidents that have not ended are valued anew; what has ended keeps its figure."""
     hold_failed_instances: bool | None = None
     max_replacements_per_hour: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
+    node_role_name: RoleName | None = None
+    allow_drills: bool | None = None
 
 
 class Fleet(Shape):
@@ -729,6 +756,9 @@ class Fleet(Shape):
     min_node_count: int
     hold_failed_instances: bool
     max_replacements_per_hour: int
+    node_role_name: str | None
+    """Absent: agents join with a join token alone."""
+    allow_drills: bool
     max_node_count: int
     """The group's MaxSize."""
     desired_node_count: int
@@ -780,6 +810,29 @@ class ReleaseNodeRequest(Request):
     """End the instance; else it works again, and its history counts from now on."""
 
 
+class NodeOperation(Request):
+    """Something that a person wants done with a node."""
+
+    reason: ShortText = ""
+    """Why; told with the node, its job's incident and in the history."""
+
+
+class DrainNodeRequest(NodeOperation):
+    """A node that its job is to leave, and that is kept."""
+
+
+class ReplaceNodeRequest(NodeOperation):
+    """A node whose instance is to be ended, another one coming."""
+
+
+class RebootNodeRequest(NodeOperation):
+    """A node that is to be rebooted."""
+
+
+class HoldNodeRequest(NodeOperation):
+    """An idle node that is to be kept out of use."""
+
+
 class Node(Shape):
     """An EC2 instance of a fleet and its agent."""
 
@@ -788,8 +841,12 @@ class Node(Shape):
     fleet_name: str
     node_status: str
     """joining, spare, assigned, held, rebooting, draining, gone."""
-    hold: Literal["unreachable", "distrusted", "inspection"] | None
+    hold: Literal["unreachable", "distrusted", "inspection", "person"] | None
     """Why it is held; all but unreachable ones wait for ReleaseNode."""
+    request: Literal["drain", "replace", "reboot", "hold"] | None
+    """What a person asked for and is still to be done; ReleaseNode calls it off."""
+    request_reason: str | None
+    """Who asked, and why."""
     connected: bool
     warm: bool
     """Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there."""
@@ -839,6 +896,66 @@ class CreateJoinTokenResponse(Shape):
     token_id: str
     fleet_name: str
     expiration_time: datetime | None
+
+
+class CreateTokenRequest(Request):
+    """A token for a person or a program."""
+
+    role: Literal["admin", "submitter", "viewer"]
+    """viewer reads; submitter also creates and changes training jobs; admin does everything, in every project."""
+    project: Name | None = None
+    """The only project that it opens; every project unless said. An admin has none."""
+    description: ShortText = ""
+    """Whose it is or what for; shown in lists."""
+    expires_in_seconds: int | None = Field(default=None, ge=60, le=366 * 86_400)
+    """It does not expire unless said."""
+
+
+class Token(Shape):
+    """A token as it is listed: everything but the secret."""
+
+    token_id: str
+    kind: Literal["user", "join"]
+    """user: of a person or a program. join: lets instances of a fleet become its nodes."""
+    role: Literal["admin", "submitter", "viewer", "agent"]
+    project: str | None
+    """Absent: every project."""
+    fleet_name: str | None
+    """Of a join token."""
+    description: str
+    creation_time: datetime
+    expiration_time: datetime | None
+    revocation_time: datetime | None
+
+
+class CreateTokenResponse(Shape):
+    """A new token."""
+
+    secret: str
+    """What is sent as `Authorization: Bearer …`. Shown once; the service keeps its digest alone."""
+    token: Token
+
+
+class ListTokensResponse(Shape):
+    """A page of tokens, oldest first."""
+
+    tokens: list[Token]
+    next_token: str | None = None
+
+
+class GetCallerIdentityResponse(Shape):
+    """Who is calling, and as what."""
+
+    token_id: str
+    role: Literal["admin", "submitter", "viewer"]
+    project: str | None
+    """Absent: every project."""
+    description: str
+    creation_time: datetime
+    expiration_time: datetime | None
+    server_version: str
+    server_time: datetime
+    """By the service's clock."""
 
 
 class PutSourceResponse(Shape):

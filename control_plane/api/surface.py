@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
-from control_plane.api import errors
+from control_plane.api import auth, errors
 from control_plane.api.routes import (
     agents,
     checkpoints,
@@ -24,13 +25,16 @@ from control_plane.api.routes import (
     health,
     incidents,
     jobs,
+    join_tokens,
     nodes,
     results,
     revisions,
     sources,
+    takeovers,
     tokens,
 )
 from control_plane.api.schemas import ErrorResponse, FieldError
+from control_plane.db.tokens import Role
 
 Json = dict[str, Any]
 
@@ -41,7 +45,25 @@ EPOCH: Final = "epoch-seconds"
 OPEN_OPERATIONS: Final = frozenset({"GetHealth"})
 """They need no token."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
-ROOMS: Final = (jobs, revisions, deletions, checkpoints, results, incidents, events, fleets, nodes, tokens, sources, health, agents)
+_GATES: Final = {auth.admin: Role.ADMIN.value, auth.user: Role.SUBMITTER.value, auth.reader: Role.VIEWER.value}
+"""What a route may depend on, and the least role that it lets pass."""
+ROOMS: Final = (
+    jobs,
+    revisions,
+    deletions,
+    takeovers,
+    checkpoints,
+    results,
+    incidents,
+    events,
+    fleets,
+    nodes,
+    tokens,
+    join_tokens,
+    sources,
+    health,
+    agents,
+)
 """Every module of routes."""
 
 
@@ -84,6 +106,17 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield path, method.upper(), operation
+
+
+def least_roles() -> dict[str, str]:
+    """Return the least role that each operation takes, by the dependency that its route declares; `none` takes no token."""
+    found: dict[str, str] = {}
+    for room in ROOMS:
+        for route in room.router.routes:
+            if isinstance(route, APIRoute) and route.operation_id is not None:
+                asked = {dependency.call for dependency in route.dependant.dependencies}
+                found[route.operation_id] = next((role for gate, role in _GATES.items() if gate in asked), "none")
+    return found
 
 
 def _document(app: FastAPI) -> Json:

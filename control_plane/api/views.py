@@ -22,6 +22,7 @@ from control_plane.db.incidents import IncidentRecord, IncidentTotals
 from control_plane.db.jobs import JobRecord, JobTotals
 from control_plane.db.nodes import NodeRecord
 from control_plane.db.protection import ShardRecord
+from control_plane.db.tokens import TokenRecord
 from control_plane.errors import TooManyCases
 from control_plane.loop.agents import AgentView
 from everstep.protocol.ids import NodeId, RunId
@@ -131,6 +132,8 @@ def job(
         pause_requested_time=job.pause_requested_at,
         revision=job.revision,
         observed_revision=observed_revision,
+        taken_over_time=job.taken_over_at,
+        taken_over_by=job.taken_over_by or None,
         generation=job.generation,
         base_step=job.base_step,
         committed_step=job.committed_step,
@@ -261,6 +264,9 @@ def incident(record: IncidentRecord) -> schemas.Incident:
         rework_seconds=record.rework_seconds,
         cost_usd=record.cost_usd,
         rank_sources=_rank_sources(record),
+        acknowledgement_time=record.acknowledged_at,
+        acknowledged_by=record.acknowledged_by or None,
+        acknowledgement=record.acknowledgement or None,
     )
 
 
@@ -270,6 +276,21 @@ def _rank_sources(record: IncidentRecord) -> list[schemas.RankSource]:
         schemas.RankSource(source=source, first_rank=first, last_rank=first + count - 1)  # type: ignore[arg-type]  # one of the literal's
         for first, (source, count) in zip(firsts, record.rank_sources, strict=False)
     ]
+
+
+def token(record: TokenRecord) -> schemas.Token:
+    """Return one token, without what only its owner has."""
+    return schemas.Token(
+        token_id=record.id,
+        kind=record.kind,  # type: ignore[arg-type]  # those of sessions are not shown
+        role=record.role,  # type: ignore[arg-type]  # one of the literal's
+        project=record.project or None,
+        fleet_name=record.fleet_name,
+        description=record.description,
+        creation_time=record.created_at,
+        expiration_time=record.expires_at,
+        revocation_time=record.revoked_at,
+    )
 
 
 def event(record: EventRecord) -> schemas.Event:
@@ -309,6 +330,8 @@ def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[Age
         spare_policy=None if record.spare_probability is None else schemas.SparePolicy(probability=record.spare_probability),
         min_node_count=record.min_node_count,
         hold_failed_instances=record.hold_failed_instances,
+        node_role_name=record.node_role_name or None,
+        allow_drills=record.allow_drills,
         max_replacements_per_hour=record.max_replacements_per_hour,
         max_node_count=record.max_node_count,
         desired_node_count=record.desired_node_count,
@@ -354,6 +377,8 @@ def node(
         fleet_name=record.fleet_name,
         node_status=record.state,
         hold=record.hold,  # type: ignore[arg-type]  # one of the literal's
+        request=record.request or None,  # type: ignore[arg-type]  # one of the literal's
+        request_reason=record.request_words or None,
         connected=agent is not None and agent.is_connected,
         warm=agent is not None and agent.is_connected and agent.report is not None and agent.report.is_warm,
         training_job_name=job_name,

@@ -99,8 +99,8 @@ def of_nodes(plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Ma
 
 
 def implied(verdict: Verdict, now: float) -> Implication | None:
-    """Return what a verdict adds to its node's history; nothing where AWS ends the instance: that speaks against nobody."""
-    if verdict.cause in (Cause.INSTANCE_TERMINATED, Cause.NOTICE):
+    """Return what a verdict adds to its node's history; nothing where AWS ends the instance or a person asked: that speaks against nobody."""
+    if verdict.cause in (Cause.INSTANCE_TERMINATED, Cause.NOTICE, Cause.REQUESTED):
         return None
     return Implication(
         node_id=verdict.node_id,

@@ -49,6 +49,7 @@ from control_plane.core.observed import (
     InstanceCondition,
     NodeObserved,
     NodeRecord,
+    NodeRequest,
     Policy,
     Remedy,
 )
@@ -93,6 +94,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     is_frozen = bool(observed.group.drift) or is_blind
     table.follow_people()
     table.follow_jobs(policy)
+    table.follow_requests()
     table.follow_faults(policy, is_blind=is_blind)
     table.take_back()
     table.assign(policy)
@@ -154,7 +156,11 @@ class _Table:
 
     def move(self, row: NodeRecord, event: NodeEvent, reason: str, *, run: RunId | None = None, hold: Hold | None = None) -> None:
         state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (row.reason,))
-        self.rows[row.node_id] = replace(row, state=state, run=run, reason=reason, since=self.now, hold=hold, release="", evidence_at=None)
+        is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)  # what a person asked for is still to be done
+        request, words = (row.request, row.request_words) if is_kept else (None, "")
+        self.rows[row.node_id] = replace(
+            row, state=state, run=run, reason=reason, since=self.now, hold=hold, release="", evidence_at=None, request=request, request_words=words
+        )
         self.events.append(EventDraft(type="NodeStateChanged", message=f"{row.state} → {state}: {reason}", node_id=row.node_id))
 
     def in_state(self, *states: NodeState) -> list[NodeRecord]:
@@ -183,6 +189,24 @@ class _Table:
                 if _has_successor(row):  # it counts as replaced already
                     self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
 
+    def follow_requests(self) -> None:
+        """Do what people want of nodes that work for nobody; one that still has something of a run gives it back first."""
+        for row in self.in_state(NodeState.SPARE):
+            if row.request is None or (self.node(row.node_id).is_connected and self.node(row.node_id).member is not None):
+                continue
+            match row.request:
+                case NodeRequest.DRAIN | NodeRequest.HOLD:
+                    self.move(row, NodeEvent.HELD, row.request_words, hold=Hold.PERSON)
+                case NodeRequest.REBOOT:
+                    self.move(row, NodeEvent.REBOOTED, row.request_words)
+                case NodeRequest.REPLACE:
+                    self.move(row, NodeEvent.EXCLUDED, row.request_words)
+        for row in self.in_state(NodeState.HELD):
+            if row.request is NodeRequest.REPLACE:
+                self.move(row, NodeEvent.EXCLUDED, row.request_words)
+            elif row.request is not None:
+                self.rows[row.node_id] = replace(row, hold=Hold.PERSON, reason=row.request_words, request=None, request_words="")
+
     def _lacks_evidence(self, row: NodeRecord) -> bool:
         """Say whether an instance that is kept for inspection still has something to tell, and somebody there to tell it."""
         return row.hold is Hold.INSPECTION and row.evidence_at is None and self.node(row.node_id).is_connected
@@ -197,7 +221,8 @@ class _Table:
             if job.state is JobState.QUEUED:
                 self.move(row, NodeEvent.RELEASED, f"{job.job} is back in the queue")
                 continue
-            exclusion = next((exclusion for exclusion in job.exclusions if exclusion.node_id == row.node_id), None)
+            excluded = () if job.is_taken_over else job.exclusions
+            exclusion = next((exclusion for exclusion in excluded if exclusion.node_id == row.node_id), None)
             if exclusion is not None:
                 self.take_out(row, exclusion.is_to, _excluded(job, exclusion))
         for row in self.in_state(NodeState.HELD):
@@ -288,7 +313,7 @@ class _Table:
         would rather have back come last, those that it takes back are given to nobody.
         """
         idle = [row for row in self.in_state(NodeState.SPARE) if is_ready(self.node(row.node_id), self.now, policy.timeouts)]
-        holding = in_order(job for job in self.jobs.values() if job.state in HOLDING_JOBS)
+        holding = in_order(job for job in self.jobs.values() if job.state in HOLDING_JOBS and not job.is_taken_over)
         launched = [job for job in holding if job.state in LAUNCHED_JOBS]
         for job in launched:
             self._give(job, idle, job.node_count - len(self._nodes_of(job)))
@@ -325,7 +350,7 @@ class _Table:
 
     def _leaving(self, job: FleetJob) -> list[NodeRecord]:
         """Return the nodes that a job is to leave: what AWS takes from whatever it is launched for, and while it trains what it says itself."""
-        if job.state not in LAUNCHED_JOBS or job.state is JobState.STOPPING:
+        if job.state not in LAUNCHED_JOBS or job.state is JobState.STOPPING or job.is_taken_over:
             return []
         moving = {move.node_id for move in job.moves} if job.state is JobState.RUNNING else set[NodeId]()
         return [row for row in self._nodes_of(job) if row.node_id in moving or notices.urgent(self.node(row.node_id), self.now) is not None]
@@ -339,7 +364,7 @@ class _Table:
 
     def take_back(self) -> None:
         """Take back what a running job was given for a node that it need not leave any more; only where no promise has been asked of it."""
-        for job in (job for job in self.jobs.values() if job.state is JobState.RUNNING):
+        for job in (job for job in self.jobs.values() if job.state is JobState.RUNNING and not job.is_taken_over):
             extra = len(self._nodes_of(job)) - job.node_count - len(self._leaving(job))
             free = [row for row in self._nodes_of(job) if self.node(row.node_id).member is None and self.node(row.node_id).has_reported]
             for row in free[: max(0, extra)]:

@@ -111,6 +111,8 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
     )
     view = _look(now, spec, observed, policy, charged)
     match view.record.state:
+        case _ if view.record.taken_over_by:
+            decision = _observe_only(view)
         case JobState.QUEUED | JobState.ALLOCATING:
             decision = _wait_for_nodes(view)
         case JobState.PREPARING:
@@ -229,6 +231,36 @@ def _limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_hour: flo
     if spec.max_cost_usd is not None and cost is not None and cost >= spec.max_cost_usd:
         return f"MaxCostUsd ({spec.max_cost_usd:g}) is spent"
     return ""
+
+
+# -- taken over by a person -------------------------------------------------------------------------------------------
+
+
+def _observe_only(view: _View) -> Decision:
+    """Observe and record, and decide nothing but what fencing demands: ranks of a generation that was ended are halted, whoever looks after the job.
+
+    Progress is noted, manifests are put, time is charged, and what would be acted upon is said. A stop that a user asked for waits as all else does.
+    """
+    actions: tuple[JobAction, ...] = ()
+    if view.record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
+        view = _with_progress(view)
+        actions = checkpoints.due(view.plan, view.reports, view.seen.lineage, view.seen.checkpoints)
+    ended = [
+        SendHalt(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=node.member.generation, reason="its generation has ended")
+        for node_id, node in view.nodes.items()
+        if node.is_connected
+        and node.member is not None
+        and node.member.run == view.spec.run
+        and node.member.generation < view.record.issued_generation
+        and node.member.phase is MemberPhase.RUNNING
+    ]
+    told = [
+        f"{verdict.node_id} is {verdict.standing}" for verdict in view.verdicts.values() if verdict.standing in (Standing.IMPAIRED, Standing.GONE)
+    ]
+    told += [fault.evidence for fault in faults.of_ranks(view.reports)]
+    seen = f"; what it sees: {'; '.join(told)}" if told else ""
+    words = f"taken over by {view.record.taken_over_by}: Everstep observes and decides nothing{seen}"
+    return _stay(view, words, (*actions, *ended))
 
 
 # -- before the first launch ------------------------------------------------------------------------------------------
@@ -379,7 +411,7 @@ def _with_losses(view: _View, lost: tuple[Fault, ...]) -> _View:
     if incident is None or plan is None or not fresh:
         return view
     told = incidents.with_faults(incident, fresh)
-    is_lost = any(fault.cause is not Cause.NOTICE for fault in fresh)
+    is_lost = any(fault.cause not in (Cause.NOTICE, Cause.REQUESTED) for fault in fresh)
     is_planned = {*told.evidence} <= {move.evidence for move in moves.asked(view.record.moves)}
     if not is_planned:  # else the decision is told already, and who was left on purpose has left its last step elsewhere
         told = incidents.with_faults(told, faults.group_loss(plan, told.instance_ids, told.failed_at))
@@ -983,7 +1015,7 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
     assert incident is not None  # opened above
     view = _implicating(replace_record(view, exclusions=exclusions), found, incident)
     record = view.record
-    is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED, Cause.NOTICE) for fault in found)
+    is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED, Cause.NOTICE, Cause.REQUESTED) for fault in found)
     record = replace(
         record,
         issued_generation=issued,
@@ -1034,7 +1066,10 @@ def _incident_of(view: _View, found: tuple[Fault, ...], reached: Step) -> tuple[
     if before is not None and before.state not in (IncidentState.REWORKING, IncidentState.CLOSED):
         again = incidents.moved(before, IncidentEvent.FAILED_AGAIN, view.now)
         again = incidents.with_faults(again, tuple(replace(fault, at=max(fault.at, before.failed_at)) for fault in found))
-        if view.seen.plan is not None and again.cause is not Cause.NOTICE:  # nodes that are left on purpose have left their last step in S3
+        if view.seen.plan is not None and again.cause not in (
+            Cause.NOTICE,
+            Cause.REQUESTED,
+        ):  # who is left on purpose has left its last step elsewhere
             again = incidents.with_faults(again, faults.group_loss(view.seen.plan, again.instance_ids, again.failed_at))
         return (), replace(again, decision=_decided(again.cause, again.instance_ids))
     opened = incidents.opened(
@@ -1057,7 +1092,7 @@ def _incident_of(view: _View, found: tuple[Fault, ...], reached: Step) -> tuple[
 def _decided(cause: Cause, lost: tuple[NodeId, ...]) -> str:
     if not lost:
         return "restart all ranks on the same nodes"
-    if cause is Cause.NOTICE:
+    if cause in (Cause.NOTICE, Cause.REQUESTED):
         return f"stop at an agreed step and move the ranks of {', '.join(lost)} to other nodes"
     return f"replace {', '.join(lost)} and restart all ranks"
 

@@ -4,6 +4,7 @@
        │  ◀── no longer         or none can be had, and     no way back      where its last copy or AWS's time
        │                        AWS takes it: last moment                    demands one
        ├ announced   AWS takes its instance (`core.notices`)
+       ├ requested   a person wants it for something else (`core.requests`)
        ├ impaired    it works and has something wrong: a typed fault that a reboot or other hardware mends, replicas out of view for T_max
        └ lemon       its history speaks against it: it is left at the failure that this came of
 
@@ -78,8 +79,11 @@ def _departure(node: NodeObserved, verdict: Verdict, now: float, not_before: flo
             may_terminate=True,
             ends_at=notice.ends_at,
         )
-    if now < not_before or not _is_impaired(verdict):
+    if now < not_before:
         return None
+    if not _is_impaired(verdict):
+        words = node.request_words
+        return Departure(node_id=node.node_id, evidence=words, cause=Cause.REQUESTED, remedy=Remedy.RELEASE, may_terminate=False) if words else None
     return Departure(
         node_id=verdict.node_id,
         evidence=verdict.evidence,
@@ -114,7 +118,7 @@ def successors(
 def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
     """Say whether a node is there, works for nobody and is to stay: it could be given to a job, or take a member's place, at once."""
     is_there = node.is_connected and node.has_reported and not is_silent(node, timeouts) and node.instance is InstanceCondition.PRESENT
-    return is_there and node.member is None and notices.urgent(node, now) is None
+    return is_there and node.member is None and notices.urgent(node, now) is None and not node.request_words
 
 
 def due(known: Sequence[Departure], ready_count: int, upload_seconds: float | None, now: float, timeouts: Timeouts) -> tuple[Departure, ...]:

@@ -141,6 +141,8 @@ class NodeObserved:
     """Of the node itself, in its agent's last report."""
     history: tuple[Implication, ...] = ()
     """Incidents that it had its part in, oldest first, since a person last returned it to service."""
+    request_words: str = ""
+    """What a person asked to be done with it, in a sentence, while that is not done: its job leaves it first."""
     domain: str | None = None
     """Failure domain, where AWS tells it."""
     notices: tuple[Notice, ...] = ()
@@ -150,10 +152,12 @@ class NodeObserved:
 class Cause(StrEnum):
     """Why an incident was opened, from the mildest to the gravest: a graver one found later replaces a milder.
 
-    NOTICE: nothing has failed; ranks leave a node that AWS has announced to take away. PAUSE_FAILED: nor here; the job was to pause, and could not.
+    NOTICE: nothing has failed; ranks leave a node that AWS has announced to take away. REQUESTED: nor here; a person wants the node for something
+    else. PAUSE_FAILED: nor here; the job was to pause, and could not.
     """
 
     NOTICE = "notice"
+    REQUESTED = "requested"
     PAUSE_FAILED = "pause_failed"
     LOAD_FAILED = "load_failed"
     RANK_EXIT = "rank_exit"
@@ -346,6 +350,8 @@ class JobRecord:
     """When a person paused it; None once a person has resumed it."""
     checkpoint_wanted: Step = NO_STEP
     """A person wants a checkpoint of this step or a later one."""
+    taken_over_by: str = ""
+    """Who looks after it instead of Everstep; empty: nobody does."""
     started_at: float | None = None
     ended_at: float | None = None
     generation: Generation = NO_GENERATION
@@ -518,11 +524,26 @@ class Hold(StrEnum):
 
     UNREACHABLE: until it is heard again and works for nobody. DISTRUSTED: what it did speaks against it and nothing allows to end it; until a person
     releases it. INSPECTION: it failed and its fleet keeps failed instances; until a person releases it.
+    PERSON: a person wants it kept; until one releases it.
     """
 
     UNREACHABLE = "unreachable"
     DISTRUSTED = "distrusted"
     INSPECTION = "inspection"
+    PERSON = "person"
+
+
+class NodeRequest(StrEnum):
+    """What a person wants done with a node; its job leaves it first, at an agreed stop.
+
+    DRAIN: it is held. REPLACE: its instance is ended and another one comes. REBOOT: it works again after a reboot. HOLD: as DRAIN, of a node that
+    works for nobody.
+    """
+
+    DRAIN = "drain"
+    REPLACE = "replace"
+    REBOOT = "reboot"
+    HOLD = "hold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -542,6 +563,9 @@ class NodeRecord:
     """When another one was asked for in its place."""
     release: Literal["", "return", "terminate"] = ""
     """What a person wants of a held node."""
+    request: NodeRequest | None = None
+    """What a person wants of it and has not got yet."""
+    request_words: str = ""
     connected_at: float | None = None
     """When its agent last dialled in."""
     evidence_at: float | None = None
@@ -561,6 +585,8 @@ class FleetJob:
     exclusions: tuple[Exclusion, ...] = ()
     is_paused: bool = False
     """A person paused it: it waits for nobody's nodes."""
+    is_taken_over: bool = False
+    """A person looks after it: it is given nothing and loses nothing but what AWS takes."""
     may_pause: bool = False
     """It is preemptible and trains, nothing is wrong with it, and saving has been seen to work."""
     not_before: float | None = None

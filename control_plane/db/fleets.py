@@ -36,6 +36,8 @@ class FleetRecord:
     spare_probability: float | None
     hold_failed_instances: bool
     max_replacements_per_hour: int
+    node_role_name: str
+    allow_drills: bool
     blindness_lifted_at: datetime | None
     max_node_count: int
     instance_type: str
@@ -66,6 +68,8 @@ class NewFleet:
     spare_probability: float | None = None
     hold_failed_instances: bool = False
     max_replacements_per_hour: int = DEFAULT_REPLACEMENTS_PER_HOUR
+    node_role_name: str = ""
+    allow_drills: bool = False
 
 
 class FleetUpdate(TypedDict, total=False):
@@ -90,6 +94,8 @@ class FleetWishes(TypedDict, total=False):
     price_usd_per_hour: float
     hold_failed_instances: bool
     max_replacements_per_hour: int
+    node_role_name: str
+    allow_drills: bool
 
 
 def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:

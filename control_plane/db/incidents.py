@@ -56,6 +56,9 @@ class IncidentRecord:
     cost_usd: float | None
     rank_sources: tuple[tuple[str, int], ...]
     """Where each rank's shard came from, by rank, run-length encoded."""
+    acknowledged_at: datetime | None
+    acknowledged_by: str
+    acknowledgement: str
     detail: Mapping[str, Any]
 
 
@@ -224,6 +227,12 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
         lost_steps=int(lost_steps),
         cost_usd=cost_usd,
     )
+
+
+def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now: datetime) -> bool:
+    """Note that a person has seen an incident, and say whether this is the first; the first stays. It takes no lease: the loop never writes this."""
+    query = update(Incident).where(Incident.id == incident_id, Incident.acknowledged_at.is_(None))
+    return bool(changed_rows(session.execute(query.values(acknowledged_at=now, acknowledged_by=who, acknowledgement=note))))
 
 
 def find(session: Session, incident_id: str) -> IncidentRecord | None:

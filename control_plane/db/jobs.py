@@ -93,6 +93,8 @@ class JobRecord:
     pause_requested_at: datetime | None
     checkpoint_wanted_step: int
     checkpoint_wanted_at: datetime | None
+    taken_over_at: datetime | None
+    taken_over_by: str
     created_at: datetime
     modified_at: datetime
     started_at: datetime | None
@@ -462,6 +464,18 @@ def remove(session: Session, run_id: str) -> None:
     """
     if not changed_rows(session.execute(delete(Job).where(Job.run_id == run_id, Job.ended_at.is_not(None)))):
         raise NotFound("ended training job", run_id)
+
+
+def take_over(session: Session, name: str, who: str, now: datetime) -> bool:
+    """Note that a person looks after a job from now on, and say whether nobody did; who did it first stays."""
+    query = update(Job).where(Job.name == name, Job.ended_at.is_(None), Job.taken_over_at.is_(None))
+    return bool(changed_rows(session.execute(query.values(taken_over_at=now, taken_over_by=who))))
+
+
+def hand_back(session: Session, name: str) -> bool:
+    """Let Everstep look after a job again, and say whether a person did."""
+    query = update(Job).where(Job.name == name, Job.taken_over_at.is_not(None))
+    return bool(changed_rows(session.execute(query.values(taken_over_at=None, taken_over_by=""))))
 
 
 def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None:

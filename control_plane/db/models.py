@@ -6,7 +6,7 @@ to one database only: SQLite and PostgreSQL create the same tables from it.
     fleet ─ node ─┬─ notice          job ─┬─ generation
                   └─ implication          ├─ shard ─ replica
     token ─ redemption                    ├─ checkpoint
-    source   intent   event               ├─ revision
+    source   intent   event   spent_nonce ├─ revision
                                           └─ incident
 
 A job's fleet is a name, not a foreign key: jobs are history and outlive the fleet that they ran on. A token may name a fleet that is yet to be made.
@@ -137,6 +137,9 @@ class Fleet(Base):
     """Set: spares are counted by it instead."""
     hold_failed_instances: Mapped[bool] = mapped_column(default=False)
     max_replacements_per_hour: Mapped[int]
+    node_role_name: Mapped[str] = mapped_column(default="")
+    """IAM role that instances of the group run with; empty: their agents join with join tokens alone."""
+    allow_drills: Mapped[bool] = mapped_column(default=False)
     blindness_lifted_at: Mapped[datetime | None]
     """A person has said that who is silent is gone; the fleet loop takes it back when sight returns."""
     max_node_count: Mapped[int]
@@ -177,6 +180,9 @@ class Node(Base):
     """Why it is held."""
     release: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
     """What a person wants of a held node; empty: nothing."""
+    request: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
+    """What a person wants done with it; empty: nothing."""
+    request_words: Mapped[str] = mapped_column(Text, default="")
     since: Mapped[datetime | None]
     """When it came into its state."""
     replaced_at: Mapped[datetime | None]
@@ -247,6 +253,9 @@ class Job(Base):
     checkpoint_wanted_step: Mapped[int] = mapped_column(default=-1)
     """A person wants a checkpoint of this step or a later one."""
     checkpoint_wanted_at: Mapped[datetime | None]
+    taken_over_at: Mapped[datetime | None]
+    """Since when a person looks after it instead of Everstep."""
+    taken_over_by: Mapped[str] = mapped_column(default="")
     created_at: Mapped[datetime]
     modified_at: Mapped[datetime]
     """When it came into its state, or a person last changed what is wanted of it."""
@@ -400,6 +409,9 @@ class Incident(Base):
     cost_usd: Mapped[float | None]
     rank_sources: Mapped[tuple[tuple[str, int], ...]] = mapped_column(default=())
     """Where each rank's shard came from, by rank: `[["local", 2], ["peer", 1]]`."""
+    acknowledged_at: Mapped[datetime | None]
+    acknowledged_by: Mapped[str] = mapped_column(default="")
+    acknowledgement: Mapped[str] = mapped_column(Text, default="")
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
 
@@ -466,6 +478,15 @@ class Redemption(Base):
     token_id: Mapped[str] = mapped_column(ForeignKey("token.id", ondelete="CASCADE"), primary_key=True)
     node_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     redeemed_at: Mapped[datetime]
+
+
+class SpentNonce(Base):
+    """An agent has joined with a nonce; nobody can join with it again."""
+
+    __tablename__ = "spent_nonce"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    ends_at: Mapped[datetime]
 
 
 class Source(Base):

@@ -38,6 +38,8 @@ class NodeRecord:
     reason: str
     hold: str | None
     release: str
+    request: str
+    request_words: str
     since: datetime | None
     replaced_at: datetime | None
     returned_at: datetime | None
@@ -60,6 +62,8 @@ class NodeUpdate(TypedDict, total=False):
     reason: str
     hold: str | None
     release: str
+    request: str
+    request_words: str
     since: datetime | None
     replaced_at: datetime | None
     returned_at: datetime | None
@@ -165,6 +169,18 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str, now
     if not changed_rows(session.execute(update(Node).where(Node.id == node_id, Node.state == state).values(release=release, returned_at=now))):
         raise Conflict(f"the node {node_id} is {node.state}, not {state}")
     return get(session, node_id)
+
+
+def ask(session: Session, node_id: str, request: str, words: str) -> bool:
+    """Note what a person wants done with a node, and say whether that is new; the fleet loop does it. Nothing takes it back but `call_off`."""
+    query = update(Node).where(Node.id == node_id, Node.request == "")
+    return bool(changed_rows(session.execute(query.values(request=request, request_words=words))))
+
+
+def call_off(session: Session, node_id: str) -> bool:
+    """Take back what a person wanted done with a node, and say whether that was still to be done."""
+    query = update(Node).where(Node.id == node_id, Node.request != "")
+    return bool(changed_rows(session.execute(query.values(request="", request_words=""))))
 
 
 def change(session: Session, lease: Lease, node_id: str, *, initial_state: str, now: datetime, **changes: Unpack[NodeUpdate]) -> None:

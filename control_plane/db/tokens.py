@@ -1,6 +1,6 @@
 """Bearer tokens: who may call, and as what. Only digests are stored.
 
-    user      a person or a program; a role and, unless it is an admin's, a project
+    user      a person or a program; a role and, unless it is an admin's, perhaps a project
     join      an instance of a fleet that is new; redeemable once per instance
     session   an agent that has joined; bound to its node
 
@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, or_, select, update
 from sqlalchemy.orm import Session
 
+from control_plane.db.errors import Conflict, NotFound
 from control_plane.db.models import Redemption, Token
 from control_plane.db.session import changed_rows, record_of, values_of
 
@@ -38,13 +39,13 @@ class TokenKind(StrEnum):
 class Role(StrEnum):
     """What a caller may do.
 
-    ADMIN: everything, in every project. USER: everything with jobs of its project, reading elsewhere in it. READER: reading in its project.
+    ADMIN: everything, in every project. SUBMITTER: everything with jobs of its project, reading elsewhere in it. VIEWER: reading in its project.
     AGENT: the agents' connection alone.
     """
 
     ADMIN = "admin"
-    USER = "user"
-    READER = "reader"
+    SUBMITTER = "submitter"
+    VIEWER = "viewer"
     AGENT = "agent"
 
 
@@ -111,6 +112,52 @@ def has_admin(session: Session) -> bool:
     )
 
 
+def page(
+    session: Session, *, project: str | None, with_ended: bool, now: datetime, after: tuple[datetime, str] | None, limit: int
+) -> tuple[TokenRecord, ...]:
+    """Return the tokens that people handle, oldest first: users' and join tokens; those of agents' sessions are nobody's business.
+
+    Args:
+        session: any.
+        project: only of this project, or None.
+        with_ended: also those that are revoked or have expired.
+        now: when.
+        after: `(created_at, id)` of the last one of the page before, or None for the first page.
+        limit: at most this many.
+
+    Returns:
+        At most `limit` tokens.
+    """
+    query = select(Token).where(Token.kind.in_((TokenKind.USER, TokenKind.JOIN))).order_by(Token.created_at, Token.id).limit(limit)
+    if project is not None:
+        query = query.where(Token.project == project, Token.kind == TokenKind.USER)
+    if not with_ended:
+        query = query.where(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > now))
+    if after is not None:
+        created_at, token_id = after
+        query = query.where(or_(Token.created_at > created_at, and_(Token.created_at == created_at, Token.id > token_id)))
+    return tuple(record_of(row, TokenRecord) for row in session.scalars(query))
+
+
+def get(session: Session, token_id: str) -> TokenRecord:
+    """Return a token that people handle, good or not.
+
+    Args:
+        session: any.
+        token_id: which.
+
+    Returns:
+        Its record.
+
+    Raises:
+        NotFound: there is none of this id, or it is an agent's.
+    """
+    row = session.get(Token, token_id)
+    if row is None or row.kind == TokenKind.SESSION:
+        raise NotFound("token", token_id)
+    return record_of(row, TokenRecord)
+
+
 def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
     """Return the record of a token that is good now, or None.
 
@@ -141,6 +188,22 @@ def redeem(session: Session, token_id: str, node_id: str, now: datetime) -> bool
     session.add(Redemption(token_id=token_id, node_id=node_id, redeemed_at=now))
     session.flush()
     return True
+
+
+def require_another_admin(session: Session, token_id: str) -> None:
+    """Check that somebody administers the service, for good, without a token.
+
+    Args:
+        session: a writing one.
+        token_id: of the token that is about to go.
+
+    Raises:
+        Conflict: it is the last administrator's that does not expire.
+    """
+    lasting = (Token.kind == TokenKind.USER, Token.role == Role.ADMIN, Token.revoked_at.is_(None), Token.expires_at.is_(None))
+    ids = set(session.scalars(select(Token.id).where(*lasting).limit(2)))
+    if ids == {token_id}:
+        raise Conflict(f"the token {token_id} is the last administrator's that does not expire: make another one first")
 
 
 def revoke(session: Session, token_id: str, now: datetime) -> bool:

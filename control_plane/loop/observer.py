@@ -306,6 +306,7 @@ class Observer:
             member=report.member if report is not None else None,
             faults=report.faults if report is not None else (),
             history=tuple(records.implication(line) for line in lines),
+            request_words=row.request_words if row is not None else "",
             domain=row.failure_domain if row is not None else None,
             notices=merged([*told.notices.get(node_id, ()), *records.own_notices(report)]),
         )

@@ -27,6 +27,7 @@ from control_plane.core.observed import (
     JobRecord,
     JobSpec,
     NodeRecord,
+    NodeRequest,
     Notice,
     Pace,
     RefusedSource,
@@ -128,6 +129,7 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         stop_requested_at=_seconds(job.stop_requested_at),
         pause_requested_at=_seconds(job.pause_requested_at),
         checkpoint_wanted=Step(job.checkpoint_wanted_step),
+        taken_over_by=job.taken_over_by,
         started_at=_seconds(job.started_at),
         ended_at=_seconds(job.ended_at),
         generation=Generation(job.generation),
@@ -302,6 +304,7 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         exclusions=record.exclusions,
         is_paused=record.pause_requested_at is not None,
         may_pause=_may_pause(job.spec, record),
+        is_taken_over=bool(record.taken_over_by),
         not_before=record.not_before,
         no_pause_before=record.no_pause_before,
         moves=record.moves,
@@ -311,7 +314,13 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
 
 def _may_pause(spec: jobs.JobSpec, record: JobRecord) -> bool:
     """Say whether a pause would cost nearly nothing: the job trains undisturbed, and has committed a step of its own since it was launched."""
-    return spec.preemptible and record.state is JobState.RUNNING and record.incident is None and record.committed > record.base_step
+    return (
+        spec.preemptible
+        and not record.taken_over_by
+        and record.state is JobState.RUNNING
+        and record.incident is None
+        and record.committed > record.base_step
+    )
 
 
 def node_record(node: nodes.NodeRecord) -> NodeRecord:
@@ -326,13 +335,24 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
         hold=Hold(node.hold) if node.hold is not None else None,
         replaced_at=_seconds(node.replaced_at),
         release=node.release,  # type: ignore[arg-type]  # written through the API's literal alone
+        request=NodeRequest(node.request) if node.request else None,
+        request_words=node.request_words,
         connected_at=_seconds(node.connected_at),
         evidence_at=_seconds(node.evidence_at),
     )
 
 
-def node_update(node: NodeRecord, before: str | None) -> nodes.NodeUpdate:
-    """Return the columns of a node that the core has decided about; what others write while it stays in its state is left to them."""
+def node_update(node: NodeRecord, before: str | None, *, had_request: bool = False) -> nodes.NodeUpdate:
+    """Return the columns of a node that the core has decided about; what others write while it stays in its state is left to them.
+
+    Args:
+        node: as decided.
+        before: its state, as it was read.
+        had_request: a person wanted something of it, as it was read: one that came since is not done yet.
+
+    Returns:
+        The columns.
+    """
     columns = nodes.NodeUpdate(
         state=node.state.value,
         run_id=node.run,
@@ -341,6 +361,8 @@ def node_update(node: NodeRecord, before: str | None) -> nodes.NodeUpdate:
         since=_moment(node.since),
         replaced_at=_moment(node.replaced_at),
     )
+    if had_request and node.request is None:
+        columns["request"], columns["request_words"] = "", ""
     if node.state.value != before:
         columns["release"], columns["evidence_at"] = "", None
     return columns

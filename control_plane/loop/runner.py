@@ -340,7 +340,7 @@ class Runner:
         has_news = decision.records or decision.events or decision.implications or decision.is_empty or domains
         if is_same and not has_news:
             return
-        states = {node.id: node.state for node in stored.nodes}
+        known = {NodeId(node.id): node for node in stored.nodes}
         with self._context.database.write() as session:
             if decision.is_empty:
                 fleets.remove(session, lease)
@@ -348,7 +348,10 @@ class Runner:
             if not is_same:
                 fleets.change(session, lease, **changes)
             for row in decision.records:
-                columns = records.node_update(row, before=states.get(row.node_id))
+                before = known.get(row.node_id)
+                columns = records.node_update(
+                    row, before=None if before is None else before.state, had_request=before is not None and before.request != ""
+                )
                 columns["instance_type"], columns["availability_zone"] = view.instance_type, view.availability_zone
                 columns["ended_at"] = moment if row.state is NodeState.GONE else None
                 nodes.change(session, lease, row.node_id, initial_state=NodeState.JOINING, now=moment, **columns)

@@ -24,6 +24,8 @@ def create(
     price_usd_per_hour: Annotated[float | None, typer.Option(help="What one instance costs you; jobs and incidents are valued at it.")] = None,
     hold_failed_instances: Annotated[bool, typer.Option("--hold-failed-instances", help="Keep failed instances running for inspection.")] = False,
     max_replacements_per_hour: Annotated[int | None, typer.Option(min=0, help="Nodes taken out by Everstep's own verdicts within an hour.")] = None,
+    node_role_name: Annotated[str | None, typer.Option(help="IAM role of the group's instances: their agents join by it, without a token.")] = None,
+    allow_drills: Annotated[bool, typer.Option("--allow-drills", help="Let administrators break its nodes on purpose.")] = False,
     project: Annotated[str | None, typer.Option(help="Project that the fleet belongs to.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
     output: Output = OutputFormat.TABLE,
@@ -36,12 +38,14 @@ def create(
             SpareCount=spare_count,
             MinNodeCount=min_node_count,
             HoldFailedInstances=hold_failed_instances,
+            AllowDrills=allow_drills,
             Tags=pairs("--tag", tag or []),
             **without_none(
                 Project=project,
                 PriceUsdPerHour=price_usd_per_hour,
                 SparePolicy=_policy(spare_probability),
                 MaxReplacementsPerHour=max_replacements_per_hour,
+                NodeRoleName=node_role_name,
             ),
         )
     _show(fleet, output)
@@ -87,6 +91,10 @@ def update(
         bool | None, typer.Option("--hold-failed-instances/--end-failed-instances", help="Keep failed instances running for inspection, or end them.")
     ] = None,
     max_replacements_per_hour: Annotated[int | None, typer.Option(min=0, help="Nodes taken out by Everstep's own verdicts within an hour.")] = None,
+    node_role_name: Annotated[str | None, typer.Option(help="IAM role of the group's instances: their agents join by it, without a token.")] = None,
+    allow_drills: Annotated[
+        bool | None, typer.Option("--allow-drills/--forbid-drills", help="Let administrators break its nodes on purpose, or not.")
+    ] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Change how many nodes and spares a fleet keeps, what they cost, and what becomes of nodes that fail."""
@@ -97,6 +105,8 @@ def update(
         SparePolicy=_policy(spare_probability),
         HoldFailedInstances=hold_failed_instances,
         MaxReplacementsPerHour=max_replacements_per_hour,
+        NodeRoleName=node_role_name,
+        AllowDrills=allow_drills,
     )
     with connect() as service:
         fleet = service.update_fleet(FleetName=name, **changes)
@@ -163,6 +173,8 @@ def _show(fleet: Json, output: OutputFormat) -> None:
             ("kept", f"{fleet['MinNodeCount']} at least and {_spares(fleet)}"),
             ("failed instances", "held for inspection" if fleet["HoldFailedInstances"] else "ended"),
             ("replacements", f"{fleet['MaxReplacementsPerHour']} an hour at most"),
+            ("node role", fleet.get("NodeRoleName")),
+            ("drills", "allowed" if fleet.get("AllowDrills") else None),
             ("instance type", fleet["InstanceType"] or None),
             ("zone", fleet["AvailabilityZone"] or None),
             ("price", None if price is None else f"${price} per node and hour"),

@@ -55,6 +55,28 @@ def describe(
     show_facts(_facts(incident))
 
 
+@app.command("ack")
+def acknowledge(
+    incident_id: Annotated[str, typer.Argument(help="Id of the incident, as `everstep incidents list` shows it.")],
+    note: Annotated[str, typer.Option(help="What others should know.")] = "",
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Say to have seen an incident. The first who does so stays."""
+    with connect() as service:
+        incident = service.acknowledge_incident(IncidentId=incident_id, Note=note)
+    if output is OutputFormat.JSON:
+        show_json(incident)
+        return
+    typer.echo(f"{incident_id} was seen: {_seen(incident)}")
+
+
+def _seen(incident: Json) -> str | None:
+    if "AcknowledgementTime" not in incident:
+        return None
+    note = f": {incident['Acknowledgement']}" if "Acknowledgement" in incident else ""
+    return f"{moment(incident['AcknowledgementTime'])} by {incident['AcknowledgedBy']}{note}"
+
+
 def _sources(incident: Json) -> str:
     """Say where each rank's shard came from."""
     told = []
@@ -87,4 +109,5 @@ def _facts(incident: Json) -> list[tuple[str, object]]:
         ("failed", moment(incident["FailedAt"])),
         ("opened", moment(incident["OpenedAt"])),
         ("closed", moment(incident.get("ClosedAt"))),
+        ("seen", _seen(incident)),
     ]

@@ -344,6 +344,29 @@ def delete(
 _CHANGES: Columns = {"FIELD": "Field", "BEFORE": "Before", "AFTER": "After", "APPLIES": "Applies"}
 
 
+@app.command("take-over")
+def take_over(name: Name, reason: Annotated[str, typer.Option(help="Why; told in the history.")] = "", output: Output = OutputFormat.TABLE) -> None:
+    """Look after a training job yourself: Everstep observes it and decides nothing until it is handed back."""
+    with connect() as service:
+        job = service.take_over_training_job(TrainingJobName=name, Reason=reason)
+    if output is OutputFormat.JSON:
+        show_json(job)
+        return
+    typer.echo(f"{name} is yours")
+    say(f"next: everstep jobs describe {name}   everstep jobs hand-back {name}")
+
+
+@app.command("hand-back")
+def hand_back(name: Name, output: Output = OutputFormat.TABLE) -> None:
+    """Let Everstep look after a training job again."""
+    with connect() as service:
+        job = service.hand_back_training_job(TrainingJobName=name)
+    if output is OutputFormat.JSON:
+        show_json(job)
+        return
+    typer.echo(f"{name} is looked after by Everstep")
+
+
 def _extent(entries: Sequence[Json]) -> str:
     """Say in words of which ranks and generations there are logs."""
     found = [(what, sorted({entry[what.capitalize()] for entry in entries})) for what in ("rank", "generation")]

@@ -49,6 +49,7 @@ def describe(node_id: Annotated[str, typer.Argument(help="Id of the node: its EC
         ("node", node["NodeId"]),
         ("fleet", node["FleetName"]),
         ("status", f"{node['NodeStatus']} ({node['Hold']})" if "Hold" in node else node["NodeStatus"]),
+        ("asked for", node.get("RequestReason")),
         ("agent", _agent(node)),
         ("job", node.get("TrainingJobName")),
         ("refused", _refusals(node)),
@@ -73,13 +74,61 @@ def release(
     terminate: Annotated[bool, typer.Option("--terminate", help="End the instance instead of letting it work again.")] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Let a held node work again, or end its instance."""
+    """Let a held node work again, or end its instance; or call off what was asked for and is not done."""
     with connect() as service:
         node = service.release_node(NodeId=node_id, Terminate=terminate)
     if output is OutputFormat.JSON:
         show_json(node)
         return
+    if node["NodeStatus"] != "held":
+        typer.echo(f"{node_id} is {node['NodeStatus']}; nothing is asked for it any more")
+        return
     typer.echo(f"{node_id} is released: {'its instance is ended' if terminate else 'it may work again'}")
+
+
+Id = Annotated[str, typer.Argument(help="Id of the node: its EC2 instance id.")]
+Reason = Annotated[str, typer.Option(help="Why; told with the node and in the history.")]
+
+
+@app.command()
+def drain(node_id: Id, reason: Reason = "", output: Output = OutputFormat.TABLE) -> None:
+    """Have its job leave a node at an agreed stop, without losing a step; then keep it out of use."""
+    with connect() as service:
+        node = service.drain_node(NodeId=node_id, Reason=reason)
+    _asked(node, output)
+
+
+@app.command()
+def replace(node_id: Id, reason: Reason = "", output: Output = OutputFormat.TABLE) -> None:
+    """Have its job leave a node like drain; then end its instance, and another one comes."""
+    with connect() as service:
+        node = service.replace_node(NodeId=node_id, Reason=reason)
+    _asked(node, output)
+
+
+@app.command()
+def reboot(node_id: Id, reason: Reason = "", output: Output = OutputFormat.TABLE) -> None:
+    """Have its job leave a node like drain; then reboot it."""
+    with connect() as service:
+        node = service.reboot_node(NodeId=node_id, Reason=reason)
+    _asked(node, output)
+
+
+@app.command()
+def hold(node_id: Id, reason: Reason = "", output: Output = OutputFormat.TABLE) -> None:
+    """Keep a node that works for nobody out of use until it is released."""
+    with connect() as service:
+        node = service.hold_node(NodeId=node_id, Reason=reason)
+    _asked(node, output)
+
+
+def _asked(node: Json, output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
+        show_json(node)
+        return
+    job = node.get("TrainingJobName")
+    waits = f"; {job} leaves it first, once another node is there" if job else ""
+    typer.echo(f"{node['NodeId']} is to be: {node['Request']}{waits}" if "Request" in node else f"{node['NodeId']} is {node['NodeStatus']}")
 
 
 def _agent(node: Json) -> str:

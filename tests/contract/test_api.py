@@ -71,6 +71,7 @@ def world(service, client, tmp_path_factory) -> dict[str, Any]:
     source = client.upload_source(Directory=directory)
     job = Job(service, client, source)
     job.launch(1)
+    job.run_ranks()
     job.connect("i-0", "i-1")
     with service.database.write() as session:
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
@@ -79,6 +80,8 @@ def world(service, client, tmp_path_factory) -> dict[str, Any]:
     with service.database.write() as session:
         ended = Leaser("test", 3.0, lambda: 0.0).claim(session, "job", jobs.get(session, "ended").run_id)
         jobs.change(session, ended, ended_at=service.clock(), reason="stopped")
+        for number in range(3, 7):
+            nodes.change(session, lease, f"i-{number}", initial_state="spare", now=service.clock(), state="spare")
     job.put("logs", "gen=1/rank=0.stdout", b"hello\n")
     job.put("output", "gen=1/rank=0/model.bin", b"weights")
     job.open_incident("inc-0")
@@ -86,7 +89,8 @@ def world(service, client, tmp_path_factory) -> dict[str, Any]:
         job.checkpoint(step)
     job.write(jobs.change, committed_step=8)
     client.update_fleet(FleetName="main", SpareCount=0)  # one more event
-    return {"source": source, "job": job}
+    token = client.create_token(Role="viewer")["Token"]["TokenId"]
+    return {"source": source, "job": job, "token": token}
 
 
 def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -94,9 +98,17 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
     prefix = f"jobs/gpt/run={world['job'].run}"
     new = {"TrainingJobName": "second", "Source": world["source"], "EntryPoint": "train.py", "NodeCount": 1, "FleetName": "main"}
     return {
+        "AcknowledgeIncident": {"IncidentId": "inc-0", "Note": "seen"},
+        "DrainNode": {"NodeId": "i-3"},
+        "HoldNode": {"NodeId": "i-4", "Reason": "a look"},
+        "RebootNode": {"NodeId": "i-5"},
+        "ReplaceNode": {"NodeId": "i-6"},
+        "TakeOverTrainingJob": {**job, "Reason": "by hand"},
+        "HandBackTrainingJob": job,
         "CreateFleet": {"FleetName": "other", "AutoScalingGroupName": "another", "PriceUsdPerHour": 98.32, "SparePolicy": {"Probability": 0.99}},
         "CreateJoinToken": {"FleetName": "main"},
         "CreateCheckpoint": job,
+        "CreateToken": {"Role": "viewer", "Project": "speech", "ExpiresInSeconds": 3600},
         "CreateTrainingJob": new,
         "VerifyCheckpoint": {**job, "Step": 8},
         "PinCheckpoint": {**job, "Step": 8},
@@ -110,6 +122,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "DescribeProtection": job,
         "DescribeSource": world["source"],
         "DescribeTrainingJob": job,
+        "GetCallerIdentity": {},
         "GetHealth": {},
         "GetLog": {**job, "Key": f"{prefix}/logs/gen=1/rank=0.stdout"},
         "GetOutput": {**job, "Key": f"{prefix}/output/gen=1/rank=0/model.bin"},
@@ -121,9 +134,11 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "ListMetrics": job,
         "ListNodes": {"FleetName": "main", "IncludeEnded": True},
         "ListOutputs": job,
+        "ListTokens": {"MaxResults": 1},
         "ListTrainingJobs": {"StatusEquals": "InProgress"},
         "PauseTrainingJob": job,
         "ReleaseNode": {"NodeId": "i-2", "Terminate": True},
+        "RevokeToken": {"TokenId": world["token"]},
         "UnfreezeFleet": {"FleetName": "main"},
         "PutSource": {**world["source"]},
         "ResumeTrainingJob": job,
@@ -210,7 +225,7 @@ def reference(key: str) -> Any:
 def test_what_is_answered_is_what_the_model_has_and_nothing_is_null(http, world, client):
     """botocore drops what it does not know: an answer is held against the model as it is on the wire."""
     jobs = ("training-jobs", *(f"training-jobs/gpt{rest}" for rest in ("", "/protection", "/logs", "/outputs", "/checkpoints", "/metrics")))
-    for path in (*jobs, "incidents", "incidents/inc-0", "events", "fleets", "fleets/main", "nodes", "nodes/i-0"):
+    for path in (*jobs, "incidents", "incidents/inc-0", "events", "fleets", "fleets/main", "nodes", "nodes/i-0", "tokens", "caller-identity"):
         answer = http.get(f"/v1/{path}")
         template = f"/v1/{path}".replace("gpt", "{TrainingJobName}").replace("inc-0", "{IncidentId}").replace("/main", "/{FleetName}")
         template = template.replace("i-0", "{NodeId}")
@@ -395,7 +410,7 @@ def values(name: str, depth: int = 0) -> st.SearchStrategy[Any]:
     return (st.from_regex(shape["pattern"], fullmatch=True) | junk) if "pattern" in shape else st.text(max_size=3) | junk
 
 
-BODIES = [schemas.CreateTrainingJobRequest, schemas.CreateFleetRequest, schemas.CreateJoinTokenRequest]
+BODIES = [schemas.CreateTrainingJobRequest, schemas.CreateFleetRequest, schemas.CreateJoinTokenRequest, schemas.CreateTokenRequest]
 
 
 @settings(max_examples=150, deadline=None)

@@ -14,6 +14,13 @@ export interface ErrorResponse {
   Fields: FieldError[]
 }
 
+/** Somebody has seen an incident. */
+export interface AcknowledgeIncidentRequest {
+  IncidentId: string
+  /** "" unless given. */
+  Note?: string
+}
+
 /** A set of shards of one step in S3. */
 export interface Checkpoint {
   Step: number
@@ -79,6 +86,10 @@ export interface CreateFleetRequest {
   HoldFailedInstances?: boolean
   /** Nodes that may be taken out by Everstep's own verdicts and replaced within an hour; what AWS ends is not counted. 20 unless given. */
   MaxReplacementsPerHour?: number
+  /** Name of the IAM role that the group's instances run with: their agents join by it (STS). Without it they join with a join token. */
+  NodeRoleName?: string
+  /** Let administrators break nodes of this fleet on purpose: StartDrill. false unless given. */
+  AllowDrills?: boolean
   Project?: string
   Tags?: Record<string, string>
 }
@@ -97,6 +108,25 @@ export interface CreateJoinTokenResponse {
   TokenId: string
   FleetName: string
   ExpirationTime?: Timestamp
+}
+
+/** A token for a person or a program. */
+export interface CreateTokenRequest {
+  /** viewer reads; submitter also creates and changes training jobs; admin does everything, in every project. */
+  Role: 'admin' | 'submitter' | 'viewer'
+  /** The only project that it opens; every project unless said. An admin has none. */
+  Project?: string
+  /** Whose it is or what for; shown in lists. "" unless given. */
+  Description?: string
+  /** It does not expire unless said. */
+  ExpiresInSeconds?: number
+}
+
+/** A new token. */
+export interface CreateTokenResponse {
+  /** What is sent as `Authorization: Bearer …`. Shown once; the service keeps its digest alone. */
+  Secret: string
+  Token: Token
 }
 
 /** A job to run. */
@@ -229,6 +259,13 @@ export interface DescribeTrainingJobRequest {
   TrainingJobName: string
 }
 
+/** A node that its job is to leave, and that is kept. */
+export interface DrainNodeRequest {
+  NodeId: string
+  /** Why; told with the node, its job's incident and in the history. "" unless given. */
+  Reason?: string
+}
+
 /** Something that happened to a fleet, a job or a node; never changed afterwards. */
 export interface Event {
   EventId: number
@@ -274,6 +311,9 @@ export interface Fleet {
   MinNodeCount: number
   HoldFailedInstances: boolean
   MaxReplacementsPerHour: number
+  /** Absent: agents join with a join token alone. */
+  NodeRoleName?: string
+  AllowDrills: boolean
   /** The group's MaxSize. */
   MaxNodeCount: number
   DesiredNodeCount: number
@@ -299,6 +339,20 @@ export interface Fleet {
   CreationTime: Timestamp
 }
 
+/** Who is calling, and as what. */
+export interface GetCallerIdentityResponse {
+  TokenId: string
+  Role: 'admin' | 'submitter' | 'viewer'
+  /** Absent: every project. */
+  Project?: string
+  Description: string
+  CreationTime: Timestamp
+  ExpirationTime?: Timestamp
+  ServerVersion: string
+  /** By the service's clock. */
+  ServerTime: Timestamp
+}
+
 export interface GetLogRequest {
   TrainingJobName: string
   Key: string
@@ -317,10 +371,21 @@ export interface GetOutputResponse {
   Body?: Blob
 }
 
+export interface HandBackTrainingJobRequest {
+  TrainingJobName: string
+}
+
 /** The server answers. */
 export interface HealthResponse {
   Status: 'ok'
   Version: string
+}
+
+/** An idle node that is to be kept out of use. */
+export interface HoldNodeRequest {
+  NodeId: string
+  /** Why; told with the node, its job's incident and in the history. "" unless given. */
+  Reason?: string
 }
 
 /** A node that keeps a copy of a shard. */
@@ -364,6 +429,11 @@ export interface Incident {
   CostUsd?: number
   /** By rank; empty before that is known, or when nothing was restored. */
   RankSources: RankSource[]
+  /** When a person first said to have seen it. */
+  AcknowledgementTime?: Timestamp
+  AcknowledgedBy?: string
+  /** What they noted. */
+  Acknowledgement?: string
 }
 
 /** The newest complete checkpoint in S3. */
@@ -466,6 +536,21 @@ export interface ListOutputsResponse {
   NextToken?: string
 }
 
+export interface ListTokensRequest {
+  Project?: string
+  /** false unless given. */
+  IncludeEnded?: boolean
+  /** 100 unless given. */
+  MaxResults?: number
+  NextToken?: string
+}
+
+/** A page of tokens, oldest first. */
+export interface ListTokensResponse {
+  Tokens: Token[]
+  NextToken?: string
+}
+
 export interface ListTrainingJobRevisionsRequest {
   TrainingJobName: string
 }
@@ -517,7 +602,11 @@ export interface Node {
   /** joining, spare, assigned, held, rebooting, draining, gone. */
   NodeStatus: string
   /** Why it is held; all but unreachable ones wait for ReleaseNode. */
-  Hold?: 'unreachable' | 'distrusted' | 'inspection'
+  Hold?: 'unreachable' | 'distrusted' | 'inspection' | 'person'
+  /** What a person asked for and is still to be done; ReleaseNode calls it off. */
+  Request?: 'drain' | 'replace' | 'reboot' | 'hold'
+  /** Who asked, and why. */
+  RequestReason?: string
   Connected: boolean
   /** Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there. */
   Warm: boolean
@@ -605,6 +694,13 @@ export interface RankSource {
   LastRank: number
 }
 
+/** A node that is to be rebooted. */
+export interface RebootNodeRequest {
+  NodeId: string
+  /** Why; told with the node, its job's incident and in the history. "" unless given. */
+  Reason?: string
+}
+
 /** What becomes of the job's memory when nodes are lost at once. */
 export interface RecoveryOdds {
   LostNodes: number
@@ -635,6 +731,13 @@ export interface Reliability {
   IncidentCostUsd?: number
 }
 
+/** A node whose instance is to be ended, another one coming. */
+export interface ReplaceNodeRequest {
+  NodeId: string
+  /** Why; told with the node, its job's incident and in the history. "" unless given. */
+  Reason?: string
+}
+
 export interface ResumeTrainingJobRequest {
   TrainingJobName: string
 }
@@ -643,6 +746,10 @@ export interface ResumeTrainingJobRequest {
 export interface RetryStrategy {
   /** The same failure at the same step this many times; then once more without the failing rank's node and once more from an older state, where there are such, and the job has failed. 3 unless given. */
   MaxAttempts?: number
+}
+
+export interface RevokeTokenRequest {
+  TokenId: string
 }
 
 /** The job was in a state for a while. */
@@ -701,6 +808,29 @@ export interface StoppingConditionUpdate {
   MaxCostUsd?: number
 }
 
+/** A person looks after a job from now on. */
+export interface TakeOverTrainingJobRequest {
+  TrainingJobName: string
+  /** "" unless given. */
+  Reason?: string
+}
+
+/** A token as it is listed: everything but the secret. */
+export interface Token {
+  TokenId: string
+  /** user: of a person or a program. join: lets instances of a fleet become its nodes. */
+  Kind: 'user' | 'join'
+  Role: 'admin' | 'submitter' | 'viewer' | 'agent'
+  /** Absent: every project. */
+  Project?: string
+  /** Of a join token. */
+  FleetName?: string
+  Description: string
+  CreationTime: Timestamp
+  ExpirationTime?: Timestamp
+  RevocationTime?: Timestamp
+}
+
 /** Everything about a job. */
 export interface TrainingJob {
   TrainingJobName: string
@@ -744,6 +874,9 @@ export interface TrainingJob {
   Revision: number
   /** What the newest generation was planned from; absent before the first. */
   ObservedRevision?: number
+  /** Since when a person looks after it: Everstep observes and decides nothing. */
+  TakenOverTime?: Timestamp
+  TakenOverBy?: string
   /** The launch of all ranks that runs now; 0 before the first. */
   Generation: number
   /** What that launch resumed from. */
@@ -857,6 +990,8 @@ export interface UpdateFleetRequest {
   PriceUsdPerHour?: number
   HoldFailedInstances?: boolean
   MaxReplacementsPerHour?: number
+  NodeRoleName?: string
+  AllowDrills?: boolean
 }
 
 /** Fields to change; what is left out stays. */
@@ -889,9 +1024,11 @@ export interface VerifyCheckpointRequest {
 
 /** What each operation takes and answers. */
 export interface Operations {
+  AcknowledgeIncident: { request: AcknowledgeIncidentRequest; response: Incident }
   CreateCheckpoint: { request: CreateCheckpointRequest; response: CreateCheckpointResponse }
   CreateFleet: { request: CreateFleetRequest; response: Fleet }
   CreateJoinToken: { request: CreateJoinTokenRequest; response: CreateJoinTokenResponse }
+  CreateToken: { request: CreateTokenRequest; response: CreateTokenResponse }
   CreateTrainingJob: { request: CreateTrainingJobRequest; response: CreateTrainingJobResponse }
   DeleteCheckpoint: { request: DeleteCheckpointRequest; response: Checkpoint }
   DeleteFleet: { request: DeleteFleetRequest; response: Fleet }
@@ -902,9 +1039,13 @@ export interface Operations {
   DescribeProtection: { request: DescribeProtectionRequest; response: DescribeProtectionResponse }
   DescribeSource: { request: DescribeSourceRequest; response: PutSourceResponse }
   DescribeTrainingJob: { request: DescribeTrainingJobRequest; response: TrainingJob }
+  DrainNode: { request: DrainNodeRequest; response: Node }
+  GetCallerIdentity: { request: Record<string, never>; response: GetCallerIdentityResponse }
   GetHealth: { request: Record<string, never>; response: HealthResponse }
   GetLog: { request: GetLogRequest; response: GetLogResponse }
   GetOutput: { request: GetOutputRequest; response: GetOutputResponse }
+  HandBackTrainingJob: { request: HandBackTrainingJobRequest; response: TrainingJobSummary }
+  HoldNode: { request: HoldNodeRequest; response: Node }
   ListCheckpoints: { request: ListCheckpointsRequest; response: ListCheckpointsResponse }
   ListEvents: { request: ListEventsRequest; response: ListEventsResponse }
   ListFleets: { request: Record<string, never>; response: ListFleetsResponse }
@@ -913,14 +1054,19 @@ export interface Operations {
   ListMetrics: { request: ListMetricsRequest; response: ListMetricsResponse }
   ListNodes: { request: ListNodesRequest; response: ListNodesResponse }
   ListOutputs: { request: ListOutputsRequest; response: ListOutputsResponse }
+  ListTokens: { request: ListTokensRequest; response: ListTokensResponse }
   ListTrainingJobRevisions: { request: ListTrainingJobRevisionsRequest; response: ListTrainingJobRevisionsResponse }
   ListTrainingJobs: { request: ListTrainingJobsRequest; response: ListTrainingJobsResponse }
   PauseTrainingJob: { request: PauseTrainingJobRequest; response: TrainingJobSummary }
   PinCheckpoint: { request: PinCheckpointRequest; response: Checkpoint }
   PutSource: { request: PutSourceRequest; response: PutSourceResponse }
+  RebootNode: { request: RebootNodeRequest; response: Node }
   ReleaseNode: { request: ReleaseNodeRequest; response: Node }
+  ReplaceNode: { request: ReplaceNodeRequest; response: Node }
   ResumeTrainingJob: { request: ResumeTrainingJobRequest; response: TrainingJobSummary }
+  RevokeToken: { request: RevokeTokenRequest; response: Token }
   StopTrainingJob: { request: StopTrainingJobRequest; response: TrainingJobSummary }
+  TakeOverTrainingJob: { request: TakeOverTrainingJobRequest; response: TrainingJobSummary }
   UnfreezeFleet: { request: UnfreezeFleetRequest; response: Fleet }
   UnpinCheckpoint: { request: UnpinCheckpointRequest; response: Checkpoint }
   UpdateFleet: { request: UpdateFleetRequest; response: Fleet }
@@ -930,9 +1076,11 @@ export interface Operations {
 
 /** How each operation is called: fields that are not named here are the body. */
 export const operations = {
+  AcknowledgeIncident: { method: 'POST', path: '/v1/incidents/{IncidentId}/acknowledge', query: [] },
   CreateCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: [] },
   CreateFleet: { method: 'POST', path: '/v1/fleets', query: [] },
   CreateJoinToken: { method: 'POST', path: '/v1/join-tokens', query: [] },
+  CreateToken: { method: 'POST', path: '/v1/tokens', query: [] },
   CreateTrainingJob: { method: 'POST', path: '/v1/training-jobs', query: [] },
   DeleteCheckpoint: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation'] },
   DeleteFleet: { method: 'DELETE', path: '/v1/fleets/{FleetName}', query: [] },
@@ -943,9 +1091,13 @@ export const operations = {
   DescribeProtection: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/protection', query: [] },
   DescribeSource: { method: 'GET', path: '/v1/sources/{SourceId}', query: [] },
   DescribeTrainingJob: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
+  DrainNode: { method: 'POST', path: '/v1/nodes/{NodeId}/drain', query: [] },
+  GetCallerIdentity: { method: 'GET', path: '/v1/caller-identity', query: [] },
   GetHealth: { method: 'GET', path: '/v1/health', query: [] },
   GetLog: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/content', query: ['Key'] },
   GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'] },
+  HandBackTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/hand-back', query: [] },
+  HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [] },
   ListCheckpoints: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: [] },
   ListEvents: { method: 'GET', path: '/v1/events', query: ['TrainingJobName', 'FleetName', 'AfterEventId', 'MaxResults', 'NextToken'] },
   ListFleets: { method: 'GET', path: '/v1/fleets', query: [] },
@@ -954,14 +1106,19 @@ export const operations = {
   ListMetrics: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metrics', query: ['AfterStep', 'MaxResults'] },
   ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded'] },
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
+  ListTokens: { method: 'GET', path: '/v1/tokens', query: ['Project', 'IncludeEnded', 'MaxResults', 'NextToken'] },
   ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: [] },
   ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName'] },
   PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [] },
   PinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/pin', query: ['Generation'] },
   PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [] },
+  RebootNode: { method: 'POST', path: '/v1/nodes/{NodeId}/reboot', query: [] },
   ReleaseNode: { method: 'POST', path: '/v1/nodes/{NodeId}/release', query: [] },
+  ReplaceNode: { method: 'POST', path: '/v1/nodes/{NodeId}/replace', query: [] },
   ResumeTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/resume', query: [] },
+  RevokeToken: { method: 'POST', path: '/v1/tokens/{TokenId}/revoke', query: [] },
   StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [] },
+  TakeOverTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/take-over', query: [] },
   UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [] },
   UnpinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/unpin', query: ['Generation'] },
   UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [] },

@@ -44,6 +44,8 @@ def create_fleet(request: schemas.CreateFleetRequest, caller: Admin, services: S
                 min_node_count=request.min_node_count,
                 spare_count=request.spare_count,
                 hold_failed_instances=request.hold_failed_instances,
+                node_role_name=request.node_role_name or "",
+                allow_drills=request.allow_drills,
                 max_replacements_per_hour=request.max_replacements_per_hour,
                 max_node_count=group.max_size,
                 instance_type=group.instance_type,
@@ -135,6 +137,10 @@ def _wishes(request: schemas.UpdateFleetRequest) -> FleetWishes:
         wishes["spare_probability"] = None
     if request.spare_policy is not None:
         wishes["spare_probability"] = request.spare_policy.probability
+    if request.node_role_name is not None:
+        wishes["node_role_name"] = request.node_role_name
+    if request.allow_drills is not None:
+        wishes["allow_drills"] = request.allow_drills
     if request.hold_failed_instances is not None:
         wishes["hold_failed_instances"] = request.hold_failed_instances
     if request.max_replacements_per_hour is not None:

@@ -1,4 +1,4 @@
-"""Incidents: failures and their recoveries, read-only."""
+"""Incidents: failures and their recoveries; people say that they have seen them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Annotated
 from fastapi import Query
 
 from control_plane.api import schemas, views
-from control_plane.api.auth import Reader
+from control_plane.api.auth import Reader, User
 from control_plane.api.deps import IncidentIdPath, MaxResults, NextToken, Router, ServicesDep, page_position, page_token
 from control_plane.api.routes.jobs import find_job
-from control_plane.db import incidents
+from control_plane.db import events, incidents
+from control_plane.db.events import NewEvent
 
 router = Router(prefix="/v1/incidents", tags=["Incidents"])
 
@@ -47,3 +48,19 @@ def describe_incident(incident_id: IncidentIdPath, caller: Reader, services: Ser
         record = incidents.get(session, incident_id)
     caller.require_sight("incident", incident_id, record.project)
     return views.incident(record)
+
+
+@router.post("/{IncidentId}/acknowledge", operation_id="AcknowledgeIncident", status_code=202)
+def acknowledge_incident(
+    incident_id: IncidentIdPath, request: schemas.AcknowledgeIncidentRequest, caller: User, services: ServicesDep
+) -> schemas.Incident:
+    """Say to have seen an incident, with a note. It changes nothing of the recovery; the first acknowledgement stays."""
+    now = services.now()
+    with services.database.write() as session:
+        record = incidents.get(session, incident_id)
+        caller.require_sight("incident", incident_id, record.project)
+        if incidents.acknowledge(session, incident_id, who=caller.name, note=request.note, now=now):
+            message = f"{caller.name} has seen the incident {incident_id}" + (f": {request.note}" if request.note else ".")
+            event = NewEvent(at=now, type="IncidentAcknowledged", message=message, project=record.project, job_name=record.job_name)
+            events.append(session, event)
+        return views.incident(incidents.get(session, incident_id))

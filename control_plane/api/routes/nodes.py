@@ -10,8 +10,11 @@ from sqlalchemy.orm import Session
 from control_plane.api import schemas, views
 from control_plane.api.auth import Admin, Caller, Reader
 from control_plane.api.deps import NodeIdPath, Router, Services, ServicesDep
-from control_plane.core.states import NodeState
-from control_plane.db import events, implications, jobs, nodes
+from control_plane.api.errors import InUse
+from control_plane.core import requests
+from control_plane.core.observed import Hold, NodeRequest
+from control_plane.core.states import FleetStatus, NodeState
+from control_plane.db import events, fleets, implications, jobs, nodes
 from control_plane.db.events import NewEvent
 from control_plane.db.implications import ImplicationRecord
 from control_plane.db.nodes import NodeRecord
@@ -42,9 +45,18 @@ def describe_node(node_id: NodeIdPath, caller: Reader, services: ServicesDep) ->
 
 @router.post("/{NodeId}/release", operation_id="ReleaseNode", status_code=202)
 def release_node(node_id: NodeIdPath, request: schemas.ReleaseNodeRequest, caller: Admin, services: ServicesDep) -> schemas.Node:
-    """Let a held node work again, or end its instance. One kept for inspection is ended once its evidence is in S3. Asking again changes nothing."""
+    """Let a held node work again, or end its instance; of another one, call off what was asked for.
+
+    One kept for inspection is ended once its evidence is in S3. Asking again changes nothing.
+    """
     now = services.now()
     with services.database.write() as session:
+        if not request.terminate and nodes.get(session, node_id).state != NodeState.HELD and nodes.call_off(session, node_id):
+            record = nodes.get(session, node_id)
+            message = f"{caller.name} called off what was asked for {node_id}."
+            events.append(session, NewEvent(at=now, type="NodeRequestCalledOff", message=message, fleet_name=record.fleet_name, node_id=node_id))
+            services.wake()
+            return _shown(session, services, record, caller)
         release = "terminate" if request.terminate else "return"
         record = nodes.ask_release(session, node_id, state=NodeState.HELD, release=release, now=now)
         what = "its instance is to be ended" if request.terminate else "it may work again"
@@ -53,6 +65,68 @@ def release_node(node_id: NodeIdPath, request: schemas.ReleaseNodeRequest, calle
         shown = _shown(session, services, record, caller)
     services.wake()
     return shown
+
+
+@router.post("/{NodeId}/drain", operation_id="DrainNode", status_code=202)
+def drain_node(node_id: NodeIdPath, request: schemas.DrainNodeRequest, caller: Admin, services: ServicesDep) -> schemas.Node:
+    """Have a node's job leave it at an agreed stop, no step lost, once another node is there; then hold it. Asking again changes nothing."""
+    return _ask(NodeRequest.DRAIN, node_id, request, caller, services)
+
+
+@router.post("/{NodeId}/replace", operation_id="ReplaceNode", status_code=202)
+def replace_node(node_id: NodeIdPath, request: schemas.ReplaceNodeRequest, caller: Admin, services: ServicesDep) -> schemas.Node:
+    """Have the job of a node leave it like DrainNode; then end its instance, and another one comes. Asking again changes nothing."""
+    return _ask(NodeRequest.REPLACE, node_id, request, caller, services)
+
+
+@router.post("/{NodeId}/reboot", operation_id="RebootNode", status_code=202)
+def reboot_node(node_id: NodeIdPath, request: schemas.RebootNodeRequest, caller: Admin, services: ServicesDep) -> schemas.Node:
+    """Have the job of a node leave it like DrainNode; then reboot it, and it works again. Asking again changes nothing."""
+    return _ask(NodeRequest.REBOOT, node_id, request, caller, services)
+
+
+@router.post("/{NodeId}/hold", operation_id="HoldNode", status_code=202)
+def hold_node(node_id: NodeIdPath, request: schemas.HoldNodeRequest, caller: Admin, services: ServicesDep) -> schemas.Node:
+    """Keep a node that works for nobody out of use until ReleaseNode. Asking again changes nothing."""
+    return _ask(NodeRequest.HOLD, node_id, request, caller, services)
+
+
+def _ask(asked: NodeRequest, node_id: str, request: schemas.NodeOperation, caller: Caller, services: Services) -> schemas.Node:
+    """Note what a person wants of a node, if it can be done; the loops do it."""
+    now = services.now()
+    with services.database.write() as session:
+        record = nodes.get(session, node_id)
+        if record.hold == Hold.PERSON and asked in (NodeRequest.DRAIN, NodeRequest.HOLD):
+            return _shown(session, services, record, caller)  # it is done
+        refusal = requests.refusal(asked, _standing(session, record))
+        if refusal:
+            raise InUse(f"{refusal[:1].upper()}{refusal[1:]}.")
+        words = requests.in_words(asked, node_id, caller.name, request.reason)
+        if nodes.ask(session, node_id, asked.value, words):
+            event = NewEvent(at=now, type="NodeRequested", message=words, fleet_name=record.fleet_name, node_id=node_id)
+            events.append(session, event)
+        shown = _shown(session, services, nodes.get(session, node_id), caller)
+    services.wake()
+    return shown
+
+
+def _standing(session: Session, record: NodeRecord) -> requests.Standing:
+    fleet = fleets.get(session, record.fleet_name)
+    others = nodes.of_fleet(session, record.fleet_name)
+    job = jobs.get_run(session, record.run_id) if record.run_id is not None else None
+    return requests.Standing(
+        node_id=record.id,
+        state=NodeState(record.state),
+        hold=Hold(record.hold) if record.hold is not None else None,
+        request=NodeRequest(record.request) if record.request else None,
+        fleet_status=FleetStatus(fleet.state),
+        fleet_reason=fleet.reason,
+        spare_count=sum(other.state == NodeState.SPARE and not other.request for other in others),
+        node_count=len(others),
+        max_node_count=fleet.max_node_count,
+        job_name=job.name if job is not None else "",
+        taken_over_by=job.taken_over_by if job is not None else "",
+    )
 
 
 def _shown(session: Session, services: Services, record: NodeRecord, caller: Caller, *, history: tuple[ImplicationRecord, ...] = ()) -> schemas.Node:

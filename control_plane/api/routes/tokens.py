@@ -1,30 +1,96 @@
-"""Join tokens: what lets the instances of a fleet's group become its nodes."""
+"""Tokens of people and programs: made, listed and revoked; and who somebody is who has one.
+
+Invariant: a secret is answered once, by the call that makes it.
+"""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
+from importlib.metadata import version
+from typing import Annotated
 
-from control_plane.api import schemas
-from control_plane.api.auth import Admin
-from control_plane.api.deps import Router, ServicesDep
+from fastapi import Query
+
+from control_plane.api import schemas, views
+from control_plane.api.auth import Admin, Reader
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TokenIdPath, page_position, page_token
+from control_plane.api.errors import InvalidRequest
+from control_plane.api.schemas import FieldError
 from control_plane.db import events, tokens
 from control_plane.db.events import NewEvent
 from control_plane.db.tokens import NewToken, Role, TokenKind
 
-router = Router(prefix="/v1/join-tokens", tags=["JoinTokens"])
+router = Router(prefix="/v1", tags=["Tokens"])
 
 
-@router.post("", operation_id="CreateJoinToken", status_code=201)
-def create_join_token(request: schemas.CreateJoinTokenRequest, _caller: Admin, services: ServicesDep) -> schemas.CreateJoinTokenResponse:
-    """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
+@router.post("/tokens", operation_id="CreateToken", status_code=201)
+def create_token(request: schemas.CreateTokenRequest, caller: Admin, services: ServicesDep) -> schemas.CreateTokenResponse:
+    """Make a token. Its secret is in this answer and nowhere else; asking again makes another token."""
+    if Role(request.role) is Role.ADMIN and request.project is not None:
+        message = "an admin has every project"
+        raise InvalidRequest(f"Project: {message}.", fields=[FieldError(field="Project", message=message)])
     now = services.now()
-    expires_at = None if request.expires_in_seconds is None else now + timedelta(seconds=request.expires_in_seconds)
+    new = NewToken(
+        kind=TokenKind.USER,
+        role=Role(request.role),
+        project=request.project or "",
+        description=request.description,
+        expires_at=None if request.expires_in_seconds is None else now + timedelta(seconds=request.expires_in_seconds),
+    )
     with services.database.write() as session:
-        secret, record = tokens.mint(
-            session,
-            NewToken(kind=TokenKind.JOIN, role=Role.AGENT, fleet_name=request.fleet_name, description="join token", expires_at=expires_at),
-            now,
-        )
-        message = f"A join token ({record.id}) for the fleet {request.fleet_name} was made."
-        events.append(session, NewEvent(at=now, type="JoinTokenCreated", message=message, fleet_name=request.fleet_name))
-    return schemas.CreateJoinTokenResponse(join_token=secret, token_id=record.id, fleet_name=request.fleet_name, expiration_time=expires_at)
+        secret, record = tokens.mint(session, new, now)
+        scope = f"of the project {record.project}" if record.project else "of every project"
+        message = f"The token {record.id} was made with the token {caller.token.id}: {record.role} {scope}."
+        events.append(session, NewEvent(at=now, type="TokenCreated", message=message))
+    return schemas.CreateTokenResponse(secret=secret, token=views.token(record))
+
+
+@router.get("/tokens", operation_id="ListTokens")
+def list_tokens(
+    _caller: Admin,
+    services: ServicesDep,
+    project: Annotated[str | None, Query(alias="Project", max_length=63)] = None,
+    include_ended: Annotated[bool, Query(alias="IncludeEnded")] = False,
+    max_results: MaxResults = 100,
+    next_token: NextToken = None,
+) -> schemas.ListTokensResponse:
+    """List tokens, oldest first; those that are revoked or have expired on request. Secrets are not known here."""
+    after = None
+    if next_token is not None:
+        created_at, token_id = page_position(next_token, datetime.fromisoformat, str)
+        after = (created_at, token_id)
+    with services.database.read() as session:
+        page = tokens.page(session, project=project, with_ended=include_ended, now=services.now(), after=after, limit=max_results + 1)
+    last = page[max_results - 1] if len(page) > max_results else None
+    return schemas.ListTokensResponse(
+        tokens=[views.token(record) for record in page[:max_results]],
+        next_token=None if last is None else page_token(last.created_at.isoformat(), last.id),
+    )
+
+
+@router.post("/tokens/{TokenId}/revoke", operation_id="RevokeToken", status_code=202)
+def revoke_token(token_id: TokenIdPath, caller: Admin, services: ServicesDep) -> schemas.Token:
+    """End a token at once: for requests, for browsers signed in with it, and within a second for answers that still go on. Joined agents stay."""
+    now = services.now()
+    with services.database.write() as session:
+        before = tokens.get(session, token_id)
+        tokens.require_another_admin(session, token_id)
+        if tokens.revoke(session, token_id, now):
+            message = f"The token {token_id} ({before.role}) was revoked with the token {caller.token.id}."
+            events.append(session, NewEvent(at=now, type="TokenRevoked", message=message, fleet_name=before.fleet_name))
+        return views.token(tokens.get(session, token_id))
+
+
+@router.get("/caller-identity", operation_id="GetCallerIdentity")
+def get_caller_identity(caller: Reader, services: ServicesDep) -> schemas.GetCallerIdentityResponse:
+    """Say who is calling: role, project and how long that lasts."""
+    return schemas.GetCallerIdentityResponse(
+        token_id=caller.token.id,
+        role=caller.role.value,  # type: ignore[arg-type]  # an agent's token does not get here
+        project=caller.project or None,
+        description=caller.token.description,
+        creation_time=caller.token.created_at,
+        expiration_time=caller.token.expires_at,
+        server_version=version("everstep"),
+        server_time=services.now(),
+    )

@@ -99,5 +99,5 @@ export const metricsQuery = (name: string, generation: number) => {
 /** Whether the one who is signed in may change something: buttons that would fail are not shown. */
 export function useRole(): { mayRun: boolean; isAdmin: boolean } {
   const role = useQuery(sessionQuery).data?.Role
-  return { mayRun: role === 'user' || role === 'admin', isAdmin: role === 'admin' }
+  return { mayRun: role === 'submitter' || role === 'admin', isAdmin: role === 'admin' }
 }

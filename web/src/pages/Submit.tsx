@@ -20,7 +20,7 @@ export default function SubmitPage() {
     <Form />
   ) : (
     <Empty title="Your role may read, not submit" command="everstep jobs list">
-      Ask an administrator for a token with the role user.
+      Ask an administrator for a token with the role submitter.
     </Empty>
   )
 }

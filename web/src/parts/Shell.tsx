@@ -78,7 +78,7 @@ export function Shell() {
             {signedIn.data && <OpenIncidents />}
           </NavLink>
           <NavLink to="/fleets">Fleets</NavLink>
-          {signedIn.data?.Role !== 'reader' && <NavLink to="/submit">Submit</NavLink>}
+          {signedIn.data?.Role !== 'viewer' && <NavLink to="/submit">Submit</NavLink>}
         </nav>
         <div className="row tools">
           <Freshness />

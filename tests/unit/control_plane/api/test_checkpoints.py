@@ -268,11 +268,11 @@ def test_two_of_one_step_are_told_apart_by_their_generation(service, client, job
 
 def test_others_may_not(service, client, job):
     job.checkpoint(4)
-    with closing(service.client(service.token(Role.READER, "default"))) as reader:
+    with closing(service.client(service.token(Role.VIEWER, "default"))) as reader:
         for ask in (reader.pin_checkpoint, reader.unpin_checkpoint, reader.verify_checkpoint, reader.delete_checkpoint):
             with refused("AccessDeniedException"):
                 ask(**GPT, Step=4)
         with refused("AccessDeniedException"):
             reader.create_checkpoint(**GPT)
-    with closing(service.client(service.token(Role.USER, "speech"))) as stranger, refused("ResourceNotFoundException"):
+    with closing(service.client(service.token(Role.SUBMITTER, "speech"))) as stranger, refused("ResourceNotFoundException"):
         stranger.delete_checkpoint(**GPT, Step=4)

@@ -133,9 +133,9 @@ def test_a_job_that_has_not_ended_or_is_not_let_go_of_is_refused(service, client
 
 def test_others_may_not(service, client, job):
     end(service, job)
-    with closing(service.client(service.token(Role.USER, "speech"))) as stranger, refused("ResourceNotFoundException"):
+    with closing(service.client(service.token(Role.SUBMITTER, "speech"))) as stranger, refused("ResourceNotFoundException"):
         stranger.delete_training_job(**GPT)
-    with closing(service.client(service.token(Role.READER, "default"))) as reader, refused("AccessDeniedException"):
+    with closing(service.client(service.token(Role.VIEWER, "default"))) as reader, refused("AccessDeniedException"):
         reader.delete_training_job(**GPT)
 
 

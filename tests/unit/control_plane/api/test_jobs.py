@@ -165,8 +165,8 @@ def test_what_is_not_there_is_not_found(client, fleet):
 
 def test_roles_and_projects(client, request_, service):
     client.create_training_job(**request_, Project="speech")
-    speaker, viewer = service.client(service.token(Role.USER, "speech")), service.client(service.token(Role.READER, "speech"))
-    stranger = service.client(service.token(Role.USER, "vision"))
+    speaker, viewer = service.client(service.token(Role.SUBMITTER, "speech")), service.client(service.token(Role.VIEWER, "speech"))
+    stranger = service.client(service.token(Role.SUBMITTER, "vision"))
     assert names(viewer) == ["gpt"]
     assert names(stranger) == []
     for call in (stranger.describe_training_job, stranger.stop_training_job, stranger.list_logs):

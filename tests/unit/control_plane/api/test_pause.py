@@ -64,7 +64,7 @@ def test_a_stop_shows_before_a_pause(client, job):
 
 
 def test_readers_may_not(service, client, job):
-    with closing(service.client(service.token(Role.READER, "default"))) as reader:
+    with closing(service.client(service.token(Role.VIEWER, "default"))) as reader:
         for ask in (reader.pause_training_job, reader.resume_training_job):
             with refused("AccessDeniedException"):
                 ask(TrainingJobName="gpt")

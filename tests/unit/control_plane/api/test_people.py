@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from control_plane.db import fleets, implications, nodes
 from control_plane.db.implications import ImplicationRecord
 from control_plane.db.leases import Leaser
 from control_plane.db.tokens import Role
 from tests.unit.control_plane.api.conftest import refused
+from tests.unit.control_plane.api.test_results import Job
 
 
 def hold(service, **changes):
@@ -49,7 +52,7 @@ def test_only_a_held_node_is_released_and_only_by_an_administrator(client, fleet
     with refused("ResourceNotFoundException"):
         client.release_node(NodeId="i-2")
     with refused("AccessDeniedException"):
-        service.client(service.token(Role.USER)).release_node(NodeId="i-1")
+        service.client(service.token(Role.SUBMITTER)).release_node(NodeId="i-1")
 
 
 def test_a_person_says_that_who_is_silent_is_gone(client, fleet, service):
@@ -62,7 +65,7 @@ def test_a_person_says_that_who_is_silent_is_gone(client, fleet, service):
     with refused("ResourceNotFoundException"):
         client.unfreeze_fleet(FleetName="other")
     with refused("AccessDeniedException"):
-        service.client(service.token(Role.USER)).unfreeze_fleet(FleetName="main")
+        service.client(service.token(Role.SUBMITTER)).unfreeze_fleet(FleetName="main")
 
 
 def test_what_becomes_of_failed_instances_is_the_fleets(client, fleet):
@@ -71,3 +74,95 @@ def test_what_becomes_of_failed_instances_is_the_fleets(client, fleet):
     changed = client.update_fleet(FleetName="main", HoldFailedInstances=True, MaxReplacementsPerHour=0)
     assert (changed["HoldFailedInstances"], changed["MaxReplacementsPerHour"]) == (True, 0)
     assert client.update_fleet(FleetName="main", HoldFailedInstances=False)["MaxReplacementsPerHour"] == 0
+
+
+OPERATIONS = ("drain_node", "replace_node", "reboot_node", "hold_node")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_is_asked_of_a_node_is_stored_shown_and_told_once(client, fleet, service, operation):
+    hold(service, state="spare", hold=None)
+    for _ in range(2):
+        node = getattr(client, operation)(NodeId="i-1", Reason="a new kernel")
+    own = client.get_caller_identity()["TokenId"]
+    verb = operation.removesuffix("_node")
+    assert (node["Request"], node["RequestReason"]) == (verb, f"a person asked to {verb} i-1 (first administrator, {own}): a new kernel")
+    assert [event["Message"] for event in client.list_events()["Events"] if event["Type"] == "NodeRequested"] == [node["RequestReason"]]
+    other = next(name for name in OPERATIONS if name != operation)
+    with refused("ConflictException", f"already to be: {verb}"):
+        getattr(client, other)(NodeId="i-1")
+    assert "Request" not in client.release_node(NodeId="i-1")
+    assert "Request" in getattr(client, other)(NodeId="i-1")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_is_asked_of_nodes_is_the_administrators_to_ask(client, fleet, service, operation):
+    hold(service, state="spare", hold=None)
+    with refused("AccessDeniedException", "needs the role admin"):
+        getattr(service.client(service.token(Role.SUBMITTER)), operation)(NodeId="i-1")
+    with refused("ResourceNotFoundException"):
+        getattr(client, operation)(NodeId="i-2")
+
+
+def test_a_node_that_works_where_nobody_can_take_over_stays(client, fleet, service, source):
+    job = Job(service, client, source)
+    job.launch(1)
+    hold(service, state="assigned", hold=None, run_id=job.run)
+    assert client.drain_node(NodeId="i-1")["Request"] == "drain"  # the group may have more instances
+    client.release_node(NodeId="i-1")
+    with service.database.write() as session:
+        lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
+        fleets.change(session, lease, max_node_count=1)
+    with refused("ConflictException", "no other one can take its place"):
+        client.drain_node(NodeId="i-1")
+    with refused("ConflictException", "works for gpt: everstep nodes drain"):
+        client.hold_node(NodeId="i-1")
+
+
+def test_a_node_that_is_held_for_a_person_is_that_already(client, fleet, service):
+    hold(service, hold="person")
+    assert "Request" not in client.drain_node(NodeId="i-1")
+    assert "Request" not in client.hold_node(NodeId="i-1")
+
+
+def test_who_saw_an_incident_first_stays(client, fleet, service, source):
+    job = Job(service, client, source)
+    job.launch(1)
+    job.open_incident("inc-7")
+    assert "AcknowledgementTime" not in client.describe_incident(IncidentId="inc-7")
+    service.client(service.token(Role.SUBMITTER)).acknowledge_incident(IncidentId="inc-7", Note="the switch")
+    service.clock.advance(5)
+    seen = client.acknowledge_incident(IncidentId="inc-7", Note="no, the cable")
+    assert (seen["Acknowledgement"], (service.clock() - seen["AcknowledgementTime"]).total_seconds()) == ("the switch", 5)
+    assert sum(event["Type"] == "IncidentAcknowledged" for event in client.list_events()["Events"]) == 1
+    with refused("AccessDeniedException"):
+        service.client(service.token(Role.VIEWER)).acknowledge_incident(IncidentId="inc-7")
+    with refused("ResourceNotFoundException"):
+        service.client(service.token(Role.SUBMITTER, "other")).acknowledge_incident(IncidentId="inc-7")
+
+
+def test_a_job_is_taken_over_and_handed_back(client, fleet, service, source):
+    job = Job(service, client, source)
+    with refused("ConflictException", "is queued: there is nothing to take over"):
+        client.take_over_training_job(TrainingJobName="gpt")
+    job.launch(1)
+    job.run_ranks()
+    client.take_over_training_job(TrainingJobName="gpt", Reason="the loader")
+    service.clock.advance(5)
+    service.client(service.token(Role.SUBMITTER)).take_over_training_job(TrainingJobName="gpt")
+    described = client.describe_training_job(TrainingJobName="gpt")
+    assert described["TakenOverBy"].startswith("first administrator")
+    assert (service.clock() - described["TakenOverTime"]).total_seconds() == 5
+    hold(service, state="assigned", hold=None, run_id=job.run)
+    with refused("ConflictException", "has taken over: it is to be handed back first"):
+        client.drain_node(NodeId="i-1")
+    for _ in range(2):
+        client.hand_back_training_job(TrainingJobName="gpt")
+    assert "TakenOverBy" not in client.describe_training_job(TrainingJobName="gpt")
+    told = [event["Type"] for event in client.list_events()["Events"]]
+    assert (told.count("TrainingJobTakenOver"), told.count("TrainingJobHandedBack")) == (1, 1)
+    for change in ("take_over_training_job", "hand_back_training_job"):
+        with refused("AccessDeniedException"):
+            getattr(service.client(service.token(Role.VIEWER)), change)(TrainingJobName="gpt")
+        with refused("ResourceNotFoundException"):
+            getattr(service.client(service.token(Role.SUBMITTER, "other")), change)(TrainingJobName="gpt")

@@ -148,7 +148,7 @@ def test_of_two_updates_at_once_one_is_refused(service, client, job):
 
 
 def test_others_may_not(service, client, job):
-    with closing(service.client(service.token(Role.READER, "default"))) as reader, refused("AccessDeniedException"):
+    with closing(service.client(service.token(Role.VIEWER, "default"))) as reader, refused("AccessDeniedException"):
         reader.update_training_job(**GPT, Priority=7)
-    with closing(service.client(service.token(Role.USER, "speech"))) as stranger, refused("ResourceNotFoundException"):
+    with closing(service.client(service.token(Role.SUBMITTER, "speech"))) as stranger, refused("ResourceNotFoundException"):
         stranger.update_training_job(**GPT, Priority=7)

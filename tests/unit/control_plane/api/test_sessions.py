@@ -71,7 +71,7 @@ def test_a_session_ends_after_twelve_hours(service, browser) -> None:
 def test_a_session_ends_with_its_token(service, browser) -> None:
     with service.database.write() as session:
         end = service.clock() + timedelta(minutes=5)
-        token, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.READER, project="a", expires_at=end), service.clock())
+        token, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, project="a", expires_at=end), service.clock())
     assert sign_in(browser, token).json()["ExpiresAt"] == end.timestamp()
     assert browser.get("/v1/training-jobs").status_code == 200
     with service.database.write() as session:
@@ -80,10 +80,10 @@ def test_a_session_ends_with_its_token(service, browser) -> None:
 
 
 def test_a_session_has_the_role_of_its_token(service, browser) -> None:
-    assert sign_in(browser, service.token(Role.READER, "a")).json()["Role"] == "reader"
+    assert sign_in(browser, service.token(Role.VIEWER, "a")).json()["Role"] == "viewer"
     answer = browser.post("/v1/training-jobs/none/stop", headers={"origin": str(browser.base_url)})
     assert answer.status_code == 403
-    assert "reader" in answer.json()["Message"]
+    assert "viewer" in answer.json()["Message"]
 
 
 def altered(value: str, change: str) -> str:
@@ -140,7 +140,7 @@ def test_another_site_cannot_sign_a_browser_in(service, browser) -> None:
 
 
 def test_a_bearer_token_counts_before_a_session_and_needs_no_site(service, browser) -> None:
-    sign_in(browser, service.token(Role.READER, "a"))
+    sign_in(browser, service.token(Role.VIEWER, "a"))
     headers = {"authorization": f"Bearer {service.admin_token}", "sec-fetch-site": "cross-site"}
     assert browser.post("/v1/training-jobs/none/stop", headers=headers).status_code == 404
     assert browser.get("/v1/training-jobs", headers={"authorization": "Bearer est_nobody"}).status_code == 401

@@ -119,5 +119,5 @@ def test_the_limit_holds_while_it_comes_in(client):
 
 
 def test_readers_store_nothing(service):
-    with closing(service.client(service.token(Role.READER))) as reader, refused("AccessDeniedException"):
+    with closing(service.client(service.token(Role.VIEWER))) as reader, refused("AccessDeniedException"):
         reader.upload_source(Body=archive(("a.py", b"")))

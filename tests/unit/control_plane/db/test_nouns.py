@@ -260,7 +260,7 @@ def test_a_hello_does_not_change_what_a_node_is_used_for(database):
 
 def test_a_token_is_stored_as_its_digest_alone(database):
     with database.write() as session:
-        secret, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.READER), NOW)
+        secret, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.VIEWER), NOW)
         row = session.get(Token, record.id)
         stored = "|".join(str(value) for value in vars(row).values())
     assert secret.startswith("est_")
@@ -271,8 +271,8 @@ def test_a_token_is_stored_as_its_digest_alone(database):
 
 def test_a_token_is_good_until_it_expires_or_is_revoked(database):
     with database.write() as session:
-        secret, _ = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.USER, expires_at=NOW + timedelta(seconds=10)), NOW)
-        other, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.USER), NOW)
+        secret, _ = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.SUBMITTER, expires_at=NOW + timedelta(seconds=10)), NOW)
+        other, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.SUBMITTER), NOW)
         assert tokens.find(session, secret, NOW + timedelta(seconds=9)) is not None
         assert tokens.find(session, secret, NOW + timedelta(seconds=10)) is None
         assert tokens.find(session, secret + "x", NOW) is None

@@ -1,0 +1,71 @@
+"""Answers that go on for long end with the token that they were asked for with.
+
+A request looks its token up once, when it comes. What streams for minutes after that, as logs that are followed, would outlive a revocation; so from
+the second piece of an answer on its token is looked up again every `LOOK_SECONDS`.
+
+Invariant: an answer in one piece costs nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 1.0
+
+
+class WhileTokenIsGood:
+    """ASGI middleware around all routes.
+
+    Args:
+        app: what is inside; it puts the token's id into the request's state.
+        is_good: whether a token of that id is good now, for the application in the scope; may block.
+        look_seconds: how often it is asked.
+    """
+
+    def __init__(self, app: ASGIApp, is_good: Callable[[Scope, str], bool], look_seconds: float = LOOK_SECONDS) -> None:
+        self._app = app
+        self._is_good = is_good
+        self._look_seconds = look_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; called by the server."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answering = asyncio.current_task()
+        assert answering is not None
+        watch: asyncio.Task[bool] | None = None
+
+        async def send_watched(message: Message) -> None:
+            nonlocal watch
+            token_id = scope.get("state", {}).get("token_id")
+            if watch is None and token_id is not None and message.get("more_body"):
+                watch = asyncio.create_task(self._watch(scope, token_id, answering))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_watched)
+        except asyncio.CancelledError:
+            if watch is None or not watch.done() or answering.uncancel():
+                raise
+            log.info("an answer of %s ended with its token", scope["path"])
+        finally:
+            if watch is not None:
+                watch.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watch
+
+    async def _watch(self, scope: Scope, token_id: str, answering: asyncio.Task[object]) -> bool:
+        is_good = True
+        while is_good:
+            await asyncio.sleep(self._look_seconds)
+            is_good = await asyncio.to_thread(self._is_good, scope, token_id)
+        return answering.cancel()

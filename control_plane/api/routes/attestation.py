@@ -1,0 +1,119 @@
+"""Agents on EC2 join by showing which instance they are (`everstep.protocol.attestation`). No part of the contract: only agents have a use for it.
+
+Invariant: nothing is stored for a caller before STS and EC2 have spoken for it; a nonce makes one session at the most.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+from pydantic import StringConstraints
+
+from control_plane.api import schemas
+from control_plane.api.deps import Router, Services, ServicesDep
+from control_plane.api.errors import Forbidden, NotFound
+from control_plane.cloud.errors import AccessDenied
+from control_plane.cloud.identity import Attestation
+from control_plane.cloud.operator import Ec2State
+from control_plane.core import attestation
+from control_plane.core.attestation import Signature
+from control_plane.db import events, fleets, nonces, tokens
+from control_plane.db.events import NewEvent
+from control_plane.db.fleets import FleetRecord
+from control_plane.db.tokens import NewToken, Role, TokenKind
+from everstep.protocol.ids import NodeId
+
+router = Router(prefix="/v1/agents", include_in_schema=False)
+
+SESSION_SECONDS = 3600
+"""How long a session token opens new connections; one that is open stays. An instance that still is one gets another at any time."""
+HeaderValue = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+
+class NonceResponse(schemas.Shape):
+    """Something to sign."""
+
+    nonce: str
+
+
+class SessionRequest(schemas.Request):
+    """What an agent signed, and who it says it is."""
+
+    fleet_name: schemas.Name
+    node_id: Annotated[str, StringConstraints(pattern=r"^i-[0-9a-f]{8,17}$")]
+    nonce: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    authorization: HeaderValue
+    amz_date: HeaderValue
+    security_token: HeaderValue
+
+
+class SessionResponse(schemas.Shape):
+    """What the agent connects with."""
+
+    session_token: str
+    expiration_time: datetime
+
+
+@router.post("/nonce")
+def make_nonce(services: ServicesDep) -> NonceResponse:
+    """Give an agent something to sign. Nothing is stored: anybody may ask."""
+    _attestation(services)
+    return NonceResponse(nonce=attestation.nonce(services.nonce_key, secrets.token_bytes(16), services.now().timestamp()))
+
+
+@router.post("/session", status_code=201)
+def make_session(request: SessionRequest, services: ServicesDep) -> SessionResponse:
+    """Give the agent of an instance a session token: STS says who signed, EC2 and Auto Scaling say that it is a node of the fleet."""
+    cloud = _attestation(services)
+    end = attestation.nonce_end(services.nonce_key, request.nonce, services.now().timestamp())
+    if end is None:
+        raise Forbidden("The nonce is not one of this server's, or its minute is over.", hint="Ask for another one.")
+    signature = Signature(authorization=request.authorization, amz_date=request.amz_date, security_token=request.security_token)
+    _allow(attestation.refusal_of_signature(signature, cloud.region))
+    with services.database.read() as session:
+        fleet = next((fleet for fleet in fleets.every(session) if fleet.name == request.fleet_name), None)
+    if fleet is None or not fleet.node_role_name:
+        hint = "everstep fleets update NAME --node-role-name ROLE, the role of the launch template's instance profile."
+        raise Forbidden(f"There is no fleet {request.fleet_name!r} that says which role its nodes have.", hint=hint)
+    node_id = NodeId(request.node_id)
+    try:
+        principal = cloud.sts.whose(attestation.sts_headers(signature, server_id=services.server_id, nonce=request.nonce))
+    except AccessDenied as error:
+        raise Forbidden(f"{error.message}.") from error
+    _allow(attestation.refusal_of_principal(principal, account=cloud.account(), role_name=fleet.node_role_name, node_id=node_id))
+    _require_running_member(services, fleet, node_id)
+    now = services.now()
+    expires_at = now + timedelta(seconds=SESSION_SECONDS)
+    new = NewToken(
+        kind=TokenKind.SESSION, role=Role.AGENT, fleet_name=fleet.name, node_id=node_id, description=f"agent of {node_id}", expires_at=expires_at
+    )
+    with services.database.write() as session:
+        if not nonces.spend(session, request.nonce, datetime.fromtimestamp(end, UTC)):
+            raise Forbidden("The nonce was used before.", hint="Ask for another one.")
+        secret, record = tokens.mint(session, new, now)
+        tokens.revoke_sessions(session, node_id, now, but=record.id)
+        message = f"STS says that {node_id} is who it says; it has a session of the fleet {fleet.name}."
+        events.append(session, NewEvent(at=now, type="NodeAttested", message=message, fleet_name=fleet.name, node_id=node_id))
+    return SessionResponse(session_token=secret, expiration_time=expires_at)
+
+
+def _attestation(services: Services) -> Attestation:
+    if services.attestation is None:
+        raise NotFound("This server's cloud is not AWS: its nodes join with a join token.", hint="everstep fleets join-token NAME")
+    return services.attestation
+
+
+def _allow(refusal: str) -> None:
+    if refusal:
+        raise Forbidden(f"{refusal[:1].upper()}{refusal[1:]}.")
+
+
+def _require_running_member(services: Services, fleet: FleetRecord, node_id: NodeId) -> None:
+    group = services.operator.describe_group(fleet.auto_scaling_group_name)
+    if not any(member.instance_id == node_id and not member.is_leaving for member in group.members):
+        raise Forbidden(f"The instance {node_id} is not a member of the group {fleet.auto_scaling_group_name}.")
+    state = services.operator.describe_instances([node_id])[node_id].state
+    if state is not Ec2State.RUNNING:
+        raise Forbidden(f"EC2 says that {node_id} is {state}, not running.")

@@ -1,0 +1,30 @@
+"""Join tokens: what lets the instances of a fleet's group become its nodes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from control_plane.api import schemas
+from control_plane.api.auth import Admin
+from control_plane.api.deps import Router, ServicesDep
+from control_plane.db import events, tokens
+from control_plane.db.events import NewEvent
+from control_plane.db.tokens import NewToken, Role, TokenKind
+
+router = Router(prefix="/v1/join-tokens", tags=["JoinTokens"])
+
+
+@router.post("", operation_id="CreateJoinToken", status_code=201)
+def create_join_token(request: schemas.CreateJoinTokenRequest, _caller: Admin, services: ServicesDep) -> schemas.CreateJoinTokenResponse:
+    """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
+    now = services.now()
+    expires_at = None if request.expires_in_seconds is None else now + timedelta(seconds=request.expires_in_seconds)
+    with services.database.write() as session:
+        secret, record = tokens.mint(
+            session,
+            NewToken(kind=TokenKind.JOIN, role=Role.AGENT, fleet_name=request.fleet_name, description="join token", expires_at=expires_at),
+            now,
+        )
+        message = f"A join token ({record.id}) for the fleet {request.fleet_name} was made."
+        events.append(session, NewEvent(at=now, type="JoinTokenCreated", message=message, fleet_name=request.fleet_name))
+    return schemas.CreateJoinTokenResponse(join_token=secret, token_id=record.id, fleet_name=request.fleet_name, expiration_time=expires_at)

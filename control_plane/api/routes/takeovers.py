@@ -1,0 +1,53 @@
+"""A person takes a job over, and hands it back: in between Everstep observes it and decides nothing."""
+
+from __future__ import annotations
+
+from control_plane.api import schemas, views
+from control_plane.api.auth import User
+from control_plane.api.deps import Router, ServicesDep, TrainingJobNamePath
+from control_plane.api.errors import InUse
+from control_plane.api.routes.jobs import find_job
+from control_plane.core.states import LAUNCHED_JOBS, JobState
+from control_plane.db import events, jobs
+from control_plane.db.events import NewEvent
+
+router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
+
+
+@router.post("/{TrainingJobName}/take-over", operation_id="TakeOverTrainingJob", status_code=202)
+def take_over_training_job(
+    training_job_name: TrainingJobNamePath, request: schemas.TakeOverTrainingJobRequest, caller: User, services: ServicesDep
+) -> schemas.TrainingJobSummary:
+    """Look after a job yourself: Everstep observes and records until it is handed back, and decides nothing.
+
+    Only ranks of generations that have ended are still halted. What is asked for meanwhile, a stop too, waits. Who took it over first stays.
+    """
+    now = services.now()
+    with services.database.write() as session:
+        before = find_job(session, training_job_name, caller)
+        if JobState(before.state) not in LAUNCHED_JOBS:
+            raise InUse(f"The training job {training_job_name!r} is {before.state}: there is nothing to take over.")
+        if jobs.take_over(session, training_job_name, caller.name, now):
+            message = f"{caller.name} took {before.name} over" + (f": {request.reason}" if request.reason else ".")
+            kind = "TrainingJobTakenOver"
+            event = NewEvent(at=now, type=kind, message=message, project=before.project, fleet_name=before.fleet_name, job_name=before.name)
+            events.append(session, event)
+        job = jobs.get(session, training_job_name)
+    services.wake()
+    return views.job_summary(job)
+
+
+@router.post("/{TrainingJobName}/hand-back", operation_id="HandBackTrainingJob", status_code=202)
+def hand_back_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> schemas.TrainingJobSummary:
+    """Let Everstep look after a job again. Asking again changes nothing."""
+    now = services.now()
+    with services.database.write() as session:
+        before = find_job(session, training_job_name, caller)
+        if jobs.hand_back(session, training_job_name):
+            message = f"{caller.name} handed {before.name} back; {before.taken_over_by} had taken it over."
+            kind = "TrainingJobHandedBack"
+            event = NewEvent(at=now, type=kind, message=message, project=before.project, fleet_name=before.fleet_name, job_name=before.name)
+            events.append(session, event)
+        job = jobs.get(session, training_job_name)
+    services.wake()
+    return views.job_summary(job)

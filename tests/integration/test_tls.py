@@ -1,0 +1,187 @@
+"""A server with a certificate: everybody who speaks to it verifies whom they speak to, and nobody sends a token in the clear to another machine."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import shutil
+import ssl
+import subprocess
+import sys
+from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+import everstep
+from control_plane.settings import InvalidSettings, Settings
+from everstep import config, failures
+from everstep.errors import ConfigurationError, EverstepError
+from everstep.protocol.agent_messages import AgentReport, Hello
+from everstep.protocol.ids import NodeId
+from tests.unit.control_plane.api import conftest
+from worker.__main__ import settings as agent_settings
+from worker.control_client import ControlClient
+
+pytestmark = pytest.mark.integration
+
+
+def certificate(directory: Path) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 that is its own authority, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "everstep test")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    files = directory / "certificate.pem", directory / "key.pem"
+    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    return files
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> tuple[Path, Path]:
+    return certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, files):
+    """The real program, with a certificate; its ready file's content."""
+    directory = tmp_path_factory.mktemp("server")
+    ready = directory / "ready.json"
+    state = directory / "state"
+    state.mkdir(mode=0o700)
+    shutil.copyfile(conftest._migrated(), state / "everstep.db")
+    arguments = ["--state-dir", str(state), "--port", "0", "--bucket", "b", "--ready-file", str(ready)]
+    tls = ["--tls-certificate", str(files[0]), "--tls-key", str(files[1])]
+    program = (
+        "import sys, control_plane.__main__ as program\n"
+        "from control_plane.cloud.fake import FakeOperator, MemoryObjectStore\n"
+        "make = program.create_app\n"
+        "program._announce = lambda settings: None\n"
+        "program.create_app = lambda settings, **more: make(settings, operator=FakeOperator(), objects=MemoryObjectStore('b'), loops=lambda *_: (),"
+        " **more)\n"
+        "sys.exit(program.main())\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, *arguments, *tls], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "listening on" in line:
+                break
+        yield msgspec.json.decode(ready.read_bytes())
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def test_the_client_verifies_the_servers_certificate(server, files) -> None:
+    token = Path(server["admin_token_path"]).read_text().strip()
+    assert server["url"].startswith("https://")
+    with closing(everstep.client(server["url"], token, ca_bundle=str(files[0]))) as client:
+        assert client.get_caller_identity()["Role"] == "admin"
+    refused = pytest.raises(EverstepError, match="CERTIFICATE_VERIFY_FAILED")
+    with closing(everstep.client(server["url"], token)) as stranger, refused, failures.translated():
+        stranger.get_caller_identity()
+
+
+def test_another_authority_is_none(server, tmp_path) -> None:
+    other, _ = certificate(tmp_path)
+    with (
+        closing(everstep.client(server["url"], "t", ca_bundle=str(other))) as client,
+        pytest.raises(EverstepError, match="CERTIFICATE_VERIFY_FAILED"),
+        failures.translated(),
+    ):
+        client.get_caller_identity()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_an_agent_verifies_the_servers_certificate_before_it_sends_its_token(server, files, tmp_path, is_known, caplog) -> None:
+    tls = ssl.create_default_context(cafile=files[0]) if is_known else None
+    client = ControlClient(
+        [server["url"]],
+        join_token="est_none",
+        token_path=tmp_path / "token",
+        tls=tls,
+        hello=lambda: Hello(node_id=NodeId("i-1"), agent_id="a", address="127.0.0.2", peer_port=1, memory_bytes=1, version="0"),
+        report=lambda: AgentReport(node_id=NodeId("i-1"), sequence=1, member=None),
+        command=lambda _: None,
+    )
+    running = asyncio.create_task(client.run())
+    async with asyncio.timeout(20):
+        while "line to the control plane" not in caplog.text:  # noqa: ASYNC110  # the log is all that it tells
+            await asyncio.sleep(0.01)
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    assert ("HTTP 403" in caplog.text) is is_known  # the server has seen the token, and does not know it
+    assert ("CERTIFICATE_VERIFY_FAILED" in caplog.text) is not is_known
+
+
+# What is refused before anything is sent
+
+
+def test_a_server_that_others_reach_needs_a_certificate(tmp_path, files) -> None:
+    base = {"state_directory": tmp_path, "bucket": "b", "host": "0.0.0.0"}
+    with pytest.raises(InvalidSettings, match="--tls-certificate"):
+        Settings(**base)
+    assert Settings(**base, tls_certificate=files[0], tls_key=files[1]).has_tls
+    assert not Settings(**base, is_other_host_allowed=True).has_tls
+    with pytest.raises(InvalidSettings, match="belong together"):
+        Settings(**base, tls_certificate=files[0])
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.1:8443", "http://control.example"])
+def test_an_agent_sends_no_token_in_the_clear_to_another_machine(tmp_path, url, capsys) -> None:
+    given = ["--control-plane-url", url, "--instance-id", "i-1", "--address", "127.0.0.2", "--state-dir", str(tmp_path / "s"), "--memory-bytes", "9"]
+    with pytest.raises(SystemExit):
+        agent_settings(given)
+    assert "in the clear" in capsys.readouterr().err
+    assert agent_settings([*given, "--allow-non-loopback"]).control_plane_urls == (url,)
+
+
+def test_a_bundle_that_is_none_is_told(tmp_path, capsys) -> None:
+    with pytest.raises(ConfigurationError, match="is not a file"):
+        config.load("https://x", "t", {}, ca_bundle=str(tmp_path / "none"))
+    given = ["--control-plane-url", "https://x", "--instance-id", "i-1", "--address", "127.0.0.2", "--state-dir", str(tmp_path / "s")]
+    with pytest.raises(SystemExit):
+        agent_settings([*given, "--ca-bundle", str(tmp_path / "none")])
+    assert "holds no certificates" in capsys.readouterr().err
+
+
+def test_the_bundle_is_kept_with_the_endpoint(tmp_path, files) -> None:
+    environment = {"XDG_CONFIG_HOME": str(tmp_path)}
+    config.write(config.ClientConfig("https://x", "t", str(files[0])), environment)
+    assert config.load(environment=environment).ca_bundle == str(files[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--fleet", "main"], "are all needed"),
+        (["--server-id", "0" * 32], "are all needed"),
+        (["--fleet", "main", "--server-id", "x", "--region", "eu-west-1"], "is not one"),
+    ],
+)
+def test_joining_by_a_role_takes_all_that_is_signed(tmp_path, options, words, capsys, monkeypatch) -> None:
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    given = ["--control-plane-url", "https://x", "--instance-id", "i-1", "--address", "127.0.0.2", "--state-dir", str(tmp_path / "s")]
+    with pytest.raises(SystemExit):
+        agent_settings([*given, *options])
+    assert words in capsys.readouterr().err

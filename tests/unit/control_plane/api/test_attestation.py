@@ -1,0 +1,357 @@
+"""Instances show who they are by what their role signs: the whole exchange, with an STS that verifies signatures, and every way to cheat in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from websockets.exceptions import InvalidStatus
+
+from control_plane.api.auth import find_token
+from control_plane.cloud.errors import CloudUnavailable
+from control_plane.cloud.identity import Attestation, RegionalSts, principal_in
+from control_plane.core import attestation as core
+from control_plane.core.attestation import Principal, Signature
+from everstep.protocol import attestation
+from everstep.protocol.codec import encode
+from everstep.protocol.ids import NodeId
+from tests.unit import sts as local_sts
+from tests.unit.control_plane.api.conftest import GROUP, Service
+from tests.unit.control_plane.api.test_agents import closed, hello, join, line, report, until
+from tests.unit.sts import ACCOUNT, HOST, IDENTITY, REGION, Keys, Sts, keys_of
+from worker import attestation as agent
+from worker.attestation import Claim
+from worker.errors import AttestationFailed
+
+ROLE = "trainer"
+
+
+@pytest.fixture
+def sts() -> Iterator[Sts]:
+    with local_sts.serve() as running:
+        yield running
+
+
+@dataclass
+class Instance:
+    """A node of the fleet, with the keys of its role."""
+
+    service: Service
+    node: str
+    keys: Keys
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(node_id=NodeId(self.node), fleet="main", region=REGION, server_id=self.service.services.server_id)
+
+    def nonce(self) -> str:
+        return self.post("/v1/agents/nonce", {}).json()["Nonce"]
+
+    def request(self, nonce: str | None = None, **changes: str) -> dict[str, Any]:
+        """What the agent sends, with changes."""
+        nonce = nonce or self.nonce()
+        signed = agent.sign(self.claim, self.keys, nonce)
+        return self.said(nonce, signed, **changes)
+
+    def said(self, nonce: str, signed: dict[str, str], **changes: str) -> dict[str, Any]:
+        return {
+            "FleetName": "main",
+            "NodeId": self.node,
+            "Nonce": nonce,
+            "Authorization": signed["Authorization"],
+            "AmzDate": signed["X-Amz-Date"],
+            "SecurityToken": signed["X-Amz-Security-Token"],
+            **changes,
+        }
+
+    def ask(self, request: dict[str, Any]) -> httpx.Response:
+        return self.post("/v1/agents/session", request)
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(f"http://{self.service.address}{path}", json=body, trust_env=False)
+
+    def signed_by_hand(self, nonce: str, *, host: str = HOST, body: bytes = attestation.BODY, headers: dict[str, str] | None = None, **more: str):
+        """A signature that is genuine, of a request that is not the one that is meant."""
+        chosen = {**attestation.headers(server_id=self.service.services.server_id, nonce=nonce), **more} if headers is None else headers
+        request = AWSRequest("POST", f"https://{host}/", headers=chosen, data=body)
+        SigV4Auth(self.keys, "sts", REGION).add_auth(request)
+        return {name: request.headers[name] for name in ("Authorization", "X-Amz-Date", "X-Amz-Security-Token")}
+
+
+@pytest.fixture
+def instance(service, client, sts) -> Instance:
+    service.app.state.services = replace(
+        service.services, attestation=Attestation(sts=RegionalSts(REGION, endpoint_url=sts.url), region=REGION, account=lambda: ACCOUNT)
+    )
+    client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, NodeRoleName=ROLE)
+    service.operator.set_desired(GROUP, 2)
+    node = service.operator.describe_group(GROUP).members[0].instance_id
+    made = Instance(service, node, keys_of(node))
+    sts.knows(made.keys)
+    return made
+
+
+# What is to work
+
+
+async def test_an_instance_joins_without_any_token(service, instance, sts, monkeypatch) -> None:
+    for name, value in (("ACCESS_KEY_ID", instance.keys.access_key), ("SECRET_ACCESS_KEY", instance.keys.secret_key)):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", instance.keys.token)
+    token = agent.join(f"http://{service.address}", instance.claim, None)
+    assert sts.asked == [("/", HOST)]
+    async with line(service, token) as opened:
+        assert (await join(opened, instance.node)).session_token == token
+        await opened.send(encode(report(instance.node)))
+        await until(lambda: service.services.registry.views()[NodeId(instance.node)].report)
+
+
+def test_the_credential_is_short_lived(service, instance) -> None:
+    answer = instance.ask(instance.request())
+    assert answer.status_code == 201
+    assert answer.json()["ExpirationTime"] == service.clock().timestamp() + 3600
+    assert opens(service, answer)
+    service.clock.advance(3600)
+    assert not opens(service, answer)
+
+
+def opens(service: Service, answer: httpx.Response) -> bool:
+    return find_token(service.services, answer.json()["SessionToken"]) is not None
+
+
+async def test_an_instance_has_one_live_session(service, instance) -> None:
+    token = instance.ask(instance.request()).json()["SessionToken"]
+    async with line(service, token) as opened:
+        await join(opened, instance.node)
+        second = instance.ask(instance.request()).json()["SessionToken"]
+        async with line(service, second) as newer:
+            await join(newer, instance.node, "a2")
+            assert (await closed(opened))[0] == 4409
+    with pytest.raises(InvalidStatus) as refused:
+        async with line(service, token):
+            pass
+    assert refused.value.response.status_code == 403
+
+
+async def test_a_session_is_for_its_own_instance_alone(service, instance) -> None:
+    token = instance.ask(instance.request()).json()["SessionToken"]
+    other = service.operator.describe_group(GROUP).members[1].instance_id
+    async with line(service, token) as opened:
+        await opened.send(encode(hello(other)))
+        assert (await closed(opened))[0] == 4401
+
+
+# What is not to work
+
+
+def refused(answer: httpx.Response, words: str) -> None:
+    assert answer.status_code == 403, answer.text
+    assert re.search(words, answer.json()["Message"]), answer.json()["Message"]
+
+
+def test_a_forged_signature(instance, sts) -> None:
+    request = instance.request()
+    last = "0" if request["Authorization"][-1] != "0" else "1"
+    refused(instance.ask({**request, "Authorization": request["Authorization"][:-1] + last}), "does not take the signature")
+    assert sts.asked == [("/", HOST)]
+
+
+def test_keys_that_nobody_knows(instance) -> None:
+    stranger = replace(instance, keys=replace(instance.keys, access_key="ASIA9999999999999999"))
+    refused(stranger.ask(stranger.request()), "does not take the signature")
+
+
+def test_a_replayed_request(instance, sts) -> None:
+    request = instance.request()
+    assert instance.ask(request).status_code == 201
+    refused(instance.ask(request), "nonce was used before")
+
+
+def test_a_nonce_whose_minute_is_over(service, instance, sts) -> None:
+    request = instance.request()
+    service.clock.advance(attestation.NONCE_SECONDS)
+    refused(instance.ask(request), "minute is over")
+    assert sts.asked == []
+
+
+@pytest.mark.parametrize("nonce", ["x", "..", "ffffffffff.00.00", "ffffffffff." + "0" * 32 + "." + "0" * 64])
+def test_a_nonce_that_this_server_did_not_make(instance, sts, nonce) -> None:
+    refused(instance.ask(instance.request(nonce)), "not one of this server's")
+    assert sts.asked == []
+
+
+def test_a_signature_that_was_made_for_another_nonce(instance) -> None:
+    refused(instance.ask(instance.request(Nonce=instance.nonce())), "does not take the signature")
+
+
+def test_a_signature_that_was_made_for_another_server(instance) -> None:
+    nonce = instance.nonce()
+    elsewhere = replace(instance.claim, server_id="f" * 32)
+    refused(instance.ask(instance.said(nonce, agent.sign(elsewhere, instance.keys, nonce))), "does not take the signature")
+
+
+@pytest.mark.parametrize("host", ["sts.us-east-1.amazonaws.com", "sts.amazonaws.com", "attacker.example"])
+def test_a_signature_for_another_host(instance, sts, host) -> None:
+    nonce = instance.nonce()
+    refused(instance.ask(instance.said(nonce, instance.signed_by_hand(nonce, host=host))), "does not take the signature")
+    assert sts.asked == [("/", HOST)]
+
+
+def test_a_signature_for_another_region(instance, sts) -> None:
+    nonce = instance.nonce()
+    signed = agent.sign(replace(instance.claim, region="us-east-1"), instance.keys, nonce)
+    refused(instance.ask(instance.said(nonce, signed)), "for sts in us-east-1, not for sts in eu-west-1")
+    assert sts.asked == []
+
+
+@pytest.mark.parametrize("body", [b"Action=AssumeRole&Version=2011-06-15", b"Action=GetCallerIdentity&Version=2011-06-15&x=1", b""])
+def test_a_signature_of_another_action(instance, body) -> None:
+    nonce = instance.nonce()
+    refused(instance.ask(instance.said(nonce, instance.signed_by_hand(nonce, body=body))), "does not take the signature")
+
+
+@pytest.mark.parametrize("left_out", [attestation.NONCE_HEADER, attestation.SERVER_ID_HEADER, "content-type"])
+def test_a_header_that_was_not_signed(instance, sts, left_out) -> None:
+    nonce = instance.nonce()
+    headers = dict(attestation.headers(server_id=instance.claim.server_id, nonce=nonce))
+    del headers[left_out]
+    refused(instance.ask(instance.said(nonce, instance.signed_by_hand(nonce, headers=headers))), "signed headers are")
+    assert sts.asked == []
+
+
+def test_a_header_that_was_signed_beyond_those(instance, sts) -> None:
+    nonce = instance.nonce()
+    signed = instance.signed_by_hand(nonce, **{"x-more": "1"})
+    refused(instance.ask(instance.said(nonce, signed)), "signed headers are")
+    assert sts.asked == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda node: {"role": "admin"}, "of the role admin, not of trainer"),
+        (lambda node: {"account": "210987654321"}, "of another account"),
+        (lambda node: {"instance": "i-0123456789abcdef0"}, "of the session i-0123456789abcdef0, not of the instance"),
+        (lambda node: {"instance": "somebody"}, "of the session somebody, not of the instance"),
+    ],
+)
+def test_a_genuine_signature_of_somebody_else(instance, sts, change: Callable[[str], dict[str, str]], words) -> None:
+    chosen = {"instance": instance.node, **change(instance.node)}
+    keys = keys_of(chosen.pop("instance"), number=1, **chosen)
+    sts.knows(keys)
+    other = replace(instance, keys=keys)
+    refused(other.ask(other.request()), words)
+
+
+def test_an_instance_that_is_not_of_the_group(service, instance, sts) -> None:
+    stranger = "i-0123456789abcdef0"
+    keys = keys_of(stranger, number=1)
+    sts.knows(keys)
+    other = Instance(service, stranger, keys)
+    refused(other.ask(other.request()), "not a member of the group")
+
+
+def test_an_instance_that_has_ended(service, instance) -> None:
+    service.operator.end_instance(NodeId(instance.node))
+    refused(instance.ask(instance.request()), "not a member|EC2 says that")
+
+
+def test_an_instance_that_is_about_to_leave(service, instance) -> None:
+    service.operator.terminate_member(NodeId(instance.node), decrement=True)
+    refused(instance.ask(instance.request()), "not a member of the group")
+
+
+def test_a_fleet_that_names_no_role_lets_nobody_in_this_way(service, client, instance, sts) -> None:
+    service.operator.create_group("second", max_size=1)
+    client.create_fleet(FleetName="second", AutoScalingGroupName="second")
+    refused(instance.ask(instance.request(FleetName="second")), "says which role its nodes have")
+    refused(instance.ask(instance.request(FleetName="none")), "says which role its nodes have")
+    assert sts.asked == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (302, "", {"location": "http://127.0.0.1:1/"}),
+        (200, "", {}),
+        (200, "{}", {}),
+        (200, "<GetCallerIdentityResponse/>", {}),
+        (200, IDENTITY.format(arn="x", account=ACCOUNT).replace("2011-06-15/", "2012-01-01/"), {}),
+        (200, "<!DOCTYPE x>" + IDENTITY.format(arn="x", account=ACCOUNT), {}),
+        (500, "", {}),
+    ],
+)
+def test_an_answer_that_is_not_exactly_sts_proves_nothing(instance, sts, answer) -> None:
+    sts.answer = answer
+    refusal = instance.ask(instance.request())
+    assert refusal.status_code == 503
+    assert len(sts.asked) == 1  # no redirect is followed, nothing is asked again
+
+
+@pytest.mark.parametrize("part", ["<Arn>a</Arn><Arn>b</Arn><Account>1</Account>", "<Arn>a</Arn>", "<Account>1</Account>"])
+def test_an_answer_with_parts_twice_or_missing_proves_nothing(part) -> None:
+    name = 'xmlns="https://sts.amazonaws.com/doc/2011-06-15/"'
+    text = f"<GetCallerIdentityResponse {name}><GetCallerIdentityResult>{part}</GetCallerIdentityResult></GetCallerIdentityResponse>"
+    with pytest.raises(CloudUnavailable):
+        principal_in(text.encode())
+
+
+def test_a_server_whose_cloud_is_not_aws_attests_nobody(service) -> None:
+    answer = httpx.post(f"http://{service.address}/v1/agents/nonce", trust_env=False)
+    assert answer.status_code == 404
+    assert "join with a join token" in answer.json()["Message"]
+
+
+# The rules by themselves
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"authorization": "AWS4-HMAC-SHA256 x"},
+        {"authorization": "{given}\r\nx: y"},
+        {"authorization": "{given} "},
+        {"amz_date": "20260101"},
+        {"amz_date": "20260101T000000Z\n"},
+        {"amz_date": "20270101T000000Z"},
+        {"security_token": "a b"},
+        {"security_token": "a\r\nx: y"},
+    ],
+)
+def test_what_is_not_of_the_one_form_is_not_shown_to_sts(changes) -> None:
+    scope = f"ASIA0000000000000000/20260101/{REGION}/sts/aws4_request"
+    given = f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders={attestation.SIGNED_HEADERS}, Signature={'0' * 64}"
+    right = Signature(authorization=given, amz_date="20260101T000000Z", security_token="token")
+    assert core.refusal_of_signature(right, REGION) == ""
+    assert core.refusal_of_signature(replace(right, **{name: value.replace("{given}", given) for name, value in changes.items()}), REGION)
+
+
+@pytest.mark.parametrize(
+    "arn",
+    [
+        f"arn:aws:iam::{ACCOUNT}:user/i-0123456789abcdef0",
+        f"arn:aws:sts::{ACCOUNT}:federated-user/i-0123456789abcdef0",
+        f"arn:aws:sts::{ACCOUNT}:assumed-role/trainer/x/i-0123456789abcdef0",
+        f"arn:aws:sts::{ACCOUNT}:assumed-role/trainer/i-0123456789abcdef0\n",
+        f"arn:aws:sts::{ACCOUNT}:assumed-role/trainer/i-0123456789abcdef0/",
+        "",
+    ],
+)
+def test_only_a_roles_session_is_an_instance(arn) -> None:
+    node = NodeId("i-0123456789abcdef0")
+    good = Principal(account=ACCOUNT, arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/trainer/{node}")
+    assert core.refusal_of_principal(good, account=ACCOUNT, role_name=ROLE, node_id=node) == ""
+    assert core.refusal_of_principal(replace(good, account="210987654321"), account=ACCOUNT, role_name=ROLE, node_id=node)
+    assert core.refusal_of_principal(replace(good, arn=arn), account=ACCOUNT, role_name=ROLE, node_id=node)
+
+
+def test_keys_that_are_no_roles_sign_nothing() -> None:
+    claim = Claim(node_id=NodeId("i-1"), fleet="main", region=REGION, server_id="0" * 32)
+    with pytest.raises(AttestationFailed, match="no session token"):
+        agent.sign(claim, Keys("AKIA0000000000000000", "s", "", ""), "n")

@@ -1,0 +1,59 @@
+"""What can be done with a node, and why not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from control_plane.core.observed import Hold, NodeRequest
+from control_plane.core.requests import Standing, refusal
+from control_plane.core.states import FleetStatus, NodeState
+
+ASSIGNED = Standing(
+    node_id="i-1",
+    state=NodeState.ASSIGNED,
+    hold=None,
+    request=None,
+    fleet_status=FleetStatus.ACTIVE,
+    fleet_reason="most of the fleet is silent",
+    spare_count=1,
+    node_count=4,
+    max_node_count=4,
+    job_name="gpt",
+)
+DRAIN, REPLACE, REBOOT, HOLD = NodeRequest.DRAIN, NodeRequest.REPLACE, NodeRequest.REBOOT, NodeRequest.HOLD
+MOVES = (DRAIN, REPLACE, REBOOT)
+
+
+@pytest.mark.parametrize("asked", MOVES)
+def test_a_node_that_works_is_left_where_another_one_can_come(asked: NodeRequest) -> None:
+    assert refusal(asked, ASSIGNED) == ""
+    assert refusal(asked, replace(ASSIGNED, spare_count=0, max_node_count=5)) == ""
+    assert "no other one can take its place" in refusal(asked, replace(ASSIGNED, spare_count=0))
+    assert "ann has taken over" in refusal(asked, replace(ASSIGNED, taken_over_by="ann"))
+    assert "may not act now: most of the fleet is silent" in refusal(asked, replace(ASSIGNED, fleet_status=FleetStatus.FROZEN))
+    assert "is being deleted" in refusal(asked, replace(ASSIGNED, fleet_status=FleetStatus.DELETING))
+
+
+def test_a_node_that_works_is_not_just_held() -> None:
+    assert "everstep nodes drain i-1" in refusal(HOLD, ASSIGNED)
+    assert refusal(HOLD, replace(ASSIGNED, state=NodeState.SPARE)) == ""
+    assert refusal(HOLD, replace(ASSIGNED, state=NodeState.SPARE, fleet_status=FleetStatus.FROZEN)) == ""
+
+
+@pytest.mark.parametrize("state", [NodeState.GONE, NodeState.DRAINING, NodeState.JOINING, NodeState.REBOOTING])
+@pytest.mark.parametrize("asked", NodeRequest)
+def test_a_node_that_comes_or_goes_is_let_be(asked: NodeRequest, state: NodeState) -> None:
+    assert refusal(asked, replace(ASSIGNED, state=state))
+
+
+@pytest.mark.parametrize(("asked", "is_possible"), [(DRAIN, False), (REBOOT, False), (REPLACE, True), (HOLD, True)])
+def test_a_held_node_is_ended_or_kept(asked: NodeRequest, is_possible: bool) -> None:
+    assert (refusal(asked, replace(ASSIGNED, state=NodeState.HELD, hold=Hold.UNREACHABLE)) == "") is is_possible
+
+
+def test_one_thing_at_a_time() -> None:
+    standing = replace(ASSIGNED, request=DRAIN)
+    assert refusal(DRAIN, standing) == ""
+    assert "already to be: drain; everstep nodes release i-1" in refusal(REBOOT, standing)

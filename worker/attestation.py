@@ -1,0 +1,125 @@
+"""How this node's agent joins without a token: it signs what only its instance can, and shows the signature (`everstep.protocol.attestation`).
+
+Invariant: the role's keys never leave this process; what leaves it is a signature that names one server, once, for one question to STS.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+import botocore.session
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+
+from everstep.protocol import attestation
+from everstep.protocol.ids import NodeId
+from worker.errors import AttestationFailed
+
+TIMEOUT_SECONDS: Final = 15.0
+MAX_ANSWER_BYTES: Final = 64 * 1024
+
+
+class Credentials(Protocol):
+    """As botocore has them, one moment's keys of a role."""
+
+    access_key: str
+    secret_key: str
+    token: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Whom an agent shows to be, and to whom."""
+
+    node_id: NodeId
+    fleet: str
+    region: str
+    server_id: str
+    """Of the control plane that the signature is for, as its operator gave it: what a server says of itself is not taken for it."""
+
+
+def sign(claim: Claim, credentials: Credentials, nonce: str) -> dict[str, str]:
+    """Return what a signature adds to the request, and nothing else of it.
+
+    Args:
+        claim: for its region and its server.
+        credentials: of the instance's role.
+        nonce: that the control plane gave.
+
+    Returns:
+        Authorization, X-Amz-Date and X-Amz-Security-Token.
+
+    Raises:
+        AttestationFailed: the credentials are not those of a role's session.
+    """
+    if not credentials.token:
+        raise AttestationFailed("the AWS credentials here are not those of the instance's role: they have no session token")
+    request = AWSRequest(
+        method=attestation.METHOD,
+        url=f"https://{attestation.sts_host(claim.region)}{attestation.PATH}",
+        headers=dict(attestation.headers(server_id=claim.server_id, nonce=nonce)),
+        data=attestation.BODY,
+    )
+    SigV4Auth(credentials, "sts", claim.region).add_auth(request)
+    return {name: request.headers[name] for name in ("Authorization", "X-Amz-Date", "X-Amz-Security-Token")}
+
+
+def join(url: str, claim: Claim, tls: ssl.SSLContext | None) -> str:
+    """Return a session token for this instance. Blocks: called in a thread.
+
+    Args:
+        url: of the control plane.
+        claim: who this is.
+        tls: how the control plane's certificate is verified; None for the system's own way.
+
+    Returns:
+        The token, good for an hour of new connections.
+
+    Raises:
+        AttestationFailed: there are no credentials, or the control plane does not take the signature or does not answer.
+    """
+    found = botocore.session.Session().get_credentials()
+    if found is None:
+        raise AttestationFailed("there are no AWS credentials: does the instance have an instance profile?")
+    nonce = _post(url, "/v1/agents/nonce", {}, tls).get("Nonce", "")
+    signature = sign(claim, found.get_frozen_credentials(), str(nonce))
+    answer = _post(
+        url,
+        "/v1/agents/session",
+        {
+            "FleetName": claim.fleet,
+            "NodeId": claim.node_id,
+            "Nonce": nonce,
+            "Authorization": signature["Authorization"],
+            "AmzDate": signature["X-Amz-Date"],
+            "SecurityToken": signature["X-Amz-Security-Token"],
+        },
+        tls,
+    )
+    return str(answer.get("SessionToken", ""))
+
+
+def _post(url: str, path: str, body: dict[str, Any], tls: ssl.SSLContext | None) -> dict[str, Any]:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme == "https":
+        line: http.client.HTTPConnection = http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT_SECONDS, context=tls)
+    else:
+        line = http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_SECONDS)
+    try:
+        line.request("POST", path, body=json.dumps(body), headers={"content-type": "application/json"})
+        answer = line.getresponse()
+        said = json.loads(answer.read(MAX_ANSWER_BYTES))
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise AttestationFailed(f"the control plane at {url} did not answer: {error}") from error
+    finally:
+        line.close()
+    if not isinstance(said, dict) or answer.status not in (200, 201):
+        words = said.get("Message", "") if isinstance(said, dict) else ""
+        raise AttestationFailed(f"the control plane does not let this instance join ({answer.status}): {words}")
+    return said
