@@ -140,6 +140,15 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_job_fleet_name"), ["fleet_name"], unique=False)
         batch_op.create_index(batch_op.f("ix_job_fleet_name_state"), ["fleet_name", "state"], unique=False)
         batch_op.create_index(batch_op.f("ix_job_state"), ["state"], unique=False)
+        batch_op.create_index(batch_op.f("ix_job_created_at_run_id"), ["created_at", "run_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_job_modified_at_run_id"), ["modified_at", "run_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_job_name_run_id"), ["name", "run_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_job_project_created_at_run_id"), ["project", "created_at", "run_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_job_project_modified_at_run_id"), ["project", "modified_at", "run_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_job_project_name_run_id"), ["project", "name", "run_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_job_fleet_name_created_at_run_id"), ["fleet_name", "created_at", "run_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_job_state_created_at_run_id"), ["state", "created_at", "run_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_job_ended_at_created_at_run_id"), ["ended_at", "created_at", "run_id"], unique=False)
 
     op.create_table(
         "node",
@@ -371,6 +380,15 @@ def downgrade() -> None:
     op.drop_table("node")
     with op.batch_alter_table("job", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_job_state"))
+        batch_op.drop_index(batch_op.f("ix_job_created_at_run_id"))
+        batch_op.drop_index(batch_op.f("ix_job_modified_at_run_id"))
+        batch_op.drop_index(batch_op.f("ix_job_name_run_id"))
+        batch_op.drop_index(batch_op.f("ix_job_project_created_at_run_id"))
+        batch_op.drop_index(batch_op.f("ix_job_project_modified_at_run_id"))
+        batch_op.drop_index(batch_op.f("ix_job_project_name_run_id"))
+        batch_op.drop_index(batch_op.f("ix_job_fleet_name_created_at_run_id"))
+        batch_op.drop_index(batch_op.f("ix_job_state_created_at_run_id"))
+        batch_op.drop_index(batch_op.f("ix_job_ended_at_created_at_run_id"))
         batch_op.drop_index(batch_op.f("ix_job_fleet_name_state"))
         batch_op.drop_index(batch_op.f("ix_job_fleet_name"))
 

@@ -42,6 +42,7 @@ _KINDS = {
     "bool_": "boolean",
     "string_type": "string",
     "datetime_": "timestamp",
+    "timezone_": "timestamp",
     "list_type": "list",
     "dict_type": "map",
     "model_": "structure",

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 import msgspec
-from sqlalchemy import and_, delete, func, or_, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -159,16 +159,6 @@ class NewJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFilter:
-    """Which jobs to list; None means any."""
-
-    states: Collection[str] | None = None
-    name_contains: str | None = None
-    fleet_name: str | None = None
-    project: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRecord:
     """A generation and its plan."""
 
@@ -217,13 +207,13 @@ def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
         session.flush()
     except IntegrityError as error:
         raise AlreadyExists("training job", job.name) from error
-    return _record(row)
+    return record_of_row(row)
 
 
 def made_by(session: Session, name: str, request_digest: str) -> JobRecord | None:
     """Return the job of this name if this very request has made it, or None."""
     row = session.scalar(select(Job).where(Job.name == name, Job.request_digest == request_digest))
-    return None if row is None else _record(row)
+    return None if row is None else record_of_row(row)
 
 
 def get(session: Session, name: str) -> JobRecord:
@@ -242,7 +232,7 @@ def get(session: Session, name: str) -> JobRecord:
     row = session.scalar(select(Job).where(Job.name == name))
     if row is None:
         raise NotFound("training job", name)
-    return _record(row)
+    return record_of_row(row)
 
 
 def get_run(session: Session, run_id: str) -> JobRecord:
@@ -261,7 +251,7 @@ def get_run(session: Session, run_id: str) -> JobRecord:
     row = session.get(Job, run_id)
     if row is None:
         raise NotFound("run", run_id)
-    return _record(row)
+    return record_of_row(row)
 
 
 def unfinished(session: Session, fleet_name: str | None = None) -> tuple[JobRecord, ...]:
@@ -269,34 +259,7 @@ def unfinished(session: Session, fleet_name: str | None = None) -> tuple[JobReco
     query = select(Job).where(Job.ended_at.is_(None)).order_by(Job.priority.desc(), Job.created_at, Job.run_id)
     if fleet_name is not None:
         query = query.where(Job.fleet_name == fleet_name)
-    return tuple(_record(row) for row in session.scalars(query))
-
-
-def page(session: Session, which: JobFilter, *, after: tuple[datetime, str] | None, limit: int) -> tuple[JobRecord, ...]:
-    """Return jobs, newest first.
-
-    Args:
-        session: any.
-        which: the filter.
-        after: `(created_at, run_id)` of the last job of the page before, or None for the first page.
-        limit: at most this many.
-
-    Returns:
-        At most `limit` jobs.
-    """
-    query = select(Job).order_by(Job.created_at.desc(), Job.run_id.desc()).limit(limit)
-    if which.states is not None:
-        query = query.where(Job.state.in_(which.states))
-    if which.name_contains is not None:
-        query = query.where(Job.name.contains(which.name_contains, autoescape=True))
-    if which.fleet_name is not None:
-        query = query.where(Job.fleet_name == which.fleet_name)
-    if which.project is not None:
-        query = query.where(Job.project == which.project)
-    if after is not None:
-        created_at, run_id = after
-        query = query.where(or_(Job.created_at < created_at, and_(Job.created_at == created_at, Job.run_id < run_id)))
-    return tuple(_record(row) for row in session.scalars(query))
+    return tuple(record_of_row(row) for row in session.scalars(query))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -613,7 +576,8 @@ def launched(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
     return tuple(generation(session, run_id, number) for number in session.scalars(query.order_by(Generation.number)))
 
 
-def _record(row: Job) -> JobRecord:
+def record_of_row(row: Job) -> JobRecord:
+    """Return a row as a record; for the modules of this package that read jobs."""
     return JobRecord(
         **columns_of(row, JobRecord, leave_out=("spec", "transitions", "failures")),
         spec=msgspec.convert(row.spec, JobSpec),

@@ -285,7 +285,19 @@ class Job(Base):
     lease_owner: Mapped[str | None]
     lease_counter: Mapped[int] = mapped_column(default=0)
 
-    __table_args__ = (Index(None, "fleet_name", "state"),)
+    __table_args__ = (
+        Index(None, "fleet_name", "state"),
+        # What lists are sorted by (`job_lists`), alone and within what they are mostly narrowed to.
+        Index(None, "created_at", "run_id"),
+        Index(None, "modified_at", "run_id"),
+        Index(None, "name", "run_id"),
+        Index(None, "project", "created_at", "run_id"),
+        Index(None, "project", "modified_at", "run_id"),
+        Index(None, "project", "name", "run_id"),
+        Index(None, "fleet_name", "created_at", "run_id"),
+        Index(None, "state", "created_at", "run_id"),
+        Index(None, "ended_at", "created_at", "run_id"),
+    )
 
 
 class Generation(Base):

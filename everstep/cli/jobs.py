@@ -132,12 +132,27 @@ def list_jobs(
     status: Annotated[str | None, typer.Option(help="Only with this status: InProgress, Completed, Failed, Stopping, Stopped.")] = None,
     name_contains: Annotated[str | None, typer.Option(help="Only with this text in the name.")] = None,
     fleet: Annotated[str | None, typer.Option(help="Only of this fleet.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, newest first.")] = 100,
+    project: Annotated[str | None, typer.Option(help="Only of this project.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only with this tag: name, or name=value.")] = None,
+    sort_by: Annotated[str | None, typer.Option(help="CreationTime (unless said), LastModifiedTime, Name.")] = None,
+    ascending: Annotated[bool, typer.Option("--ascending", help="The oldest, or the first by name, first.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """List training jobs, newest first."""
+    """List training jobs, newest first unless sorted otherwise."""
+    tag_key, equals, tag_value = (tag or "").partition("=")
+    query = {
+        "StatusEquals": status,
+        "NameContains": name_contains,
+        "FleetName": fleet,
+        "Project": project,
+        "TagKey": tag_key or None,
+        "TagValue": tag_value if equals else None,
+        "SortBy": sort_by,
+        "SortOrder": "Ascending" if ascending else None,
+    }
     with connect() as service:
-        jobs = listed(service, "list_training_jobs", limit, StatusEquals=status, NameContains=name_contains, FleetName=fleet)
+        jobs = listed(service, "list_training_jobs", limit, **query)
     if output is OutputFormat.JSON:
         show_json({"TrainingJobSummaries": jobs})
         return

@@ -567,6 +567,17 @@ export interface ListTrainingJobsRequest {
   StatusEquals?: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
   NameContains?: string
   FleetName?: string
+  Project?: string
+  CreationTimeAfter?: Timestamp
+  CreationTimeBefore?: Timestamp
+  LastModifiedTimeAfter?: Timestamp
+  LastModifiedTimeBefore?: Timestamp
+  TagKey?: string
+  TagValue?: string
+  /** "CreationTime" unless given. */
+  SortBy?: 'CreationTime' | 'LastModifiedTime' | 'Name'
+  /** "Descending" unless given. */
+  SortOrder?: 'Ascending' | 'Descending'
 }
 
 /** A page of jobs, newest first. */
@@ -1108,7 +1119,7 @@ export const operations = {
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
   ListTokens: { method: 'GET', path: '/v1/tokens', query: ['Project', 'IncludeEnded', 'MaxResults', 'NextToken'] },
   ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: [] },
-  ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName'] },
+  ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName', 'Project', 'CreationTimeAfter', 'CreationTimeBefore', 'LastModifiedTimeAfter', 'LastModifiedTimeBefore', 'TagKey', 'TagValue', 'SortBy', 'SortOrder'] },
   PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [] },
   PinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/pin', query: ['Generation'] },
   PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [] },

@@ -6,9 +6,11 @@ import hashlib
 import json
 import uuid
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated
 
 from fastapi import Query
+from pydantic import AwareDatetime
 from sqlalchemy.orm import Session
 
 from control_plane.api import plans, schemas, views
@@ -18,16 +20,27 @@ from control_plane.api.deps import MaxResults, NextToken, Router, Services, Serv
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud.errors import CloudError
-from control_plane.core.states import JobState, TrainingJobStatus, training_job_status
-from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes, protection, sources
+from control_plane.core.states import JobState, TrainingJobStatus
+from control_plane.db import checkpoints, events, fleets, incidents, job_lists, jobs, nodes, protection, sources
 from control_plane.db.errors import AlreadyExists, NotFound
 from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord
-from control_plane.db.jobs import JobFilter, JobRecord, JobSpec, NewJob
+from control_plane.db.job_lists import JobFilter, SortBy
+from control_plane.db.jobs import JobRecord, JobSpec, NewJob
 from control_plane.loop.observer import schedule_of
 from everstep.protocol.ids import RunId
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
+
+TAG_KEY_PATTERN = r'^[^"\\\x00-\x1f]{1,256}$'
+"""What can be part of a path into JSON in every database."""
+
+
+class SortOrder(StrEnum):
+    """Which end of a list comes first; SageMaker's words."""
+
+    ASCENDING = "Ascending"
+    DESCENDING = "Descending"
 
 
 @router.post("", operation_id="CreateTrainingJob", status_code=201)
@@ -87,19 +100,39 @@ def list_training_jobs(
     status_equals: Annotated[TrainingJobStatus | None, Query(alias="StatusEquals")] = None,
     name_contains: Annotated[str | None, Query(alias="NameContains", max_length=63)] = None,
     fleet_name: Annotated[str | None, Query(alias="FleetName", max_length=63)] = None,
+    project: Annotated[str | None, Query(alias="Project", max_length=63)] = None,
+    creation_time_after: Annotated[AwareDatetime | None, Query(alias="CreationTimeAfter")] = None,
+    creation_time_before: Annotated[AwareDatetime | None, Query(alias="CreationTimeBefore")] = None,
+    last_modified_time_after: Annotated[AwareDatetime | None, Query(alias="LastModifiedTimeAfter")] = None,
+    last_modified_time_before: Annotated[AwareDatetime | None, Query(alias="LastModifiedTimeBefore")] = None,
+    tag_key: Annotated[str | None, Query(alias="TagKey", pattern=TAG_KEY_PATTERN)] = None,
+    tag_value: Annotated[str | None, Query(alias="TagValue", max_length=256)] = None,
+    sort_by: Annotated[SortBy, Query(alias="SortBy")] = SortBy.CREATION_TIME,
+    sort_order: Annotated[SortOrder, Query(alias="SortOrder")] = SortOrder.DESCENDING,
 ) -> schemas.ListTrainingJobsResponse:
-    """List training jobs, newest first."""
-    after = None
-    if next_token is not None:
-        run_id = page_position(next_token, str)[0]
-        with services.database.read() as session:
-            last = _by_run(session, run_id)
-        after = (last.created_at, last.run_id)
-    which = JobFilter(states=_states_of(status_equals), name_contains=name_contains, fleet_name=fleet_name, project=caller.project_filter)
+    """List training jobs, the newest first unless sorted otherwise. TagValue goes with TagKey; each filter narrows the others."""
+    if tag_value is not None and tag_key is None:
+        raise _wrong("TagValue", "needs a TagKey")
+    if project is not None and caller.project_filter not in (None, project):
+        return schemas.ListTrainingJobsResponse(training_job_summaries=[])
+    which = JobFilter(
+        status=status_equals,
+        name_contains=name_contains,
+        fleet_name=fleet_name,
+        project=project or caller.project_filter,
+        created_after=creation_time_after,
+        created_before=creation_time_before,
+        modified_after=last_modified_time_after,
+        modified_before=last_modified_time_before,
+        tag_key=tag_key,
+        tag_value=tag_value,
+    )
+    after = None if next_token is None else _position(next_token, sort_by, sort_order)
+    is_ascending = sort_order is SortOrder.ASCENDING
     with services.database.read() as session:
-        page = jobs.page(session, which, after=after, limit=max_results + 1)
-    shown = [job for job in page[:max_results] if status_equals is None or views.status_of(job) == status_equals]
-    more = page_token(page[max_results - 1].run_id) if len(page) > max_results else None
+        page = job_lists.page(session, which, after=after, limit=max_results + 1, sort_by=sort_by, is_ascending=is_ascending)
+    shown = page[:max_results]
+    more = _token(shown[-1], sort_by, sort_order) if len(page) > max_results else None
     return schemas.ListTrainingJobsResponse(training_job_summaries=[views.job_summary(job) for job in shown], next_token=more)
 
 
@@ -297,20 +330,17 @@ def _max_node_count(services: Services, fleet: FleetRecord) -> int:
         return fleet.max_node_count
 
 
-def _by_run(session: Session, run_id: str) -> JobRecord:
-    try:
-        return jobs.get_run(session, run_id)
-    except NotFound as error:
-        raise _wrong("NextToken", "is not a token that this operation returned") from error
+def _token(job: JobRecord, sort_by: SortBy, order: SortOrder) -> str:
+    value, run_id = job_lists.position_of(job, sort_by)
+    return page_token(sort_by.value, order.value, value.isoformat() if isinstance(value, datetime) else value, run_id)
 
 
-def _states_of(status: TrainingJobStatus | None) -> tuple[str, ...] | None:
-    """Return the stored states that may look like a status; a requested stop makes any unfinished one look like Stopping."""
-    if status is None:
-        return None
-    if status is TrainingJobStatus.STOPPING:
-        return tuple(state for state in JobState if training_job_status(state) in (TrainingJobStatus.IN_PROGRESS, TrainingJobStatus.STOPPING))
-    return tuple(state for state in JobState if training_job_status(state) is status)
+def _position(token: str, sort_by: SortBy, order: SortOrder) -> job_lists.Position:
+    """Return the position in a token; one of a list that was sorted otherwise leads nowhere."""
+    by, direction, value, run_id = page_position(token, str, str, str if sort_by is SortBy.NAME else datetime.fromisoformat, str)
+    if (by, direction) != (sort_by.value, order.value):
+        raise _wrong("NextToken", f"belongs to a list that is sorted by {by}, {direction}")
+    return value, run_id
 
 
 def _wrong(field: str, message: str) -> InvalidRequest:

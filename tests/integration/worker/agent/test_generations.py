@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from everstep.protocol.agent_messages import ExitClass, HaltRanks, Load, MemberPhase, Prepare, Start, StopTraining
-from everstep.protocol.ids import Generation, Rank
+from everstep.protocol.agent_messages import ExitClass, HaltRanks, Load, MemberPhase, Prepare, Start, StopTraining, TakeCheckpoint
+from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.slot import HEADER_BYTES, SlotState, pack_header, unpack_header
 from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, Fleet, Node, payload, until
 
@@ -284,6 +284,28 @@ async def test_ranks_that_hang_during_a_stop_leave_the_newest_commit_in_s3(fleet
     await fleet.send(fleet.nodes[0], HaltRanks(job=JOB, run=RUN, generation=Generation(fleet.generation), reason="the job stops"))
     await until("uploads", lambda: all(uploaded(fleet)))
     assert uploaded(fleet) == [{committed}] * 3
+
+
+async def test_a_checkpoint_that_a_person_wants_is_one_commit_of_all(fleet: Fleet) -> None:
+    """Asked of the coordinator again and again, while training goes on; every node uploads the same step, once."""
+    await fleet.launch()
+    await fleet.train(3)
+    wanted = max(rank.word.committed for rank in fleet.ranks)
+    ask = TakeCheckpoint(job=JOB, run=RUN, generation=Generation(fleet.generation), step=wanted)
+    await fleet.send(fleet.nodes[0], ask)
+    await fleet.send(fleet.nodes[1], ask)  # no coordinator: it does nothing
+    await fleet.train(wanted + 3)
+    await fleet.send(fleet.nodes[0], ask)
+    await fleet.train(wanted + 6)
+    await until("uploads", lambda: all(uploaded(fleet)))
+    first, *others = uploaded(fleet)
+    assert others == [first, first]
+    (step,) = first
+    assert wanted <= step <= wanted + 3
+    old = TakeCheckpoint(job=JOB, run=RUN, generation=Generation(fleet.generation - 1), step=Step(wanted + 6))
+    await fleet.send(fleet.nodes[0], old)
+    await fleet.train(wanted + 9)
+    assert uploaded(fleet) == [first] * 3, "of another generation"
 
 
 async def test_a_halt_without_a_stop_uploads_nothing(fleet: Fleet) -> None:

@@ -132,7 +132,14 @@ def test_jobs_are_listed_in_pages_newest_first(client, request_, service):
     assert [job["TrainingJobName"] for job in all_pages(client, "list_training_jobs", MaxResults=2)] == [f"job-{n}" for n in (4, 3, 2, 1, 0)]
     assert names(client, NameContains="-3") == ["job-3"]
     assert names(client, StatusEquals="Completed") == []
-    for query in ({"NextToken": "nonsense"}, {"MaxResults": 0}, {"StatusEquals": "Sleeping"}):
+    for query in (
+        {"NextToken": "nonsense"},
+        {"TagValue": "x"},
+        {"TagKey": 'a"b'},
+        {"SortBy": "Size"},
+        {"MaxResults": 0},
+        {"StatusEquals": "Sleeping"},
+    ):
         with refused("ValidationException"):
             client.list_training_jobs(**query)
 

@@ -6,7 +6,7 @@ import pytest
 
 from control_plane.db import jobs
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
-from control_plane.db.jobs import TRANSITIONS_LIMIT, JobFilter
+from control_plane.db.jobs import TRANSITIONS_LIMIT
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import CheckpointPlan, GenerationPlan, ObjectReference, PlanNode, RankPlan, ScriptPlan, SourceArchive, Timeouts
 from tests.unit.control_plane.db.conftest import NOW, new_job, spec
@@ -123,41 +123,6 @@ def test_generations_are_written_once(database, job, lease):
     assert (first.plan, first.started_at) == (plan(1), NOW)
     assert [(entry.number, entry.parent, entry.base_step, entry.started_at) for entry in lineage] == [(1, 0, 0, NOW), (2, 1, 7, None)]
     assert (get(database).generation, get(database).base_step) == (2, 7)
-
-
-def test_pages_are_newest_first_and_meet_without_gap_or_overlap(database):
-    with database.write() as session:
-        for number in range(7):
-            jobs.create(session, new_job(f"job{number}"), NOW + timedelta(seconds=number // 3))  # several at one time
-    seen: list[str] = []
-    after = None
-    while True:
-        with database.read() as session:
-            page = jobs.page(session, JobFilter(), after=after, limit=2)
-        if not page:
-            break
-        seen += [job.name for job in page]
-        after = (page[-1].created_at, page[-1].run_id)
-    assert seen == ["job6", "job5", "job4", "job3", "job2", "job1", "job0"]
-
-
-@pytest.mark.parametrize(
-    ("which", "names"),
-    [
-        (JobFilter(states=("running",)), ["b"]),
-        (JobFilter(name_contains="_"), []),  # a wildcard of SQL is a letter here
-        (JobFilter(project="p"), ["c"]),
-        (JobFilter(fleet_name="other"), ["a"]),
-        (JobFilter(states=()), []),
-    ],
-)
-def test_filters(database, which, names):
-    with database.write() as session:
-        jobs.create(session, new_job("a", fleet_name="other"), NOW)
-        jobs.create(session, new_job("b", state="running"), NOW)
-        jobs.create(session, new_job("c", project="p"), NOW)
-    with database.read() as session:
-        assert [job.name for job in jobs.page(session, which, after=None, limit=10)] == names
 
 
 def test_the_queue_is_by_priority_then_age(database):

@@ -1,0 +1,87 @@
+"""What callers of ListTrainingJobs can ask for; how it is found is in `tests/unit/control_plane/db/test_job_lists.py`."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import timedelta
+
+import httpx
+import pytest
+
+from control_plane.db import jobs
+from control_plane.db.tokens import Role
+from tests.unit.control_plane.api.conftest import START, all_pages, refused
+
+
+@pytest.fixture
+def three(service, client, fleet, source):
+    """Jobs a, b, c, a minute apart; a was changed last."""
+    for name in "abc":
+        client.create_training_job(
+            TrainingJobName=name,
+            Source=source,
+            EntryPoint="train.py",
+            NodeCount=1,
+            Tags={"team": name},
+            Project="speech" if name == "b" else "default",
+        )
+        service.clock.advance(60)
+    client.update_training_job(TrainingJobName="a", Priority=1)
+
+
+def names(client, **query):
+    return [job["TrainingJobName"] for job in all_pages(client, "list_training_jobs", **query)]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({}, "cba"),
+        ({"SortOrder": "Ascending"}, "abc"),
+        ({"SortBy": "LastModifiedTime"}, "acb"),
+        ({"SortBy": "Name", "SortOrder": "Ascending", "MaxResults": 1}, "abc"),
+        ({"SortBy": "LastModifiedTime", "SortOrder": "Ascending", "MaxResults": 2}, "bca"),
+        ({"Project": "speech"}, "b"),
+        ({"TagKey": "team", "TagValue": "c"}, "c"),
+        ({"TagKey": "team", "MaxResults": 1}, "cba"),
+        ({"CreationTimeAfter": START}, "cb"),
+        ({"CreationTimeBefore": START + timedelta(seconds=60)}, "a"),
+        ({"LastModifiedTimeAfter": START + timedelta(seconds=120)}, "a"),
+        ({"LastModifiedTimeBefore": START + timedelta(seconds=120)}, "b"),
+        ({"StatusEquals": "InProgress", "NameContains": "a", "FleetName": "main"}, "a"),
+        ({"StatusEquals": "Failed"}, ""),
+    ],
+)
+def test_lists(client, three, query, expected):
+    assert names(client, **query) == list(expected)
+
+
+def test_a_token_belongs_to_its_order(client, three):
+    token = client.list_training_jobs(MaxResults=1)["NextToken"]
+    with refused("ValidationException", match="sorted by CreationTime, Descending"):
+        client.list_training_jobs(MaxResults=1, NextToken=token, SortOrder="Ascending")
+
+
+def test_a_token_outlives_the_job_that_it_points_at(service, client, three):
+    token = client.list_training_jobs(MaxResults=1)["NextToken"]
+    with service.database.write() as session:
+        job = jobs.get(session, "c")
+        session.connection().exec_driver_sql("UPDATE job SET ended_at = created_at")
+        jobs.remove(session, job.run_id)
+    assert [job["TrainingJobName"] for job in client.list_training_jobs(NextToken=token)["TrainingJobSummaries"]] == ["b", "a"]
+
+
+def test_a_tokens_project_is_all_that_it_sees(service, client, three):
+    with closing(service.client(service.token(Role.READER, "speech"))) as reader:
+        assert names(reader) == ["b"]
+        assert names(reader, Project="default") == []
+
+
+def test_times_may_be_numbers_and_must_have_a_zone(service, client, three):
+    with httpx.Client(base_url=f"http://{service.address}/v1", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False) as http:
+        found = http.get("/training-jobs", params={"CreationTimeAfter": START.timestamp()}).json()
+        assert [job["TrainingJobName"] for job in found["TrainingJobSummaries"]] == ["c", "b"]
+        for wrong in ("2026-03-01T12:00:00", "yesterday", "1e300"):
+            answer = http.get("/training-jobs", params={"CreationTimeAfter": wrong})
+            assert (answer.status_code, answer.json()["Code"]) == (400, "ValidationException"), wrong
+            assert answer.json()["Fields"][0]["Message"].startswith("must be a time")
