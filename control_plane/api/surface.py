@@ -16,7 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
 from control_plane.api import auth, errors
-from control_plane.api.routes import agents, events, fleets, health, incidents, jobs, join_tokens, nodes, results, sources, takeovers, tokens
+from control_plane.api.routes import agents, drills, events, fleets, health, incidents, jobs, join_tokens, nodes, results, sources, takeovers, tokens
 from control_plane.api.schemas import ErrorResponse, FieldError
 from control_plane.db.tokens import Role
 
@@ -31,7 +31,7 @@ OPEN_OPERATIONS: Final = frozenset({"GetHealth"})
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
 _GATES: Final = {auth.admin: Role.ADMIN.value, auth.user: Role.SUBMITTER.value, auth.reader: Role.VIEWER.value}
 """What a route may depend on, and the least role that it lets pass."""
-ROOMS: Final = (jobs, takeovers, results, incidents, events, fleets, nodes, tokens, join_tokens, sources, health, agents)
+ROOMS: Final = (jobs, takeovers, results, incidents, events, fleets, nodes, drills, tokens, join_tokens, sources, health, agents)
 """Every module of routes."""
 
 

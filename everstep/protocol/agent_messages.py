@@ -326,6 +326,16 @@ class TakeStacks(Message, frozen=True):
     number: int
 
 
+class KillForDrill(Message, frozen=True):
+    """Kill a rank of this generation, or the agent itself: a person asked for a drill. Sent once; one that is late is not for this generation."""
+
+    run: RunId
+    generation: Generation
+    drill: str
+    rank: Rank | None = None
+    """None: the agent itself."""
+
+
 class Release(Message, frozen=True):
     """Forget this run: slots, pages, files and the promise of it."""
 
@@ -340,4 +350,4 @@ class KeepEvidence(Message, frozen=True):
 
 
 AgentToControl = Hello | AgentReport
-ControlToAgent = AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | TakeStacks | Release | KeepEvidence
+ControlToAgent = AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | TakeStacks | KillForDrill | Release | KeepEvidence

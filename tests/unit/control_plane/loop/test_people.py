@@ -88,10 +88,8 @@ async def test_without_another_node_the_job_trains_on_and_the_request_waits(tmp_
         world.close()
 
 
-@pytest.mark.parametrize(
-    ("request_", "state"), [(NodeRequest.HOLD, NodeState.HELD), (NodeRequest.DRAIN, NodeState.HELD), (NodeRequest.REPLACE, NodeState.GONE)]
-)
-async def test_an_idle_node_waits_for_nobody(world: World, request_: NodeRequest, state: NodeState) -> None:
+@pytest.mark.parametrize(("wanted", "state"), [("hold", NodeState.HELD), ("drain", NodeState.HELD), ("replace", NodeState.GONE)])
+async def test_an_idle_node_waits_for_nobody(world: World, wanted: str, state: NodeState) -> None:
     await trains(world)
     spare = world.spare().node_id
     ask(world, NodeRequest(wanted), spare)
