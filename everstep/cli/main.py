@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from everstep.cli import configure, drills, events, fleets, incidents, jobs, local, nodes, programs, protection, tokens
+from everstep.cli import configure, doctor, drills, events, fleets, incidents, jobs, local, nodes, programs, protection, tokens
 from everstep.cli.output import tell
 from everstep.errors import EverstepError
 
@@ -34,6 +34,7 @@ app.add_typer(tokens.app, name="tokens")
 app.add_typer(local.app, name="local")
 app.command()(configure.configure)
 app.command()(tokens.whoami)
+app.command()(doctor.doctor)
 programs.add_to(app)
 
 
