@@ -114,6 +114,23 @@ class DescribeProtectionResponse(TypedDict):
     Shards: list[ShardProtection]
     LastCheckpoint: NotRequired[LastCheckpoint]
 
+class Drill(TypedDict):
+    """Something that was broken on purpose, and what became of it."""
+    DrillId: str
+    DrillType: Literal["kill-rank", "kill-agent", "terminate-instance"]
+    DrillStatus: Literal["requested", "struck", "recovered", "absorbed", "not_done"]
+    """requested, struck; then recovered (an incident came of it and is closed), absorbed (none did) or not_done (the job did not train in time)."""
+    TrainingJobName: str
+    FleetName: str
+    NodeId: str
+    Rank: NotRequired[int]
+    RequestedBy: str
+    CreationTime: datetime
+    StrikeTime: NotRequired[datetime]
+    EndTime: NotRequired[datetime]
+    IncidentId: NotRequired[str]
+    Outcome: NotRequired[str]
+
 class Event(TypedDict):
     """Something that happened to a fleet, a job or a node; never changed afterwards."""
     EventId: int
@@ -263,6 +280,11 @@ class LastCheckpoint(TypedDict):
 class ListCheckpointsResponse(TypedDict):
     """A job's checkpoints, newest step first."""
     Checkpoints: list[Checkpoint]
+
+class ListDrillsResponse(TypedDict):
+    """A page of drills, in the order they were asked for."""
+    Drills: list[Drill]
+    NextToken: NotRequired[str]
 
 class ListEventsResponse(TypedDict):
     """A page of events."""
@@ -641,6 +663,14 @@ class PaginatorConfig(TypedDict, total=False):
     PageSize: int
     StartingToken: str
 
+class ListDrillsPages(Protocol):
+    def __iter__(self) -> Iterator[ListDrillsResponse]: ...
+    def build_full_result(self) -> ListDrillsResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListDrillsPaginator(Protocol):
+    def paginate(self, *, TrainingJobName: str = ..., PaginationConfig: PaginatorConfig = ...) -> ListDrillsPages: ...
+
 class ListEventsPages(Protocol):
     def __iter__(self) -> Iterator[ListEventsResponse]: ...
     def build_full_result(self) -> ListEventsResponse: ...
@@ -771,6 +801,8 @@ class EverstepClient(Protocol):
         """Keep a node that works for nobody out of use until ReleaseNode. Asking again changes nothing."""
     def list_checkpoints(self, *, TrainingJobName: str) -> ListCheckpointsResponse:
         """List a job's checkpoints in S3, newest step first."""
+    def list_drills(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListDrillsResponse:
+        """List drills in the order they were asked for, of all jobs or of one."""
     def list_events(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListEventsResponse:
         """List events, oldest first. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
     def list_fleets(self) -> ListFleetsResponse:
@@ -807,6 +839,8 @@ class EverstepClient(Protocol):
         """Let a paused training job go on: back into the queue, then bit-identically from its checkpoint. One that is not paused is left as it is."""
     def revoke_token(self, *, TokenId: str) -> Token:
         """End a token at once: for requests, for browsers signed in with it, and within a second for answers that still go on. Joined agents stay."""
+    def start_drill(self, *, TrainingJobName: str, DrillType: Literal["kill-rank", "kill-agent", "terminate-instance"], NodeId: str = ..., Rank: int = ...) -> Drill:
+        """Break something of a training job on purpose, once. Only where its fleet sets AllowDrills, and while the job trains undisturbed."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
     def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:
@@ -825,6 +859,8 @@ class EverstepClient(Protocol):
         """Store a user's code: a directory, packed as it is, or a gzipped tar."""
     def download_outputs(self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = ...) -> list[Path]:
         """Write the outputs of one generation below a directory."""
+    @overload
+    def get_paginator(self, operation_name: Literal["list_drills"]) -> ListDrillsPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_events"]) -> ListEventsPaginator: ...
     @overload

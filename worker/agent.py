@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import shutil
+import signal
 import ssl
 import time
 from collections.abc import Callable, Coroutine
@@ -27,6 +29,7 @@ from everstep.protocol.agent_messages import (
     HaltRanks,
     Hello,
     KeepEvidence,
+    KillForDrill,
     Load,
     MemberPhase,
     MemberReport,
@@ -329,6 +332,12 @@ class Agent:
                 case TakeCheckpoint(run=run, generation=generation, step=step) if is_current(self._membership, run, generation):
                     if self._member is not None and self._member.server is not None:
                         self._member.server.request_checkpoint(step)
+                case KillForDrill(run=run, generation=generation, rank=rank, drill=drill) if is_current(self._membership, run, generation):
+                    log.warning("drill %s: killing %s", drill, "this agent" if rank is None else f"rank {rank}")
+                    if rank is None:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    else:
+                        self._supervisor.kill_rank(run, generation, rank)
                 case TakeStacks(run=run, generation=generation, number=number) if is_current(self._membership, run, generation):
                     self._look(run, generation, number)
                 case _:

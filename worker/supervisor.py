@@ -287,6 +287,25 @@ class Supervisor:
         """Kill the ranks of this run up to this generation, descendants and all; returns at once. Nothing of it starts any more."""
         self._send(StopRanks(run=run, generation=generation))
 
+    def kill_rank(self, run: RunId, generation: Generation, rank: Rank) -> None:
+        """Kill one rank's process, as a fault of its own would; for drills. One that has ended already is let be.
+
+        Args:
+            run: that the rank belongs to.
+            generation: likewise.
+            rank: which.
+        """
+        for record in self.records:
+            if (record.run, record.generation, record.rank) != (run, generation, rank) or not processes.is_alive(record.pid, record.start_ticks):
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                handle = os.pidfd_open(record.pid)
+                try:
+                    if processes.is_alive(record.pid, record.start_ticks):  # the handle is this very process's from here on
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                finally:
+                    os.close(handle)
+
     async def stop_all(self) -> None:
         """Kill every rank on this node; returns when they have ended, or after `gone_seconds`: `prove_gone` tells which."""
         self._send(StopRanks(run=None, generation=_ALL_GENERATIONS))

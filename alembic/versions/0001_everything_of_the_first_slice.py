@@ -263,6 +263,30 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("run_id", "number", name=op.f("pk_revision")),
     )
     op.create_table(
+        "drill",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("job_name", sa.String(length=64), nullable=False),
+        sa.Column("fleet_name", sa.String(length=64), nullable=False),
+        sa.Column("project", sa.String(length=64), nullable=False),
+        sa.Column("kind", sa.String(length=64), nullable=False),
+        sa.Column("node_id", sa.String(length=64), nullable=False),
+        sa.Column("rank", sa.BigInteger(), nullable=True),
+        sa.Column("requested_by", sa.String(length=255), nullable=False),
+        sa.Column("requested_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("state", sa.String(length=64), nullable=False),
+        sa.Column("generation", sa.BigInteger(), nullable=False),
+        sa.Column("struck_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("incident_id", sa.String(length=64), nullable=False),
+        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("outcome", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_drill_run_id_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_drill")),
+    )
+    with op.batch_alter_table("drill", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_drill_run_id"), ["run_id"], unique=False)
+
+    op.create_table(
         "generation",
         sa.Column("run_id", sa.String(length=64), nullable=False),
         sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
@@ -360,6 +384,10 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_incident_job_name"))
 
     op.drop_table("incident")
+    with op.batch_alter_table("drill", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_drill_run_id"))
+
+    op.drop_table("drill")
     op.drop_table("generation")
     op.drop_table("revision")
     with op.batch_alter_table("checkpoint", schema=None) as batch_op:

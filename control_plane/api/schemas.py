@@ -877,6 +877,46 @@ class ListNodesResponse(Shape):
     nodes: list[Node]
 
 
+# Drills ----------------------------------------------------------------------------------------------------------------------------------
+
+
+class StartDrillRequest(Request):
+    """Something of a job to be broken on purpose."""
+
+    training_job_name: Name
+    drill_type: Literal["kill-rank", "kill-agent", "terminate-instance"]
+    node_id: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
+    """One of the job's; the last by GROUP_RANK unless said."""
+    rank: int | None = Field(default=None, ge=0)
+    """For kill-rank: a rank on that node; its first unless said."""
+
+
+class Drill(Shape):
+    """Something that was broken on purpose, and what became of it."""
+
+    drill_id: str
+    drill_type: Literal["kill-rank", "kill-agent", "terminate-instance"]
+    drill_status: Literal["requested", "struck", "recovered", "absorbed", "not_done"]
+    """requested, struck; then recovered (an incident came of it and is closed), absorbed (none did) or not_done (the job did not train in time)."""
+    training_job_name: str
+    fleet_name: str
+    node_id: str
+    rank: int | None
+    requested_by: str
+    creation_time: datetime
+    strike_time: datetime | None
+    end_time: datetime | None
+    incident_id: str | None
+    outcome: str | None
+
+
+class ListDrillsResponse(Shape):
+    """A page of drills, in the order they were asked for."""
+
+    drills: list[Drill]
+    next_token: str | None = None
+
+
 # Tokens, sources, health -----------------------------------------------------------------------------------------------------------------
 
 

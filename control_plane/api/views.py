@@ -15,6 +15,7 @@ from control_plane.core.queue import Schedule
 from control_plane.core.states import JobState
 from control_plane.db import checkpoints
 from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.drills import DrillRecord
 from control_plane.db.events import EventRecord
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.implications import ImplicationRecord
@@ -276,6 +277,25 @@ def _rank_sources(record: IncidentRecord) -> list[schemas.RankSource]:
         schemas.RankSource(source=source, first_rank=first, last_rank=first + count - 1)  # type: ignore[arg-type]  # one of the literal's
         for first, (source, count) in zip(firsts, record.rank_sources, strict=False)
     ]
+
+
+def drill(record: DrillRecord) -> schemas.Drill:
+    """Return one drill."""
+    return schemas.Drill(
+        drill_id=record.id,
+        drill_type=record.kind,  # type: ignore[arg-type]  # one of the literal's
+        drill_status=record.state,  # type: ignore[arg-type]  # likewise
+        training_job_name=record.job_name,
+        fleet_name=record.fleet_name,
+        node_id=record.node_id,
+        rank=record.rank,
+        requested_by=record.requested_by,
+        creation_time=record.requested_at,
+        strike_time=record.struck_at,
+        end_time=record.ended_at,
+        incident_id=record.incident_id or None,
+        outcome=record.outcome or None,
+    )
 
 
 def token(record: TokenRecord) -> schemas.Token:

@@ -117,11 +117,20 @@ class AwsOperator:
 
     def reboot_member(self, group: str, instance_id: NodeId) -> None:
         """Reboot one member; see `CloudOperator`."""
+        self._require_member(group, instance_id)
+        with translated():
+            self._ec2.reboot_instances(InstanceIds=[instance_id])
+
+    def strike_member(self, group: str, instance_id: NodeId) -> None:
+        """End one member without a word to its group; see `CloudOperator`."""
+        self._require_member(group, instance_id)
+        with translated():
+            self._ec2.terminate_instances(InstanceIds=[instance_id])
+
+    def _require_member(self, group: str, instance_id: NodeId) -> None:
         members = {member["InstanceId"]: member["LifecycleState"] for member in self._describe(group)["Instances"]}
         if members.get(instance_id, "Terminated").startswith(("Terminat", "Detach")):
             raise NotFound(f"{instance_id} is not a member of the Auto Scaling group {group!r}, or is leaving it")
-        with translated():
-            self._ec2.reboot_instances(InstanceIds=[instance_id])
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
         """Let an instance go that a hook holds; see `CloudOperator`."""

@@ -195,6 +195,17 @@ class FakeOperator:
                 raise NotFound(f"{instance_id} is not a member of the Auto Scaling group {group!r}, or is leaving it")
             self.calls.append(("reboot_member", group, instance_id))
 
+    def strike_member(self, group: str, instance_id: NodeId) -> None:
+        """End one member without a word to its group; see `CloudOperator`."""
+        with self._lock:
+            self._maybe_fail()
+            member = self._group(group).members.get(instance_id)
+            if member is None or member.state.is_leaving:
+                raise NotFound(f"{instance_id} is not a member of the Auto Scaling group {group!r}, or is leaving it")
+            self.calls.append(("strike_member", group, instance_id))
+            self._end(instance_id, Ec2State.TERMINATED, "Client.UserInitiatedShutdown: User initiated shutdown")
+            self._reconcile()
+
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
         """Let an instance go that a hook holds; see `CloudOperator`."""
         with self._lock:

@@ -188,6 +188,12 @@ class CloudOperator(Protocol):
         Raises `NotFound` for one that is not a member, or is leaving: nothing outside of a fleet is ever rebooted.
         """
 
+    def strike_member(self, group: str, instance_id: NodeId) -> None:
+        """End one instance of a tagged group as a failure does: in EC2, without a word to its group or its hooks. For drills alone. Idempotent.
+
+        Raises `NotFound` for one that is not a member, or is leaving.
+        """
+
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
         """Let an instance go that a terminating hook holds. Idempotent: one that is held no longer is fine."""
 

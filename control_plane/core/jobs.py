@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
 
-from control_plane.core import accounting, breakers, checkpoints, faults, hangs, incidents, launch, moves, queue, recovery, remedies
+from control_plane.core import accounting, breakers, checkpoints, drills, faults, hangs, incidents, launch, moves, queue, recovery, remedies
 from control_plane.core.actions import (
     Decision,
     EventDraft,
@@ -1002,6 +1002,7 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
         PREPARING.
     """
     plan = view.plan
+    found, failure = drills.attributed(view.seen.drill, plan.generation, found, failure)
     issued = Generation(max(view.record.issued_generation, launch.highest_seen(view.seen, view.spec.run)) + 1)
     has_stopped = view.record.state is JobState.RUNNING and _was_agreed(view)
     leaving = tuple(moves.verdict(move) for move in moves.asked(view.record.moves) if move.is_announced and has_stopped)

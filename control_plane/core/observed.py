@@ -153,7 +153,7 @@ class Cause(StrEnum):
     """Why an incident was opened, from the mildest to the gravest: a graver one found later replaces a milder.
 
     NOTICE: nothing has failed; ranks leave a node that AWS has announced to take away. REQUESTED: nor here; a person wants the node for something
-    else. PAUSE_FAILED: nor here; the job was to pause, and could not.
+    else. PAUSE_FAILED: nor here; the job was to pause, and could not. DRILL: a person had it done, whatever else is found.
     """
 
     NOTICE = "notice"
@@ -167,6 +167,7 @@ class Cause(StrEnum):
     NODE_FAULT = "node_fault"
     INSTANCE_TERMINATED = "instance_terminated"
     GROUP_LOST = "group_lost"
+    DRILL = "drill"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,6 +423,43 @@ class CheckpointRecord:
     shards: tuple[ManifestShard, ...]
 
 
+class DrillKind(StrEnum):
+    """What a drill does. KILL_RANK: one rank's process. KILL_AGENT: a node's agent. TERMINATE_INSTANCE: a node's instance, in EC2."""
+
+    KILL_RANK = "kill-rank"
+    KILL_AGENT = "kill-agent"
+    TERMINATE_INSTANCE = "terminate-instance"
+
+
+class DrillState(StrEnum):
+    """How far a drill is: see `core.drills`."""
+
+    REQUESTED = "requested"
+    STRUCK = "struck"
+    RECOVERED = "recovered"
+    ABSORBED = "absorbed"
+    NOT_DONE = "not_done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillObserved:
+    """A drill that has not ended."""
+
+    id: str
+    kind: DrillKind
+    node_id: NodeId
+    rank: Rank | None
+    requested_by: str
+    requested_at: float
+    state: DrillState = DrillState.REQUESTED
+    generation: Generation = NO_GENERATION
+    """That it struck."""
+    struck_at: float | None = None
+    incident_id: str = ""
+    ended_at: float | None = None
+    outcome: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobObserved:
     """Everything that a job's decision may look at."""
@@ -440,6 +478,8 @@ class JobObserved:
     """Generation and step of those that a person has deleted."""
     price_usd_per_hour: float | None = None
     """Of one of its fleet's nodes."""
+    drill: DrillObserved | None = None
+    """The one that has not ended."""
     is_admitted: bool = False
     gives_way_to: str = ""
     """The job of higher priority that is to get this one's nodes, in words; empty when there is none."""

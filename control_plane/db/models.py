@@ -7,7 +7,8 @@ to one database only: SQLite and PostgreSQL create the same tables from it.
                   └─ implication          ├─ shard ─ replica
     token ─ redemption                    ├─ checkpoint
     source   intent   event   spent_nonce ├─ revision
-                                          └─ incident
+                                          ├─ incident
+                                          └─ drill
 
 A job's fleet is a name, not a foreign key: jobs are history and outlive the fleet that they ran on. A token may name a fleet that is yet to be made.
 """
@@ -425,6 +426,29 @@ class Incident(Base):
     acknowledged_by: Mapped[str] = mapped_column(default="")
     acknowledgement: Mapped[str] = mapped_column(Text, default="")
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Drill(Base):
+    """Something of a job that is broken on purpose."""
+
+    __tablename__ = "drill"
+
+    id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), index=True)
+    job_name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    project: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    kind: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    node_id: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    rank: Mapped[int | None]
+    requested_by: Mapped[str]
+    requested_at: Mapped[datetime]
+    state: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    generation: Mapped[int] = mapped_column(default=0)
+    struck_at: Mapped[datetime | None]
+    incident_id: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
+    ended_at: Mapped[datetime | None]
+    outcome: Mapped[str] = mapped_column(Text, default="")
 
 
 class Event(Base):

@@ -44,6 +44,7 @@ from control_plane.core.actions import (
     TerminateMember,
 )
 from control_plane.core.capacity import LONGEST_RETRY_SECONDS
+from control_plane.core.observed import DrillKind, DrillObserved
 from control_plane.core.states import NodeState
 from control_plane.db import checkpoints, events, implications, incidents, intents, nodes, notices
 from control_plane.db.errors import NotFound as NoSuchRow
@@ -56,6 +57,7 @@ from everstep.protocol.agent_messages import (
     ControlToAgent,
     HaltRanks,
     KeepEvidence,
+    KillForDrill,
     Load,
     Prepare,
     Release,
@@ -201,6 +203,24 @@ class Executor:
         else:
             await asyncio.to_thread(self._finish, lease, call, IntentState.DONE, "done")
         return True
+
+    async def strike(self, run: RunId, group: str, drill: DrillObserved) -> None:
+        """Do what a drill is for, once: it is stored that it happens. What does not get through is not tried again.
+
+        Args:
+            run: of the job.
+            group: of its fleet.
+            drill: STRUCK.
+        """
+        if drill.kind is DrillKind.TERMINATE_INSTANCE:
+            try:
+                await asyncio.to_thread(self._operator.strike_member, group, drill.node_id)
+            except CloudError as error:
+                log.warning("%s: the instance was not ended: %s", drill.id, error)
+            return
+        message = KillForDrill(run=run, generation=drill.generation, drill=drill.id, rank=drill.rank)
+        if not self._registry.send(drill.node_id, message):
+            log.warning("%s: the agent of %s is not connected", drill.id, drill.node_id)
 
     async def close(self) -> None:
         """Wait for what is under way."""

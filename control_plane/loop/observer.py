@@ -31,7 +31,7 @@ from control_plane.core.observed import (
 from control_plane.core.queue import Schedule, in_words, schedule
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import grace_seconds
-from control_plane.db import checkpoints, fleets, implications, incidents, jobs, nodes, notices
+from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
 from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry, AgentView
@@ -61,6 +61,8 @@ class StoredJob:
     """Of its fleet."""
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
     """Of its fleet's nodes."""
+    drill: drills.DrillRecord | None = None
+    """The one that has not ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +189,7 @@ class Observer:
                 fleet=next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None),
                 notices=notices.of_fleet(session, job.fleet_name),
                 implications=implications.of_fleet(session, job.fleet_name),
+                drill=drills.open_of_run(session, run),
             )
         if plan is not None:
             self._plans[run] = plan  # immutable once stored: worth keeping
@@ -221,6 +224,7 @@ class Observer:
             assigned=assigned,
             nodes={node_id: self._node(fleet, node_id, rows.get(node_id), views.get(node_id), told) for node_id in team},
             price_usd_per_hour=stored.fleet.price_usd_per_hour if stored.fleet is not None else None,
+            drill=None if stored.drill is None else records.drill(stored.drill),
             is_admitted=run in turns.admitted,
             gives_way_to=f"{first.job} (priority {first.priority})" if first is not None else "",
             queue_words=in_words(turns, run),

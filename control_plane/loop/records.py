@@ -15,6 +15,9 @@ from control_plane.core import incidents as core_incidents
 from control_plane.core.observed import (
     CheckpointRecord,
     Departure,
+    DrillKind,
+    DrillObserved,
+    DrillState,
     Exclusion,
     FailureRecord,
     FleetJob,
@@ -37,10 +40,10 @@ from control_plane.core.observed import (
     Trial,
 )
 from control_plane.core.states import IncidentState, JobState, NodeState
-from control_plane.db import checkpoints, fleets, implications, incidents, jobs, nodes, notices
+from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
 from everstep.protocol.agent_messages import AgentReport, NoticeKind
 from everstep.protocol.codec import resolve
-from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import ObjectReference, ScriptPlan, SourceArchive
 
 _PHASES = {
@@ -366,6 +369,36 @@ def node_update(node: NodeRecord, before: str | None, *, had_request: bool = Fal
     if node.state.value != before:
         columns["release"], columns["evidence_at"] = "", None
     return columns
+
+
+def drill(stored: drills.DrillRecord) -> DrillObserved:
+    """Return a drill as the core sees it."""
+    return DrillObserved(
+        id=stored.id,
+        kind=DrillKind(stored.kind),
+        node_id=NodeId(stored.node_id),
+        rank=None if stored.rank is None else Rank(stored.rank),
+        requested_by=stored.requested_by,
+        requested_at=stored.requested_at.timestamp(),
+        state=DrillState(stored.state),
+        generation=Generation(stored.generation),
+        struck_at=_seconds(stored.struck_at),
+        incident_id=stored.incident_id,
+        ended_at=_seconds(stored.ended_at),
+        outcome=stored.outcome,
+    )
+
+
+def drill_update(drill: DrillObserved) -> drills.DrillUpdate:
+    """Return the columns of a drill that the core has decided about."""
+    return drills.DrillUpdate(
+        state=drill.state.value,
+        generation=drill.generation,
+        struck_at=_moment(drill.struck_at),
+        incident_id=drill.incident_id,
+        ended_at=_moment(drill.ended_at),
+        outcome=drill.outcome,
+    )
 
 
 def implication(line: implications.ImplicationRecord) -> Implication:

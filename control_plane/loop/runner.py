@@ -25,12 +25,14 @@ from functools import partial
 from control_plane.cloud.notices import EventQueue
 from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
+from control_plane.core import drills
 from control_plane.core import fleets as core_fleets
 from control_plane.core import jobs as core_jobs
 from control_plane.core.actions import Decision, FleetDecision, GroupAction, MemberAction, PutManifest, SendKeepEvidence
-from control_plane.core.observed import Policy
+from control_plane.core.observed import DrillObserved, JobObserved, Policy
 from control_plane.core.states import ENDED_JOBS, FleetStatus, JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
+from control_plane.db import drills as db_drills
 from control_plane.db import events, fleets, implications, incidents, jobs, nodes, notices, protection
 from control_plane.db.errors import NotFound, StaleLease
 from control_plane.db.leases import Lease, LeaseKind, Leaser
@@ -186,6 +188,7 @@ class Runner:
             shards = self._shards(stored, now)
             if decision.record != observed.record or decision.events or decision.incidents or decision.implications or shards:
                 await asyncio.to_thread(self._apply_job, lease, stored, decision, shards, now)
+            await self._follow_drill(lease, stored, observed, decision, now)
             if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS:
                 break
         if decision is not None and decision.record.state in ENDED_JOBS:
@@ -269,6 +272,33 @@ class Runner:
         if any(counts.values()):
             log.info("let go: %s", ", ".join(f"{count} {kind}" for kind, count in counts.items() if count))
         return max(counts.values()) >= self._context.retention.batch_rows
+
+    async def _follow_drill(self, lease: Lease, stored: StoredJob, observed: JobObserved, decision: Decision, now: float) -> None:
+        """Let a drill go on: that it strikes is stored first, then it does; one whose server dies in between never strikes."""
+        if observed.drill is None:
+            return
+        plan = decision.plan or observed.plan
+        followed = drills.follow(observed.drill, decision.record, plan, now, self._context.timeouts)
+        if followed.drill != observed.drill:
+            await asyncio.to_thread(self._apply_drill, lease, stored, followed.drill, now)
+        if followed.course is drills.Course.STRIKE and stored.fleet is not None:
+            await self.executor.strike(RunId(stored.job.run_id), stored.fleet.auto_scaling_group_name, followed.drill)
+
+    def _apply_drill(self, lease: Lease, stored: StoredJob, drill: DrillObserved, now: float) -> None:
+        job = stored.job
+        with self._context.database.write() as session:
+            db_drills.change(session, lease, drill.id, **records.drill_update(drill))
+            message = f"{drills.in_words(drill)}: {drill.state}" + (f", {drill.outcome}" if drill.outcome else "")
+            event = events.NewEvent(
+                at=records.at(now),
+                type="DrillStateChanged",
+                message=message,
+                project=job.project,
+                fleet_name=job.fleet_name,
+                job_name=job.name,
+                node_id=drill.node_id,
+            )
+            events.append(session, event)
 
     def _live_jobs(self) -> tuple[jobs.JobRecord, ...]:
         with self._context.database.read() as session:

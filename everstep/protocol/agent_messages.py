@@ -336,6 +336,16 @@ class TakeStacks(Message, frozen=True):
     number: int
 
 
+class KillForDrill(Message, frozen=True):
+    """Kill a rank of this generation, or the agent itself: a person asked for a drill. Sent once; one that is late is not for this generation."""
+
+    run: RunId
+    generation: Generation
+    drill: str
+    rank: Rank | None = None
+    """None: the agent itself."""
+
+
 class Release(Message, frozen=True):
     """Forget this run: slots, pages, files and the promise of it."""
 
@@ -350,4 +360,6 @@ class KeepEvidence(Message, frozen=True):
 
 
 AgentToControl = Hello | AgentReport
-ControlToAgent = AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | TakeCheckpoint | TakeStacks | Release | KeepEvidence
+ControlToAgent = (
+    AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | TakeCheckpoint | TakeStacks | KillForDrill | Release | KeepEvidence
+)

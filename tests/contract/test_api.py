@@ -65,7 +65,7 @@ def http(service) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def world(service, client, tmp_path_factory) -> dict[str, Any]:
     """Names to describe things by, and how each operation is called so that it succeeds."""
-    client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2)
+    client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True)
     directory = tmp_path_factory.mktemp("code")
     (directory / "train.py").write_text("pass")
     source = client.upload_source(Directory=directory)
@@ -99,6 +99,8 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
     new = {"TrainingJobName": "second", "Source": world["source"], "EntryPoint": "train.py", "NodeCount": 1, "FleetName": "main"}
     return {
         "AcknowledgeIncident": {"IncidentId": "inc-0", "Note": "seen"},
+        "StartDrill": {**job, "DrillType": "kill-rank", "Rank": 1},
+        "ListDrills": job,
         "DrainNode": {"NodeId": "i-3"},
         "HoldNode": {"NodeId": "i-4", "Reason": "a look"},
         "RebootNode": {"NodeId": "i-5"},
@@ -205,7 +207,7 @@ def test_every_operation_goes_there_and_back(service, client, world):
     assert wanted.keys() == MODEL["operations"].keys()
     sources = world["job"].service.objects
     archive = next(sources.get(info.reference) for info in sources.list(reference("sources/")))
-    order = sorted(wanted, key=lambda name: (name.startswith("Delete"), name.startswith("Stop")))
+    order = sorted(wanted, key=lambda name: (name.startswith("Delete"), name.startswith("Stop"), not name.startswith("StartDrill")))
     for name in order:
         extra = {"Body": archive} if name == "PutSource" else {}
         answer = getattr(client, python_name(name))(**wanted[name], **extra)

@@ -370,7 +370,19 @@ def test_a_member_is_rebooted_by_name_and_stays_a_member(world: World) -> None:
         world.operator.reboot_member(name, ids[1])
 
 
-def test_an_instance_of_a_group_without_the_tag_is_not_rebooted(world: World) -> None:
+def test_an_instance_of_a_group_without_the_tag_is_neither_rebooted_nor_struck(world: World) -> None:
     name = world.make_group(tag=None)
     with pytest.raises(GroupNotOurs):
         world.operator.reboot_member(name, ABSENT)
+    with pytest.raises(GroupNotOurs):
+        world.operator.strike_member(name, ABSENT)
+
+
+def test_a_member_is_struck_by_name_and_its_group_is_not_told(world: World) -> None:
+    name = world.make_group(desired=2)
+    struck, other = world.in_service(name, 2)
+    world.operator.strike_member(name, struck)
+    states = world.operator.describe_instances([struck, other])
+    assert (states[struck].state.has_ended, states[other].state.has_ended) == (True, False)
+    with pytest.raises(NotFound):
+        world.operator.strike_member(name, ABSENT)

@@ -482,3 +482,16 @@ async def test_a_malformed_client_is_dropped_and_the_shim_lives_on(cold: Bench) 
     await writer.wait_closed()
     await cold.start("")
     assert (await cold.exit()).end.code == 0
+
+
+async def test_a_drill_kills_one_rank_and_no_other(cold: Bench) -> None:
+    await cold.start(WAIT_FOR_EVER, count=2)
+    for rank in (0, 1):
+        await cold.living(rank)
+    cold.supervisor.kill_rank(RUN, Generation(2), Rank(1))  # another generation's
+    cold.supervisor.kill_rank(RUN, Generation(1), Rank(1))
+    exited = await cold.exit(1)
+    assert exited.exit_class is ExitClass.KILLED
+    survivor = await cold.living(0)
+    assert processes.is_alive(survivor.pid, survivor.start_ticks)
+    cold.supervisor.kill_rank(RUN, Generation(1), Rank(1))  # it has ended: nothing is killed in its place

@@ -266,6 +266,24 @@ export interface DrainNodeRequest {
   Reason?: string
 }
 
+/** Something that was broken on purpose, and what became of it. */
+export interface Drill {
+  DrillId: string
+  DrillType: 'kill-rank' | 'kill-agent' | 'terminate-instance'
+  /** requested, struck; then recovered (an incident came of it and is closed), absorbed (none did) or not_done (the job did not train in time). */
+  DrillStatus: 'requested' | 'struck' | 'recovered' | 'absorbed' | 'not_done'
+  TrainingJobName: string
+  FleetName: string
+  NodeId: string
+  Rank?: number
+  RequestedBy: string
+  CreationTime: Timestamp
+  StrikeTime?: Timestamp
+  EndTime?: Timestamp
+  IncidentId?: string
+  Outcome?: string
+}
+
 /** Something that happened to a fleet, a job or a node; never changed afterwards. */
 export interface Event {
   EventId: number
@@ -451,6 +469,19 @@ export interface ListCheckpointsRequest {
 /** A job's checkpoints, newest step first. */
 export interface ListCheckpointsResponse {
   Checkpoints: Checkpoint[]
+}
+
+export interface ListDrillsRequest {
+  TrainingJobName?: string
+  /** 100 unless given. */
+  MaxResults?: number
+  NextToken?: string
+}
+
+/** A page of drills, in the order they were asked for. */
+export interface ListDrillsResponse {
+  Drills: Drill[]
+  NextToken?: string
 }
 
 export interface ListEventsRequest {
@@ -798,6 +829,16 @@ export interface SparePolicy {
   Probability: number
 }
 
+/** Something of a job to be broken on purpose. */
+export interface StartDrillRequest {
+  TrainingJobName: string
+  DrillType: 'kill-rank' | 'kill-agent' | 'terminate-instance'
+  /** One of the job's; the last by GROUP_RANK unless said. */
+  NodeId?: string
+  /** For kill-rank: a rank on that node; its first unless said. */
+  Rank?: number
+}
+
 export interface StopTrainingJobRequest {
   TrainingJobName: string
 }
@@ -1058,6 +1099,7 @@ export interface Operations {
   HandBackTrainingJob: { request: HandBackTrainingJobRequest; response: TrainingJobSummary }
   HoldNode: { request: HoldNodeRequest; response: Node }
   ListCheckpoints: { request: ListCheckpointsRequest; response: ListCheckpointsResponse }
+  ListDrills: { request: ListDrillsRequest; response: ListDrillsResponse }
   ListEvents: { request: ListEventsRequest; response: ListEventsResponse }
   ListFleets: { request: Record<string, never>; response: ListFleetsResponse }
   ListIncidents: { request: ListIncidentsRequest; response: ListIncidentsResponse }
@@ -1076,6 +1118,7 @@ export interface Operations {
   ReplaceNode: { request: ReplaceNodeRequest; response: Node }
   ResumeTrainingJob: { request: ResumeTrainingJobRequest; response: TrainingJobSummary }
   RevokeToken: { request: RevokeTokenRequest; response: Token }
+  StartDrill: { request: StartDrillRequest; response: Drill }
   StopTrainingJob: { request: StopTrainingJobRequest; response: TrainingJobSummary }
   TakeOverTrainingJob: { request: TakeOverTrainingJobRequest; response: TrainingJobSummary }
   UnfreezeFleet: { request: UnfreezeFleetRequest; response: Fleet }
@@ -1110,6 +1153,7 @@ export const operations = {
   HandBackTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/hand-back', query: [] },
   HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [] },
   ListCheckpoints: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: [] },
+  ListDrills: { method: 'GET', path: '/v1/drills', query: ['TrainingJobName', 'MaxResults', 'NextToken'] },
   ListEvents: { method: 'GET', path: '/v1/events', query: ['TrainingJobName', 'FleetName', 'AfterEventId', 'MaxResults', 'NextToken'] },
   ListFleets: { method: 'GET', path: '/v1/fleets', query: [] },
   ListIncidents: { method: 'GET', path: '/v1/incidents', query: ['TrainingJobName', 'MaxResults', 'NextToken'] },
@@ -1128,6 +1172,7 @@ export const operations = {
   ReplaceNode: { method: 'POST', path: '/v1/nodes/{NodeId}/replace', query: [] },
   ResumeTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/resume', query: [] },
   RevokeToken: { method: 'POST', path: '/v1/tokens/{TokenId}/revoke', query: [] },
+  StartDrill: { method: 'POST', path: '/v1/drills', query: [] },
   StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [] },
   TakeOverTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/take-over', query: [] },
   UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [] },

@@ -166,3 +166,36 @@ def test_a_job_is_taken_over_and_handed_back(client, fleet, service, source):
             getattr(service.client(service.token(Role.VIEWER)), change)(TrainingJobName="gpt")
         with refused("ResourceNotFoundException"):
             getattr(service.client(service.token(Role.SUBMITTER, "other")), change)(TrainingJobName="gpt")
+
+
+# Drills
+
+
+def test_a_drill_is_for_fleets_that_allow_it_and_jobs_that_train(client, fleet, service, source):
+    job = Job(service, client, source)
+    job.launch(1)
+    with refused("AccessDeniedException", "does not allow drills"):
+        client.start_drill(TrainingJobName="gpt", DrillType="kill-rank")
+    client.update_fleet(FleetName="main", AllowDrills=True)
+    with refused("ConflictException", "is queued: a drill strikes a job that trains"):
+        client.start_drill(TrainingJobName="gpt", DrillType="kill-rank")
+    job.run_ranks()
+    client.take_over_training_job(TrainingJobName="gpt")
+    with refused("ConflictException", "is taken over"):
+        client.start_drill(TrainingJobName="gpt", DrillType="kill-rank")
+    client.hand_back_training_job(TrainingJobName="gpt")
+    for wrong, words in (
+        ({"DrillType": "kill-rank", "NodeId": "i-9"}, "NodeId: is not a node of gpt: i-0, i-1"),
+        ({"DrillType": "kill-rank", "NodeId": "i-0", "Rank": 1}, "Rank: is not on i-0, which has 0"),
+        ({"DrillType": "kill-agent", "Rank": 1}, "Rank: is for kill-rank alone"),
+    ):
+        with refused("ValidationException", words):
+            client.start_drill(TrainingJobName="gpt", **wrong)
+    with refused("AccessDeniedException", "needs the role admin"):
+        service.client(service.token(Role.SUBMITTER)).start_drill(TrainingJobName="gpt", DrillType="kill-rank")
+    drill = client.start_drill(TrainingJobName="gpt", DrillType="kill-rank")
+    assert (drill["NodeId"], drill["Rank"], drill["DrillStatus"]) == ("i-1", 1, "requested")
+    with refused("ConflictException", "has not ended"):
+        client.start_drill(TrainingJobName="gpt", DrillType="kill-agent")
+    assert [shown["DrillId"] for shown in client.list_drills(TrainingJobName="gpt")["Drills"]] == [drill["DrillId"]]
+    assert service.client(service.token(Role.VIEWER, "other")).list_drills()["Drills"] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import httpx
@@ -14,6 +15,7 @@ from control_plane.api.open_answers import WhileTokenIsGood
 from control_plane.api.surface import OPEN_OPERATIONS, least_roles
 from control_plane.db import tokens
 from control_plane.db.tokens import NewToken, Role, TokenKind
+from everstep import doctor_facts
 from tests.unit.control_plane.api.conftest import Service, all_pages, refused
 
 
@@ -95,6 +97,16 @@ def test_the_first_token_is_in_a_file_that_its_owner_alone_reads(service) -> Non
     path = service.settings.state_directory / "admin_token"
     assert path.stat().st_mode & 0o777 == 0o600
     assert service.client(path.read_text().strip()).get_caller_identity()["Role"] == "admin"
+
+
+def test_the_doctor_asks_who_calls_and_what_time_it_is(service, monkeypatch) -> None:
+    monkeypatch.setenv("EVERSTEP_ENDPOINT_URL", f"http://{service.address}")
+    monkeypatch.setenv("EVERSTEP_TOKEN", service.token(Role.VIEWER, "speech"))
+    facts = doctor_facts.service_facts()
+    assert (facts.role, facts.project, facts.error) == ("viewer", "speech", "")
+    assert facts.skew_seconds == pytest.approx(time.time() - service.clock().timestamp(), abs=30)
+    monkeypatch.setenv("EVERSTEP_TOKEN", "est_none")
+    assert doctor_facts.service_facts().is_refused
 
 
 # Answers that go on

@@ -30,6 +30,7 @@ from everstep.protocol.agent_messages import (
     HaltRanks,
     Hello,
     KeepEvidence,
+    KillForDrill,
     Load,
     MemberPhase,
     MemberReport,
@@ -251,6 +252,11 @@ class Agent:
             case Release(run=run):
                 if run == self.run:
                     self.run, self.slots, self.plan, self.boundary, self.exits = None, {}, None, {}, {}
+            case KillForDrill(rank=rank, generation=generation):
+                if generation == self.generation and rank is not None:
+                    self.world.kill_rank(self)
+                elif generation == self.generation:
+                    self.disconnect()
             case KeepEvidence(place=place):
                 self.evidence_key = place.key
             case _:

@@ -1,0 +1,98 @@
+"""Drills: break something of a job on purpose, where its fleet allows that, and see what became of it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import Query
+
+from control_plane.api import schemas, views
+from control_plane.api.auth import Admin, Reader
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_position, page_token
+from control_plane.api.errors import Forbidden, InUse, InvalidRequest
+from control_plane.api.routes.jobs import find_job
+from control_plane.api.schemas import FieldError
+from control_plane.core.observed import DrillKind, DrillState
+from control_plane.core.states import JobState
+from control_plane.db import drills, events, fleets, jobs
+from control_plane.db.drills import NewDrill
+from control_plane.db.events import NewEvent
+from everstep.protocol.plan import GenerationPlan
+
+router = Router(prefix="/v1/drills", tags=["Drills"])
+
+
+@router.post("", operation_id="StartDrill", status_code=202)
+def start_drill(request: schemas.StartDrillRequest, caller: Admin, services: ServicesDep) -> schemas.Drill:
+    """Break something of a training job on purpose, once. Only where its fleet sets AllowDrills, and while the job trains undisturbed."""
+    now = services.now()
+    with services.database.write() as session:
+        job = find_job(session, request.training_job_name, caller)
+        if not fleets.get(session, job.fleet_name).allow_drills:
+            hint = f"everstep fleets update {job.fleet_name} --allow-drills"
+            raise Forbidden(f"The fleet {job.fleet_name!r} does not allow drills.", hint=hint)
+        if job.state != JobState.RUNNING or job.taken_over_at is not None:
+            words = "taken over" if job.taken_over_at is not None else job.state
+            raise InUse(f"The training job {job.name!r} is {words}: a drill strikes a job that trains.")
+        node_id, rank = _target(request, jobs.generation(session, job.run_id, job.generation).plan)
+        new = NewDrill(
+            run_id=job.run_id,
+            job_name=job.name,
+            fleet_name=job.fleet_name,
+            project=job.project,
+            kind=request.drill_type,
+            node_id=node_id,
+            rank=rank,
+            requested_by=caller.name,
+            requested_at=now,
+            state=DrillState.REQUESTED.value,
+        )
+        record = drills.create(session, new)
+        message = f"{caller.name} asked for a drill of {job.name}: {record.kind} on {node_id}" + (f", rank {rank}" if rank is not None else "")
+        event = NewEvent(
+            at=now, type="DrillRequested", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name, node_id=node_id
+        )
+        events.append(session, event)
+    services.wake()
+    return views.drill(record)
+
+
+@router.get("", operation_id="ListDrills")
+def list_drills(
+    caller: Reader,
+    services: ServicesDep,
+    training_job_name: Annotated[str | None, Query(alias="TrainingJobName", max_length=63)] = None,
+    max_results: MaxResults = 100,
+    next_token: NextToken = None,
+) -> schemas.ListDrillsResponse:
+    """List drills in the order they were asked for, of all jobs or of one."""
+    after = None
+    if next_token is not None:
+        requested_at, drill_id = page_position(next_token, datetime.fromisoformat, str)
+        after = (requested_at, drill_id)
+    with services.database.read() as session:
+        page = drills.page(session, job_name=training_job_name, project=caller.project_filter, after=after, limit=max_results + 1)
+    last = page[max_results - 1] if len(page) > max_results else None
+    return schemas.ListDrillsResponse(
+        drills=[views.drill(record) for record in page[:max_results]],
+        next_token=None if last is None else page_token(last.requested_at.isoformat(), last.id),
+    )
+
+
+def _target(request: schemas.StartDrillRequest, plan: GenerationPlan) -> tuple[str, int | None]:
+    """Return whom a drill strikes: a node of the job and, for kill-rank, one of its ranks."""
+    node = plan.nodes[-1] if request.node_id is None else next((node for node in plan.nodes if node.node_id == request.node_id), None)
+    if node is None:
+        raise _wrong("NodeId", f"is not a node of {plan.job}: {', '.join(node.node_id for node in plan.nodes)}")
+    if request.drill_type != DrillKind.KILL_RANK.value:
+        if request.rank is not None:
+            raise _wrong("Rank", "is for kill-rank alone")
+        return node.node_id, None
+    if request.rank is not None and request.rank not in node.ranks:
+        raise _wrong("Rank", f"is not on {node.node_id}, which has {', '.join(str(rank) for rank in node.ranks)}")
+    return node.node_id, node.ranks[0] if request.rank is None else request.rank
+
+
+def _wrong(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: {message}.", fields=[FieldError(field=field, message=message)])

@@ -1,0 +1,283 @@
+"""What is wrong with a laptop or a node, and what to do about it: judged from facts that were gathered before (`everstep.doctor_facts`).
+
+Invariant: pure. A fact that could not be had is a finding of its own, never a silence; only what will not work is WRONG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+GIB: Final = 1024**3
+OLDEST_PYTHON: Final = (3, 11)
+SKEW_TOLD_SECONDS: Final = 2.0
+SKEW_WRONG_SECONDS: Final = 60.0
+"""AWS refuses signatures five minutes off, nonces last one, and the phases of incidents are compared across machines."""
+LEAST_SHARED_MEMORY_BYTES: Final = GIB
+LEAST_MEMORY_BYTES: Final = 2 * GIB
+RENDEZVOUS_PORTS: Final = (20_000, 31_999)
+"""Where torch's rendezvous listens (docs/operations.md)."""
+EXPIRY_TOLD: Final = timedelta(days=7)
+SERVER_ACTIONS: Final = (
+    "autoscaling:DescribeAutoScalingGroups",
+    "autoscaling:SetDesiredCapacity",
+    "autoscaling:TerminateInstanceInAutoScalingGroup",
+    "autoscaling:SetInstanceProtection",
+    "autoscaling:SuspendProcesses",
+    "autoscaling:ResumeProcesses",
+    "autoscaling:PutLifecycleHook",
+    "autoscaling:CompleteLifecycleAction",
+    "autoscaling:RecordLifecycleActionHeartbeat",
+    "ec2:DescribeInstances",
+    "ec2:DescribeInstanceStatus",
+    "ec2:DescribeInstanceTopology",
+    "ec2:RebootInstances",
+    "s3:GetObject",
+    "s3:PutObject",
+)
+"""What a control plane asks of AWS."""
+NODE_ACTIONS: Final = ("s3:GetObject", "s3:PutObject")
+"""What an agent asks of AWS."""
+
+
+class Level(StrEnum):
+    """How bad a finding is. OK: it works. WARNING: it works, and something is worth a look. WRONG: it will not work."""
+
+    OK = "ok"
+    WARNING = "warning"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    check: str
+    level: Level
+    message: str
+    advice: str = ""
+    """What to do about it; empty where there is nothing to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceFacts:
+    """What the service said."""
+
+    endpoint: str = ""
+    error: str = ""
+    """Why there is no endpoint, or no answer; empty where there is one."""
+    hint: str = ""
+    is_refused: bool = False
+    """It answered, and does not take the token."""
+    version: str = ""
+    role: str = ""
+    project: str = ""
+    expires_at: datetime | None = None
+    skew_seconds: float | None = None
+    """This machine's clock − the service's, as well as the time of a request allows."""
+    uncertainty_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """An EC2 quota, in vCPUs, beside what is to be launched."""
+
+    name: str
+    limit: float
+    needed: int
+    instance_type: str
+    node_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsFacts:
+    """What AWS said."""
+
+    error: str = ""
+    """Why nothing could be asked; empty where something could."""
+    caller: str = ""
+    region: str = ""
+    permissions: Mapping[str, bool | None] = field(default_factory=dict)
+    """By action; None: nobody could say."""
+    quota: Quota | None = None
+    quota_error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything that was gathered."""
+
+    now: datetime
+    is_node: bool
+    """Judged as a machine that is to run ranks."""
+    python: tuple[int, int]
+    version: str
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Versions of what training uses; absent: not installed."""
+    service: ServiceFacts = ServiceFacts()
+    shared_memory_free: int | None = None
+    """Of /dev/shm, bytes; None: there is none."""
+    shared_memory_total: int = 0
+    can_write_shared_memory: bool = False
+    memory_total: int = 0
+    memory_available: int = 0
+    listen_error: str = ""
+    """Why a port could not be listened on; empty where it could."""
+    local_ports: tuple[int, int] | None = None
+    """The kernel's own range of ports for connections."""
+    gpus: tuple[str, ...] = ()
+    gpu_error: str = ""
+    """Why the driver says nothing; empty where it speaks or there is none."""
+    aws: AwsFacts | None = None
+    """None: not asked."""
+
+
+def judge(facts: Facts) -> tuple[Finding, ...]:
+    """Return everything that was looked at, in the order in which one would look.
+
+    Args:
+        facts: as gathered.
+
+    Returns:
+        At least one finding for each thing.
+    """
+    return tuple(finding for look in (_versions, _service, _clock, _token, _memory, _ports, _gpus, _aws) for finding in look(facts))
+
+
+def is_wrong(findings: tuple[Finding, ...]) -> bool:
+    """Say whether anything will not work."""
+    return any(finding.level is Level.WRONG for finding in findings)
+
+
+def _versions(facts: Facts) -> Iterator[Finding]:
+    python = ".".join(str(part) for part in facts.python)
+    if facts.python < OLDEST_PYTHON:
+        yield Finding("python", Level.WRONG, f"Python {python} is too old", "Install Python 3.11 or newer, and Everstep with it.")
+    else:
+        yield Finding("python", Level.OK, f"Python {python}")
+    theirs = facts.service.version
+    if theirs and theirs != facts.version:
+        words = f"Everstep {facts.version} here, {theirs} at the service"
+        yield Finding("version", Level.WARNING, words, f"Install the service's: pip install everstep=={theirs}")
+    else:
+        yield Finding("version", Level.OK, f"Everstep {facts.version}")
+    if not facts.is_node:
+        return
+    for package, what_for in (("torch", "ranks train with it"), ("py-spy", "it shows where ranks stand still")):
+        if package not in facts.packages:
+            level = Level.WRONG if package == "torch" else Level.WARNING
+            yield Finding("packages", level, f"{package} is not installed: {what_for}", f"pip install {package}, into the environment of the agent.")
+        else:
+            yield Finding("packages", Level.OK, f"{package} {facts.packages[package]}")
+
+
+def _service(facts: Facts) -> Iterator[Finding]:
+    service = facts.service
+    if service.error and not service.is_refused:
+        advice = service.hint or "everstep configure; then see whether the server runs and this machine reaches it."
+        yield Finding("endpoint", Level.WRONG, service.error, advice)
+    else:
+        yield Finding("endpoint", Level.OK, f"{service.endpoint} answers")
+
+
+def _clock(facts: Facts) -> Iterator[Finding]:
+    skew = facts.service.skew_seconds
+    if skew is None:
+        return
+    off = max(0.0, abs(skew) - facts.service.uncertainty_seconds)
+    words = f"this clock is {off:.1f} s {'ahead of' if skew > 0 else 'behind'} the service's"
+    advice = "Let chrony or systemd-timesyncd keep it; on EC2 from 169.254.169.123."
+    if off > SKEW_WRONG_SECONDS:
+        yield Finding("clock", Level.WRONG, words, advice)
+    elif off > SKEW_TOLD_SECONDS:
+        yield Finding("clock", Level.WARNING, words, advice)
+    else:
+        yield Finding("clock", Level.OK, "this clock is that of the service")
+
+
+def _token(facts: Facts) -> Iterator[Finding]:
+    service = facts.service
+    if service.is_refused:
+        yield Finding("token", Level.WRONG, service.error, "Ask an administrator: everstep tokens create --role submitter; then everstep configure.")
+    elif service.role:
+        scope = f"the project {service.project}" if service.project else "every project"
+        if service.expires_at is not None and service.expires_at - facts.now < EXPIRY_TOLD:
+            words = f"the token ({service.role} of {scope}) expires at {service.expires_at:%Y-%m-%d %H:%M} UTC"
+            yield Finding("token", Level.WARNING, words, "Ask an administrator for the next one: everstep tokens create")
+        else:
+            yield Finding("token", Level.OK, f"{service.role} of {scope}")
+
+
+def _memory(facts: Facts) -> Iterator[Finding]:
+    least = LEAST_MEMORY_BYTES if facts.is_node else LEAST_MEMORY_BYTES // 2
+    words = f"{_size(facts.memory_available)} of {_size(facts.memory_total)} are available"
+    if facts.memory_available < least:
+        level = Level.WRONG if facts.is_node else Level.WARNING
+        yield Finding("memory", level, words, f"Free some: {_size(least)} at least, and two slots of every shard that a node keeps.")
+    else:
+        yield Finding("memory", Level.OK, words)
+    if facts.shared_memory_free is None:
+        advice = "Mount one: mount -t tmpfs tmpfs /dev/shm. In a container: --shm-size, or --tmpfs /dev/shm."
+        yield Finding("tmpfs", Level.WRONG if facts.is_node else Level.WARNING, "/dev/shm is no tmpfs here: steps are kept on one", advice)
+    elif not facts.can_write_shared_memory:
+        yield Finding("tmpfs", Level.WRONG, "nothing can be written to /dev/shm", "chmod 1777 /dev/shm")
+    elif facts.shared_memory_free < LEAST_SHARED_MEMORY_BYTES:
+        advice = "mount -o remount,size=50% /dev/shm. In a container: --shm-size. What an earlier run left is in /dev/shm/everstep-*."
+        yield Finding("tmpfs", Level.WRONG if facts.is_node else Level.WARNING, f"/dev/shm has {_size(facts.shared_memory_free)} left", advice)
+    else:
+        yield Finding("tmpfs", Level.OK, f"/dev/shm has {_size(facts.shared_memory_free)} of {_size(facts.shared_memory_total)} left")
+
+
+def _ports(facts: Facts) -> Iterator[Finding]:
+    if facts.listen_error:
+        yield Finding("ports", Level.WRONG, f"no port can be listened on: {facts.listen_error}", "Look for a firewall or a sandbox on this machine.")
+        return
+    first, last = RENDEZVOUS_PORTS
+    if facts.local_ports is not None and facts.local_ports[0] <= last and facts.local_ports[1] >= first and facts.is_node:
+        words = f"the kernel takes ports {facts.local_ports[0]} to {facts.local_ports[1]} for connections, ranks meet at {first} to {last}"
+        yield Finding("ports", Level.WARNING, words, "sysctl -w net.ipv4.ip_local_port_range='32768 60999'")
+    else:
+        yield Finding("ports", Level.OK, "ports can be listened on")
+
+
+def _gpus(facts: Facts) -> Iterator[Finding]:
+    if facts.gpu_error:
+        advice = "Install the NVIDIA driver of the instance type's AMI, and see `nvidia-smi`."
+        yield Finding("gpu", Level.WRONG if facts.is_node else Level.WARNING, facts.gpu_error, advice)
+    else:
+        yield Finding("gpu", Level.OK, ", ".join(facts.gpus) if facts.gpus else "no GPU here; ranks train on CPUs")
+
+
+def _aws(facts: Facts) -> Iterator[Finding]:
+    aws = facts.aws
+    if aws is None:
+        return
+    if aws.error:
+        yield Finding("aws", Level.WRONG, aws.error, "Give this machine an instance profile, or set AWS_PROFILE; --no-aws leaves AWS out.")
+        return
+    yield Finding("aws", Level.OK, f"{aws.caller} in {aws.region}")
+    denied = [action for action, is_allowed in aws.permissions.items() if is_allowed is False]
+    unknown = [action for action, is_allowed in aws.permissions.items() if is_allowed is None]
+    if denied:
+        yield Finding("permissions", Level.WRONG, f"not allowed: {', '.join(denied)}", f"Allow them to {aws.caller}.")
+    if unknown:
+        words = f"nobody could say whether these are allowed: {', '.join(unknown)}"
+        yield Finding("permissions", Level.WARNING, words, "Allow iam:SimulatePrincipalPolicy to have them checked.")
+    if aws.permissions and not denied and not unknown:
+        yield Finding("permissions", Level.OK, f"{len(aws.permissions)} actions are allowed")
+    if aws.quota_error:
+        yield Finding("quota", Level.WARNING, f"the quota is not known: {aws.quota_error}", "Allow servicequotas:GetServiceQuota to have it checked.")
+    elif aws.quota is not None:
+        quota = aws.quota
+        words = f"{quota.node_count} × {quota.instance_type} take {quota.needed} vCPUs of {quota.limit:g} ({quota.name})"
+        if quota.needed > quota.limit:
+            yield Finding("quota", Level.WRONG, words, "Ask AWS for more: Service Quotas, Amazon EC2.")
+        else:
+            yield Finding("quota", Level.OK, words)
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB"

@@ -1,0 +1,243 @@
+"""Gathers what `everstep doctor` judges: of this machine, of the service, and of AWS.
+
+Invariant: nothing is changed anywhere. AWS is asked dry runs, simulations and descriptions alone; whatever fails becomes a fact.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from everstep import __version__, failures, sdk
+from everstep.doctor import NODE_ACTIONS, SERVER_ACTIONS, AwsFacts, Facts, Quota, ServiceFacts
+from everstep.errors import EverstepError, ServiceFailed
+
+SHARED_MEMORY: Final = Path("/dev/shm")
+TIMEOUT_SECONDS: Final = 10.0
+DRY_RUNS: Final = {
+    "ec2:DescribeInstances": "describe_instances",
+    "ec2:DescribeInstanceStatus": "describe_instance_status",
+    "ec2:DescribeInstanceTopology": "describe_instance_topology",
+}
+"""Where AWS offers a dry run that needs no instance."""
+QUOTAS: Final = {"p": "L-417A185B", "g": "L-DB2E81BA", "trn": "L-2C3B7624", "inf": "L-1945791B"}
+"""EC2's quotas of running on-demand instances, by the letters that an instance type begins with. Source: Amazon EC2 User Guide, On-Demand quotas."""
+STANDARD_QUOTA: Final = "L-1216C47A"
+"""Of types that begin with a, c, d, h, i, m, r, t or z."""
+
+
+def gather(*, is_node: bool, with_aws: bool, instance_type: str | None = None, node_count: int = 1) -> Facts:
+    """Return the facts about this machine, its service and its AWS.
+
+    Args:
+        is_node: it is to run ranks.
+        with_aws: whether AWS is asked.
+        instance_type: whose quota is looked up, or None.
+        node_count: how many of those are to be launched.
+
+    Returns:
+        The facts; what could not be had says so in them.
+    """
+    free, total, can_write = _shared_memory(SHARED_MEMORY)
+    available, memory = _memory(Path("/proc/meminfo"))
+    gpus, gpu_error = _gpus()
+    return Facts(
+        now=datetime.now(UTC),
+        is_node=is_node,
+        python=sys.version_info[:2],
+        version=__version__,
+        packages=_packages(("torch", "deepspeed", "py-spy")),
+        service=service_facts(),
+        shared_memory_free=free,
+        shared_memory_total=total,
+        can_write_shared_memory=can_write,
+        memory_total=memory,
+        memory_available=available,
+        listen_error=_listen_error(),
+        local_ports=_local_ports(Path("/proc/sys/net/ipv4/ip_local_port_range")),
+        gpus=gpus,
+        gpu_error=gpu_error,
+        aws=aws_facts(NODE_ACTIONS if is_node else SERVER_ACTIONS, instance_type, node_count) if with_aws else None,
+    )
+
+
+def service_facts() -> ServiceFacts:
+    """Return what the service says, or why it says nothing."""
+    endpoint = ""
+    try:
+        client: Any = sdk.client()
+        endpoint = client.meta.endpoint_url
+        try:
+            with failures.translated():
+                began, clock = time.monotonic(), time.time()
+                identity = client.get_caller_identity()
+                took = time.monotonic() - began
+        finally:
+            client.close()
+    except ServiceFailed as error:
+        return ServiceFacts(endpoint=endpoint, error=error.message, hint=error.hint, is_refused=error.code == "AccessDeniedException")
+    except EverstepError as error:
+        return ServiceFacts(endpoint=endpoint, error=error.message, hint=error.hint)
+    return ServiceFacts(
+        endpoint=endpoint,
+        version=identity["ServerVersion"],
+        role=identity["Role"],
+        project=identity.get("Project", ""),
+        expires_at=identity.get("ExpirationTime"),
+        skew_seconds=clock + took / 2 - identity["ServerTime"].timestamp(),
+        uncertainty_seconds=took / 2 + 1.0,  # the service's answer may be in whole seconds
+    )
+
+
+def aws_facts(actions: Sequence[str], instance_type: str | None, node_count: int) -> AwsFacts:
+    """Return what AWS says of the credentials here, asked without changing anything."""
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    settings = Config(connect_timeout=TIMEOUT_SECONDS, read_timeout=TIMEOUT_SECONDS, retries={"mode": "standard", "total_max_attempts": 2})
+    try:
+        session = boto3.Session()
+        caller = session.client("sts", config=settings).get_caller_identity()["Arn"]
+        clients = {name: session.client(name, config=settings) for name in ("ec2", "iam", "service-quotas")}
+    except (BotoCoreError, ClientError) as error:
+        return AwsFacts(error=f"AWS does not answer, or knows no credentials of this machine: {error}")
+    quota, quota_error = None, ""
+    if instance_type is not None:
+        try:
+            quota = quota_of(clients["ec2"], clients["service-quotas"], instance_type, node_count)
+        except (BotoCoreError, ClientError, LookupError) as error:
+            quota_error = str(error)
+    permissions = permissions_of(caller, clients["ec2"], clients["iam"], actions)
+    return AwsFacts(caller=caller, region=session.region_name or "", permissions=permissions, quota=quota, quota_error=quota_error)
+
+
+def permissions_of(caller: str, ec2: Any, iam: Any, actions: Sequence[str]) -> Mapping[str, bool | None]:
+    """Return which actions a caller may use: by dry runs where AWS offers them, else by a simulation of its policies.
+
+    Args:
+        caller: its ARN.
+        ec2: a client.
+        iam: likewise.
+        actions: as IAM writes them.
+
+    Returns:
+        By action; None where nobody could say.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    found: dict[str, bool | None] = dict.fromkeys(actions)
+    for action in (action for action in actions if action in DRY_RUNS):
+        try:
+            getattr(ec2, DRY_RUNS[action])(DryRun=True)
+        except ClientError as error:
+            code = error.response["Error"]["Code"]
+            found[action] = {"DryRunOperation": True, "UnauthorizedOperation": False}.get(code)
+        except BotoCoreError:
+            found[action] = None
+    rest = [action for action, is_allowed in found.items() if is_allowed is None]
+    try:
+        answer = iam.simulate_principal_policy(PolicySourceArn=policy_source(caller), ActionNames=rest) if rest else {"EvaluationResults": []}
+    except (ClientError, BotoCoreError):
+        return found
+    found.update({result["EvalActionName"]: result["EvalDecision"] == "allowed" for result in answer["EvaluationResults"]})
+    return found
+
+
+def policy_source(caller: str) -> str:
+    """Return the ARN whose policies a caller has: of a role's session, the role."""
+    parts = re.fullmatch(r"arn:(aws[a-z-]*):sts::(\d{12}):assumed-role/([^/]+)/.+", caller)
+    return caller if parts is None else f"arn:{parts[1]}:iam::{parts[2]}:role/{parts[3]}"
+
+
+def quota_of(ec2: Any, quotas: Any, instance_type: str, node_count: int) -> Quota:
+    """Return the quota that instances of a type are launched within.
+
+    Args:
+        ec2: a client.
+        quotas: a client of Service Quotas.
+        instance_type: as EC2 writes it.
+        node_count: how many are to be launched.
+
+    Returns:
+        The quota, beside what they need.
+
+    Raises:
+        LookupError: EC2 does not know the type.
+    """
+    described = ec2.describe_instance_types(InstanceTypes=[instance_type])["InstanceTypes"]
+    if not described:
+        raise LookupError(f"EC2 knows no instance type {instance_type}")
+    letters = re.match(r"[a-z]+", instance_type)
+    family = next((family for family in ("trn", "inf", "p", "g") if letters is not None and letters[0].startswith(family)), "")
+    quota = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=QUOTAS.get(family, STANDARD_QUOTA))["Quota"]
+    needed = described[0]["VCpuInfo"]["DefaultVCpus"] * node_count
+    return Quota(name=quota["QuotaName"], limit=quota["Value"], needed=needed, instance_type=instance_type, node_count=node_count)
+
+
+def _packages(names: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _shared_memory(path: Path) -> tuple[int | None, int, bool]:
+    try:
+        figures = os.statvfs(path)
+    except OSError:
+        return None, 0, False
+    return figures.f_bavail * figures.f_frsize, figures.f_blocks * figures.f_frsize, os.access(path, os.W_OK)
+
+
+def _memory(path: Path) -> tuple[int, int]:
+    """Return how much memory is available, and how much there is, in bytes; zeros where the kernel does not tell."""
+    try:
+        lines = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
+        return tuple(int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))  # type: ignore[return-value]  # two of them
+    except (OSError, KeyError, ValueError):
+        return 0, 0
+
+
+def _listen_error() -> str:
+    try:
+        with socket.create_server(("127.0.0.1", 0)):
+            return ""
+    except OSError as error:
+        return str(error)
+
+
+def _local_ports(path: Path) -> tuple[int, int] | None:
+    try:
+        first, last = path.read_text().split()
+        return int(first), int(last)
+    except (OSError, ValueError):
+        return None
+
+
+def _gpus() -> tuple[tuple[str, ...], str]:
+    """Return the GPUs as the driver's own tool lists them, or why it does not."""
+    has_device = Path("/dev/nvidiactl").exists()
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return (), "there is an NVIDIA device and no nvidia-smi" if has_device else ""
+    try:
+        done = subprocess.run([tool, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return (), f"nvidia-smi does not answer: {error}"
+    if done.returncode != 0:
+        return (), f"nvidia-smi: {(done.stderr or done.stdout).strip()}"
+    return tuple(line.strip() for line in done.stdout.splitlines() if line.strip()), ""

@@ -1,0 +1,193 @@
+"""What `everstep doctor` makes of facts, and that it gathers them without changing anything."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from typer.testing import CliRunner
+
+from everstep import doctor, doctor_facts
+from everstep.cli.main import app
+from everstep.doctor import GIB, AwsFacts, Facts, Level, Quota, ServiceFacts, is_wrong, judge
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+SERVICE = ServiceFacts(endpoint="https://x", version="0.1.0", role="submitter", project="speech", skew_seconds=0.5, uncertainty_seconds=1.0)
+AWS = AwsFacts(caller="arn:aws:iam::1:role/x", region="eu-west-1", permissions={"s3:GetObject": True})
+GOOD = Facts(
+    now=NOW,
+    is_node=True,
+    python=(3, 11),
+    version="0.1.0",
+    packages={"torch": "2.9.0", "py-spy": "0.4"},
+    service=SERVICE,
+    shared_memory_free=8 * GIB,
+    shared_memory_total=16 * GIB,
+    can_write_shared_memory=True,
+    memory_total=32 * GIB,
+    memory_available=16 * GIB,
+    local_ports=(32_768, 60_999),
+    gpus=("NVIDIA H100",),
+    aws=AWS,
+)
+
+
+def test_a_good_node_has_nothing_wrong_and_everything_was_looked_at() -> None:
+    findings = judge(GOOD)
+    assert {finding.level for finding in findings} == {Level.OK}
+    checks = {finding.check for finding in findings}
+    assert checks == {"python", "version", "packages", "endpoint", "clock", "token", "memory", "tmpfs", "ports", "gpu", "aws", "permissions"}
+    assert not is_wrong(findings)
+
+
+def service(**changes: Any) -> dict[str, Any]:
+    return {"service": replace(SERVICE, **changes)}
+
+
+def aws(**changes: Any) -> dict[str, Any]:
+    return {"aws": replace(AWS, **changes)}
+
+
+QUOTA = Quota(name="P instances", limit=384, needed=768, instance_type="p5.48xlarge", node_count=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "level", "words"),
+    [
+        ({"python": (3, 10)}, "python", Level.WRONG, "3.10 is too old"),
+        (service(version="0.2.0"), "version", Level.WARNING, "0.1.0 here, 0.2.0 at the service"),
+        ({"packages": {"py-spy": "1"}}, "packages", Level.WRONG, "torch is not installed"),
+        ({"packages": {"torch": "1"}}, "packages", Level.WARNING, "py-spy is not installed"),
+        (service(error="The service does not answer"), "endpoint", Level.WRONG, "does not answer"),
+        (service(error="The token is unknown", is_refused=True), "token", Level.WRONG, "token is unknown"),
+        (service(expires_at=NOW + timedelta(days=6)), "token", Level.WARNING, "expires at 2026-03-07"),
+        (service(skew_seconds=3.1), "clock", Level.WARNING, "2.1 s ahead of"),
+        (service(skew_seconds=-62.0), "clock", Level.WRONG, "61.0 s behind"),
+        ({"memory_available": GIB}, "memory", Level.WRONG, "1.0 GiB of 32.0 GiB"),
+        ({"shared_memory_free": None}, "tmpfs", Level.WRONG, "no tmpfs here"),
+        ({"shared_memory_free": GIB // 2}, "tmpfs", Level.WRONG, "0.5 GiB left"),
+        ({"can_write_shared_memory": False}, "tmpfs", Level.WRONG, "nothing can be written"),
+        ({"listen_error": "Permission denied"}, "ports", Level.WRONG, "Permission denied"),
+        ({"local_ports": (10_000, 65_000)}, "ports", Level.WARNING, "10000 to 65000"),
+        ({"gpu_error": "nvidia-smi: no devices"}, "gpu", Level.WRONG, "no devices"),
+        (aws(error="no credentials"), "aws", Level.WRONG, "no credentials"),
+        (aws(permissions={"s3:PutObject": False, "s3:GetObject": True}), "permissions", Level.WRONG, "not allowed: s3:PutObject"),
+        (aws(permissions={"s3:PutObject": None}), "permissions", Level.WARNING, "nobody could say"),
+        (aws(quota=QUOTA), "quota", Level.WRONG, "4 × p5.48xlarge take 768 vCPUs of 384"),
+        (aws(quota_error="denied"), "quota", Level.WARNING, "not known: denied"),
+    ],
+)
+def test_what_is_wrong_is_told_with_what_to_do(changes: dict[str, Any], check: str, level: Level, words: str) -> None:
+    findings = [finding for finding in judge(replace(GOOD, **changes)) if finding.level is not Level.OK]
+    assert [(finding.check, finding.level) for finding in findings] == [(check, level)]
+    assert words in findings[0].message
+    assert findings[0].advice
+    assert is_wrong(tuple(findings)) is (level is Level.WRONG)
+
+
+def test_what_only_a_node_needs_is_not_asked_of_a_laptop() -> None:
+    laptop = replace(GOOD, is_node=False, packages={}, shared_memory_free=None, local_ports=(10_000, 65_000), memory_available=GIB // 2)
+    assert not is_wrong(judge(laptop))
+
+
+def test_a_quota_that_suffices_is_fine() -> None:
+    assert not is_wrong(judge(replace(GOOD, aws=replace(AWS, quota=replace(QUOTA, limit=768.0)))))
+
+
+# Gathering
+
+
+class Answers:
+    """An AWS client that answers what a test says, and notes what it was asked."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(**arguments: Any) -> Any:
+            self.asked.append((name, arguments))
+            answer = self.answers[name]
+            if isinstance(answer, str):
+                raise ClientError({"Error": {"Code": answer, "Message": answer}}, name)
+            return answer
+
+        return call
+
+
+def test_permissions_come_from_dry_runs_and_simulations_alone() -> None:
+    ec2 = Answers(describe_instances="DryRunOperation", describe_instance_status="UnauthorizedOperation", describe_instance_topology="InvalidAction")
+    results = [
+        {"EvalActionName": "ec2:DescribeInstanceTopology", "EvalDecision": "allowed"},
+        {"EvalActionName": "s3:PutObject", "EvalDecision": "implicitDeny"},
+    ]
+    iam = Answers(simulate_principal_policy={"EvaluationResults": results})
+    actions = ("ec2:DescribeInstances", "ec2:DescribeInstanceStatus", "ec2:DescribeInstanceTopology", "s3:PutObject")
+    found = doctor_facts.permissions_of("arn:aws:sts::123456789012:assumed-role/server/i-1", ec2, iam, actions)
+    assert list(found.values()) == [True, False, True, False]
+    assert all(arguments == {"DryRun": True} for _, arguments in ec2.asked)
+    ((_, asked),) = iam.asked
+    assert asked == {"PolicySourceArn": "arn:aws:iam::123456789012:role/server", "ActionNames": list(actions[2:])}
+
+
+def test_what_may_not_be_simulated_is_not_known() -> None:
+    iam = Answers(simulate_principal_policy="AccessDenied")
+    assert doctor_facts.permissions_of("arn:aws:iam::1:user/x", Answers(), iam, ("s3:PutObject",)) == {"s3:PutObject": None}
+
+
+FAMILIES = {"p5.48xlarge": "L-417A185B", "g6.xlarge": "L-DB2E81BA", "c7i.large": "L-1216C47A", "trn1.2xlarge": "L-2C3B7624"}
+
+
+@pytest.mark.parametrize(("kind", "code"), FAMILIES.items())
+def test_the_quota_is_that_of_the_family(kind: str, code: str) -> None:
+    ec2 = Answers(describe_instance_types={"InstanceTypes": [{"VCpuInfo": {"DefaultVCpus": 192}}]})
+    quotas = Answers(get_service_quota={"Quota": {"QuotaName": "name", "Value": 384.0}})
+    assert doctor_facts.quota_of(ec2, quotas, kind, 4).needed == 768
+    assert quotas.asked == [("get_service_quota", {"ServiceCode": "ec2", "QuotaCode": code})]
+    with pytest.raises(LookupError, match="knows no instance type"):
+        doctor_facts.quota_of(Answers(describe_instance_types={"InstanceTypes": []}), quotas, kind, 1)
+
+
+def test_this_machine_has_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERSTEP_ENDPOINT_URL", "http://10.0.0.1")  # refused before anything is sent
+    monkeypatch.setenv("EVERSTEP_TOKEN", "t")
+    facts = doctor_facts.gather(is_node=False, with_aws=False)
+    assert facts.memory_total >= facts.memory_available > 0
+    assert facts.python >= (3, 11)
+    assert facts.aws is None
+
+
+@pytest.mark.parametrize(("facts", "code"), [(GOOD, 0), (replace(GOOD, python=(3, 10)), 1), (replace(GOOD, packages={"torch": "1"}), 0)])
+def test_the_exit_code_says_whether_anything_is_wrong(monkeypatch: pytest.MonkeyPatch, facts: Facts, code: int) -> None:
+    monkeypatch.setattr(doctor_facts, "gather", lambda **_: facts)
+    done = CliRunner().invoke(app, ["doctor", "--node", "--output", "json"])
+    assert done.exit_code == code
+    said = json.loads(done.stdout)
+    assert said["IsWrong"] is bool(code)
+    assert len(said["Findings"]) == len(doctor.judge(facts))
+    assert "WHAT TO DO" in CliRunner().invoke(app, ["doctor"]).stdout
+
+
+def test_a_service_that_does_not_answer_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERSTEP_ENDPOINT_URL", "http://10.0.0.1")
+    monkeypatch.setenv("EVERSTEP_TOKEN", "t")
+    facts = doctor_facts.service_facts()
+    assert "in the clear" in facts.error
+    assert not facts.is_refused
+
+
+@pytest.mark.parametrize(("options", "is_asked"), [([], False), (["--node"], True), (["--aws"], True), (["--node", "--no-aws"], False)])
+def test_aws_is_asked_of_a_node_unless_said(monkeypatch: pytest.MonkeyPatch, options: list[str], is_asked: bool) -> None:
+    asked: list[bool] = []
+
+    def gather(*, with_aws: bool, **_: object) -> Facts:
+        asked.append(with_aws)
+        return GOOD
+
+    monkeypatch.setattr(doctor_facts, "gather", gather)
+    CliRunner().invoke(app, ["doctor", *options])
+    assert asked == [is_asked]
