@@ -15,7 +15,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from control_plane.api import errors
-from control_plane.api.routes import agents, events, fleets, health, incidents, jobs, nodes, results, sources, tokens
+from control_plane.api.event_stream import MEDIA_TYPE
+from control_plane.api.routes import agents, events, fleets, health, incidents, jobs, logs, nodes, results, sources, tokens
 from control_plane.api.routes.events import EVENT_STREAM
 from control_plane.api.schemas import ErrorResponse, FieldError
 
@@ -28,7 +29,7 @@ EPOCH: Final = "epoch-seconds"
 OPEN_OPERATIONS: Final = frozenset({"GetHealth"})
 """They need no token."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
-ROOMS: Final = (jobs, results, incidents, events, fleets, nodes, tokens, sources, health, agents)
+ROOMS: Final = (jobs, results, logs, incidents, events, fleets, nodes, tokens, sources, health, agents)
 """Every module of routes."""
 
 
@@ -99,6 +100,9 @@ def _document(app: FastAPI) -> Json:
         is_open = operation["operationId"] in OPEN_OPERATIONS
         operation["security"] = [] if is_open else [{"bearer": []}]
         operation.pop("summary", None)
+        for answer in operation["responses"].values():
+            if MEDIA_TYPE in answer.get("content", {}):  # FastAPI knows models of JSON alone
+                answer["content"] = {MEDIA_TYPE: answer["content"]["application/json"]}
         operation["parameters"] = [_without_titles(_plain(parameter)) for parameter in operation.get("parameters", [])]
         operation["responses"] = {
             **{status: answer for status, answer in operation["responses"].items() if status.startswith("2")},

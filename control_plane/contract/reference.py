@@ -68,7 +68,11 @@ def _noun(noun: str, names: list[str], model: Json, paginated: Json, streams: li
         if "input" in operation:
             lines += ["**Request**\n", *_fields(model, operation["input"]["shape"], is_request=True)]
         answer = operation["output"]["shape"]
-        if model["shapes"][answer].get("payload"):
+        payload = model["shapes"][answer].get("payload")
+        if payload == "EventStream":
+            stream = model["shapes"][answer]["members"][payload]["shape"]
+            lines.append(f"**Answer**: `EventStream`, events as they come: [{stream}](types.md#{stream.lower()})\n")
+        elif payload:
             lines.append("**Answer**: `Body`, bytes as they come.\n")
         else:
             lines.append(f"**Answer**: [{answer}](types.md#{answer.lower()})\n")

@@ -98,6 +98,8 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "DescribeSource": world["source"],
         "DescribeTrainingJob": job,
         "GetHealth": {},
+        "FollowLogs": job,
+        "GetLogEvents": {**job, "StartFromHead": True},
         "GetLog": {**job, "Key": f"{prefix}/logs/gen=1/rank=0.stdout"},
         "GetOutput": {**job, "Key": f"{prefix}/output/gen=1/rank=0/model.bin"},
         "ListCheckpoints": job,
@@ -184,6 +186,9 @@ def test_every_operation_goes_there_and_back(service, client, world):
         assert set(shape.get("required", ())) <= answer.keys(), name
         if "Body" in answer:
             assert answer["Body"].read() in (b"hello\n", b"weights")
+        if "EventStream" in answer:
+            assert next(iter(answer["EventStream"]))["LogEvents"]["NextForwardToken"]
+            answer["EventStream"].close()
 
 
 def reference(key: str) -> Any:
