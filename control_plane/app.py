@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Protocol
 
+import uvicorn
 from fastapi import FastAPI
 
 from control_plane.api.auth import is_token_good
@@ -39,6 +41,7 @@ from control_plane.core.timeouts import ladder
 from control_plane.db import schema
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.event_feed import EventFeed
 from control_plane.loop.runner import LoopContext, Runner
 from control_plane.secrets import ensure_admin, server_id, server_secret
 from control_plane.settings import Settings
@@ -119,6 +122,7 @@ def create_app(
         nonce_key=hmac.digest(secret, b"nonces of agents", "sha256"),
         server_id=server_id(settings.state_directory),
         attestation=attestation,
+        feed=EventFeed(database, now),
         now=now,
         wake=lambda: None,
     )
@@ -151,6 +155,17 @@ def create_app(
     app.add_middleware(WhileTokenIsGood, is_good=is_token_good)
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
     return app
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server of an application; what goes on without end is ended when it stops, instead of being waited for."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop; called once, by `serve`."""
+        app = self.config.app
+        assert isinstance(app, FastAPI)
+        app.state.services.feed.close()
+        await super().shutdown(sockets)
 
 
 def _loops(settings: Settings, services: Services, secret: bytes) -> Sequence[Loop]:

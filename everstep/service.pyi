@@ -8,11 +8,17 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NotRequired, Protocol, TypedDict, overload
+from typing import Any, BinaryIO, Literal, NotRequired, Protocol, TypedDict, TypeVar, overload
 
 from botocore.client import ClientMeta
 from botocore.exceptions import ClientError as Refusal
 from botocore.response import StreamingBody
+
+T_co = TypeVar("T_co", covariant=True)
+
+class EventStream(Protocol[T_co]):
+    def __iter__(self) -> Iterator[T_co]: ...
+    def close(self) -> None: ...
 
 class Checkpoint(TypedDict):
     """A set of shards of one step in S3."""
@@ -200,6 +206,13 @@ class Fleet(TypedDict):
     Tags: dict[str, str]
     CreationTime: datetime
 
+class FollowLogsResponse(TypedDict):
+    EventStream: NotRequired[EventStream[FollowLogsStream]]
+
+class FollowLogsStream(TypedDict):
+    """What a followed log is made of."""
+    LogEvents: NotRequired[LogEvents]
+
 class GetCallerIdentityResponse(TypedDict):
     """Who is calling, and as what."""
     TokenId: str
@@ -212,6 +225,14 @@ class GetCallerIdentityResponse(TypedDict):
     ServerVersion: str
     ServerTime: datetime
     """By the service's clock."""
+
+class GetLogEventsResponse(TypedDict):
+    """A page of what a job's ranks printed, oldest line first."""
+    Events: list[LogEvent]
+    NextForwardToken: str
+    """Reads on after the last of these lines."""
+    NextBackwardToken: str
+    """Reads on before the first of them."""
 
 class GetLogResponse(TypedDict):
     Body: NotRequired[StreamingBody]
@@ -343,6 +364,25 @@ class LogEntry(TypedDict):
     Key: NotRequired[str]
     Bytes: NotRequired[int]
     MissingReason: NotRequired[str]
+
+class LogEvent(TypedDict):
+    """One line that a rank printed, or the fact that lines are missing."""
+    Timestamp: datetime
+    """When the node's agent read it, to the millisecond."""
+    Generation: int
+    NodeId: str
+    Rank: NotRequired[int]
+    """Absent where a whole node is meant."""
+    Stream: Literal["stdout", "stderr", "gap"]
+    """`gap`: what was here is not kept; Message says what and why."""
+    Message: str
+    """Without the line feed; lines of more than 16 KiB come in pieces."""
+
+class LogEvents(TypedDict):
+    """Lines that came together; without lines it is a sign of life."""
+    Events: list[LogEvent]
+    NextForwardToken: str
+    """For FollowLogs and GetLogEvents: goes on after these lines."""
 
 class Metric(TypedDict):
     """What rank 0 logged for one step."""
@@ -787,12 +827,16 @@ class EverstepClient(Protocol):
         """Describe one training job: what it is, where it stands, and why."""
     def drain_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Have a node's job leave it at an agreed stop, no step lost, once another node is there; then hold it. Asking again changes nothing."""
+    def follow_logs(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: float = ..., FilterPattern: str = ..., StartFromHead: bool = ..., NextToken: str = ...) -> FollowLogsResponse:
+        """Follow what a job's ranks print: from NextToken on, from the beginning with StartFromHead or StartTime, else from now. Each event has lines and a token to go on from, after a broken connection, say. Lines come from the agents as they are printed, from the object store where an agent cannot be reached; every line comes once. The stream ends when the job has ended and everything was given."""
     def get_caller_identity(self) -> GetCallerIdentityResponse:
         """Say who is calling: role, project and how long that lasts."""
     def get_health(self) -> HealthResponse:
         """Say that the server answers, and which version it is."""
     def get_log(self, *, TrainingJobName: str, Key: str) -> GetLogResponse:
         """Stream one log, by the key that ListLogs gave."""
+    def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: float = ..., EndTime: float = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
+        """Read what a job's ranks printed, merged by time over all ranks and nodes, one generation after another. Times are seconds since 1970; FilterPattern is a part of the line. Without NextToken the newest lines are given, or with StartFromHead the first. NextForwardToken and NextBackwardToken read on in either direction: a page may be short or empty while there is more; nothing is left when a token comes back unchanged. What a node could not ship because it was lost is an event of its own, of the stream `gap`."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
         """Stream one output file, by the key that ListOutputs gave."""
     def hand_back_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:

@@ -25,12 +25,14 @@ import msgspec
 
 from everstep import __version__
 from everstep.protocol.agent_messages import (
+    SEND_LINES_SECONDS,
     AgentReport,
     HaltRanks,
     Hello,
     KeepEvidence,
     KillForDrill,
     Load,
+    LogLines,
     MemberPhase,
     MemberReport,
     MetricPoint,
@@ -38,6 +40,7 @@ from everstep.protocol.agent_messages import (
     Prepare,
     RankExit,
     Release,
+    SendLines,
     Start,
     StopTraining,
     TakeCheckpoint,
@@ -52,7 +55,7 @@ from worker.core.generation import Answer, Event, Membership, answer_prepare, is
 from worker.errors import RanksNotGone, StorageError
 from worker.health.watch import HealthWatch
 from worker.instance_metadata import InstanceMetadata
-from worker.logs import RankLogs
+from worker.logs import LogShipper, RankLogs
 from worker.member import LoadFailed, Member, Node
 from worker.own_log import OwnLog
 from worker.promise import Promise, PromiseFile
@@ -155,6 +158,10 @@ class Agent:
         self._sequence = 0
         self._working: asyncio.Task[None] | None = None
         """What the current phase does in the background: loading, or watching ranks until all have exited."""
+        self._shipper: LogShipper | None = None
+        """Of the generation whose ranks were started last."""
+        self._followed_until = 0.0
+        """Monotonic time until which somebody follows what ranks print."""
         self._leaving: set[asyncio.Task[object]] = set()
         """Uploads of what ended generations have printed; a new generation does not wait for them."""
 
@@ -176,6 +183,8 @@ class Agent:
                     tasks.create_task(self._metadata.run(), name="instance metadata")
         finally:
             await end(self._working, *self._leaving)
+            if self._shipper is not None:
+                await self._shipper.close()
             if self._stacks is not None:
                 await self._stacks.close()
             if self._member is not None:
@@ -221,6 +230,7 @@ class Agent:
                 self._member = Member(self._node, promise.plan, promise.key, on_change=self._changed)
                 self._member.adopt()
                 self._ranks.events = self._member.lines
+                self._ship(self._member)
                 self._member.begin_rounds(is_restarted=True)
                 await self._run_ranks(promise, self._member)
 
@@ -324,6 +334,10 @@ class Agent:
                     await self._keep_evidence(place)
                 case Load(plan=plan, key=key):
                     await self._load(plan, key)
+                case SendLines(run=run):
+                    if self._promise is not None and self._promise.run == run:
+                        self._followed_until = time.monotonic() + SEND_LINES_SECONDS
+                    continue
                 case Start(run=run, generation=generation) if is_current(self._membership, run, generation):
                     await self._start()
                 case StopTraining(run=run, generation=generation) if is_current(self._membership, run, generation):
@@ -419,9 +433,26 @@ class Agent:
             await member.close()
             self._keep_streams(member)
 
+    def _ship(self, member: Member) -> None:
+        """Ship what the ranks of a generation print, from now on."""
+        self._shipper = LogShipper(self._settings.state, self._objects, member.plan, member.here, now=self._node.now, live=self._show_lines)
+        self._shipper.begin()
+
+    def _show_lines(self, lines: LogLines) -> None:
+        if time.monotonic() < self._followed_until:
+            self._control.send_lines(lines)
+
     def _keep_streams(self, member: Member) -> None:
-        """Upload what the ended generation's ranks have printed, beside whatever comes next."""
-        task: asyncio.Task[object] = asyncio.create_task(self._logs.upload_all(member.plan, member.here), name="streams of an ended generation")
+        """Upload what the ended generation's ranks have printed, beside whatever comes next; then let go of it here."""
+        shipper, self._shipper = self._shipper, None
+
+        async def work() -> None:
+            missing = await shipper.finish() if shipper is not None else ()
+            missing += await self._logs.upload_all(member.plan, member.here)
+            if not missing:
+                await asyncio.to_thread(self._logs.forget_streams, member.plan)
+
+        task: asyncio.Task[object] = asyncio.create_task(work(), name="streams of an ended generation")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
@@ -473,6 +504,7 @@ class Agent:
             assert self._promise is not None
             self._promise = promise = msgspec.structs.replace(self._promise, entry_point=str(entry))
             self._ranks.events = member.lines
+            self._ship(member)
             await self._start_ranks(promise, member)
             watching = asyncio.create_task(self._watch_exits(promise, member), name="exits before the start")
             await member.load()
@@ -517,7 +549,8 @@ class Agent:
         finally:
             await end(following)
         await member.uploads_done()
-        for missing in await self._logs.upload_all(member.plan, member.here):
+        unshipped = await self._shipper.finish() if self._shipper is not None else ()
+        for missing in (*unshipped, *await self._logs.upload_all(member.plan, member.here)):
             member.lines.fault("output_missing", missing, is_permanent=False)
         if self._promise is not None and self._promise.phase is MemberPhase.RUNNING:
             self._move(Event.EXITED)

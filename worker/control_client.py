@@ -11,13 +11,14 @@ import itertools
 import logging
 import random
 import ssl
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
-from everstep.protocol.agent_messages import AgentReport, AgentWelcome, ControlToAgent, Hello
+from everstep.protocol.agent_messages import AgentReport, AgentWelcome, ControlToAgent, Hello, LogLines
 from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode
 from everstep.protocol.errors import ProtocolError
 from worker.errors import AttestationFailed
@@ -27,6 +28,8 @@ from worker.tasks import Signal, first_of
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 OPEN_SECONDS = 5.0
+MAX_LINES_WAITING = 64
+"""Messages with lines of ranks that wait to be sent."""
 
 
 class ControlClient:
@@ -57,6 +60,8 @@ class ControlClient:
             command: takes what the control plane sends; must not block.
         """
         self.changed = Signal()
+        self._lines: deque[LogLines] = deque(maxlen=MAX_LINES_WAITING)
+        self._lines_added = Signal()
         self.is_connected = False
         self._urls = itertools.cycle(random.sample(urls, len(urls)))
         self._join_token = join_token
@@ -67,6 +72,16 @@ class ControlClient:
         self._report = report
         self._command = command
         self._interval_seconds = 1.0
+
+    def send_lines(self, lines: LogLines) -> None:
+        """Queue what ranks have printed; where the line is too slow for it, the oldest is dropped: whoever follows finds it in the object store.
+
+        Args:
+            lines: the newest of a run.
+        """
+        if self.is_connected:
+            self._lines.append(lines)
+            self._lines_added.notify()
 
     async def run(self) -> None:
         """Keep the line open until cancelled."""
@@ -125,13 +140,21 @@ class ControlClient:
         tune(line.transport.get_extra_info("socket"), silence_seconds=welcome.timeouts.lease_seconds)
         self.is_connected = True
         log.info("connected to the control plane as a node of fleet %s", welcome.fleet)
-        await first_of(self._send(line), self._listen(line))
+        self._lines.clear()
+        await first_of(self._send(line), self._send_lines(line), self._listen(line))
 
     async def _send(self, line: ClientConnection) -> None:
         while True:
             seen = self.changed.version
             await line.send(encode(self._report()))
             await self.changed.wait(seen, self._interval_seconds)
+
+    async def _send_lines(self, line: ClientConnection) -> None:
+        while True:
+            seen = self._lines_added.version
+            while self._lines:
+                await line.send(encode(self._lines.popleft()))
+            await self._lines_added.wait(seen)
 
     async def _listen(self, line: ClientConnection) -> None:
         async for data in line:

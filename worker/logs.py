@@ -1,10 +1,11 @@
 """What ranks print and put out, on its way to the object store.
 
+    <log key>gen=<g>/node=<n>/…                      lines with their time, each second, by `LogShipper`: what GetLogEvents and FollowLogs read
     <log key>gen=<g>/rank=<r>.stdout | .stderr       sent again while the rank runs, and once more when it has ended
     <output key>gen=<g>/rank=<r>/<path>              sent when the ranks have ended
 
-A stream that grows is sent whole each time: at once while it is short, and then each time it has grown by a quarter, so that all sendings
-together stay within a few times its length.
+A stream of up to `WHOLE_BYTES` that grows is sent whole each time: at once while it is short, and then each time it has grown by a quarter, so that
+all sendings together stay within a few times its length.
 
 Invariant: nothing outside of a rank's output folder is ever sent, whatever links the folder holds; and no failure in here stops a job: what is
 not in the store is told in a sentence.
@@ -16,17 +17,26 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from everstep.protocol.agent_messages import LogLines
 from everstep.protocol.ids import RunId
+from everstep.protocol.log_chunks import FLUSH_SECONDS, LogLine
 from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
 from worker.errors import StorageError
+from worker.log_journal import WHOLE_BYTES, LogJournal
 from worker.rank_files import RankFiles, logs_of, outputs_of
+from worker.tasks import end, finish
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
+READ_SECONDS = 0.1
+"""Between two looks at what ranks have printed."""
+LIVE_LINES = 500
+"""In one message to the control plane."""
 LIVE_SECONDS = 3.0
 """Between two looks at streams of running ranks."""
 SHORT_BYTES = 1024 * 1024
@@ -55,6 +65,104 @@ class FileStore(Protocol):
         """
 
 
+class LogShipper:
+    """Lines of one generation on this node: into the journal every `READ_SECONDS`, into the store every second, and live to whoever follows.
+
+    Owned by the agent, from the start of the ranks until all is shipped or the agent ends.
+
+    Args:
+        state: the agent's directory.
+        objects: where chunks go.
+        plan: of the generation.
+        here: this node in it.
+        now: Unix time, seconds.
+        live: takes new lines, the number of the first before them; None: nobody follows. Must not block.
+    """
+
+    def __init__(
+        self, state: Path, objects: FileStore, plan: GenerationPlan, here: PlanNode, now: Callable[[], float], live: Callable[[LogLines], None]
+    ) -> None:
+        files = {rank: RankFiles(state.absolute(), plan.run, plan.generation, rank) for rank in here.ranks}
+        streams = {(rank, stream): path for rank in here.ranks for stream, path in (("stdout", files[rank].stdout), ("stderr", files[rank].stderr))}
+        self.run = plan.run
+        self.generation = plan.generation
+        self._folder = files[here.ranks[0]].stdout.parent
+        self._streams = streams
+        self._node_id = here.node_id
+        self._place = plan.script.logs
+        self._objects = objects
+        self._now = now
+        self._live = live
+        self._journal: LogJournal | None = None
+        self._reading = asyncio.Lock()
+        self._shipping = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Begin to read and to ship."""
+        self._tasks = [asyncio.create_task(self._read_on(), name="lines of ranks"), asyncio.create_task(self._ship_on(), name="chunks of lines")]
+
+    async def close(self) -> None:
+        """Stop, and leave what is not shipped to the next agent of this node. Idempotent."""
+        tasks, self._tasks = self._tasks, []
+        await end(*tasks)
+
+    async def finish(self) -> tuple[str, ...]:
+        """Ship all that is left; the ranks are gone. Again ships what could not be shipped before.
+
+        Returns:
+            A sentence for what is not in the store; empty when all is.
+        """
+        await self.close()
+        await self._read(is_last=True)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                await self._ship()
+            except StorageError as error:
+                if not error.retryable or attempt == MAX_ATTEMPTS:
+                    return (f"the last lines of this node's ranks are not in S3: {error}",)
+            else:
+                return ()
+            await asyncio.sleep(RETRY_SECONDS * attempt)
+        raise AssertionError
+
+    async def _read_on(self) -> None:
+        while True:
+            await self._read()
+            await asyncio.sleep(READ_SECONDS)
+
+    async def _ship_on(self) -> None:
+        while True:
+            try:
+                await self._ship()
+            except StorageError as error:
+                log.info("lines of ranks are not shipped yet: %s", error)
+            await asyncio.sleep(FLUSH_SECONDS - READ_SECONDS)
+
+    async def _read(self, *, is_last: bool = False) -> None:
+        async with self._reading:
+            first, lines = await _to_end(self._read_journal, is_last)
+        for begin in range(0, len(lines), LIVE_LINES):
+            self._live(LogLines(run=self.run, generation=self.generation, first=first + begin, lines=tuple(lines[begin : begin + LIVE_LINES])))
+
+    def _read_journal(self, is_last: bool) -> tuple[int, list[LogLine]]:
+        if self._journal is None:
+            self._journal = LogJournal(self._folder, self._node_id, self._streams, self._now)
+        first = self._journal.count
+        return first, self._journal.end() if is_last else self._journal.read()
+
+    async def _ship(self) -> None:
+        async with self._shipping:
+            async with self._reading:
+                due = self._journal.unstored() if self._journal is not None else []
+            for chunk in due:
+                key = f"{self._place.key}gen={self.generation}/{chunk.name.path}"
+                await _to_end(self._objects.put_file, ObjectReference(bucket=self._place.bucket, key=key), chunk.path, chunk.size)
+                async with self._reading:
+                    assert self._journal is not None
+                    self._journal.stored(chunk)
+
+
 class RankLogs:
     """One per agent."""
 
@@ -75,7 +183,7 @@ class RankLogs:
         while True:
             for path, reference in self._streams(plan, here):
                 size = _size(path)
-                if size is None or not is_due(size, self._sent.get(path)):
+                if size is None or size > WHOLE_BYTES or not is_due(size, self._sent.get(path)):
                     continue
                 try:
                     await asyncio.to_thread(self._objects.put_file, reference, path, size)
@@ -98,8 +206,8 @@ class RankLogs:
         missing = []
         for path, reference in self._streams(plan, here):
             size = _size(path)
-            if size is None:
-                continue  # never started
+            if size is None or size > WHOLE_BYTES:
+                continue  # never started; or its lines are all there is
             missing += await self._send(path, reference, size)
             self._sent.pop(path, None)
         for rank in here.ranks:
@@ -117,6 +225,10 @@ class RankLogs:
         """Remove all streams and outputs of a run from this node. From any thread; nothing of the run is being sent any more."""
         for folder in (logs_of(self._state, run), outputs_of(self._state, run)):
             shutil.rmtree(folder, ignore_errors=True)
+
+    def forget_streams(self, plan: GenerationPlan) -> None:
+        """Remove the streams of a generation from this node: they are stored. From any thread."""
+        shutil.rmtree(logs_of(self._state, plan.run) / f"gen={plan.generation}", ignore_errors=True)
 
     def _streams(self, plan: GenerationPlan, here: PlanNode) -> Iterator[tuple[Path, ObjectReference]]:
         place = plan.script.logs
@@ -137,6 +249,17 @@ class RankLogs:
                     return [f"{reference.key} is not in S3: {error}"]
             await asyncio.sleep(RETRY_SECONDS * attempt)
         raise AssertionError
+
+
+async def _to_end(function: Callable[..., T], *arguments: object) -> T:
+    """Call a function in a thread and wait for it also when cancelled: nothing is read or stored by two at once, and no older chunk lands last."""
+    found: list[T] = []
+
+    async def work() -> None:
+        found.append(await asyncio.to_thread(function, *arguments))
+
+    await finish(work())
+    return found[0]
 
 
 def is_due(size: int, sent: int | None) -> bool:

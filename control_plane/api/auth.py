@@ -16,6 +16,7 @@ Invariant: something of another project does not exist for a caller: it is answe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -40,6 +41,8 @@ class Caller:
     """Empty: every project."""
     token: TokenRecord
     """What it calls with."""
+    ends_at: datetime | None = None
+    """When a browser's session ends; None where there is none. The token may end sooner."""
 
     @property
     def project_filter(self) -> str | None:
@@ -132,7 +135,7 @@ def reader(request: Request, services: ServicesDep) -> Caller:
     session = sessions.find(request, services) if authorization is None else None
     record = require_user(find_token(services, bearer(authorization)) if session is None else session[0])
     request.state.token_id = record.id  # an answer that goes on for long ends with its token: `api.open_answers`
-    return Caller(Role(record.role), record.project, record)
+    return Caller(Role(record.role), record.project, record, None if session is None else session[1])
 
 
 def require_user(record: TokenRecord | None) -> TokenRecord:

@@ -25,6 +25,7 @@ from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.event_feed import EventFeed
 from everstep.protocol.plan import Timeouts
 
 
@@ -72,6 +73,7 @@ class Services:
     """What agents sign that they mean this installation and no other."""
     attestation: Attestation | None = None
     """What it takes for agents to show which instance they are; None: they join with join tokens alone."""
+    feed: EventFeed
     now: Callable[[], datetime]
     wake: Callable[[], None]
     """Makes the loops look again; from any thread."""

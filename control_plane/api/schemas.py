@@ -570,6 +570,45 @@ class ListLogsResponse(Shape):
     logs: list[LogEntry]
 
 
+class LogEvent(Shape):
+    """One line that a rank printed, or the fact that lines are missing."""
+
+    timestamp: datetime
+    """When the node's agent read it, to the millisecond."""
+    generation: int
+    node_id: str
+    rank: int | None
+    """Absent where a whole node is meant."""
+    stream: Literal["stdout", "stderr", "gap"]
+    """`gap`: what was here is not kept; Message says what and why."""
+    message: str
+    """Without the line feed; lines of more than 16 KiB come in pieces."""
+
+
+class GetLogEventsResponse(Shape):
+    """A page of what a job's ranks printed, oldest line first."""
+
+    events: list[LogEvent]
+    next_forward_token: str
+    """Reads on after the last of these lines."""
+    next_backward_token: str
+    """Reads on before the first of them."""
+
+
+class LogEvents(Shape):
+    """Lines that came together; without lines it is a sign of life."""
+
+    events: list[LogEvent]
+    next_forward_token: str
+    """For FollowLogs and GetLogEvents: goes on after these lines."""
+
+
+class FollowLogsStream(Shape):
+    """What a followed log is made of."""
+
+    log_events: LogEvents | None = None
+
+
 class OutputEntry(Shape):
     """One file that a rank left in its output directory."""
 

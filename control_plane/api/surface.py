@@ -16,6 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
 from control_plane.api import auth, errors
+from control_plane.api.event_stream import MEDIA_TYPE
 from control_plane.api.routes import (
     agents,
     checkpoints,
@@ -27,6 +28,7 @@ from control_plane.api.routes import (
     incidents,
     jobs,
     join_tokens,
+    logs,
     nodes,
     results,
     revisions,
@@ -34,6 +36,7 @@ from control_plane.api.routes import (
     takeovers,
     tokens,
 )
+from control_plane.api.routes.events import EVENT_STREAM
 from control_plane.api.schemas import ErrorResponse, FieldError
 from control_plane.db.tokens import Role
 
@@ -55,6 +58,7 @@ ROOMS: Final = (
     takeovers,
     checkpoints,
     results,
+    logs,
     incidents,
     events,
     fleets,
@@ -121,6 +125,11 @@ def least_roles() -> dict[str, str]:
     return found
 
 
+def is_server_sent(operation: Json) -> bool:
+    """Say whether an operation answers server-sent events: browsers have a reader for them, botocore has none."""
+    return any(EVENT_STREAM in answer.get("content", {}) for answer in operation["responses"].values())
+
+
 def _document(app: FastAPI) -> Json:
     document: Json = get_openapi(
         title=app.title,
@@ -142,6 +151,9 @@ def _document(app: FastAPI) -> Json:
         is_open = operation["operationId"] in OPEN_OPERATIONS
         operation["security"] = [] if is_open else [{"bearer": []}]
         operation.pop("summary", None)
+        for answer in operation["responses"].values():
+            if MEDIA_TYPE in answer.get("content", {}):  # FastAPI knows models of JSON alone
+                answer["content"] = {MEDIA_TYPE: answer["content"]["application/json"]}
         operation["parameters"] = [_without_titles(_plain(parameter)) for parameter in operation.get("parameters", [])]
         operation["responses"] = {
             **{status: answer for status, answer in operation["responses"].items() if status.startswith("2")},

@@ -10,7 +10,7 @@
     format binary                           a streaming payload `Body`
     x-idempotency-token                     idempotencyToken: filled in by the client
 
-Invariant: what has no counterpart is refused by name, never left out.
+Invariant: what has no counterpart is refused by name, never left out; but for server-sent events, which are no operation of the client.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import json
 from typing import Any, Final
 
 from control_plane.api import errors
-from control_plane.api.surface import API_VERSION, DESCRIPTION, EPOCH, OPEN_OPERATIONS, operations
+from control_plane.api.event_stream import MEDIA_TYPE
+from control_plane.api.surface import API_VERSION, DESCRIPTION, EPOCH, OPEN_OPERATIONS, is_server_sent, operations
 from control_plane.contract.errors import ContractError
 
 Json = dict[str, Any]
@@ -56,7 +57,11 @@ def service_model(document: Json) -> Json:
         ContractError: the document says something that the model cannot.
     """
     shapes = _Shapes(document["components"]["schemas"])
-    described = {operation["operationId"]: _operation(shapes, path, method, operation) for path, method, operation in operations(document)}
+    described = {
+        operation["operationId"]: _operation(shapes, path, method, operation)
+        for path, method, operation in operations(document)
+        if not is_server_sent(operation)
+    }
     return {
         "version": "2.0",
         "metadata": {
@@ -96,6 +101,8 @@ def paginators(model: Json) -> Json:
         if "NextToken" not in taken:
             continue
         given = model["shapes"][operation["output"]["shape"]]["members"]
+        if given.keys() & {"NextForwardToken", "EventStream"}:
+            continue  # read on in both directions, or followed
         lists = [member for member, reference in given.items() if model["shapes"][reference["shape"]]["type"] == "list"]
         if len(lists) != 1 or "NextToken" not in given or "MaxResults" not in taken:
             raise ContractError(f"{name}: a paged operation takes NextToken and MaxResults, and answers NextToken and one list, not {lists}")
@@ -298,7 +305,20 @@ def _output(shapes: _Shapes, name: str, answer: Json) -> Json:
     (media_type, content), *_ = answer["content"].items()
     if media_type == "application/json":
         return shapes.structure(content["schema"]["$ref"].rpartition("/")[2])
+    if media_type == MEDIA_TYPE:
+        return _event_stream(shapes, name, content["schema"]["$ref"].rpartition("/")[2])
     shapes.made[f"{name}Response"] = {"type": "structure", "members": {"Body": _blob(shapes)}, "payload": "Body"}
+    return {"shape": f"{name}Response"}
+
+
+def _event_stream(shapes: _Shapes, name: str, stream: str) -> Json:
+    """Each field of the stream's schema is a kind of event."""
+    shapes.structure(stream)
+    made = shapes.made[stream]
+    made["eventstream"] = True
+    for member in made["members"].values():
+        shapes.made[member["shape"]]["event"] = True
+    shapes.made[f"{name}Response"] = {"type": "structure", "members": {"EventStream": {"shape": stream}}, "payload": "EventStream"}
     return {"shape": f"{name}Response"}
 
 

@@ -22,12 +22,18 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NotRequired, Protocol, TypedDict, overload
+from typing import Any, BinaryIO, Literal, NotRequired, Protocol, TypedDict, TypeVar, overload
 
 from botocore.client import ClientMeta
 from botocore.exceptions import ClientError as Refusal
 from botocore.response import StreamingBody
+
+T_co = TypeVar("T_co", covariant=True)
 '''
+_EVENT_STREAM = """class EventStream(Protocol[T_co]):
+    def __iter__(self) -> Iterator[T_co]: ...
+    def close(self) -> None: ...
+"""
 _TYPES = {"string": "str", "integer": "int", "long": "int", "double": "float", "boolean": "bool"}
 
 
@@ -42,7 +48,17 @@ def stubs(model: Json, pages: Json, waits: Json) -> str:
     Returns:
         The stub.
     """
-    return "\n".join([_HEAD, *_types(model), *_paginators(model, pages), *_waiters(model, waits), *_exceptions(model), *_client(model, pages, waits)])
+    return "\n".join(
+        [
+            _HEAD,
+            _EVENT_STREAM,
+            *_types(model),
+            *_paginators(model, pages),
+            *_waiters(model, waits),
+            *_exceptions(model),
+            *_client(model, pages, waits),
+        ]
+    )
 
 
 def _types(model: Json) -> Iterator[str]:
@@ -128,6 +144,8 @@ def _type(model: Json, name: str, *, is_given: bool) -> str:
     shape = model["shapes"][name]
     kind = shape["type"]
     if kind == "structure":
+        if shape.get("eventstream"):
+            return f"EventStream[{name}]"
         return "Any" if shape.get("document") else name
     if kind == "list":
         inner = _type(model, shape["member"]["shape"], is_given=is_given)

@@ -178,6 +178,7 @@ class LineageEntry:
     number: int
     parent: int
     base_step: int
+    planned_at: datetime
     started_at: datetime | None
 
 
@@ -563,11 +564,19 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
 
 def lineage(session: Session, run_id: str) -> tuple[LineageEntry, ...]:
     """Return all generations of a run that were planned, oldest first."""
-    query = select(Generation.number, Generation.parent, Generation.base_step, Generation.started_at).where(Generation.run_id == run_id)
+    columns = Generation.number, Generation.parent, Generation.base_step, Generation.created_at, Generation.started_at
     return tuple(
-        LineageEntry(number=number, parent=parent, base_step=base_step, started_at=started_at)
-        for number, parent, base_step, started_at in session.execute(query.order_by(Generation.number))
+        LineageEntry(number=number, parent=parent, base_step=base_step, planned_at=planned_at, started_at=started_at)
+        for number, parent, base_step, planned_at, started_at in session.execute(
+            select(*columns).where(Generation.run_id == run_id).order_by(Generation.number)
+        )
     )
+
+
+def planned(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
+    """Return the generations of a run, oldest first, as far as their plans are kept."""
+    query = select(Generation.number).where(Generation.run_id == run_id, Generation.plan != b"")
+    return tuple(generation(session, run_id, number) for number in session.scalars(query.order_by(Generation.number)))
 
 
 def launched(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:

@@ -20,7 +20,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from everstep.protocol.agent_messages import AgentReport, ControlToAgent, Hello, Load, MetricPoint, Release
+from control_plane.loop.log_feed import LogFeed
+from everstep.protocol.agent_messages import AgentReport, ControlToAgent, Hello, Load, LogLines, MetricPoint, Release
 from everstep.protocol.ids import FleetName, NodeId, RunId, Step
 
 QUEUE_LIMIT = 64
@@ -69,6 +70,15 @@ class AgentConnection:
         if self.is_open and report.node_id == self.node_id:
             self._registry._reported(self, report)
 
+    def lines(self, lines: LogLines) -> None:
+        """Take what the node's ranks have printed.
+
+        Args:
+            lines: as decoded from the websocket.
+        """
+        if self.is_open:
+            self._registry.lines.deliver(self.node_id, lines)
+
     async def next_message(self) -> ControlToAgent | None:
         """Wait for what is to be sent next.
 
@@ -116,6 +126,8 @@ class AgentRegistry:
         self._connections: dict[NodeId, AgentConnection] = {}
         self._refused: Counter[NodeId] = Counter()
         self._metrics: OrderedDict[RunId, OrderedDict[Step, MetricPoint]] = OrderedDict()
+        self.lines = LogFeed()
+        """What ranks print, on its way to whoever follows it."""
         self._changed = asyncio.Event()
         self._change_count = 1
         self._watched: frozenset[RunId] = frozenset()

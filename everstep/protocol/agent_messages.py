@@ -16,6 +16,8 @@ control plane sends commands that are idempotent: it repeats one until a report 
                                   ◀─────      TakeStacks(g, n)        until the report's stacks show n: what are your ranks doing?
                                   ◀─────      Release(run)            the job has ended or left this node: forget it
                                   ◀─────      KeepEvidence(place)     until report.evidence_key = place.key
+                                  ◀─────      SendLines(run)          every few seconds, while anybody follows what its ranks print
+    LogLines …                    ─────▶                              as they come; what is lost is in the object store
 
 Invariant: an agent acts on no command of a generation below the one it promised.
 """
@@ -29,7 +31,10 @@ import msgspec
 
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.log_chunks import LogLine
 from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, Timeouts
+
+SEND_LINES_SECONDS = 10.0
 
 
 class MemberPhase(StrEnum):
@@ -359,7 +364,23 @@ class KeepEvidence(Message, frozen=True):
     """The key ends with a slash; the node adds `agent.log` and `shim.log`."""
 
 
-AgentToControl = Hello | AgentReport
+class SendLines(Message, frozen=True):
+    """Send what the ranks of this run print, as they print it, for `SEND_LINES_SECONDS` from now; somebody follows it."""
+
+    run: RunId
+
+
+class LogLines(Message, frozen=True):
+    """What the ranks of a node have printed. Not acknowledged: who misses some finds them in the object store within `FLUSH_SECONDS`."""
+
+    run: RunId
+    generation: Generation
+    first: int
+    """Number of the first line, among all of this node and generation."""
+    lines: tuple[LogLine, ...]
+
+
+AgentToControl = Hello | AgentReport | LogLines
 ControlToAgent = (
-    AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | TakeCheckpoint | TakeStacks | KillForDrill | Release | KeepEvidence
+    AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | TakeCheckpoint | TakeStacks | KillForDrill | Release | KeepEvidence | SendLines
 )

@@ -357,6 +357,27 @@ export interface Fleet {
   CreationTime: Timestamp
 }
 
+export interface FollowLogsRequest {
+  TrainingJobName: string
+  Rank?: number
+  Generation?: number
+  StartTime?: number
+  /** "" unless given. */
+  FilterPattern?: string
+  /** false unless given. */
+  StartFromHead?: boolean
+  NextToken?: string
+}
+
+export interface FollowLogsResponse {
+  EventStream?: FollowLogsStream
+}
+
+/** What a followed log is made of. */
+export interface FollowLogsStream {
+  LogEvents?: LogEvents
+}
+
 /** Who is calling, and as what. */
 export interface GetCallerIdentityResponse {
   TokenId: string
@@ -369,6 +390,30 @@ export interface GetCallerIdentityResponse {
   ServerVersion: string
   /** By the service's clock. */
   ServerTime: Timestamp
+}
+
+export interface GetLogEventsRequest {
+  TrainingJobName: string
+  Rank?: number
+  Generation?: number
+  StartTime?: number
+  EndTime?: number
+  /** "" unless given. */
+  FilterPattern?: string
+  /** false unless given. */
+  StartFromHead?: boolean
+  /** 1000 unless given. */
+  Limit?: number
+  NextToken?: string
+}
+
+/** A page of what a job's ranks printed, oldest line first. */
+export interface GetLogEventsResponse {
+  Events: LogEvent[]
+  /** Reads on after the last of these lines. */
+  NextForwardToken: string
+  /** Reads on before the first of them. */
+  NextBackwardToken: string
 }
 
 export interface GetLogRequest {
@@ -626,6 +671,27 @@ export interface LogEntry {
   Key?: string
   Bytes?: number
   MissingReason?: string
+}
+
+/** One line that a rank printed, or the fact that lines are missing. */
+export interface LogEvent {
+  /** When the node's agent read it, to the millisecond. */
+  Timestamp: Timestamp
+  Generation: number
+  NodeId: string
+  /** Absent where a whole node is meant. */
+  Rank?: number
+  /** `gap`: what was here is not kept; Message says what and why. */
+  Stream: 'stdout' | 'stderr' | 'gap'
+  /** Without the line feed; lines of more than 16 KiB come in pieces. */
+  Message: string
+}
+
+/** Lines that came together; without lines it is a sign of life. */
+export interface LogEvents {
+  Events: LogEvent[]
+  /** For FollowLogs and GetLogEvents: goes on after these lines. */
+  NextForwardToken: string
 }
 
 /** What rank 0 logged for one step. */
@@ -1092,9 +1158,11 @@ export interface Operations {
   DescribeSource: { request: DescribeSourceRequest; response: PutSourceResponse }
   DescribeTrainingJob: { request: DescribeTrainingJobRequest; response: TrainingJob }
   DrainNode: { request: DrainNodeRequest; response: Node }
+  FollowLogs: { request: FollowLogsRequest; response: FollowLogsResponse }
   GetCallerIdentity: { request: Record<string, never>; response: GetCallerIdentityResponse }
   GetHealth: { request: Record<string, never>; response: HealthResponse }
   GetLog: { request: GetLogRequest; response: GetLogResponse }
+  GetLogEvents: { request: GetLogEventsRequest; response: GetLogEventsResponse }
   GetOutput: { request: GetOutputRequest; response: GetOutputResponse }
   HandBackTrainingJob: { request: HandBackTrainingJobRequest; response: TrainingJobSummary }
   HoldNode: { request: HoldNodeRequest; response: Node }
@@ -1146,9 +1214,11 @@ export const operations = {
   DescribeSource: { method: 'GET', path: '/v1/sources/{SourceId}', query: [] },
   DescribeTrainingJob: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
   DrainNode: { method: 'POST', path: '/v1/nodes/{NodeId}/drain', query: [] },
+  FollowLogs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/follow', query: ['Rank', 'Generation', 'StartTime', 'FilterPattern', 'StartFromHead', 'NextToken'] },
   GetCallerIdentity: { method: 'GET', path: '/v1/caller-identity', query: [] },
   GetHealth: { method: 'GET', path: '/v1/health', query: [] },
   GetLog: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/content', query: ['Key'] },
+  GetLogEvents: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/events', query: ['Rank', 'Generation', 'StartTime', 'EndTime', 'FilterPattern', 'StartFromHead', 'Limit', 'NextToken'] },
   GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'] },
   HandBackTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/hand-back', query: [] },
   HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [] },

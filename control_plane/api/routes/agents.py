@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from types import UnionType
 from typing import TypeVar
 
 from fastapi import APIRouter, WebSocket
@@ -44,7 +45,7 @@ from control_plane.db.events import NewEvent
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.tokens import NewToken, Role, TokenKind, TokenRecord
 from control_plane.loop.agents import AgentConnection
-from everstep.protocol.agent_messages import AgentReport, AgentWelcome, Hello
+from everstep.protocol.agent_messages import AgentReport, AgentWelcome, Hello, LogLines
 from everstep.protocol.codec import decode, encode
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import FleetName, NodeId
@@ -53,7 +54,9 @@ log = logging.getLogger(__name__)
 
 router = APIRouter()
 
-T = TypeVar("T", Hello, AgentReport)
+T = TypeVar("T")
+_SAID = AgentReport | LogLines
+"""What an agent says after its Hello."""
 
 HELLO_SECONDS = 10.0
 SEND_SECONDS = 10.0
@@ -167,7 +170,10 @@ async def _read(websocket: WebSocket, services: Services, connection: AgentConne
                 data = await _receive(websocket)
         except TimeoutError as error:
             raise _Refusal(SILENT, f"nothing was heard for {patience:.0f} s") from error
-        report = _decoded(data, AgentReport)
+        report: AgentReport | LogLines = _decoded(data, _SAID)
+        if isinstance(report, LogLines):
+            connection.lines(report)
+            continue
         if report.node_id != node_id:
             raise _Refusal(MALFORMED, f"a report of node {report.node_id} on the connection of {node_id}")
         if is_first and admission.join_id is not None:
@@ -207,9 +213,10 @@ async def _close(websocket: WebSocket, refusal: _Refusal) -> None:
         await websocket.close(refusal.code, refusal.reason[:120])
 
 
-def _decoded(data: bytes, kind: type[T]) -> T:
+def _decoded(data: bytes, kind: type[T] | UnionType) -> T:
     try:
-        return decode(data, kind)
+        said: T = decode(data, kind)  # type: ignore[arg-type]  # msgspec takes a union for a type
+        return said
     except ProtocolError as error:
         raise _Refusal(MALFORMED, f"{type(error).__name__}: {error}") from error
 

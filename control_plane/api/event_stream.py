@@ -1,0 +1,38 @@
+"""Messages as AWS's event streams have them (`application/vnd.amazon.eventstream`): what botocore reads by itself.
+
+    bytes   what
+    4       length of the whole message, big endian
+    4       length of the headers
+    4       CRC-32 of these eight bytes
+    …       headers: length of the name (1), name, type 7 (text), length of the value (2), value
+    …       payload: JSON
+    4       CRC-32 of everything before
+
+Source: https://smithy.io/2.0/aws/amazon-eventstream.html
+
+Invariant: one function makes a whole message; there is no state between messages.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final
+
+MEDIA_TYPE: Final = "application/vnd.amazon.eventstream"
+_TEXT: Final = 7
+
+
+def message(event_type: str, payload: bytes) -> bytes:
+    """Return an event of a type, its payload JSON."""
+    return _message({":message-type": "event", ":event-type": event_type, ":content-type": "application/json"}, payload)
+
+
+def _message(headers: dict[str, str], payload: bytes) -> bytes:
+    encoded = b"".join(
+        struct.pack(">B", len(name)) + name.encode() + struct.pack(">BH", _TEXT, len(value.encode())) + value.encode()
+        for name, value in headers.items()
+    )
+    prelude = struct.pack(">II", 16 + len(encoded) + len(payload), len(encoded))
+    data = prelude + struct.pack(">I", zlib.crc32(prelude)) + encoded + payload
+    return data + struct.pack(">I", zlib.crc32(data))

@@ -1,0 +1,257 @@
+"""What a job's ranks print: in pages, and as it comes. Merged over all ranks and nodes, every line once.
+
+FollowLogs reads what is stored, then passes on what the agents send, and goes back to what is stored wherever a number is missing: a slow line, an
+agent that restarts, a node that is gone.
+
+Invariant: a token is a `Cursor` of `loop.log_reader`: whoever goes on from one misses no line and is given none twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import time
+import zlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+from fastapi import Query
+from fastapi.responses import StreamingResponse
+
+from control_plane.api import schemas
+from control_plane.api.auth import Caller, Reader
+from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
+from control_plane.api.errors import InvalidRequest, Throttled
+from control_plane.api.event_stream import MEDIA_TYPE, message
+from control_plane.api.live import LiveResponse
+from control_plane.api.routes.jobs import find_job
+from control_plane.core.states import ENDED_JOBS
+from control_plane.db import jobs, nodes, tokens
+from control_plane.loop.log_feed import LogFollower, TooManyLogFollowers
+from control_plane.loop.log_reader import Cursor, GenerationFacts, LogEvent, LogFilter, LogReader, Page, advanced, of_line
+from everstep.protocol.agent_messages import SEND_LINES_SECONDS, SendLines
+from everstep.protocol.ids import NodeId, Rank, RunId
+from everstep.protocol.plan import ObjectReference
+
+router = Router(prefix="/v1/training-jobs/{TrainingJobName}/logs", tags=["Results"])
+
+FOLLOW_LINES: Final = 1_000
+"""In one event of a followed log."""
+STORED_SECONDS: Final = 2.0
+"""How often a follower looks at what is stored while agents send nothing."""
+CATCH_UP_SECONDS: Final = 0.3
+"""The same while a line is missing: it is stored within a second."""
+ALIVE_SECONDS: Final = 10.0
+MAX_TOKEN_BYTES: Final = 1_000_000
+
+RankFilter = Annotated[int | None, Query(alias="Rank", ge=0, le=2**31 - 1)]
+GenerationFilter = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
+TextFilter = Annotated[str, Query(alias="FilterPattern", max_length=256)]
+LogToken = Annotated[str | None, Query(alias="NextToken", max_length=32_768)]
+
+
+@router.get("/events", operation_id="GetLogEvents")
+def get_log_events(
+    training_job_name: TrainingJobNamePath,
+    caller: Reader,
+    services: ServicesDep,
+    rank: RankFilter = None,
+    generation: GenerationFilter = None,
+    start_time: Annotated[float | None, Query(alias="StartTime", ge=0, le=10_000_000_000)] = None,
+    end_time: Annotated[float | None, Query(alias="EndTime", ge=0, le=10_000_000_000)] = None,
+    filter_pattern: TextFilter = "",
+    start_from_head: Annotated[bool, Query(alias="StartFromHead")] = False,
+    limit: Annotated[int, Query(alias="Limit", ge=1, le=10_000)] = 1_000,
+    next_token: LogToken = None,
+) -> schemas.GetLogEventsResponse:
+    """Read what a job's ranks printed, merged by time over all ranks and nodes, one generation after another.
+
+    Times are seconds since 1970; FilterPattern is a part of the line. Without NextToken the newest lines are given, or with StartFromHead the first.
+    NextForwardToken and NextBackwardToken read on in either direction: a page may be short or empty while there is more; nothing is left when a token
+    comes back unchanged. What a node could not ship because it was lost is an event of its own, of the stream `gap`.
+    """
+    wanted = _filter(rank, generation, start_time, end_time, filter_pattern)
+    reader = _reader(services, _facts(services, training_job_name, caller))
+    if next_token is None:
+        page = reader.forward(reader.head(wanted), wanted, limit) if start_from_head else reader.backward(reader.tail(wanted), wanted, limit)
+    else:
+        is_back, cursor = _cursor(next_token)
+        page = reader.backward(cursor, wanted, limit) if is_back else reader.forward(cursor, wanted, limit)
+    return schemas.GetLogEventsResponse(
+        events=[_event(event) for event in page.events],
+        next_forward_token=_token(page.last),
+        next_backward_token=_token(page.first, is_back=True),
+    )
+
+
+@router.get(
+    "/follow",
+    operation_id="FollowLogs",
+    response_class=StreamingResponse,
+    responses={200: {"description": "Events as they come.", "model": schemas.FollowLogsStream, "content": {MEDIA_TYPE: {}}}},
+)
+async def follow_logs(
+    training_job_name: TrainingJobNamePath,
+    caller: Reader,
+    services: ServicesDep,
+    rank: RankFilter = None,
+    generation: GenerationFilter = None,
+    start_time: Annotated[float | None, Query(alias="StartTime", ge=0, le=10_000_000_000)] = None,
+    filter_pattern: TextFilter = "",
+    start_from_head: Annotated[bool, Query(alias="StartFromHead")] = False,
+    next_token: LogToken = None,
+) -> LiveResponse:
+    """Follow what a job's ranks print: from NextToken on, from the beginning with StartFromHead or StartTime, else from now.
+
+    Each event has lines and a token to go on from, after a broken connection, say. Lines come from the agents as they are printed, from the object
+    store where an agent cannot be reached; every line comes once. The stream ends when the job has ended and everything was given.
+    """
+    wanted = _filter(rank, generation, start_time, None, filter_pattern)
+    cursor = None if next_token is None else _cursor(next_token)[1]
+    facts = await asyncio.to_thread(_facts, services, training_job_name, caller)
+    follow = services.registry.lines.follow(RunId(facts.run))
+    try:
+        follower = follow.__enter__()
+    except TooManyLogFollowers as error:
+        raise Throttled("As many logs are followed as this server serves.", hint="Try again in a moment, or ask GetLogEvents.") from error
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        try:
+            async for events, at in _follow(
+                services, caller, facts, follower, wanted, cursor, is_from_head=start_from_head or start_time is not None
+            ):
+                batch = schemas.LogEvents(events=[_event(event) for event in events], next_forward_token=_token(at))
+                yield message("LogEvents", batch.model_dump_json(by_alias=True, exclude_none=True).encode())
+        finally:
+            follow.__exit__(None, None, None)
+
+    return LiveResponse(chunks(), MEDIA_TYPE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the database says of a job's log."""
+
+    name: str
+    run: str
+    place: ObjectReference
+    generations: tuple[GenerationFacts, ...]
+    alive: frozenset[str]
+
+
+def _facts(services: Services, name: str, caller: Caller) -> _Facts:
+    with services.database.read() as session:
+        job = find_job(session, name, caller)
+        ranks = {record.number: {node.node_id: node.ranks for node in record.plan.nodes} for record in jobs.planned(session, job.run_id)}
+        lineage = jobs.lineage(session, job.run_id)
+        alive = frozenset(node.id for node in nodes.of_fleet(session, job.fleet_name))
+    ended_at = job.ended_at if job.state in ENDED_JOBS else None
+    following = [*(entry.planned_at for entry in lineage[1:]), ended_at]
+    found = tuple(
+        GenerationFacts(number=entry.number, ranks=ranks.get(entry.number, {}), over_since=over)
+        for entry, over in zip(lineage, following, strict=True)
+    )
+    bucket, _, key = job.spec.log_uri.removeprefix("s3://").partition("/")
+    return _Facts(name, job.run_id, ObjectReference(bucket=bucket, key=key), found, alive)
+
+
+def _reader(services: Services, facts: _Facts) -> LogReader:
+    return LogReader(services.objects, facts.place, facts.generations, facts.alive, services.now)
+
+
+async def _follow(
+    services: Services, caller: Caller, facts: _Facts, follower: LogFollower, wanted: LogFilter, cursor: Cursor | None, *, is_from_head: bool
+) -> AsyncGenerator[tuple[tuple[LogEvent, ...], Cursor], None]:
+    reader = _reader(services, facts)
+    if cursor is None:
+        cursor = await asyncio.to_thread(reader.head if is_from_head else reader.tail, wanted)
+    yield (), cursor
+    asked = spoken = time.monotonic() - SEND_LINES_SECONDS
+    while True:
+        if time.monotonic() - asked > SEND_LINES_SECONDS / 3:
+            asked = time.monotonic()
+            for node_id in services.registry.connected():
+                if any(node_id in generation.ranks for generation in facts.generations[-1:]):
+                    services.registry.send(node_id, SendLines(run=RunId(facts.run)))
+        page: Page = await asyncio.to_thread(reader.forward, cursor, wanted, FOLLOW_LINES)
+        if page.events or time.monotonic() - spoken > ALIVE_SECONDS:
+            spoken = time.monotonic()
+            yield page.events, page.last
+        is_more = len(page.events) >= FOLLOW_LINES or page.last.generation != cursor.generation
+        cursor = page.last
+        if page.is_over:
+            return
+        if is_more:
+            continue
+        until, is_missing = time.monotonic() + STORED_SECONDS, False
+        while (left := until - time.monotonic()) > 0 and not (is_missing and left < STORED_SECONDS - CATCH_UP_SECONDS):
+            taken = await follower.take(min(left, CATCH_UP_SECONDS) if is_missing else left)
+            if taken is None:
+                continue
+            node_id, sent = taken
+            position = cursor.positions.get(node_id, 0)
+            if sent.generation != cursor.generation or sent.first > position:
+                is_missing = is_missing or sent.generation >= cursor.generation
+                continue
+            new = [of_line(line, node_id, sent.generation) for line in sent.lines[position - sent.first :]]
+            if not new:
+                continue
+            cursor = advanced(cursor, node_id, sent.first + len(sent.lines))
+            ranks = next((known.ranks for known in facts.generations if known.number == cursor.generation), {})
+            shown = tuple(event for event in new if event.kind != "end" and wanted.has(event, ranks))
+            if shown:
+                spoken = time.monotonic()
+                yield shown, cursor
+            if sent.lines[-1].stream == "end":
+                break
+        is_good, facts = await asyncio.to_thread(_again, services, caller, facts.name)
+        if not is_good:
+            return
+        reader.know(facts.generations, facts.alive)
+
+
+def _again(services: Services, caller: Caller, name: str) -> tuple[bool, _Facts]:
+    with services.database.read() as session:
+        is_good = bool(tokens.good_ids(session, [caller.token.id], services.now()))
+    return is_good and (caller.ends_at is None or services.now() < caller.ends_at), _facts(services, name, caller)
+
+
+def _filter(rank: int | None, generation: int | None, start: float | None, end: float | None, text: str) -> LogFilter:
+    return LogFilter(
+        rank=None if rank is None else Rank(rank),
+        generation=generation,
+        start_ms=None if start is None else int(start * 1000),
+        end_ms=None if end is None else int(end * 1000),
+        text=text,
+    )
+
+
+def _event(event: LogEvent) -> schemas.LogEvent:
+    return schemas.LogEvent(
+        timestamp=datetime.fromtimestamp(event.at_ms / 1000, UTC),
+        generation=event.generation,
+        node_id=event.node_id,
+        rank=event.rank,
+        stream=event.kind,  # type: ignore[arg-type]  # the reader gives three
+        message=event.text,
+    )
+
+
+def _token(cursor: Cursor, *, is_back: bool = False) -> str:
+    said = [int(is_back), cursor.generation, dict(sorted(cursor.positions.items())), sorted(cursor.told)]
+    return base64.urlsafe_b64encode(zlib.compress(json.dumps(said, separators=(",", ":")).encode(), 9)).decode()
+
+
+def _cursor(token: str) -> tuple[bool, Cursor]:
+    try:
+        packed = zlib.decompressobj()
+        is_back, generation, positions, told = json.loads(packed.decompress(base64.urlsafe_b64decode(token.encode()), MAX_TOKEN_BYTES))
+        places = {NodeId(str(node)): int(number) for node, number in positions.items()}
+        return bool(is_back), Cursor(int(generation), places, frozenset(NodeId(str(node)) for node in told))
+    except (ValueError, TypeError, AttributeError, zlib.error, binascii.Error) as error:
+        said = "is not a token that this operation returned"
+        raise InvalidRequest(f"NextToken {said}.", fields=[schemas.FieldError(field="NextToken", message=said)]) from error

@@ -1,0 +1,312 @@
+"""What a job's ranks printed, read from the chunks in the object store: merged by time over all nodes of a generation, one generation after another.
+
+    cursor = (generation, {node: number of its next line}, nodes whose end was told)
+
+A node's lines are numbered (`everstep.protocol.log_chunks`), so a cursor means the same whatever is stored meanwhile: what a node ships late comes
+late, out of its time's order, and is not missed. A generation is left once every node of it has said that nothing follows, or cannot say it any
+more: then a `gap` says where its lines end.
+
+Invariant: reading on from a cursor, forwards or back, gives every line once. Synchronous; one thread at a time works with a reader.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
+from typing import Final
+
+from control_plane.cloud.errors import NotFound
+from control_plane.cloud.objects import ObjectStore
+from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.log_chunks import FLUSH_SECONDS, NO_RANK, ChunkName, LogLine, decode_chunk, parse_name
+from everstep.protocol.plan import ObjectReference
+
+SCAN_LINES: Final = 100_000
+"""Lines looked at for one page: a filter that lets little through gives short pages."""
+SCAN_GENERATIONS: Final = 100
+"""Generations looked at for one page."""
+CACHED_CHUNKS: Final = 32
+PATIENCE: Final = timedelta(seconds=30)
+"""How long a generation that is over waits for a node that lives and has not said that nothing follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Between two lines of a job's log."""
+
+    generation: int
+    """0: before the first."""
+    positions: Mapping[NodeId, int] = field(default_factory=dict)
+    told: frozenset[NodeId] = frozenset()
+    """Nodes whose gap was told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEvent:
+    """One line, wherever it was printed."""
+
+    at_ms: int
+    generation: int
+    node_id: NodeId
+    rank: Rank | None
+    """None: of the node."""
+    kind: str
+    """stdout, stderr, gap."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFilter:
+    """Which lines are wanted. Gaps are wanted always, within the times."""
+
+    rank: Rank | None = None
+    generation: int | None = None
+    start_ms: int | None = None
+    end_ms: int | None = None
+    """Exclusive."""
+    text: str = ""
+    """A part of the line."""
+
+    def has(self, event: LogEvent, ranks: Mapping[NodeId, tuple[Rank, ...]]) -> bool:
+        """Say whether an event is wanted."""
+        if (self.start_ms is not None and event.at_ms < self.start_ms) or (self.end_ms is not None and event.at_ms >= self.end_ms):
+            return False
+        if self.rank is not None and event.rank != self.rank and not (event.rank is None and self.rank in ranks.get(event.node_id, (self.rank,))):
+            return False
+        return event.kind == "gap" or self.text in event.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationFacts:
+    """What the database says of a generation."""
+
+    number: int
+    ranks: Mapping[NodeId, tuple[Rank, ...]]
+    """By node; empty where its plan is not kept any more."""
+    over_since: datetime | None
+    """None: it is the newest of a job that has not ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What was found."""
+
+    events: tuple[LogEvent, ...]
+    """Oldest first."""
+    first: Cursor
+    """Before them."""
+    last: Cursor
+    """After them."""
+    is_over: bool = False
+    """Nothing will ever follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    name: ChunkName
+    reference: ObjectReference
+    etag: str
+
+
+class LogReader:
+    """Reads one job's log.
+
+    Args:
+        objects: where the chunks are.
+        place: the prefix of the run's log.
+        generations: of the run, oldest first.
+        alive: nodes that have not ended.
+        now: the time.
+    """
+
+    def __init__(
+        self, objects: ObjectStore, place: ObjectReference, generations: Iterable[GenerationFacts], alive: frozenset[str], now: Callable[[], datetime]
+    ) -> None:
+        self._objects = objects
+        self._place = place
+        self._alive = alive
+        self._now = now
+        self._facts: dict[int, GenerationFacts] = {}
+        self._cache: OrderedDict[tuple[str, str], list[LogLine]] = OrderedDict()
+        self.know(generations, alive)
+
+    def know(self, generations: Iterable[GenerationFacts], alive: frozenset[str]) -> None:
+        """Take what the database says now."""
+        self._facts = {facts.number: facts for facts in generations}
+        self._alive = alive
+
+    def head(self, wanted: LogFilter) -> Cursor:
+        """Return where the log begins."""
+        return Cursor(wanted.generation or min(self._facts, default=0))
+
+    def tail(self, wanted: LogFilter) -> Cursor:
+        """Return where it ends now; gaps that can be told by now are before it."""
+        number = wanted.generation or max(self._facts, default=0)
+        return self._end_of(number) if number in self._facts else Cursor(number)
+
+    def forward(self, cursor: Cursor, wanted: LogFilter, limit: int) -> Page:
+        """Return what follows a cursor, `limit` events at most."""
+        found: list[LogEvent] = []
+        at, scanned = cursor, 0
+        for _ in range(SCAN_GENERATIONS):
+            facts = self._facts.get(at.generation)
+            if facts is not None:
+                positions, told = dict(at.positions), set(at.told)
+                chunks = self._chunks(at.generation)
+                nodes = {*chunks, *facts.ranks}
+                streams = [self._after(node, chunks.get(node, []), positions.get(node, 0), wanted.start_ms) for node in nodes]
+                for event, number in heapq.merge(*streams, key=_by_time):
+                    if len(found) >= limit or scanned >= SCAN_LINES or (wanted.end_ms is not None and event.at_ms >= wanted.end_ms):
+                        return Page(events=tuple(found), first=cursor, last=Cursor(at.generation, positions, frozenset(told)))
+                    scanned += 1
+                    positions[event.node_id] = number + 1
+                    if event.kind != "end" and wanted.has(event, facts.ranks):
+                        found.append(event)
+                is_settled, gaps = self._settle(facts, chunks)
+                for gap in gaps:
+                    if gap.node_id not in told:
+                        told.add(gap.node_id)
+                        if wanted.has(gap, facts.ranks):
+                            found.append(gap)
+                at = Cursor(at.generation, positions, frozenset(told))
+                if not is_settled:
+                    return Page(events=tuple(found), first=cursor, last=at)
+            following = min((number for number in self._facts if number > at.generation), default=None)
+            if following is None or wanted.generation is not None:
+                newest = max(self._facts, default=0)
+                is_over = bool(self._facts) and self._facts[wanted.generation if wanted.generation in self._facts else newest].over_since is not None
+                return Page(events=tuple(found), first=cursor, last=at, is_over=is_over)
+            at = Cursor(following)
+            if len(found) >= limit:
+                break
+        return Page(events=tuple(found), first=cursor, last=at)
+
+    def backward(self, cursor: Cursor, wanted: LogFilter, limit: int) -> Page:
+        """Return what comes before a cursor, the nearest `limit` events, oldest first."""
+        found: list[LogEvent] = []
+        at, scanned = cursor, 0
+        for _ in range(SCAN_GENERATIONS):
+            facts = self._facts.get(at.generation)
+            if facts is not None:
+                positions, told = dict(at.positions), set(at.told)
+                chunks = self._chunks(at.generation)
+                for gap in reversed(self._settle(facts, chunks)[1]):
+                    if gap.node_id in told:
+                        told.discard(gap.node_id)
+                        if wanted.has(gap, facts.ranks):
+                            found.append(gap)
+                streams = [self._before(node, of_node, positions.get(node, 0), wanted.end_ms) for node, of_node in chunks.items()]
+                for event, number in heapq.merge(*streams, key=_by_time, reverse=True):
+                    if len(found) >= limit or scanned >= SCAN_LINES or (wanted.start_ms is not None and event.at_ms < wanted.start_ms):
+                        at = Cursor(at.generation, positions, frozenset(told))
+                        return Page(events=tuple(reversed(found)), first=at, last=cursor)
+                    scanned += 1
+                    positions[event.node_id] = number
+                    if event.kind != "end" and wanted.has(event, facts.ranks):
+                        found.append(event)
+                at = Cursor(at.generation, {node: number for node, number in positions.items() if number}, frozenset(told))
+            before = max((number for number in self._facts if number < at.generation), default=None)
+            if before is None or wanted.generation is not None or len(found) >= limit:
+                break
+            at = self._end_of(before)
+        return Page(events=tuple(reversed(found)), first=at, last=cursor)
+
+    def _end_of(self, generation: int) -> Cursor:
+        chunks = self._chunks(generation)
+        positions = {node: self._count(of_node) for node, of_node in chunks.items()}
+        return Cursor(generation, positions, frozenset(gap.node_id for gap in self._settle(self._facts[generation], chunks)[1]))
+
+    def _chunks(self, generation: int) -> dict[NodeId, list[_Stored]]:
+        prefix = ObjectReference(bucket=self._place.bucket, key=f"{self._place.key}gen={generation}/")
+        found: dict[NodeId, list[_Stored]] = {}
+        for info in self._objects.list(prefix):
+            name = parse_name(info.reference.key[len(prefix.key) :])
+            if name is not None:
+                found.setdefault(name.node_id, []).append(_Stored(name, info.reference, info.etag))
+        return {node: sorted(of_node, key=lambda chunk: chunk.name) for node, of_node in found.items()}
+
+    def _lines(self, chunk: _Stored) -> list[LogLine]:
+        key = (chunk.reference.key, chunk.etag)
+        if key not in self._cache:
+            try:
+                self._cache[key] = decode_chunk(self._objects.get(chunk.reference))[1]
+            except NotFound:
+                self._cache[key] = []
+            while len(self._cache) > CACHED_CHUNKS:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(key)
+        return self._cache[key]
+
+    def _count(self, chunks: list[_Stored]) -> int:
+        return chunks[-1].name.first + len(self._lines(chunks[-1])) if chunks else 0
+
+    def _after(self, node: NodeId, chunks: list[_Stored], position: int, start_ms: int | None) -> Iterator[tuple[LogEvent, int]]:
+        for chunk, later in zip_longest(chunks, (chunk.name for chunk in chunks[1:])):
+            if later is not None and (later.first <= position or (start_ms is not None and later.at_ms < start_ms)):
+                continue
+            for number, line in enumerate(self._lines(chunk), chunk.name.first):
+                if number >= position:
+                    yield _event(line, node, chunk.reference), number
+
+    def _before(self, node: NodeId, chunks: list[_Stored], position: int, end_ms: int | None) -> Iterator[tuple[LogEvent, int]]:
+        for chunk in reversed(chunks):
+            if chunk.name.first >= position or (end_ms is not None and chunk.name.at_ms >= end_ms):
+                continue
+            for number, line in reversed(list(enumerate(self._lines(chunk), chunk.name.first))):
+                if number < position:
+                    yield _event(line, node, chunk.reference), number
+
+    def _settle(self, facts: GenerationFacts, chunks: Mapping[NodeId, list[_Stored]]) -> tuple[bool, list[LogEvent]]:
+        """Say whether nothing more is to be waited for in a generation, and where lines of nodes end that have not said so themselves."""
+        if facts.over_since is None:
+            return False, []
+        is_settled, gaps = True, []
+        over_ms = int(facts.over_since.timestamp() * 1000)
+        for node in sorted({*chunks, *facts.ranks}):
+            lines = self._lines(chunks[node][-1]) if node in chunks else []
+            if lines and lines[-1].stream == "end":
+                continue
+            if node in self._alive and self._now() - facts.over_since < PATIENCE:
+                is_settled = False
+                continue
+            ranks = ", ".join(str(rank) for rank in facts.ranks.get(node, ()))
+            who = f"rank {ranks}" if "," not in ranks else f"ranks {ranks}"
+            why = f"has not shipped the rest of what {who} printed" if node in self._alive else f"was lost with what {who} printed last"
+            since = f"after {_clock(lines[-1].at_ms)}" if lines else "from the beginning"
+            text = f"Node {node} {why}, {since}; while the object store can be reached that is at most {FLUSH_SECONDS:g} s of it."
+            at_ms = max(lines[-1].at_ms if lines else 0, 0) or over_ms
+            gaps.append(LogEvent(at_ms=at_ms, generation=facts.number, node_id=node, rank=None, kind="gap", text=text))
+        return is_settled, gaps
+
+
+def of_line(line: LogLine, node: NodeId, generation: int) -> LogEvent:
+    """Return a line as an event."""
+    return LogEvent(
+        at_ms=line.at_ms,
+        generation=generation,
+        node_id=node,
+        rank=None if line.rank == NO_RANK else line.rank,
+        kind="gap" if line.is_gap else line.stream,
+        text=line.text,
+    )
+
+
+def advanced(cursor: Cursor, node: NodeId, position: int) -> Cursor:
+    """Return the cursor with another position of one node."""
+    return replace(cursor, positions={**cursor.positions, node: position})
+
+
+def _event(line: LogLine, node: NodeId, reference: ObjectReference) -> LogEvent:
+    return of_line(line, node, int(reference.key.rpartition("/gen=")[2].partition("/")[0]))
+
+
+def _by_time(found: tuple[LogEvent, int]) -> tuple[int, str, int]:
+    return found[0].at_ms, found[0].node_id, found[1]
+
+
+def _clock(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%H:%M:%S.%f")[:-3]

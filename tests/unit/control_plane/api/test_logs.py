@@ -1,0 +1,269 @@
+"""What ranks print, read in pages and followed, over HTTP through boto3."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+from botocore.config import Config
+
+from control_plane.api.routes import logs
+from control_plane.db import tokens
+from control_plane.db.models import Job as JobRow
+from control_plane.db.models import Node
+from control_plane.db.tokens import NewToken, Role, TokenKind
+from control_plane.loop import log_feed, log_reader
+from everstep.protocol.agent_messages import Hello, LogLines
+from everstep.protocol.ids import FleetName, Generation, NodeId, Rank, RunId
+from everstep.protocol.log_chunks import NO_RANK, ChunkHead, ChunkName, LogLine, encode_head, encode_lines
+from tests.unit.control_plane.api.conftest import START, refused
+from tests.unit.control_plane.api.test_results import Job
+
+MS = int(START.timestamp() * 1000)
+
+
+def line(text: str, at: int = 0, rank: int = 0, stream: str = "stdout", **more) -> LogLine:
+    return LogLine(at_ms=MS + at, rank=Rank(rank), stream=stream, text=text, end=1, **more)
+
+
+END = LogLine(at_ms=MS + 99_000, rank=NO_RANK, stream="end", text="", end=0)
+
+
+@pytest.fixture
+def job(service, client, fleet, source) -> Job:
+    made = Job(service, client, source)
+    made.launch(1)
+    made.connect("i-0", "i-1")
+    return made
+
+
+def put(job: Job, node: int, *lines: LogLine, first: int = 0, generation: int = 1) -> None:
+    name = ChunkName(NodeId(f"i-{node}"), first, lines[0].at_ms)
+    job.put("logs", f"gen={generation}/{name.path}", encode_head(ChunkHead(first=first, positions={})) + encode_lines(lines))
+
+
+def read(client, **query):
+    return client.get_log_events(TrainingJobName="gpt", **query)
+
+
+def messages(page) -> list[str]:
+    return [event["Message"] for event in page["Events"]]
+
+
+def everything(client, **query) -> list[str]:
+    """All pages forward."""
+    page, found = read(client, StartFromHead=True, **query), []
+    while page["Events"]:
+        found += messages(page)
+        page = read(client, NextToken=page["NextForwardToken"], **query)
+    return found
+
+
+def test_lines_of_all_nodes_are_merged_by_time_and_pages_lose_and_double_nothing(job, client) -> None:
+    put(job, 0, *(line(f"a{number}", 10 * number) for number in range(5)))
+    put(job, 0, *(line(f"a{number}", 10 * number) for number in range(5, 10)), first=5)
+    put(job, 1, *(line(f"b{number}", 10 * number + 5, rank=1, stream="stderr") for number in range(10)))
+    wanted = [f"{node}{number}" for number in range(10) for node in "ab"]
+    for limit in (1, 3, 7, 100):
+        assert everything(client, Limit=limit) == wanted
+    event = read(client, StartFromHead=True, Limit=2)["Events"][1]
+    assert (event["Timestamp"], event["Generation"], event["NodeId"], event["Rank"], event["Stream"]) == (
+        START + timedelta(milliseconds=5),
+        1,
+        "i-1",
+        1,
+        "stderr",
+    )
+
+
+@pytest.mark.parametrize("limit", [1, 3, 100])
+def test_the_newest_come_first_and_reading_back_gives_the_rest(job, client, limit) -> None:
+    job.launch(2)
+    for generation in (1, 2):
+        put(job, 0, line(f"a{generation}", 0), line(f"b{generation}", 10), END, generation=generation)
+        put(job, 1, line(f"c{generation}", 5, rank=1), END, generation=generation)
+    page, found = read(client, Limit=limit), []
+    while page["Events"]:
+        found = messages(page) + found
+        forward = read(client, NextToken=page["NextForwardToken"], Limit=limit)
+        assert messages(forward) == ["a1", "c1", "b1", "a2", "c2", "b2"][-len(found) :][len(page["Events"]) :][:limit]
+        page = read(client, NextToken=page["NextBackwardToken"], Limit=limit)
+    assert found == ["a1", "c1", "b1", "a2", "c2", "b2"]
+
+
+def test_what_a_node_ships_late_comes_late_and_is_not_missed(job, client) -> None:
+    put(job, 0, line("a", 0), line("b", 1000))
+    page = read(client, StartFromHead=True)
+    assert messages(page) == ["a", "b"]
+    assert messages(read(client, NextToken=page["NextForwardToken"])) == []
+    put(job, 1, line("late", 500, rank=1))
+    put(job, 0, line("a", 0), line("b", 1000), line("c", 1500))
+    assert messages(read(client, NextToken=page["NextForwardToken"])) == ["late", "c"]
+
+
+def test_filters(job, client) -> None:
+    job.launch(2)
+    put(job, 0, line("step 1 loss 0.5", 0), line("step 2 loss 0.4", 2000), END)
+    put(job, 1, line("step 1 loss 0.6", 1000, rank=1), line("warning", 3000, rank=1), END)
+    put(job, 0, line("again", 9000), generation=2)
+    assert everything(client, Rank=1) == ["step 1 loss 0.6", "warning"]
+    assert everything(client, Generation=2) == ["again"]
+    assert everything(client, FilterPattern="step 1") == ["step 1 loss 0.5", "step 1 loss 0.6"]
+    assert everything(client, StartTime=START.timestamp() + 1, EndTime=START.timestamp() + 3) == ["step 1 loss 0.6", "step 2 loss 0.4"]
+    assert messages(read(client, EndTime=START.timestamp() + 2)) == ["step 1 loss 0.5", "step 1 loss 0.6"]
+
+
+def test_where_a_node_died_is_an_event_of_its_own_in_its_place(service, job, client) -> None:
+    put(job, 0, line("a", 0), line("b", 2000), END)
+    put(job, 1, line("c", 1000, rank=1))
+    assert everything(client) == ["a", "c", "b"]
+    job.launch(2)
+    put(job, 0, line("next", 5000), generation=2)
+    assert everything(client) == ["a", "c", "b"], "the node lives: the rest may come"
+    with service.database.write() as session:
+        session.get(Node, "i-1").ended_at = service.clock()
+    found = everything(client)
+    assert found[:3] == ["a", "c", "b"]
+    assert found[4:] == ["next"]
+    assert found[3].startswith("Node i-1 was lost with what rank 1 printed last, after 12:00:01.000")
+    page = read(client)
+    (gap,) = [event for event in page["Events"] if event["Stream"] == "gap"]
+    assert gap["NodeId"] == "i-1"
+    assert "Rank" not in gap
+    assert everything(client, Rank=1)[1].startswith("Node i-1")
+    assert not any(text.startswith("Node") for text in everything(client, Rank=0))
+    assert everything(client, Limit=1) == found
+
+
+def test_a_node_that_lives_and_ships_nothing_is_not_waited_for_without_end(service, job, client) -> None:
+    put(job, 0, line("a", 0), END)
+    job.launch(2)
+    put(job, 0, line("next", 5000), generation=2)
+    assert everything(client) == ["a"]
+    service.clock.advance(log_reader.PATIENCE.total_seconds())
+    found = everything(client)
+    assert found[1].startswith("Node i-1 has not shipped the rest of what rank 1 printed, from the beginning")
+    assert found[2] == "next"
+
+
+@pytest.mark.parametrize("token", ["x", "e30=", "eJyrVgIAAUEBAA=="])
+def test_a_token_that_was_made_up_is_refused(job, client, token) -> None:
+    with refused("ValidationException", "NextToken"):
+        read(client, NextToken=token)
+    with refused("ValidationException", "NextToken"):
+        client.follow_logs(TrainingJobName="gpt", NextToken=token)
+
+
+def test_a_job_of_another_project_has_no_log(service, job) -> None:
+    with closing(service.client(service.token(Role.READER, "other"))) as other:
+        for call in (other.get_log_events, other.follow_logs):
+            with refused("ResourceNotFoundException"):
+                call(TrainingJobName="gpt")
+
+
+class Following:
+    """A followed log, read by a thread of the test's."""
+
+    def __init__(self, client, **query) -> None:
+        self.stream = client.follow_logs(TrainingJobName="gpt", **query)["EventStream"]
+        self.batches = iter(self.stream)
+        self.token = next(self.batches)["LogEvents"]["NextForwardToken"]
+
+    def lines(self, count: int) -> list[str]:
+        found: list[str] = []
+        while len(found) < count:
+            batch = next(self.batches)["LogEvents"]
+            found += [event["Message"] for event in batch["Events"]]
+            self.token = batch["NextForwardToken"]
+        return found
+
+
+def loop_of(service):
+    return service._server.servers[0].get_loop()
+
+
+def send(service, job: Job, node: int, first: int, *lines: LogLine, generation: int = 1) -> None:
+    said = LogLines(run=RunId(job.run), generation=Generation(generation), first=first, lines=lines)
+    loop_of(service).call_soon_threadsafe(service.services.registry.lines.deliver, NodeId(f"i-{node}"), said)
+
+
+@pytest.fixture
+def loop(service, monkeypatch):
+    monkeypatch.setattr(logs, "STORED_SECONDS", 0.2)
+    monkeypatch.setattr(logs, "CATCH_UP_SECONDS", 0.05)
+
+
+def test_lines_of_agents_come_at_once_and_what_is_missing_comes_from_the_store(service, job, client, monkeypatch) -> None:
+    monkeypatch.setattr(logs, "STORED_SECONDS", 30.0)
+    put(job, 0, line("old"))
+    with closing(client.follow_logs(TrainingJobName="gpt")["EventStream"]) as stream:
+        batches = iter(stream)
+        next(batches)
+        send(service, job, 0, 1, line("one"), line("two"))
+        send(service, job, 0, 1, line("one"), line("two"), line("three"))  # once more, and longer
+        send(service, job, 1, 0, line("other", rank=1))
+        found = []
+        while len(found) < 4:
+            found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
+        assert found == ["one", "two", "three", "other"]
+        put(job, 0, *(line(text) for text in ("old", "one", "two", "three", "four", "five")))
+        send(service, job, 0, 6, line("six"))  # four and five were lost on the way
+        found = []
+        while len(found) < 2:
+            found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
+        assert found == ["four", "five"]
+
+
+@pytest.mark.usefixtures("loop")
+def test_a_follower_begins_with_what_is_stored_goes_on_with_its_token_and_ends_with_the_job(service, job, client) -> None:
+    put(job, 0, line("a"))
+    following = Following(client, StartFromHead=True)
+    assert following.lines(1) == ["a"]
+    following.stream.close()
+    put(job, 0, line("a"), line("b", 1), END)
+    put(job, 1, line("c", 2, rank=1), END)
+    again = Following(client, NextToken=following.token)
+    assert again.lines(2) == ["b", "c"]
+    with service.database.write() as session:
+        row = session.get(JobRow, job.run)
+        row.state, row.ended_at = "completed", service.clock()
+    assert [event["Message"] for batch in again.batches for event in batch["LogEvents"]["Events"]] == []
+
+
+@pytest.mark.usefixtures("loop")
+def test_a_follower_whose_token_is_revoked_is_told_nothing_more(service, job, client) -> None:
+    with service.database.write() as session:
+        token, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.READER, project="default"), service.clock())
+    with closing(service.client(token)) as reader:
+        following = Following(reader)
+        with service.database.write() as session:
+            tokens.revoke(session, record.id, service.clock())
+        assert [batch for batch in following.batches if batch["LogEvents"]["Events"]] == []
+
+
+@pytest.mark.usefixtures("loop")
+def test_agents_are_asked_for_lines_while_somebody_follows(service, job, client) -> None:
+    hello = Hello(node_id=NodeId("i-0"), agent_id="a", address="", peer_port=1, memory_bytes=1, version="1")
+    asked = threading.Event()
+
+    async def agent() -> None:
+        connection = service.services.registry.accept(hello, FleetName("main"))
+        await connection.next_message()
+        asked.set()
+
+    asyncio.run_coroutine_threadsafe(agent(), loop_of(service))
+    following = Following(client)
+    assert asked.wait(20)
+    following.stream.close()
+
+
+@pytest.mark.usefixtures("loop")
+def test_there_is_a_limit_of_followers(service, job, client, monkeypatch) -> None:
+    monkeypatch.setattr(log_feed, "MAX_FOLLOWERS", 1)
+    following = Following(client)
+    with closing(service.client(config=Config(retries={"total_max_attempts": 1}))) as other, refused("ThrottlingException"):
+        other.follow_logs(TrainingJobName="gpt")
+    following.stream.close()

@@ -1,0 +1,256 @@
+"""What ranks print, as lines with a time, in files of this node: read from the ranks' own streams, and waiting to be stored.
+
+    rank=<r>.stdout, .stderr ──▶ lines ──▶ gen=<g>/node=<node>/<first>-<ms>.jsonl ──▶ object store
+      written by the rank                    written here, once, in order               (`worker.logs`)
+
+An agent that starts while ranks run goes on where the journal ends: the last chunk says how far each stream was read. So a line has the same number
+whoever asks, and none is read twice. On disk there is, of a stream, what was not read yet and what fits `WHOLE_BYTES`; of the journal, what was not
+stored yet, up to `JOURNAL_BYTES`, and the chunk that grows.
+
+Invariant: one thread at a time works with a journal; a line that was returned is in a file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.log_chunks import LINE_BYTES, NO_RANK, ChunkHead, ChunkName, LogLine, decode_chunk, encode_head, encode_lines, parse_name
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES: Final = 256 * 1024
+CHUNK_MILLISECONDS: Final = 300_000
+"""A chunk grows to this size or age; it is stored again each second in which it has grown."""
+READ_BYTES: Final = 256 * 1024
+"""Of one stream at a time."""
+JOURNAL_BYTES: Final = 64 * 1024 * 1024
+"""What waits to be stored; beyond it streams are read no further."""
+WHOLE_BYTES: Final = 32 * 1024 * 1024
+"""A stream of up to this length stays whole on disk; of a longer one what was read is given back to the file system."""
+BEHIND_BYTES: Final = 256 * 1024 * 1024
+"""What a stream may have that was not read; beyond it the oldest is given up, and that is said in the log."""
+TAIL_BYTES: Final = 64 * 1024
+"""The end of a stream that stays in any case: it is shown when the rank has failed."""
+_PUNCH_HOLE: Final = 0x02 | 0x01
+"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of linux/falloc.h."""
+
+StreamKey = tuple[Rank, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Unstored:
+    """A chunk that the object store does not have as it is now."""
+
+    name: ChunkName
+    path: Path
+    size: int
+    is_complete: bool
+    """It will not grow any more."""
+
+
+@dataclass(slots=True)
+class _Chunk:
+    name: ChunkName
+    path: Path
+    size: int
+    stored: int = 0
+
+
+class LogJournal:
+    """One node's lines of one generation.
+
+    Args:
+        folder: of the generation; made if it is missing.
+        node_id: this node.
+        streams: the file of each stream; it need not exist yet.
+        now: Unix time, seconds.
+    """
+
+    def __init__(self, folder: Path, node_id: NodeId, streams: Mapping[StreamKey, Path], now: Callable[[], float]) -> None:
+        self._folder = folder
+        self._node_id = node_id
+        self._streams = dict(streams)
+        self._now = now
+        self._positions = dict.fromkeys(self._streams, 0)
+        self._given_back = dict.fromkeys(self._streams, 0)
+        self._chunks: list[_Chunk] = []
+        self._last_ms = 0
+        self.count = 0
+        """Lines so far: the number of the next one."""
+        self.is_ended = False
+        (folder / f"node={node_id}").mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._take_up()
+
+    def read(self) -> list[LogLine]:
+        """Append what ranks have printed since, as far as lines are whole and there is room.
+
+        Called every 100 ms or so while ranks run, in a thread.
+
+        Returns:
+            The new lines; the first has the number that `count` had before.
+        """
+        before = dict(self._positions)
+        return self._append(list(self._new_lines(is_last=False)), before)
+
+    def end(self) -> list[LogLine]:
+        """Append all that is left, and the end. The ranks are gone. Again does nothing.
+
+        Returns:
+            The new lines.
+        """
+        if self.is_ended:
+            return []
+        lines: list[LogLine] = []
+        before = dict(self._positions)
+        while more := list(self._new_lines(is_last=True)):
+            lines += self._append(more, before)
+            before = dict(self._positions)
+        left = [(key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]]  # the journal is full
+        lines += self._append([*(self._gap(key, size) for key, size in left), self._line(NO_RANK, "end", "", 0)], before)
+        self.is_ended = True
+        return lines
+
+    def unstored(self) -> list[Unstored]:
+        """Return the chunks that have grown since they were stored, oldest first."""
+        newest = self._chunks[-1] if self._chunks else None
+        return [
+            Unstored(chunk.name, chunk.path, chunk.size, is_complete=self.is_ended or chunk is not newest)
+            for chunk in self._chunks
+            if chunk.size > chunk.stored
+        ]
+
+    def stored(self, chunk: Unstored) -> None:
+        """Take note that a chunk is stored as it was; what is complete leaves this node, but for the newest, which says where to go on."""
+        for known in self._chunks:
+            if known.name == chunk.name:
+                known.stored = chunk.size
+        while len(self._chunks) > 1 and self._chunks[0].stored == self._chunks[0].size:
+            self._chunks.pop(0).path.unlink(missing_ok=True)
+
+    def _take_up(self) -> None:
+        """Go on where an earlier agent of this node has stopped."""
+        found = sorted(name for path in self._folder.glob("node=*/*.jsonl") if (name := parse_name(f"{path.parent.name}/{path.name}")) is not None)
+        for name in found:
+            path = self._folder / name.path
+            data = path.read_bytes()
+            head, lines, good = decode_chunk(data)
+            if head is None:
+                path.unlink()
+                continue
+            if good < len(data):
+                os.truncate(path, good)
+            self._chunks.append(_Chunk(name, path, good))
+            self.count = head.first + len(lines)
+            for key in self._streams:
+                self._positions[key] = head.positions.get(f"{key[0]}.{key[1]}", 0)
+            for line in lines:
+                if (line.rank, line.stream) in self._positions:
+                    self._positions[line.rank, line.stream] = line.end
+                self._last_ms = max(self._last_ms, line.at_ms)
+                self.is_ended = self.is_ended or line.stream == "end"
+
+    def _is_full(self) -> bool:
+        return sum(chunk.size for chunk in self._chunks if chunk.stored < chunk.size) > JOURNAL_BYTES
+
+    def _new_lines(self, *, is_last: bool) -> Iterator[LogLine]:
+        for (rank, stream), path in self._streams.items():
+            key = (rank, stream)
+            size = _size(path)
+            if size - self._positions[key] > BEHIND_BYTES:
+                yield self._gap(key, size - BEHIND_BYTES // 2)
+            if self._is_full() or size <= self._positions[key]:
+                continue
+            with path.open("rb") as file:
+                file.seek(self._positions[key])
+                data = file.read(READ_BYTES)
+            for text, size, is_piece in split_lines(data, is_last=is_last and len(data) < READ_BYTES):
+                self._positions[key] += size
+                yield self._line(rank, stream, text, self._positions[key], is_piece=is_piece)
+            self._give_back(key, path)
+
+    def _gap(self, key: StreamKey, upto: int) -> LogLine:
+        """Give up what was not read of a stream up to a byte."""
+        lost, self._positions[key] = upto - self._positions[key], upto
+        text = f"{lost} bytes of {key[1]} of rank {key[0]} were not kept: the node could not store them in time."
+        return self._line(*key, text, upto, is_gap=True)
+
+    def _line(self, rank: Rank, stream: str, text: str, end: int, *, is_piece: bool = False, is_gap: bool = False) -> LogLine:
+        self._last_ms = max(self._last_ms, int(self._now() * 1000))
+        return LogLine(at_ms=self._last_ms, rank=rank, stream=stream, text=text, end=end, is_piece=is_piece, is_gap=is_gap)  # type: ignore[arg-type]
+
+    def _append(self, lines: list[LogLine], before: Mapping[StreamKey, int]) -> list[LogLine]:
+        if not lines:
+            return lines
+        newest = self._chunks[-1] if self._chunks else None
+        if newest is None or newest.size >= CHUNK_BYTES or lines[0].at_ms - newest.name.at_ms >= CHUNK_MILLISECONDS:
+            newest = self._begin_chunk(lines[0].at_ms, before)
+        with newest.path.open("ab") as file:
+            newest.size += file.write(encode_lines(lines))
+        self.count += len(lines)
+        return lines
+
+    def _begin_chunk(self, at_ms: int, before: Mapping[StreamKey, int]) -> _Chunk:
+        name = ChunkName(self._node_id, self.count, at_ms)
+        head = ChunkHead(first=self.count, positions={f"{rank}.{stream}": position for (rank, stream), position in before.items()})
+        path = self._folder / name.path
+        path.write_bytes(encode_head(head))
+        chunk = _Chunk(name, path, path.stat().st_size)
+        self._chunks.append(chunk)
+        return chunk
+
+    def _give_back(self, key: StreamKey, path: Path) -> None:
+        """Let the file system have what was read of a long stream; the rank writes on at the end, as ever."""
+        upto = (self._positions[key] - TAIL_BYTES) // 4096 * 4096
+        if self._positions[key] <= WHOLE_BYTES or upto - self._given_back[key] < WHOLE_BYTES // 8:
+            return
+        self._given_back[key] = upto
+        with path.open("r+b") as file:
+            if _libc.fallocate(file.fileno(), _PUNCH_HOLE, 0, upto) != 0:
+                log.info("%s stays whole on disk: %s", path, os.strerror(ctypes.get_errno()))
+
+
+def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]]:
+    """Cut what was read of a stream into lines. Pure.
+
+    Args:
+        data: from where the last line ended.
+        is_last: nothing follows: what has no line feed is a line, too.
+
+    Yields:
+        Text without the line feed, bytes with it, and whether the line goes on. Bytes that are left over are read again later.
+    """
+    begin = 0
+    while begin < len(data):
+        cut = data.find(b"\n", begin, begin + LINE_BYTES)
+        if cut >= 0:
+            end, is_piece = cut + 1, False
+        elif len(data) - begin >= LINE_BYTES:
+            end, is_piece = begin + LINE_BYTES, True
+            while end > begin + LINE_BYTES - 4 and data[end - 1] & 0xC0 == 0x80:
+                end -= 1  # within a character
+            if data[end - 1] >= 0xC0:
+                end -= 1
+        elif is_last:
+            end, is_piece = len(data), False
+        else:
+            return
+        yield data[begin:end].removesuffix(b"\n").decode(errors="replace"), end - begin, is_piece
+        begin = end
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
