@@ -13,6 +13,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,20 +76,42 @@ def _build_operator() -> None:
 
 
 @contextmanager
-def _one_builder(directory: Path) -> Iterator[None]:
-    """Hold the directory's builder lock: nodes of one machine share it, and the kernel drops the lock of a builder that dies.
+def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
+    """Hold the directory's builder lock, and remove what builders that were killed have left, for as long as the block lasts.
 
-    torch itself guards a build with a file that stays for ever when its builder is killed, and everybody then waits for ever. Under our lock no
-    other template builds; what nobody holds open is such a leftover.
+    torch itself guards a build with a file that stays for ever when its builder is killed, and everybody then waits for ever. Templates take turns by
+    our lock, which the kernel drops when its holder dies; but whoever else uses torch may be killed while we wait for him.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    is_over = threading.Event()
     with (directory / "everstep.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        watch = threading.Thread(target=_remove_leftovers, args=(directory, is_over, look_seconds), name="leftovers")
+        watch.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            watch.join()
+
+
+def _remove_leftovers(directory: Path, is_over: threading.Event, look_seconds: float) -> None:
+    """Remove torch's build locks that nobody holds open. Two looks have to say so: a builder that is done closes its lock, then removes it."""
+    before: set[tuple[Path, int]] = set()
+    while not is_over.wait(look_seconds):
         # torch puts a folder of its own between where TORCH_EXTENSIONS_DIR is not set.
         found = {*directory.glob("*/lock"), *directory.glob("*/*/lock")}
-        for leftover in found - _open_files():
-            leftover.unlink(missing_ok=True)
-        yield
+        leftovers = {(path, _inode(path)) for path in found - _open_files()} if found else set()
+        for path, _ in leftovers & before:
+            path.unlink(missing_ok=True)
+        before = leftovers - before
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
 
 
 def _open_files() -> set[Path]:
