@@ -271,6 +271,10 @@ class ListOutputsResponse(TypedDict):
     Outputs: list[OutputEntry]
     NextToken: NotRequired[str]
 
+class ListProjectQuotasResponse(TypedDict):
+    """All quotas, by project."""
+    Quotas: list[ProjectQuota]
+
 class ListTrainingJobRevisionsResponse(TypedDict):
     """All revisions of a job, oldest first."""
     Revisions: list[TrainingJobRevision]
@@ -351,6 +355,12 @@ class OutputEntry(TypedDict):
     """Below the generation: `rank=0/model.safetensors`."""
     Key: str
     Bytes: int
+
+class ProjectQuota(TypedDict):
+    """What the jobs of a project may have."""
+    Project: str
+    MaxNodeCount: NotRequired[int]
+    MaxJobCount: NotRequired[int]
 
 class ProtectionConfig(TypedDict):
     """How many nodes keep every shard in memory, and what that may cost."""
@@ -675,6 +685,8 @@ class EverstepClient(Protocol):
         """Delete a checkpoint from S3. Refused for pinned ones, and for the one that a job which has not ended would be restored from next."""
     def delete_fleet(self, *, FleetName: str) -> Fleet:
         """End a fleet's nodes and forget it. Refused while jobs on it have not ended. Asking again changes nothing."""
+    def delete_project_quota(self, *, Project: str) -> ProjectQuota:
+        """Lift a project's quota."""
     def delete_training_job(self, *, TrainingJobName: str, DeleteObjects: bool = ..., DryRun: bool = ...) -> DeleteTrainingJobResponse:
         """Forget a training job that has ended. What it left in S3 stays unless DeleteObjects is set; a DryRun only says what would go."""
     def describe_fleet(self, *, FleetName: str) -> Fleet:
@@ -711,6 +723,8 @@ class EverstepClient(Protocol):
         """List nodes, oldest first; those that have ended on request."""
     def list_outputs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListOutputsResponse:
         """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
+    def list_project_quotas(self) -> ListProjectQuotasResponse:
+        """List the quotas of projects; a token of one project sees that one's."""
     def list_training_job_revisions(self, *, TrainingJobName: str) -> ListTrainingJobRevisionsResponse:
         """List the revisions of a training job, oldest first."""
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListTrainingJobsResponse:
@@ -719,6 +733,8 @@ class EverstepClient(Protocol):
         """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes go back to the fleet until ResumeTrainingJob. One that is being launched pauses once it trains. Asking again changes nothing."""
     def pin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Keep a checkpoint: it is not deleted until it is unpinned."""
+    def put_project_quota(self, *, Project: str, MaxNodeCount: int = ..., MaxJobCount: int = ...) -> ProjectQuota:
+        """Set what the jobs of a project may have, in place of what it was. Nothing that runs is stopped."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:

@@ -25,6 +25,7 @@ from control_plane.api.routes import (
     incidents,
     jobs,
     nodes,
+    quotas,
     results,
     revisions,
     sources,
@@ -41,7 +42,7 @@ EPOCH: Final = "epoch-seconds"
 OPEN_OPERATIONS: Final = frozenset({"GetHealth"})
 """They need no token."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
-ROOMS: Final = (jobs, revisions, deletions, checkpoints, results, incidents, events, fleets, nodes, tokens, sources, health, agents)
+ROOMS: Final = (jobs, revisions, deletions, checkpoints, results, incidents, events, fleets, nodes, quotas, tokens, sources, health, agents)
 """Every module of routes."""
 
 

@@ -559,6 +559,9 @@ class FleetJob:
     priority: int
     created_at: float
     exclusions: tuple[Exclusion, ...] = ()
+    project: str = ""
+    quota: int | None = None
+    """Nodes of this fleet that all jobs of its project may hold together; None: any."""
     is_paused: bool = False
     """A person paused it: it waits for nobody's nodes."""
     may_pause: bool = False

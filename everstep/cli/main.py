@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from everstep.cli import checkpoints, configure, events, fleets, incidents, jobs, local, nodes, programs, protection
+from everstep.cli import checkpoints, configure, events, fleets, incidents, jobs, local, nodes, programs, protection, quotas
 from everstep.cli.output import tell
 from everstep.errors import EverstepError
 
@@ -30,6 +30,7 @@ app.add_typer(incidents.app, name="incidents")
 app.add_typer(events.app, name="events")
 app.add_typer(fleets.app, name="fleets")
 app.add_typer(nodes.app, name="nodes")
+app.add_typer(quotas.app, name="quotas")
 app.add_typer(local.app, name="local")
 app.command()(configure.configure)
 programs.add_to(app)
