@@ -341,6 +341,10 @@ class ListOutputsResponse(TypedDict):
     Outputs: list[OutputEntry]
     NextToken: NotRequired[str]
 
+class ListProjectQuotasResponse(TypedDict):
+    """All quotas, by project."""
+    Quotas: list[ProjectQuota]
+
 class ListTokensResponse(TypedDict):
     """A page of tokens, oldest first."""
     Tokens: list[Token]
@@ -449,6 +453,12 @@ class OutputEntry(TypedDict):
     """Below the generation: `rank=0/model.safetensors`."""
     Key: str
     Bytes: int
+
+class ProjectQuota(TypedDict):
+    """What the jobs of a project may have."""
+    Project: str
+    MaxNodeCount: NotRequired[int]
+    MaxJobCount: NotRequired[int]
 
 class ProtectionConfig(TypedDict):
     """How many nodes keep every shard in memory, and what that may cost."""
@@ -811,6 +821,8 @@ class EverstepClient(Protocol):
         """Delete a checkpoint from S3. Refused for pinned ones, and for the one that a job which has not ended would be restored from next."""
     def delete_fleet(self, *, FleetName: str) -> Fleet:
         """End a fleet's nodes and forget it. Refused while jobs on it have not ended. Asking again changes nothing."""
+    def delete_project_quota(self, *, Project: str) -> ProjectQuota:
+        """Lift a project's quota."""
     def delete_training_job(self, *, TrainingJobName: str, DeleteObjects: bool = ..., DryRun: bool = ...) -> DeleteTrainingJobResponse:
         """Forget a training job that has ended. What it left in S3 stays unless DeleteObjects is set; a DryRun only says what would go."""
     def describe_fleet(self, *, FleetName: str) -> Fleet:
@@ -861,6 +873,8 @@ class EverstepClient(Protocol):
         """List nodes, oldest first; those that have ended on request."""
     def list_outputs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListOutputsResponse:
         """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
+    def list_project_quotas(self) -> ListProjectQuotasResponse:
+        """List the quotas of projects; a token of one project sees that one's."""
     def list_tokens(self, *, Project: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListTokensResponse:
         """List tokens, oldest first; those that are revoked or have expired on request. Secrets are not known here."""
     def list_training_job_revisions(self, *, TrainingJobName: str) -> ListTrainingJobRevisionsResponse:
@@ -871,6 +885,8 @@ class EverstepClient(Protocol):
         """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes go back to the fleet until ResumeTrainingJob. One that is being launched pauses once it trains. Asking again changes nothing."""
     def pin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Keep a checkpoint: it is not deleted until it is unpinned."""
+    def put_project_quota(self, *, Project: str, MaxNodeCount: int = ..., MaxJobCount: int = ...) -> ProjectQuota:
+        """Set what the jobs of a project may have, in place of what it was. Nothing that runs is stopped."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
     def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:

@@ -255,6 +255,13 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_checkpoint_verify_requested_at"), ["verify_requested_at"], unique=False)
 
     op.create_table(
+        "quota",
+        sa.Column("project", sa.String(length=64), nullable=False),
+        sa.Column("max_node_count", sa.BigInteger(), nullable=True),
+        sa.Column("max_job_count", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("project", name=op.f("pk_quota")),
+    )
+    op.create_table(
         "revision",
         sa.Column("run_id", sa.String(length=64), nullable=False),
         sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
@@ -391,6 +398,7 @@ def downgrade() -> None:
     op.drop_table("drill")
     op.drop_table("generation")
     op.drop_table("revision")
+    op.drop_table("quota")
     with op.batch_alter_table("checkpoint", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_checkpoint_verify_requested_at"))
 

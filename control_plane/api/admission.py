@@ -11,6 +11,7 @@ from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import CreateTrainingJobRequest, FieldError, ProtectionConfig
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import JobSpec
+from control_plane.db.quotas import QuotaRecord
 from control_plane.db.sources import SourceRecord
 
 RESERVED_VARIABLES = frozenset(
@@ -30,6 +31,7 @@ def admit(
     source: SourceRecord,
     bucket: str,
     default_max_slowdown: float,
+    quota: QuotaRecord | None = None,
 ) -> JobSpec:
     """Return what the job is, with every default filled in.
 
@@ -41,6 +43,7 @@ def admit(
         source: that it names.
         bucket: the service's own, for what the request sends nowhere.
         default_max_slowdown: for a job that does not say what snapshots may cost it.
+        quota: of its project, if it has one.
 
     Returns:
         The job's specification.
@@ -54,6 +57,7 @@ def admit(
         *_reserved(request),
         *_does_not_fit(request, copies, fleet, max_node_count),
         *_priceless(request, fleet),
+        *_beyond(request, quota),
         *_entry_point(request, source),
     ]
     if wrong:
@@ -108,6 +112,12 @@ def _does_not_fit(request: CreateTrainingJobRequest, copies: int, fleet: FleetRe
         yield FieldError(field="Protection.Copies", message=message)
     if request.node_count > max_node_count:
         message = f"{request.node_count} nodes; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} has MaxSize {max_node_count}"
+        yield FieldError(field="NodeCount", message=message)
+
+
+def _beyond(request: CreateTrainingJobRequest, quota: QuotaRecord | None) -> Iterator[FieldError]:
+    if quota is not None and quota.max_node_count is not None and request.node_count > quota.max_node_count:
+        message = f"{request.node_count} nodes; jobs of the project {quota.project} may hold {quota.max_node_count} nodes of a fleet"
         yield FieldError(field="NodeCount", message=message)
 
 

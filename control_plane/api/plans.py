@@ -19,6 +19,7 @@ from control_plane.core.states import JobState, NodeState
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import JobSpec
 from control_plane.db.nodes import NodeRecord
+from control_plane.db.quotas import QuotaRecord
 from everstep.protocol.ids import JobName, NodeId, RunId
 
 
@@ -33,8 +34,19 @@ class FleetNow:
     history: History
 
 
-def waiting(request: schemas.CreateTrainingJobRequest, run_id: str, now: float) -> FleetJob:
-    """Return the job as it would stand in the queue."""
+def waiting(request: schemas.CreateTrainingJobRequest, run_id: str, now: float, *, project: str, quota: QuotaRecord | None) -> FleetJob:
+    """Return the job as it would stand in the queue.
+
+    Args:
+        request: well formed.
+        run_id: of the job to be.
+        now: Unix seconds.
+        project: that it would belong to.
+        quota: of that project, if it has one.
+
+    Returns:
+        What `schedule` takes.
+    """
     return FleetJob(
         job=JobName(request.training_job_name),
         run=RunId(run_id),
@@ -42,6 +54,8 @@ def waiting(request: schemas.CreateTrainingJobRequest, run_id: str, now: float) 
         node_count=request.node_count,
         priority=request.priority,
         created_at=now,
+        project=project,
+        quota=quota.max_node_count if quota is not None else None,
     )
 
 

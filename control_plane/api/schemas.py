@@ -956,6 +956,32 @@ class ListDrillsResponse(Shape):
     next_token: str | None = None
 
 
+# Quotas ----------------------------------------------------------------------------------------------------------------------------------
+
+
+class PutProjectQuotaRequest(Request):
+    """What the jobs of a project may have; what is left out has no limit."""
+
+    max_node_count: int | None = Field(default=None, ge=0, le=1_000_000)
+    """Nodes of each fleet that all its jobs may hold together; jobs beyond wait, and hold up nobody."""
+    max_job_count: int | None = Field(default=None, ge=0, le=1_000_000)
+    """Jobs that have not ended, in all fleets; CreateTrainingJob is refused beyond."""
+
+
+class ProjectQuota(Shape):
+    """What the jobs of a project may have."""
+
+    project: str
+    max_node_count: int | None
+    max_job_count: int | None
+
+
+class ListProjectQuotasResponse(Shape):
+    """All quotas, by project."""
+
+    quotas: list[ProjectQuota]
+
+
 # Tokens, sources, health -----------------------------------------------------------------------------------------------------------------
 
 

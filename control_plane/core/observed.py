@@ -623,6 +623,9 @@ class FleetJob:
     priority: int
     created_at: float
     exclusions: tuple[Exclusion, ...] = ()
+    project: str = ""
+    quota: int | None = None
+    """Nodes of this fleet that all jobs of its project may hold together; None: any."""
     is_paused: bool = False
     """A person paused it: it waits for nobody's nodes."""
     is_taken_over: bool = False

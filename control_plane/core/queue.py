@@ -12,6 +12,7 @@ The queue is served in order. The first job that does not fit is its head, and n
   must fit with it. That needs no known end, and holds for every one.
 - **Preemption.** For a head of higher priority, preemptible jobs are paused (an agreed stop, checkpointed), lowest priority and youngest
   first, as few as are needed and none if all together are not enough. A job that waits for its gang has nothing to lose and goes back.
+- **Quotas.** A job whose project holds too many nodes already to have its own, too, waits beside the queue: it is no head, nobody makes way for it.
 - **Pauses.** A job that a person paused gives its nodes back in the same way, and does not wait here: it holds up nobody, until it is resumed.
 - **Patience.** A gang that is not complete and to which no node has come for `GANG_PATIENCE_SECONDS` gives its nodes back and stands aside
   for a while, longer each time: it neither holds nodes nor holds back others, and its nodes are for jobs behind it, or surplus.
@@ -48,6 +49,8 @@ class Schedule:
     """Jobs that have to let go of their nodes, each with the job that is to get them."""
     waiting: tuple[FleetJob, ...]
     """The rest of the queue, in order; those that stand aside come last."""
+    limited: Mapping[RunId, int]
+    """Those of them whose project holds too much to have theirs, too, each with the nodes that it holds."""
     capacity: int
     free_count: int
     """Nodes that no job may claim yet."""
@@ -82,22 +85,37 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
     queue = [job for job in queued if not _stands_aside(job, now)]
     runs = {job.run for job in holding}
     free = capacity - sum(job.node_count for job in holding)
-    while queue and queue[0].node_count <= free:
-        free -= queue[0].node_count
-        runs.add(queue[0].run)
-        holding.append(queue.pop(0))
+    limited: list[FleetJob] = []
+    while queue:
+        if not _is_within_quota(queue[0], holding):
+            limited.append(queue.pop(0))
+        elif queue[0].node_count <= free:
+            free -= queue[0].node_count
+            runs.add(queue[0].run)
+            holding.append(queue.pop(0))
+        else:
+            break
     waiting, giving_way = queue, dict[RunId, FleetJob]()
     if queue:
         head, waiting = queue[0], queue[:1]
         giving_way = {job.run: head for job in _victims(head, holding, free, now)}
         for job in queue[1:]:
-            if job.node_count <= free and cannot_delay(head.node_count, job.node_count, [other.node_count for other in holding], capacity):
+            if not _is_within_quota(job, holding):
+                limited.append(job)
+            elif job.node_count <= free and cannot_delay(head.node_count, job.node_count, [other.node_count for other in holding], capacity):
                 free -= job.node_count
                 runs.add(job.run)
                 holding.append(job)
             else:
                 waiting.append(job)
-    return Schedule(admitted=frozenset(runs), giving_way=giving_way, waiting=(*waiting, *aside), capacity=capacity, free_count=max(0, free))
+    return Schedule(
+        admitted=frozenset(runs),
+        giving_way=giving_way,
+        waiting=(*waiting, *limited, *aside),
+        limited={job.run: _held_by(job.project, holding) for job in limited},
+        capacity=capacity,
+        free_count=max(0, free),
+    )
 
 
 def cannot_delay(head_count: int, newcomer_count: int, holding_counts: Sequence[int], capacity: int) -> bool:
@@ -136,12 +154,23 @@ def in_words(plan: Schedule, run: RunId) -> str:
     if place is None:
         return "its turn has come"
     job = plan.waiting[place - 1]
+    if run in plan.limited:
+        held = f"{job.project} may hold {job.quota} nodes of this fleet and holds {plan.limited[run]}"
+        return f"waits for its project's quota: {held}, it needs {job.node_count}"
     ahead = [f"{other.job} (priority {other.priority})" for other in plan.ahead_of(run)]
     behind = f", behind {', '.join(ahead[:3])}{f' and {len(ahead) - 3} more' if len(ahead) > 3 else ''}" if ahead else ""
     making_way = sorted(other for other, head in plan.giving_way.items() if head.run == run)
     paused = f"; {len(making_way)} of lower priority make way" if making_way else ""
     figures = f"needs {job.node_count} nodes, {plan.free_count} of {plan.capacity} are free"
     return f"place {place} of {len(plan.waiting)} in the queue{behind}: {figures}{paused}"
+
+
+def _is_within_quota(job: FleetJob, holding: Iterable[FleetJob]) -> bool:
+    return job.quota is None or _held_by(job.project, holding) + job.node_count <= job.quota
+
+
+def _held_by(project: str, holding: Iterable[FleetJob]) -> int:
+    return sum(job.node_count for job in holding if job.project == project)
 
 
 def _stands_aside(job: FleetJob, now: float) -> bool:

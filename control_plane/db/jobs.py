@@ -6,7 +6,7 @@ Invariant: the state of a job is written under its lease alone; users add wishes
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
 from control_plane.db.leases import Lease
-from control_plane.db.models import Checkpoint, Generation, Incident, Job, Node
+from control_plane.db.models import Checkpoint, Generation, Incident, Job, Node, Quota
 from control_plane.db.session import changed_rows, columns_of, values_of
 from everstep.protocol.codec import decode, encode, resolve
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan
@@ -118,6 +118,8 @@ class JobRecord:
     """That at the fleet's price; None where it has none."""
     memo: Mapping[str, Any]
     """What only the loop reads; JSON values only."""
+    project_quota: int | None = None
+    """Nodes of a fleet that its project's jobs may hold together, where `unfinished` has read it; None: any."""
 
 
 class JobUpdate(TypedDict, total=False):
@@ -257,10 +259,11 @@ def get_run(session: Session, run_id: str) -> JobRecord:
 
 def unfinished(session: Session, fleet_name: str | None = None) -> tuple[JobRecord, ...]:
     """Return the jobs that have not ended, highest priority and then oldest first."""
-    query = select(Job).where(Job.ended_at.is_(None)).order_by(Job.priority.desc(), Job.created_at, Job.run_id)
+    query = select(Job, Quota.max_node_count).outerjoin(Quota, Quota.project == Job.project)
+    query = query.where(Job.ended_at.is_(None)).order_by(Job.priority.desc(), Job.created_at, Job.run_id)
     if fleet_name is not None:
         query = query.where(Job.fleet_name == fleet_name)
-    return tuple(record_of_row(row) for row in session.scalars(query))
+    return tuple(replace(record_of_row(row), project_quota=quota) for row, quota in session.execute(query))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -588,7 +591,7 @@ def launched(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
 def record_of_row(row: Job) -> JobRecord:
     """Return a row as a record; for the modules of this package that read jobs."""
     return JobRecord(
-        **columns_of(row, JobRecord, leave_out=("spec", "transitions", "failures")),
+        **columns_of(row, JobRecord, leave_out=("spec", "transitions", "failures", "project_quota")),
         spec=msgspec.convert(row.spec, JobSpec),
         transitions=tuple(msgspec.convert(entry, JobTransition) for entry in row.transitions),
         failures=tuple(row.failures),

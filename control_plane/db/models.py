@@ -7,7 +7,7 @@ to one database only: SQLite and PostgreSQL create the same tables from it.
                   └─ implication          ├─ shard ─ replica
     token ─ redemption                    ├─ checkpoint
     source   intent   event   spent_nonce ├─ revision
-                                          ├─ incident
+                              quota       ├─ incident
                                           └─ drill
 
 A job's fleet is a name, not a foreign key: jobs are history and outlive the fleet that they ran on. A token may name a fleet that is yet to be made.
@@ -299,6 +299,18 @@ class Job(Base):
         Index(None, "state", "created_at", "run_id"),
         Index(None, "ended_at", "created_at", "run_id"),
     )
+
+
+class Quota(Base):
+    """What the jobs of a project may have."""
+
+    __tablename__ = "quota"
+
+    project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    max_node_count: Mapped[int | None]
+    """In each fleet, all its jobs together; none: any."""
+    max_job_count: Mapped[int | None]
+    """That have not ended, in all fleets; none: any."""
 
 
 class Generation(Base):

@@ -305,6 +305,8 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         priority=job.priority,
         created_at=record.created_at,
         exclusions=record.exclusions,
+        project=job.project,
+        quota=job.project_quota,
         is_paused=record.pause_requested_at is not None,
         may_pause=_may_pause(job.spec, record),
         is_taken_over=bool(record.taken_over_by),

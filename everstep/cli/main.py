@@ -10,7 +10,22 @@ import sys
 
 import typer
 
-from everstep.cli import checkpoints, configure, doctor, drills, events, fleets, incidents, jobs, local, nodes, programs, protection, tokens
+from everstep.cli import (
+    checkpoints,
+    configure,
+    doctor,
+    drills,
+    events,
+    fleets,
+    incidents,
+    jobs,
+    local,
+    nodes,
+    programs,
+    protection,
+    quotas,
+    tokens,
+)
 from everstep.cli.output import tell
 from everstep.errors import EverstepError
 
@@ -32,6 +47,7 @@ app.add_typer(fleets.app, name="fleets")
 app.add_typer(nodes.app, name="nodes")
 app.add_typer(drills.app, name="drills")
 app.add_typer(tokens.app, name="tokens")
+app.add_typer(quotas.app, name="quotas")
 app.add_typer(local.app, name="local")
 app.command()(configure.configure)
 app.command()(tokens.whoami)

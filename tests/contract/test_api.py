@@ -148,6 +148,9 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "ResumeTrainingJob": job,
         "StopTrainingJob": job,
         "ListTrainingJobRevisions": job,
+        "ListProjectQuotas": {},
+        "PutProjectQuota": {"Project": "speech", "MaxNodeCount": 4},
+        "DeleteProjectQuota": {"Project": "speech"},
         "UpdateFleet": {"FleetName": "main", "SpareCount": 2},
         "UpdateTrainingJob": {**job, "Priority": 4, "Tags": {"team": "b"}},
     }

@@ -189,6 +189,10 @@ export interface DeleteFleetRequest {
   FleetName: string
 }
 
+export interface DeleteProjectQuotaRequest {
+  Project: string
+}
+
 export interface DeleteTrainingJobRequest {
   TrainingJobName: string
   /** false unless given. */
@@ -612,6 +616,11 @@ export interface ListOutputsResponse {
   NextToken?: string
 }
 
+/** All quotas, by project. */
+export interface ListProjectQuotasResponse {
+  Quotas: ProjectQuota[]
+}
+
 export interface ListTokensRequest {
   Project?: string
   /** false unless given. */
@@ -775,12 +784,28 @@ export interface PinCheckpointRequest {
   Generation?: number
 }
 
+/** What the jobs of a project may have. */
+export interface ProjectQuota {
+  Project: string
+  MaxNodeCount?: number
+  MaxJobCount?: number
+}
+
 /** How many nodes keep every shard in memory, and what that may cost. */
 export interface ProtectionConfig {
   /** The owner's node included; 1 protects against lost processes alone. One where there is one node, unless said. 2 unless given. */
   Copies?: number
   /** What snapshots may cost training, as a part of the mean iteration. Above it they are taken less often, below it as often as every step. 0.01 unless said; 1 on a local cluster, whose nodes share the cores of one machine, so that the figure would say nothing. */
   MaxSlowdown?: number
+}
+
+/** What the jobs of a project may have; what is left out has no limit. */
+export interface PutProjectQuotaRequest {
+  Project: string
+  /** Nodes of each fleet that all its jobs may hold together; jobs beyond wait, and hold up nobody. */
+  MaxNodeCount?: number
+  /** Jobs that have not ended, in all fleets; CreateTrainingJob is refused beyond. */
+  MaxJobCount?: number
 }
 
 export interface PutSourceRequest {
@@ -1150,6 +1175,7 @@ export interface Operations {
   CreateTrainingJob: { request: CreateTrainingJobRequest; response: CreateTrainingJobResponse }
   DeleteCheckpoint: { request: DeleteCheckpointRequest; response: Checkpoint }
   DeleteFleet: { request: DeleteFleetRequest; response: Fleet }
+  DeleteProjectQuota: { request: DeleteProjectQuotaRequest; response: ProjectQuota }
   DeleteTrainingJob: { request: DeleteTrainingJobRequest; response: DeleteTrainingJobResponse }
   DescribeFleet: { request: DescribeFleetRequest; response: Fleet }
   DescribeIncident: { request: DescribeIncidentRequest; response: Incident }
@@ -1175,11 +1201,13 @@ export interface Operations {
   ListMetrics: { request: ListMetricsRequest; response: ListMetricsResponse }
   ListNodes: { request: ListNodesRequest; response: ListNodesResponse }
   ListOutputs: { request: ListOutputsRequest; response: ListOutputsResponse }
+  ListProjectQuotas: { request: Record<string, never>; response: ListProjectQuotasResponse }
   ListTokens: { request: ListTokensRequest; response: ListTokensResponse }
   ListTrainingJobRevisions: { request: ListTrainingJobRevisionsRequest; response: ListTrainingJobRevisionsResponse }
   ListTrainingJobs: { request: ListTrainingJobsRequest; response: ListTrainingJobsResponse }
   PauseTrainingJob: { request: PauseTrainingJobRequest; response: TrainingJobSummary }
   PinCheckpoint: { request: PinCheckpointRequest; response: Checkpoint }
+  PutProjectQuota: { request: PutProjectQuotaRequest; response: ProjectQuota }
   PutSource: { request: PutSourceRequest; response: PutSourceResponse }
   RebootNode: { request: RebootNodeRequest; response: Node }
   ReleaseNode: { request: ReleaseNodeRequest; response: Node }
@@ -1206,6 +1234,7 @@ export const operations = {
   CreateTrainingJob: { method: 'POST', path: '/v1/training-jobs', query: [] },
   DeleteCheckpoint: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation'] },
   DeleteFleet: { method: 'DELETE', path: '/v1/fleets/{FleetName}', query: [] },
+  DeleteProjectQuota: { method: 'DELETE', path: '/v1/quotas/{Project}', query: [] },
   DeleteTrainingJob: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}', query: ['DeleteObjects', 'DryRun'] },
   DescribeFleet: { method: 'GET', path: '/v1/fleets/{FleetName}', query: [] },
   DescribeIncident: { method: 'GET', path: '/v1/incidents/{IncidentId}', query: [] },
@@ -1231,11 +1260,13 @@ export const operations = {
   ListMetrics: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metrics', query: ['AfterStep', 'MaxResults'] },
   ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded'] },
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
+  ListProjectQuotas: { method: 'GET', path: '/v1/quotas', query: [] },
   ListTokens: { method: 'GET', path: '/v1/tokens', query: ['Project', 'IncludeEnded', 'MaxResults', 'NextToken'] },
   ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: [] },
   ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName', 'Project', 'CreationTimeAfter', 'CreationTimeBefore', 'LastModifiedTimeAfter', 'LastModifiedTimeBefore', 'TagKey', 'TagValue', 'SortBy', 'SortOrder'] },
   PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [] },
   PinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/pin', query: ['Generation'] },
+  PutProjectQuota: { method: 'PUT', path: '/v1/quotas/{Project}', query: [] },
   PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [] },
   RebootNode: { method: 'POST', path: '/v1/nodes/{NodeId}/reboot', query: [] },
   ReleaseNode: { method: 'POST', path: '/v1/nodes/{NodeId}/release', query: [] },

@@ -20,13 +20,15 @@ from control_plane.api.deps import MaxResults, NextToken, Router, Services, Serv
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud.errors import CloudError
+from control_plane.core.observed import FleetJob
 from control_plane.core.states import JobState, TrainingJobStatus
-from control_plane.db import checkpoints, events, fleets, incidents, job_lists, jobs, nodes, protection, sources
-from control_plane.db.errors import AlreadyExists, NotFound
+from control_plane.db import checkpoints, events, fleets, incidents, job_lists, jobs, nodes, protection, quotas, sources
+from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.job_lists import JobFilter, SortBy
 from control_plane.db.jobs import JobRecord, JobSpec, NewJob
+from control_plane.db.quotas import QuotaRecord
 from control_plane.loop.observer import schedule_of
 from everstep.protocol.ids import RunId
 
@@ -55,6 +57,8 @@ def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User,
         _require_free(session, request.training_job_name)
         fleet = _fleet(session, request.fleet_name)
         source = _source(session, request)
+        quota = quotas.find(session, project)
+        _require_room(session, quota)
     run_id = uuid.uuid4().hex
     spec = admit(
         request,
@@ -64,9 +68,11 @@ def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User,
         source=source,
         bucket=services.bucket,
         default_max_slowdown=services.default_max_slowdown,
+        quota=quota,
     )
     if request.dry_run:
-        return schemas.CreateTrainingJobResponse(training_job_name=request.training_job_name, plan=_plan(services, request, run_id, spec, fleet))
+        newcomer = plans.waiting(request, run_id, services.now().timestamp(), project=project, quota=quota)
+        return schemas.CreateTrainingJobResponse(training_job_name=request.training_job_name, plan=_plan(services, newcomer, spec, fleet))
     new = NewJob(
         run_id=run_id,
         name=request.training_job_name,
@@ -251,9 +257,8 @@ def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
     return job
 
 
-def _plan(services: Services, request: schemas.CreateTrainingJobRequest, run_id: str, spec: JobSpec, fleet: FleetRecord) -> schemas.TrainingJobPlan:
+def _plan(services: Services, job: FleetJob, spec: JobSpec, fleet: FleetRecord) -> schemas.TrainingJobPlan:
     now = services.now().timestamp()
-    job = plans.waiting(request, run_id, now)
     with services.database.read() as session:
         history = views.History(jobs=jobs.totals(session, fleet.name, ()), incidents=incidents.totals(session, fleet_name=fleet.name))
         members = nodes.of_fleet(session, fleet.name)
@@ -285,6 +290,14 @@ def _store(services: Services, new: NewJob) -> JobRecord:
 
 def _created(job: JobRecord) -> schemas.CreateTrainingJobResponse:
     return schemas.CreateTrainingJobResponse(training_job_name=job.name, run_id=job.run_id, training_job_status=views.status_of(job))
+
+
+def _require_room(session: Session, quota: QuotaRecord | None) -> None:
+    if quota is None or quota.max_job_count is None:
+        return
+    live = quotas.live_job_count(session, quota.project)
+    if live >= quota.max_job_count:
+        raise Conflict(f"the project {quota.project!r} has {live} training jobs that have not ended, and its quota is {quota.max_job_count}")
 
 
 def _require_free(session: Session, name: str) -> None:

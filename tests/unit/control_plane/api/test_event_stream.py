@@ -158,7 +158,7 @@ def test_filters_are_those_of_list_events_and_the_position_moves_past_the_rest(s
 
 
 def test_a_project_sees_its_own_events(service, http) -> None:
-    mine = {"authorization": f"Bearer {service.token(Role.READER, 'mine')}"}
+    mine = {"authorization": f"Bearer {service.token(Role.VIEWER, 'mine')}"}
     with stream(http, headers=mine, AfterEventId=0) as reader:
         append(service, "theirs", project="theirs")
         append(service, "nobody's")
@@ -179,7 +179,7 @@ def test_it_ends_when_the_token_is_revoked(service, http, monkeypatch, is_behind
     if is_behind:
         monkeypatch.setattr(event_feed, "RECENT_LIMIT", 0)  # everything is read from the table
     with service.database.write() as session:
-        token, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.READER, project="a"), service.clock())
+        token, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, project="a"), service.clock())
     with stream(http, headers={"authorization": f"Bearer {token}"}, AfterEventId=0) as reader:
         append(service, "seen", project="a")
         assert reader.messages(1) == ["seen"]

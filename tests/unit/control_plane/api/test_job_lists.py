@@ -72,7 +72,7 @@ def test_a_token_outlives_the_job_that_it_points_at(service, client, three):
 
 
 def test_a_tokens_project_is_all_that_it_sees(service, client, three):
-    with closing(service.client(service.token(Role.READER, "speech"))) as reader:
+    with closing(service.client(service.token(Role.VIEWER, "speech"))) as reader:
         assert names(reader) == ["b"]
         assert names(reader, Project="default") == []
 

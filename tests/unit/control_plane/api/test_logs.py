@@ -158,7 +158,7 @@ def test_a_token_that_was_made_up_is_refused(job, client, token) -> None:
 
 
 def test_a_job_of_another_project_has_no_log(service, job) -> None:
-    with closing(service.client(service.token(Role.READER, "other"))) as other:
+    with closing(service.client(service.token(Role.VIEWER, "other"))) as other:
         for call in (other.get_log_events, other.follow_logs):
             with refused("ResourceNotFoundException"):
                 call(TrainingJobName="gpt")
@@ -236,7 +236,7 @@ def test_a_follower_begins_with_what_is_stored_goes_on_with_its_token_and_ends_w
 @pytest.mark.usefixtures("loop")
 def test_a_follower_whose_token_is_revoked_is_told_nothing_more(service, job, client) -> None:
     with service.database.write() as session:
-        token, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.READER, project="default"), service.clock())
+        token, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, project="default"), service.clock())
     with closing(service.client(token)) as reader:
         following = Following(reader)
         with service.database.write() as session:

@@ -35,6 +35,14 @@ def test_a_complete_set_is_put_once_under_its_generation_and_step() -> None:
     assert due(simulation, job) == ()
 
 
+def test_one_that_a_person_has_deleted_is_not_put_again() -> None:
+    simulation, job = uploaded()
+    assert job.plan is not None
+    reports = current_reports(simulation.nodes(), job.spec.run, job.record.generation)
+    assert checkpoints.due(job.plan, reports, job.lineage, job.checkpoints, {(Generation(1), Step(3))}) == ()
+    assert checkpoints.due(job.plan, reports, job.lineage, job.checkpoints, {(Generation(1), Step(2))}) != ()
+
+
 def test_a_missing_shard_makes_none() -> None:
     simulation, job = uploaded()
     simulation.running(job)[2].uploads = ()

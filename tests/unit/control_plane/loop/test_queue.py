@@ -9,7 +9,7 @@ import pytest
 from control_plane.core.jobs import PAUSE_PATIENCE_TIMES
 from control_plane.core.queue import GANG_PATIENCE_SECONDS, STAND_ASIDE_SECONDS
 from control_plane.core.states import JobState, NodeState
-from control_plane.db import jobs
+from control_plane.db import jobs, quotas
 from everstep.protocol.agent_messages import ExitClass
 from tests.unit.control_plane.loop.world import World
 
@@ -183,3 +183,27 @@ async def test_a_gang_that_does_not_come_together_gives_its_nodes_back_and_tries
         await world.until(lambda: world.job("big").state == JobState.RUNNING)
     finally:
         world.close()
+
+
+async def test_a_project_at_its_quota_waits_and_holds_nobody_up(small: World) -> None:
+    with small.database.write() as session:
+        quotas.put(session, quotas.QuotaRecord(project="speech", max_node_count=3, max_job_count=None))
+    small.submit("first", nodes=2, project="speech")
+    await small.running("first")
+    small.submit("second", nodes=2, project="speech", priority=9)
+    small.submit("low", nodes=2, project="vision", preemptible=True)
+    small.submit("other", nodes=2, project="vision")
+    await small.running("other")
+    for _ in range(10):
+        await small.tick()
+    assert (small.job("low").state, small.job("second").state) == (JobState.RUNNING, JobState.QUEUED)
+    assert small.job("second").reason == "waits for its project's quota: speech may hold 3 nodes of this fleet and holds 2, it needs 2"
+    with small.database.write() as session:
+        quotas.put(session, quotas.QuotaRecord(project="speech", max_node_count=4, max_job_count=None))
+    await small.tick()
+    assert small.job("second").reason.startswith("place 1 of 1 in the queue"), "now it is the head, and others make way for it"
+    with small.database.write() as session:
+        quotas.put(session, quotas.QuotaRecord(project="speech", max_node_count=1, max_job_count=None))
+    for _ in range(10):
+        await small.tick()
+    assert small.job("first").state == JobState.RUNNING, "a quota stops nothing that runs"

@@ -408,7 +408,9 @@ class World:
         """Say whether a node's memory can be reached by its peers."""
         return node_id in self.agents and node_id not in self.cut
 
-    def submit(self, name: str = "gpt", *, nodes: int = 4, copies: int = 2, ranks_per_node: int = 1, priority: int = 0, **changes: object) -> RunId:
+    def submit(
+        self, name: str = "gpt", *, nodes: int = 4, copies: int = 2, ranks_per_node: int = 1, priority: int = 0, project: str = "", **changes: object
+    ) -> RunId:
         run = RunId(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest())
         spec = jobs.JobSpec(
             source_sha256="0" * 64,
@@ -429,7 +431,7 @@ class World:
                 run_id=run,
                 name=name,
                 fleet_name=FLEET,
-                project="",
+                project=project,
                 priority=priority,
                 tags={},
                 spec=spec,

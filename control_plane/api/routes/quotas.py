@@ -1,0 +1,58 @@
+"""Quotas of projects: how many nodes and jobs each may have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path
+
+from control_plane.api import schemas
+from control_plane.api.auth import Admin, Reader
+from control_plane.api.deps import Router, ServicesDep
+from control_plane.db import events, quotas
+from control_plane.db.events import NewEvent
+from control_plane.db.quotas import QuotaRecord
+
+router = Router(prefix="/v1/quotas", tags=["Quotas"])
+ProjectPath = Annotated[str, Path(alias="Project", min_length=1, max_length=63)]
+
+
+@router.get("", operation_id="ListProjectQuotas")
+def list_project_quotas(caller: Reader, services: ServicesDep) -> schemas.ListProjectQuotasResponse:
+    """List the quotas of projects; a token of one project sees that one's."""
+    with services.database.read() as session:
+        found = [quota for quota in quotas.every(session) if caller.project_filter in (None, quota.project)]
+    return schemas.ListProjectQuotasResponse(quotas=[_shown(quota) for quota in found])
+
+
+@router.put("/{Project}", operation_id="PutProjectQuota")
+def put_project_quota(project: ProjectPath, request: schemas.PutProjectQuotaRequest, _caller: Admin, services: ServicesDep) -> schemas.ProjectQuota:
+    """Set what the jobs of a project may have, in place of what it was. Nothing that runs is stopped."""
+    quota = QuotaRecord(project=project, max_node_count=request.max_node_count, max_job_count=request.max_job_count)
+    with services.database.write() as session:
+        if quotas.find(session, project) != quota:
+            quotas.put(session, quota)
+            nodes = "any number of" if quota.max_node_count is None else quota.max_node_count
+            live = "any number of" if quota.max_job_count is None else quota.max_job_count
+            message = f"Jobs of the project {project} may hold {nodes} nodes of each fleet; {live} of them may be under way."
+            events.append(session, NewEvent(at=services.now(), type="QuotaSet", message=message, project=project))
+    services.wake()
+    return _shown(quota)
+
+
+@router.delete("/{Project}", operation_id="DeleteProjectQuota")
+def delete_project_quota(project: ProjectPath, _caller: Admin, services: ServicesDep) -> schemas.ProjectQuota:
+    """Lift a project's quota."""
+    with services.database.write() as session:
+        quota = quotas.find(session, project)
+        quotas.remove(session, project)
+        events.append(
+            session, NewEvent(at=services.now(), type="QuotaLifted", message=f"The project {project} has no quota any more.", project=project)
+        )
+    services.wake()
+    assert quota is not None  # else removing it had raised
+    return _shown(quota)
+
+
+def _shown(quota: QuotaRecord) -> schemas.ProjectQuota:
+    return schemas.ProjectQuota(project=quota.project, max_node_count=quota.max_node_count, max_job_count=quota.max_job_count)

@@ -1,0 +1,63 @@
+"""Quotas: what the jobs of a project may have, all together.
+
+Invariant: a quota stops nothing that runs; it holds for what is created and for what waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from control_plane.db.errors import NotFound
+from control_plane.db.models import Job, Quota
+from control_plane.db.session import changed_rows, record_of, values_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaRecord:
+    """A quota as it is stored."""
+
+    project: str
+    max_node_count: int | None
+    """In each fleet; None: any."""
+    max_job_count: int | None
+    """That have not ended; None: any."""
+
+
+def put(session: Session, quota: QuotaRecord) -> None:
+    """Store a project's quota in place of the one that it had."""
+    session.execute(delete(Quota).where(Quota.project == quota.project))
+    session.add(Quota(**values_of(quota)))
+    session.flush()
+
+
+def find(session: Session, project: str) -> QuotaRecord | None:
+    """Return a project's quota, or None where it may have anything."""
+    row = session.get(Quota, project)
+    return None if row is None else record_of(row, QuotaRecord)
+
+
+def every(session: Session) -> tuple[QuotaRecord, ...]:
+    """Return all quotas by project; they are few."""
+    return tuple(record_of(row, QuotaRecord) for row in session.scalars(select(Quota).order_by(Quota.project)))
+
+
+def remove(session: Session, project: str) -> None:
+    """Lift a project's quota.
+
+    Args:
+        session: a writing one.
+        project: whose.
+
+    Raises:
+        NotFound: it has none.
+    """
+    if not changed_rows(session.execute(delete(Quota).where(Quota.project == project))):
+        raise NotFound("quota of the project", project)
+
+
+def live_job_count(session: Session, project: str) -> int:
+    """Return how many jobs of a project have not ended."""
+    return session.scalar(select(func.count()).select_from(Job).where(Job.project == project, Job.ended_at.is_(None))) or 0

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from control_plane.db.tokens import Role
+from tests.unit.control_plane.api.conftest import refused, without_metadata
+
+
+@pytest.fixture
+def wanted(fleet, source):
+    return {"Source": source, "EntryPoint": "train.py", "NodeCount": 4, "Project": "speech"}
+
+
+def test_a_quota_is_put_listed_and_lifted(service, client, fleet):
+    assert client.list_project_quotas()["Quotas"] == []
+    put = without_metadata(client.put_project_quota(Project="speech", MaxNodeCount=4, MaxJobCount=2))
+    assert put == {"Project": "speech", "MaxNodeCount": 4, "MaxJobCount": 2}
+    client.put_project_quota(Project="speech", MaxNodeCount=4, MaxJobCount=2)
+    client.put_project_quota(Project="vision", MaxJobCount=1)
+    assert client.list_project_quotas()["Quotas"] == [put, {"Project": "vision", "MaxJobCount": 1}]
+    with closing(service.client(service.token(Role.SUBMITTER, "vision"))) as member:
+        assert [quota["Project"] for quota in member.list_project_quotas()["Quotas"]] == ["vision"]
+        with refused("AccessDeniedException"):
+            member.put_project_quota(Project="vision")
+        with refused("AccessDeniedException"):
+            member.delete_project_quota(Project="vision")
+    assert without_metadata(client.delete_project_quota(Project="speech")) == put
+    with refused("ResourceNotFoundException"):
+        client.delete_project_quota(Project="speech")
+    assert [event["Type"] for event in client.list_events()["Events"]].count("QuotaSet") == 2
+
+
+def test_a_job_that_could_never_run_is_refused(client, wanted):
+    client.put_project_quota(Project="speech", MaxNodeCount=3)
+    with refused("ValidationException", match="NodeCount: 4 nodes; jobs of the project speech may hold 3 nodes of a fleet"):
+        client.create_training_job(TrainingJobName="a", **wanted)
+    client.create_training_job(TrainingJobName="a", **{**wanted, "Project": "vision"})
+
+
+def test_no_more_jobs_than_its_quota_are_under_way(client, wanted):
+    client.put_project_quota(Project="speech", MaxJobCount=1)
+    client.create_training_job(TrainingJobName="a", **wanted)
+    with refused("ConflictException", match="'speech' has 1 training jobs that have not ended, and its quota is 1"):
+        client.create_training_job(TrainingJobName="b", **wanted)
+    client.create_training_job(TrainingJobName="b", **{**wanted, "Project": "vision"})
+
+
+def test_the_plan_says_that_a_job_waits_for_its_quota(client, wanted):
+    client.put_project_quota(Project="speech", MaxNodeCount=6)
+    client.create_training_job(TrainingJobName="a", **wanted)
+    plan = client.create_training_job(TrainingJobName="b", **wanted, DryRun=True)["Plan"]
+    assert plan["WaitsFor"] == "waits for its project's quota: speech may hold 6 nodes of this fleet and holds 4, it needs 4"
+    assert not plan["CanStartNow"]
+    other = client.create_training_job(TrainingJobName="b", **{**wanted, "Project": "vision"}, DryRun=True)["Plan"]
+    assert "QueuePosition" not in other
