@@ -207,3 +207,16 @@ def test_once_a_stop_is_asked_for_nobody_is_added_and_nobody_spared() -> None:
     asked = (replace(move, asked_at=NOW),)
     assert wanted({2: spot(60)}, known=asked) == asked
     assert wanted({}, known=(move,)) == (), "it is well again"
+
+
+def test_a_node_that_a_person_wants_is_left_after_what_is_wrong_and_never_lent() -> None:
+    asked = node(NODES[1], request_words="a person asked to drain n1 (ann)")
+    fine = Verdict(node_id=NODES[1], standing=Standing.ALIVE)
+    (move,) = moves.wanted((), NODES[1:2], {NODES[1]: fine}, {NODES[1]: asked}, now=NOW, not_before=0.0)
+    assert (move.cause, move.remedy, move.evidence, move.ends_at) == (Cause.REQUESTED, Remedy.RELEASE, asked.request_words, None)
+    assert not move.is_announced
+    assert moves.wanted((), NODES[1:2], {NODES[1]: fine}, {NODES[1]: asked}, now=NOW, not_before=NOW + 1) == ()
+    (faulty,) = moves.wanted((), NODES[1:2], {NODES[1]: impaired(NODES[1])}, {NODES[1]: asked}, now=NOW, not_before=0.0)
+    assert (faulty.cause, faulty.remedy) == (Cause.NODE_FAULT, Remedy.REBOOT)
+    assert moves.is_ready(node(SPARES[0]), NOW, TIMEOUTS)
+    assert not moves.is_ready(node(SPARES[0], request_words="a person asked to hold s0 (ann)"), NOW, TIMEOUTS)

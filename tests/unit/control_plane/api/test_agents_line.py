@@ -1,0 +1,28 @@
+"""The agent's own line against the real route: a join token becomes a session, kept for the next agent of the node."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from everstep.protocol.ids import NodeId
+from tests.unit.control_plane.api.test_agents import hello, node, report, token, until  # noqa: F401  # two are fixtures
+from worker.control_client import ControlClient
+
+
+async def test_an_agent_joins_over_plain_http_on_this_machine(service, token, node, tmp_path) -> None:  # noqa: F811
+    line = ControlClient(
+        f"http://{service.address}",
+        join_token=token,
+        token_path=tmp_path / "session_token",
+        hello=lambda: hello(node),
+        report=lambda: report(node),
+        command=lambda _: None,
+    )
+    running = asyncio.create_task(line.run())
+    await until(lambda: (view := service.services.registry.views().get(NodeId(node))) and view.report)
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    assert (tmp_path / "session_token").read_text().startswith("est_")
+    assert (tmp_path / "session_token").stat().st_mode & 0o777 == 0o600
