@@ -51,7 +51,9 @@ class Stream(StrEnum):
 @app.command()
 def submit(
     name: Annotated[str, typer.Option(help="Name of the job; never used again.")],
-    source_dir: Annotated[Path, typer.Option(help="Directory with the code; packed and uploaded, without version control and caches.")],
+    source_dir: Annotated[
+        Path, typer.Option(help="Directory with the code; packed and uploaded, without version control, caches and what .everstepignore names.")
+    ],
     entry_point: Annotated[str, typer.Option(help="Python file in the source directory that every rank runs.")],
     node_count: Annotated[int, typer.Option(help="How many nodes.")],
     ranks_per_node: Annotated[int, typer.Option(help="How many ranks on each node.")] = 1,
