@@ -131,7 +131,7 @@ class Conveniences:
         """Store a user's code; what is stored already is not sent again.
 
         Args:
-            Directory: packed as it is, without version control and caches; links in it are refused.
+            Directory: packed as it is, without version control, caches and what `.everstepignore` names; links in it are refused.
             Body: instead of a directory, a gzipped tar.
 
         Returns:

@@ -1,5 +1,9 @@
 """A source directory as an archive: the same bytes for the same files, on any machine and at any time.
 
+A file `.everstepignore` at its top says what else is left out, one pattern a line, as in a `.gitignore`: `*.log` anywhere, `/data` at the top,
+`cache/` directories alone, `a/**/b`, `!keep.log` to take one back, `#` before a comment. What is in a directory that is left out cannot be taken
+back.
+
 Invariant: an archive holds regular files and directories only; whatever else is in the directory is refused by name, never followed or dropped.
 """
 
@@ -8,6 +12,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import re
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -20,6 +25,7 @@ LEFT_OUT = frozenset(
     {".git", ".hg", ".svn", "__pycache__", ".venv", ".everstep", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints"}
 )
 """Directories (and files) of these names are no part of a program."""
+IGNORE_FILE = ".everstepignore"
 
 
 def pack(directory: Path, into: BinaryIO) -> str:
@@ -44,7 +50,7 @@ def pack(directory: Path, into: BinaryIO) -> str:
         gzip.GzipFile(filename="", mode="wb", fileobj=target, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
-        for path in _members(directory):
+        for path in _members(directory, directory, _ignored(directory)):
             name = path.relative_to(directory).as_posix()
             entry = tarfile.TarInfo(name)
             if path.is_dir():
@@ -61,15 +67,63 @@ def pack(directory: Path, into: BinaryIO) -> str:
     return target.digest.hexdigest()
 
 
-def _members(directory: Path) -> Iterator[Path]:
+Rule = tuple[re.Pattern[str], bool, bool]
+"""What a pattern matches of a path, whether it is for directories alone, and whether it takes back."""
+
+
+def _ignored(directory: Path) -> list[Rule]:
+    file = directory / IGNORE_FILE
+    if not file.is_file() or file.is_symlink():
+        return []
+    try:
+        rows = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise SourceRefused(f"{file} is not UTF-8.") from error
+    found: list[Rule] = []
+    for row in rows:
+        pattern = row.rstrip()
+        if not pattern or pattern.startswith("#"):
+            continue
+        is_back = pattern.startswith("!")
+        pattern = pattern.removeprefix("!")
+        is_for_directories = pattern.endswith("/")
+        pattern = pattern.removesuffix("/")
+        is_at_top = "/" in pattern
+        regex = "" if is_at_top else "(?:.*/)?"
+        for part in re.split(r"(\*\*/|/\*\*$|\*|\?|\[[^\]/]+\])", pattern.removeprefix("/")):
+            known = {"**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
+            if part in known:
+                regex += known[part]
+            elif part.startswith("[") and part.endswith("]"):
+                regex += f"[{'^' if part[1] in '!^' else ''}{re.escape(part[2:-1] if part[1] in '!^' else part[1:-1]).replace(chr(92) + '-', '-')}]"
+            else:
+                regex += re.escape(part)
+        try:
+            found.append((re.compile(regex), is_for_directories, is_back))
+        except re.error as error:
+            raise SourceRefused(f"{file}: {row!r} is not a pattern: {error}.") from error
+    return found
+
+
+def _is_ignored(name: str, is_directory: bool, rules: list[Rule]) -> bool:
+    """Say whether the last pattern that matches leaves a path out."""
+    for pattern, is_for_directories, is_back in reversed(rules):
+        if (is_directory or not is_for_directories) and pattern.fullmatch(name):
+            return not is_back
+    return False
+
+
+def _members(directory: Path, top: Path, rules: list[Rule]) -> Iterator[Path]:
     for path in sorted(directory.iterdir(), key=lambda entry: entry.name):
         if path.name in LEFT_OUT or path.suffix == ".pyc":
+            continue
+        if _is_ignored(path.relative_to(top).as_posix(), path.is_dir() and not path.is_symlink(), rules):
             continue
         if path.is_symlink():
             raise SourceRefused(f"{path} is a link (to {path.readlink()}).", hint="Copy what it points to into the source directory, or remove it.")
         if path.is_dir():
             yield path
-            yield from _members(path)
+            yield from _members(path, top, rules)
         elif path.is_file():
             yield path
         else:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import UTC
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from everstep.cli import logs as lines
 from everstep.cli import plans, submission
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
 from everstep.cli.output import (
@@ -53,7 +54,7 @@ def submit(
     file: Annotated[Path | None, typer.Option("--file", "-f", help="The job as YAML or JSON, in the API's words; options win over it.")] = None,
     set_field: Annotated[list[str] | None, typer.Option("--set", help="Field=value, changes the file: NodeCount=8, HyperParameters.lr=1e-3.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the job; made of the entry point and the time where it is left out.")] = None,
-    source_dir: Annotated[Path | None, typer.Option(help="Directory with the code; packed and uploaded, without version control and caches.")] = None,
+    source_dir: Annotated[Path | None, typer.Option(help="Directory with the code; packed and uploaded, without what .everstepignore names.")] = None,
     entry_point: Annotated[str | None, typer.Option(help="Python file in the source directory that every rank runs.")] = None,
     node_count: Annotated[int | None, typer.Option(help="How many nodes.")] = None,
     ranks_per_node: Annotated[int | None, typer.Option(help="How many ranks on each node; 1 unless said.")] = None,
@@ -203,10 +204,20 @@ def logs(
     rank: Annotated[int | None, typer.Option(min=0, help="Only of this rank.")] = None,
     generation: Annotated[int | None, typer.Option(min=1, help="Only of this generation (launch of all ranks).")] = None,
     stream: Annotated[Stream, typer.Option(help="Which stream.")] = Stream.BOTH,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what all ranks print, merged, as it comes, until the job has ended.")] = False,
+    since: Annotated[str | None, typer.Option(help="Merged over all ranks, from this time on: 90s, 10m, 2h, 1d ago, or 2026-03-01T12:00:00.")] = None,
+    grep: Annotated[str | None, typer.Option(help="Merged over all ranks, only lines that have this in them.")] = None,
     output: Annotated[OutputFormat, typer.Option("--output", "-o", help="table prints the logs; json lists what there is.")] = OutputFormat.TABLE,
 ) -> None:
     """Print what the ranks printed, all generations in order; their stdout to stdout, all else to stderr."""
     with connect() as service:
+        if follow or since is not None or grep is not None:
+            begin = None if since is None else lines.since_when(since, datetime.now(UTC))
+            query = without_none(Rank=rank, Generation=generation, FilterPattern=grep, StartTime=begin)
+            found = lines.follow(service, name, query) if follow else lines.read(service, name, query)
+            of_stream = (event for event in found if stream is Stream.BOTH or event["Stream"] in (stream.value, "gap"))
+            lines.show(of_stream, is_json=output is OutputFormat.JSON)
+            return
         there = [entry for entry in service.list_logs(TrainingJobName=name)["Logs"] if entry.get("Bytes") != 0]
         entries = [
             entry

@@ -76,3 +76,67 @@ def test_there_must_be_something(tmp_path):
         packed(tmp_path / "empty")
     with pytest.raises(SourceRefused, match="is not a directory"):
         packed(tmp_path / "absent")
+
+
+FILES = [
+    "train.py",
+    "a.log",
+    "data/x.bin",
+    "pkg/data/y.bin",
+    "pkg/a.log",
+    "pkg/keep.log",
+    "pkg/deep/er/z.tmp",
+    "pkg/cache",
+    "cache/c",
+    "n1.txt",
+    "n2.txt",
+    "na.txt",
+]
+
+
+@pytest.mark.parametrize(
+    ("ignore", "left_out"),
+    [
+        ("", []),
+        ("# *.py\n\n", []),
+        ("*.log", ["a.log", "pkg/a.log", "pkg/keep.log"]),
+        ("*.log\n!keep.log", ["a.log", "pkg/a.log"]),
+        ("!keep.log\n*.log", ["a.log", "pkg/a.log", "pkg/keep.log"]),
+        ("/data", ["data/x.bin"]),
+        ("data", ["data/x.bin", "pkg/data/y.bin"]),
+        ("cache/", ["cache/c"]),
+        ("cache", ["cache/c", "pkg/cache"]),
+        ("pkg/*.log", ["pkg/a.log", "pkg/keep.log"]),
+        ("pkg/**/*.tmp", ["pkg/deep/er/z.tmp"]),
+        ("**/a.log", ["a.log", "pkg/a.log"]),
+        ("pkg/**", ["pkg/data/y.bin", "pkg/a.log", "pkg/keep.log", "pkg/deep/er/z.tmp", "pkg/cache"]),
+        ("n[0-9].txt", ["n1.txt", "n2.txt"]),
+        ("n[!0-9].txt", ["na.txt"]),
+        ("n?.txt", ["n1.txt", "n2.txt", "na.txt"]),
+        ("data\n!data/x.bin", ["data/x.bin", "pkg/data/y.bin"]),
+        (".log", []),
+    ],
+)
+def test_what_the_user_leaves_out(tmp_path, ignore, left_out):
+    for name in FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / ".everstepignore").write_text(ignore)
+    with tarfile.open(fileobj=io.BytesIO(packed(tmp_path)[1])) as archive:
+        found = {entry.name for entry in archive if entry.isfile()}
+    assert {*FILES, ".everstepignore"} - found == set(left_out)
+
+
+def test_a_link_that_is_left_out_is_no_obstacle(code):
+    (code / "data").symlink_to("/datasets")
+    (code / ".everstepignore").write_text("/data\n")
+    packed(code)
+
+
+def test_patterns_that_cannot_be_read_are_refused(code):
+    (code / ".everstepignore").write_bytes(b"\xff\n")
+    with pytest.raises(SourceRefused, match="not UTF-8"):
+        packed(code)
+    (code / ".everstepignore").write_text("[z-a]\n")
+    with pytest.raises(SourceRefused, match="is not a pattern"):
+        packed(code)

@@ -26,6 +26,7 @@ from everstep.protocol.agent_messages import (
     ExitClass,
     Hello,
     Load,
+    LogLines,
     MemberPhase,
     MemberReport,
     Prepare,
@@ -121,6 +122,7 @@ class ControlPlane:
     def __init__(self) -> None:
         self.reports: dict[NodeId, AgentReport] = {}
         self.hellos: list[Hello] = []
+        self.lines: list[LogLines] = []
         self.tokens: list[str] = []
         self.url = ""
         self._lines: dict[NodeId, ServerConnection] = {}
@@ -154,6 +156,9 @@ class ControlPlane:
             with contextlib.suppress(ConnectionClosed):
                 async for data in line:
                     report = decode(data, AgentToControl)  # type: ignore[arg-type]
+                    if isinstance(report, LogLines):
+                        self.lines.append(report)
+                        continue
                     assert isinstance(report, AgentReport)
                     self.reports[hello.node_id] = report
         finally:

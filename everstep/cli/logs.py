@@ -1,0 +1,139 @@
+"""What ranks print, merged over all ranks, as lines of a terminal: read, or followed through broken connections.
+
+Invariant: a connection that breaks loses and doubles nothing: following goes on with the token of the last lines that were shown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import typer
+
+from everstep.cli.output import Json, say
+from everstep.cli.waiting import UNANSWERED_SECONDS
+from everstep.errors import ServiceFailed
+
+RETRY_SECONDS: Final = 1.0
+_COLORS: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue")
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def since_when(text: str, now: datetime) -> datetime:
+    """Return the time that `--since` means.
+
+    Args:
+        text: as `90s`, `10m`, `2h`, `1d`, or ISO 8601; without a zone UTC.
+        now: the time.
+
+    Returns:
+        When.
+
+    Raises:
+        BadParameter: it is neither.
+    """
+    if (match := re.fullmatch(r"(\d{1,9})([smhd])", text)) is not None:
+        return now - timedelta(seconds=int(match[1]) * _UNITS[match[2]])
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is neither a time as 2026-03-01T12:00:00 nor a span as 90s, 10m, 2h, 1d", param_hint="--since") from error
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def read(service: Any, name: str, query: Json) -> Iterator[Json]:
+    """Yield the lines that there are, oldest first.
+
+    Args:
+        service: the client.
+        name: of the job.
+        query: of GetLogEvents.
+
+    Yields:
+        Events.
+    """
+    page, seen = service.get_log_events(TrainingJobName=name, StartFromHead=True, **query), None
+    while page["Events"] or page["NextForwardToken"] != seen:
+        yield from page["Events"]
+        seen = page["NextForwardToken"]
+        page = service.get_log_events(TrainingJobName=name, NextToken=seen, **query)
+
+
+def follow(
+    service: Any,
+    name: str,
+    query: Json,
+    *,
+    pause: Callable[[float], object] = threading.Event().wait,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Iterator[Json]:
+    """Yield lines as they are printed, until the job has ended.
+
+    Args:
+        service: the client.
+        name: of the job.
+        query: of FollowLogs.
+        pause: waits for so many seconds.
+        monotonic: seconds of a clock that never jumps.
+
+    Yields:
+        Events.
+
+    Raises:
+        ServiceFailed: the service refuses, or nobody has answered for a minute.
+    """
+    from urllib3.exceptions import HTTPError  # with botocore, which no --help needs
+
+    from everstep import failures
+
+    place, heard_at = dict(query), monotonic()
+    while True:
+        try:
+            with failures.translated():
+                stream = service.follow_logs(TrainingJobName=name, **place)["EventStream"]
+                try:
+                    for said in stream:
+                        heard_at = monotonic()
+                        yield from said["LogEvents"]["Events"]
+                        place = {**query, "NextToken": said["LogEvents"]["NextForwardToken"]}
+                finally:
+                    stream.close()
+                # A server that stops ends the stream, too: only a job that has ended has nothing to follow.
+                if service.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] in ("Completed", "Stopped", "Failed"):
+                    return
+        except HTTPError as error:
+            if monotonic() - heard_at >= UNANSWERED_SECONDS:
+                raise ServiceFailed(f"The log broke off: {error}", code=failures.UNAVAILABLE) from error
+        except ServiceFailed as error:
+            if error.code != failures.UNAVAILABLE or monotonic() - heard_at >= UNANSWERED_SECONDS:
+                raise
+        pause(RETRY_SECONDS)
+
+
+def show(events: Iterator[Json], *, is_json: bool) -> None:
+    """Print lines: stdout of ranks to stdout, their stderr and gaps to stderr.
+
+    Args:
+        events: of GetLogEvents.
+        is_json: one JSON object a line.
+    """
+    has_any = False
+    for event in events:
+        has_any = True
+        if is_json:
+            typer.echo(json.dumps(event, default=datetime.isoformat))
+        elif event["Stream"] == "gap":
+            say(f"--- generation {event['Generation']} · {event['Message']}")
+        else:
+            moment = event["Timestamp"].astimezone(UTC).strftime("%H:%M:%S.%f")[:-3]
+            who = typer.style(f"{moment} g{event['Generation']} r{event['Rank']}", fg=_COLORS[event["Rank"] % len(_COLORS)])
+            typer.echo(f"{who} {event['Message']}", err=event["Stream"] == "stderr")
+            sys.stdout.flush()
+    if not has_any:
+        say("Nothing matches, or nothing has been printed yet.")

@@ -1,0 +1,121 @@
+"""`everstep jobs logs -f`, `--since`, `--grep`: merged lines, and connections that break."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+import typer
+from botocore.exceptions import EndpointConnectionError
+from urllib3.exceptions import ProtocolError
+
+from everstep.cli import logs
+from everstep.cli.waiting import UNANSWERED_SECONDS
+from everstep.errors import ServiceFailed
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def event(text: str, rank: int | None = 0, stream: str = "stdout") -> dict:
+    found = {"Timestamp": NOW, "Generation": 1, "NodeId": "i-1", "Stream": stream, "Message": text}
+    return found if rank is None else {**found, "Rank": rank}
+
+
+class Stream:
+    """Events of one connection; an exception among them breaks it."""
+
+    def __init__(self, said: list) -> None:
+        self._said = said
+        self.is_closed = False
+
+    def __iter__(self):
+        for item in self._said:
+            if isinstance(item, Exception):
+                raise item
+            events, token = item
+            yield {"LogEvents": {"Events": events, "NextForwardToken": token}}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Service:
+    def __init__(self, *connections, status: str = "Completed") -> None:
+        self._connections = list(connections)
+        self.asked: list[dict] = []
+        self.streams: list[Stream] = []
+        self._status = status
+
+    def follow_logs(self, **query):
+        self.asked.append(query)
+        said = self._connections.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        self.streams.append(Stream(said))
+        return {"EventStream": self.streams[-1]}
+
+    def describe_training_job(self, TrainingJobName):
+        return {"TrainingJobStatus": self._status if not self._connections else "InProgress"}
+
+
+def test_a_connection_that_breaks_is_made_again_with_the_token_of_the_last_lines() -> None:
+    gone = EndpointConnectionError(endpoint_url="http://x")
+    service = Service(
+        [([event("a")], "1"), ([event("b")], "2"), ProtocolError("broken")], gone, [([], "2"), ([event("c")], "3")], [([event("d")], "4")]
+    )
+    pauses: list[float] = []
+    found = [said["Message"] for said in logs.follow(service, "gpt", {"Rank": 0}, pause=pauses.append)]
+    assert found == ["a", "b", "c", "d"]
+    assert [query.get("NextToken") for query in service.asked] == [None, "2", "2", "3"]
+    assert all(query["Rank"] == 0 for query in service.asked)
+    assert len(pauses) == 3
+    assert all(stream.is_closed for stream in service.streams)
+
+
+@pytest.mark.parametrize("broken", [ProtocolError("x"), EndpointConnectionError(endpoint_url="http://x")])
+def test_a_service_that_does_not_answer_for_a_minute_is_given_up(broken) -> None:
+    clock = iter(range(0, 10_000, 30))
+    service = Service(*([broken] * 10))
+    with pytest.raises(ServiceFailed):
+        list(logs.follow(service, "gpt", {}, pause=lambda _: None, monotonic=lambda: next(clock)))
+    assert 1 < len(service.asked) <= UNANSWERED_SECONDS / 30 + 1
+
+
+def test_all_pages_are_read() -> None:
+    pages = iter([(["a"], "1"), ([], "2"), (["b"], "3"), ([], "3")])
+    asked = []
+
+    def get_log_events(**query):
+        asked.append(query)
+        texts, token = next(pages)
+        return {"Events": [event(text) for text in texts], "NextForwardToken": token}
+
+    found = list(logs.read(SimpleNamespace(get_log_events=get_log_events), "gpt", {"FilterPattern": "x"}))
+    assert [said["Message"] for said in found] == ["a", "b"]
+    assert [query.get("NextToken") for query in asked] == [None, "1", "2", "3"]
+    assert all(query["FilterPattern"] == "x" for query in asked)
+
+
+def test_lines_say_when_and_who_and_go_where_they_came_from(capsys) -> None:
+    logs.show(iter([event("out"), event("[err]", 1, "stderr"), event("Node i-1 was lost", None, "gap")]), is_json=False)
+    out, err = capsys.readouterr()
+    assert "12:00:00.000 g1 r0" in out
+    assert "out" in out
+    assert "r1" in err
+    assert "[err]" in err
+    assert "--- generation 1 · Node i-1 was lost" in err
+    logs.show(iter([event("out")]), is_json=True)
+    assert json.loads(capsys.readouterr().out)["Timestamp"] == "2026-03-01T12:00:00+00:00"
+    logs.show(iter([]), is_json=False)
+    assert "Nothing matches" in capsys.readouterr().err
+
+
+def test_since() -> None:
+    assert logs.since_when("90s", NOW) == NOW - timedelta(seconds=90)
+    assert logs.since_when("2h", NOW) == NOW - timedelta(hours=2)
+    assert logs.since_when("2026-03-01T11:00:00", NOW) == NOW - timedelta(hours=1)
+    assert logs.since_when("2026-03-01T12:00:00+01:00", NOW) == NOW - timedelta(hours=1)
+    with pytest.raises(typer.BadParameter):
+        logs.since_when("yesterday", NOW)
