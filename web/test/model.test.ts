@@ -43,7 +43,7 @@ describe('where the time went', () => {
 })
 
 const incident = (changes: Partial<Incident> = {}): Incident => ({
-  IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'closed', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: '', GenerationBefore: 1, GenerationAfter: 2,
+  IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'closed', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: '', GenerationBefore: 1, GenerationAfter: 2, RankSources: [],
   InstanceIds: ['i-a'], ReplacementInstanceIds: ['i-c'], FailedAt: NOW - 60, OpenedAt: NOW - 59, ClosedAt: NOW - 50, DetectSeconds: 1, ReplaceSeconds: 2, RestoreSeconds: 6, ReworkSeconds: 1, LostSteps: 2, FromStep: 10, RestoreSource: 'peer', ...changes,
 })
 

@@ -208,7 +208,7 @@ function Overview({ job }: { job: TrainingJob }) {
           facts={[
             ['Step', job.Boundary < 0 ? '–' : count(job.Boundary)],
             ['Kept in memory', job.CommittedStep < 0 ? '–' : `step ${count(job.CommittedStep)}`],
-            ['ETTR', job.EttrRatio === undefined ? '–' : percent(job.EttrRatio)],
+            ['ETTR', job.Reliability?.EttrRatio === undefined ? '–' : percent(job.Reliability.EttrRatio)],
             ['Incidents', `${count(job.IncidentCount)}${open ? ', one open' : ''}`],
             ['Steps done again', count(lost)],
             ['Nodes × ranks', `${count(job.NodeCount)} × ${count(job.RanksPerNode)}`],
