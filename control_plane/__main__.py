@@ -17,7 +17,7 @@ from pathlib import Path
 import uvicorn
 from sqlalchemy.exc import ArgumentError, OperationalError
 
-from control_plane.app import create_app
+from control_plane.app import Server, create_app
 from control_plane.cloud.connection import LOCAL_REGION, CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import CloudError
 from control_plane.core.timeouts import explained, ladder, rungs
@@ -188,7 +188,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         # uvicorn stops gracefully at these and then sends them to us once more, for the handlers that were there before it.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
+        asyncio.run(Server(config).serve(sockets=[listener]))
     log.info("stopped")
     return 0
 

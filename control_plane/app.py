@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
 
+import uvicorn
 from fastapi import FastAPI
 
 from control_plane.api.dashboard import Dashboard
@@ -35,6 +37,7 @@ from control_plane.core.timeouts import ladder
 from control_plane.db import schema
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.event_feed import EventFeed
 from control_plane.loop.runner import LoopContext, Runner
 from control_plane.secrets import ensure_admin, server_secret
 from control_plane.settings import Settings
@@ -108,6 +111,7 @@ def create_app(
         spool_directory=spool_directory,
         source_limits=SourceLimits(archive_bytes=settings.max_source_bytes),
         session_key=hmac.digest(secret, b"browser sessions", "sha256"),
+        feed=EventFeed(database, now),
         now=now,
         wake=lambda: None,
     )
@@ -138,6 +142,17 @@ def create_app(
     app.router.default = Dashboard(otherwise=app.router.default)
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
     return app
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server of an application; what goes on without end is ended when it stops, instead of being waited for."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop; called once, by `serve`."""
+        app = self.config.app
+        assert isinstance(app, FastAPI)
+        app.state.services.feed.close()
+        await super().shutdown(sockets)
 
 
 def _loops(settings: Settings, services: Services, secret: bytes) -> Sequence[Loop]:

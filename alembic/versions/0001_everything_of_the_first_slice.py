@@ -26,6 +26,7 @@ def upgrade() -> None:
         sa.Column("node_id", sa.String(length=64), nullable=True),
         sa.Column("detail", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_event")),
+        sqlite_autoincrement=True,
     )
     with op.batch_alter_table("event", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_event_fleet_name"), ["fleet_name"], unique=False)

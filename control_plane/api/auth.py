@@ -14,6 +14,7 @@ Invariant: something of another project does not exist for a caller: it is answe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -35,6 +36,9 @@ class Caller:
     role: Role
     project: str
     """Empty: every project."""
+    token_id: str
+    ends_at: datetime | None = None
+    """When a browser's session ends; None where there is none. The token may end sooner."""
 
     @property
     def project_filter(self) -> str | None:
@@ -114,7 +118,7 @@ def reader(request: Request, services: ServicesDep) -> Caller:
     authorization = request.headers.get("authorization")
     session = sessions.find(request, services) if authorization is None else None
     record = require_user(find_token(services, bearer(authorization)) if session is None else session[0])
-    return Caller(Role(record.role), record.project)
+    return Caller(Role(record.role), record.project, record.id, None if session is None else session[1])
 
 
 def require_user(record: TokenRecord | None) -> TokenRecord:

@@ -24,6 +24,7 @@ from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.event_feed import EventFeed
 from everstep.protocol.plan import Timeouts
 
 
@@ -65,6 +66,7 @@ class Services:
     source_limits: SourceLimits
     session_key: bytes
     """What browsers' sessions are sealed with."""
+    feed: EventFeed
     now: Callable[[], datetime]
     wake: Callable[[], None]
     """Makes the loops look again; from any thread."""

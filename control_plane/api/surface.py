@@ -16,6 +16,7 @@ from fastapi.openapi.utils import get_openapi
 
 from control_plane.api import errors
 from control_plane.api.routes import agents, events, fleets, health, incidents, jobs, nodes, results, sources, tokens
+from control_plane.api.routes.events import EVENT_STREAM
 from control_plane.api.schemas import ErrorResponse, FieldError
 
 Json = dict[str, Any]
@@ -70,6 +71,11 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield path, method.upper(), operation
+
+
+def is_server_sent(operation: Json) -> bool:
+    """Say whether an operation answers server-sent events: browsers have a reader for them, botocore has none."""
+    return any(EVENT_STREAM in answer.get("content", {}) for answer in operation["responses"].values())
 
 
 def _document(app: FastAPI) -> Json:

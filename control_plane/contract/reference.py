@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from control_plane.api.surface import operations
+from control_plane.api.surface import is_server_sent, operations
 from control_plane.contract.names import error_names, prose, python_name, structures
 
 Json = dict[str, Any]
@@ -27,9 +27,14 @@ def pages(document: Json, model: Json, paginated: Json, waits: Json) -> Mapping[
         Their texts by file name.
     """
     nouns: dict[str, list[str]] = {}
-    for _, _, operation in operations(document):
-        nouns.setdefault(operation["tags"][0], []).append(operation["operationId"])
-    found = {f"{_file(noun)}.md": _noun(noun, names, model, paginated) for noun, names in sorted(nouns.items())}
+    streams: dict[str, list[str]] = {}
+    for path, method, operation in operations(document):
+        noun = operation["tags"][0]
+        if is_server_sent(operation):
+            streams.setdefault(noun, []).extend(_stream(path, method, operation))
+        else:
+            nouns.setdefault(noun, []).append(operation["operationId"])
+    found = {f"{_file(noun)}.md": _noun(noun, names, model, paginated, streams.get(noun, [])) for noun, names in sorted(nouns.items())}
     return {"README.md": _contents(nouns, model), **found, "types.md": _types(model), "errors.md": _errors(model), "waiters.md": _waiters(waits)}
 
 
@@ -43,7 +48,16 @@ def _contents(nouns: Mapping[str, list[str]], model: Json) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _noun(noun: str, names: list[str], model: Json, paginated: Json) -> str:
+def _stream(path: str, method: str, operation: Json) -> Iterator[str]:
+    """Say what an operation is that a client of botocore does not have."""
+    yield f"## {operation['operationId']}\n"
+    yield f"{operation['description']}\n"
+    yield f"`{method} {path}` · server-sent events: for browsers, and whatever reads `text/event-stream`\n"
+    names = [parameter["name"] for parameter in operation["parameters"]]
+    yield f"In the query: {', '.join(f'`{name}`' for name in names)}.\n"
+
+
+def _noun(noun: str, names: list[str], model: Json, paginated: Json, streams: list[str]) -> str:
     lines = [f"# {_words(noun)}\n", _HEAD]
     for name in sorted(names):
         operation = model["operations"][name]
@@ -58,6 +72,7 @@ def _noun(noun: str, names: list[str], model: Json, paginated: Json) -> str:
             lines.append("**Answer**: `Body`, bytes as they come.\n")
         else:
             lines.append(f"**Answer**: [{answer}](types.md#{answer.lower()})\n")
+    lines += streams
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

@@ -10,7 +10,7 @@
     format binary                           a streaming payload `Body`
     x-idempotency-token                     idempotencyToken: filled in by the client
 
-Invariant: what has no counterpart is refused by name, never left out.
+Invariant: what has no counterpart is refused by name, never left out; but for server-sent events, which are no operation of the client.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import json
 from typing import Any, Final
 
 from control_plane.api import errors
-from control_plane.api.surface import API_VERSION, DESCRIPTION, EPOCH, OPEN_OPERATIONS, operations
+from control_plane.api.surface import API_VERSION, DESCRIPTION, EPOCH, OPEN_OPERATIONS, is_server_sent, operations
 from control_plane.contract.errors import ContractError
 
 Json = dict[str, Any]
@@ -56,7 +56,11 @@ def service_model(document: Json) -> Json:
         ContractError: the document says something that the model cannot.
     """
     shapes = _Shapes(document["components"]["schemas"])
-    described = {operation["operationId"]: _operation(shapes, path, method, operation) for path, method, operation in operations(document)}
+    described = {
+        operation["operationId"]: _operation(shapes, path, method, operation)
+        for path, method, operation in operations(document)
+        if not is_server_sent(operation)
+    }
     return {
         "version": "2.0",
         "metadata": {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from control_plane.db.models import Event
@@ -54,6 +54,11 @@ def append(session: Session, event: NewEvent) -> EventRecord:
     session.add(row)
     session.flush()
     return record_of(row, EventRecord)
+
+
+def newest_id(session: Session) -> int:
+    """Return the id of the newest event, 0 where there is none."""
+    return session.scalar(select(func.max(Event.id))) or 0
 
 
 def page(

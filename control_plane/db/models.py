@@ -372,9 +372,10 @@ class Incident(Base):
 
 
 class Event(Base):
-    """Something that happened; never changed."""
+    """Something that happened; never changed. An id is never given twice, not even once the newest events are let go: clients go on from it."""
 
     __tablename__ = "event"
+    __table_args__ = ({"sqlite_autoincrement": True},)
 
     id: Mapped[int] = mapped_column(_BigId, primary_key=True, autoincrement=True)
     at: Mapped[datetime]

@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, or_, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db.models import Redemption, Token
@@ -127,6 +128,12 @@ def find_by_id(session: Session, token_id: str, now: datetime) -> TokenRecord | 
     """Return the record of a token that is good now, or None. For those who have proven by other means that the token was shown."""
     row = session.get(Token, token_id)
     return None if row is None else _good(row, now)
+
+
+def good_ids(session: Session, token_ids: Collection[str], now: datetime) -> frozenset[str]:
+    """Return those of the tokens that are good now."""
+    is_good = and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > now))
+    return frozenset(session.scalars(select(Token.id).where(Token.id.in_(token_ids), is_good)))
 
 
 def is_redeemed(session: Session, token_id: str, node_id: str) -> bool:

@@ -1,15 +1,45 @@
-"""Events: what happened, oldest first, read-only."""
+"""Events: what happened, oldest first, read-only; in pages, and as a stream.
+
+    GET /v1/events/stream      text/event-stream, https://html.spec.whatwg.org/multipage/server-sent-events.html
+
+    retry: 1000                first of all
+    id: 17                     where the follower is: after a reconnection it goes on from here, whatever it was sent before
+    (an empty line)
+    id: 18
+    data: {"EventId": 18, …}   an Event of the contract, as ListEvents answers it
+    : alive                    a comment, when there has been nothing else for a while
+    event: end
+    data: {"Code": …, "Message": …}   last: why the service ends the stream
+
+Invariant: a follower that comes back with the last id that it read misses nothing and is told nothing twice.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import AsyncGenerator
+from typing import Annotated, Final
 
-from fastapi import Query
+from fastapi import Query, Request
+from fastapi.responses import StreamingResponse
 
-from control_plane.api import schemas, views
+from control_plane.api import errors, schemas, views
 from control_plane.api.auth import Reader
 from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_position, page_token
+from control_plane.api.live import LiveResponse
 from control_plane.db import events
+from control_plane.loop.event_feed import Batch, End, Interest, TooManyFollowers
+
+MAX_EVENT_ID: Final = 2**63 - 1
+EVENT_STREAM: Final = "text/event-stream"
+_ENDS: Final = {
+    End.TOKEN: ("AccessDeniedException", "The token was revoked or has expired."),
+    End.SESSION: ("AccessDeniedException", "The session has expired: sign in again."),
+    End.SERVER: ("ServiceUnavailableException", "The server stops. Connect again and say the last id: nothing is lost."),
+}
+
+TrainingJobNameFilter = Annotated[str | None, Query(alias="TrainingJobName", max_length=63)]
+FleetNameFilter = Annotated[str | None, Query(alias="FleetName", max_length=63)]
 
 router = Router(prefix="/v1/events", tags=["Events"])
 
@@ -18,9 +48,9 @@ router = Router(prefix="/v1/events", tags=["Events"])
 def list_events(
     caller: Reader,
     services: ServicesDep,
-    training_job_name: Annotated[str | None, Query(alias="TrainingJobName", max_length=63)] = None,
-    fleet_name: Annotated[str | None, Query(alias="FleetName", max_length=63)] = None,
-    after_event_id: Annotated[int, Query(alias="AfterEventId", ge=0)] = 0,
+    training_job_name: TrainingJobNameFilter = None,
+    fleet_name: FleetNameFilter = None,
+    after_event_id: Annotated[int, Query(alias="AfterEventId", ge=0, le=MAX_EVENT_ID)] = 0,
     max_results: MaxResults = 100,
     next_token: NextToken = None,
 ) -> schemas.ListEventsResponse:
@@ -34,3 +64,71 @@ def list_events(
     return schemas.ListEventsResponse(
         events=[views.event(record) for record in page[:max_results]], next_token=None if last is None else page_token(last.id)
     )
+
+
+@router.get(
+    "/stream",
+    operation_id="StreamEvents",
+    response_class=StreamingResponse,
+    responses={200: {"description": "Events as they come.", "content": {EVENT_STREAM: {"schema": {"type": "string"}}}}},
+)
+async def stream_events(
+    request: Request,
+    caller: Reader,
+    services: ServicesDep,
+    training_job_name: TrainingJobNameFilter = None,
+    fleet_name: FleetNameFilter = None,
+    after_event_id: Annotated[int | None, Query(alias="AfterEventId", ge=0, le=MAX_EVENT_ID)] = None,
+) -> LiveResponse:
+    """Follow events as server-sent events: from the header `Last-Event-ID` on, else from AfterEventId, else from now.
+
+    `data` is an Event as ListEvents answers it, `id` its EventId. An event named `end` says why the service ends the stream. A connection that is cut
+    off otherwise is made again with the last id: nothing is lost and nothing comes twice. A reader that takes nothing for 20 seconds is cut off.
+    """
+    interest = Interest(
+        token_id=caller.token_id,
+        ends_at=caller.ends_at,
+        project=caller.project_filter,
+        job_name=training_job_name,
+        fleet_name=fleet_name,
+    )
+    batches = services.feed.follow(interest, _last_event_id(request, after_event_id))
+    try:
+        first = await anext(batches)
+    except TooManyFollowers as error:
+        raise errors.Throttled(
+            "As many streams of events are open as this server serves.", hint="Try again in a moment, or ask ListEvents."
+        ) from error
+    return LiveResponse(_frames(first, batches), EVENT_STREAM)
+
+
+def _last_event_id(request: Request, otherwise: int | None) -> int | None:
+    """Return where to go on from: what a browser says by itself when it connects again wins over the address that it was first given."""
+    said = request.headers.get("last-event-id")
+    if not said:
+        return otherwise
+    if not said.isascii() or not said.isdigit() or int(said) > MAX_EVENT_ID:
+        message = "must be an id that this stream has sent"
+        raise errors.InvalidRequest(f"Last-Event-ID: {message}.", fields=[schemas.FieldError(field="Last-Event-ID", message=message)])
+    return int(said)
+
+
+async def _frames(first: Batch | End, rest: AsyncGenerator[Batch | End, None]) -> AsyncGenerator[bytes, None]:
+    try:
+        yield b"retry: 1000\n"
+        position = None
+        batch = first
+        while isinstance(batch, Batch):
+            for record in batch.events:
+                yield f"id: {record.id}\ndata: {views.event(record).model_dump_json(by_alias=True, exclude_none=True)}\n\n".encode()
+                position = record.id
+            if batch.position != position:
+                position = batch.position
+                yield f"id: {position}\n\n".encode()
+            elif not batch.events:
+                yield b": alive\n\n"
+            batch = await anext(rest)
+        code, message = _ENDS[batch]
+        yield f"event: end\ndata: {json.dumps({'Code': code, 'Message': message})}\n\n".encode()
+    finally:
+        await rest.aclose()

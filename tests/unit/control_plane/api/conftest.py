@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 
 import everstep
-from control_plane.app import create_app
+from control_plane.app import Server, create_app
 from control_plane.cloud.connection import CloudMode
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
 from control_plane.db import schema, tokens
@@ -77,7 +77,7 @@ class Service:
         self.admin_token = (self.settings.state_directory / "admin_token").read_text().strip()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, ws="websockets-sansio", ws_max_size=2**24))
+        self._server = Server(uvicorn.Config(self.app, log_config=None, ws="websockets-sansio", ws_max_size=2**24))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
 
     def __enter__(self) -> Service:

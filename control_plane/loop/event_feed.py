@@ -1,0 +1,242 @@
+"""New events for whoever follows them: one reader of the table for all followers of this server.
+
+                    every `poll_seconds`, while anybody follows
+    table event ──▶ the newest few, in memory ──▶ followers that are up to date
+              └───▶ a page at a time          ──▶ followers that are behind
+
+Events of other replicas of the control plane come through the table like our own. A follower pulls: one that does not read holds a position, no
+buffer.
+
+Invariant: a follower is given every event after its position that it may see, once and in order; nothing once its token is not good any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from control_plane.db import events, tokens
+from control_plane.db.events import EventRecord
+from control_plane.db.session import Database
+
+log = logging.getLogger(__name__)
+
+MAX_FOLLOWERS: Final = 256
+"""Streams that are open at one time."""
+POLL_SECONDS: Final = 0.2
+HEARTBEAT_SECONDS: Final = 10.0
+"""A follower that there is nothing for is given an empty batch this often."""
+RECENT_LIMIT: Final = 1_000
+"""Events kept in memory."""
+PAGE_LIMIT: Final = 500
+"""Events read, and given to a follower, at once."""
+
+
+class TooManyFollowers(Exception):
+    """As many follow as may."""
+
+
+class End(StrEnum):
+    """Why a follower is given nothing more.
+
+    TOKEN: its token was revoked or has expired. SESSION: the browser's session is over. SERVER: this server stops; another one, or the same later,
+    goes on from the follower's position.
+    """
+
+    TOKEN = "token"
+    SESSION = "session"
+    SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interest:
+    """Who follows, and what they may and want to see."""
+
+    token_id: str
+    ends_at: datetime | None
+    """When the browser's session ends, if it is one."""
+    project: str | None
+    """None: every project."""
+    job_name: str | None
+    fleet_name: str | None
+
+    def has(self, event: EventRecord) -> bool:
+        """Say whether this event is one for this follower; the table's own filter is `events.page`."""
+        return (
+            (self.project is None or event.project == self.project)
+            and (self.job_name is None or event.job_name == self.job_name)
+            and (self.fleet_name is None or event.fleet_name == self.fleet_name)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is new to a follower; without events it is a sign of life."""
+
+    events: tuple[EventRecord, ...]
+    position: int
+    """Where to go on from later: there is nothing for this follower up to here but what it has."""
+
+
+@dataclass(eq=False, slots=True)
+class _Follower:
+    interest: Interest
+    end: End | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class EventFeed:
+    """The events as they come. One per server; everything runs on its event loop, the database is read in threads.
+
+    Args:
+        database: where events and tokens are.
+        now: the time in UTC.
+        poll_seconds: how often the table is looked at.
+        heartbeat_seconds: how long a follower hears nothing at most.
+    """
+
+    def __init__(
+        self, database: Database, now: Callable[[], datetime], *, poll_seconds: float = POLL_SECONDS, heartbeat_seconds: float = HEARTBEAT_SECONDS
+    ) -> None:
+        self._database = database
+        self._now = now
+        self._poll_seconds = poll_seconds
+        self._heartbeat_seconds = heartbeat_seconds
+        self._followers: set[_Follower] = set()
+        self._recent: deque[EventRecord] = deque()
+        self._complete_after = 0
+        """All events with a higher id that were read are in `_recent`."""
+        self._newest: int | None = None
+        """None: the table has not been looked at since anybody follows."""
+        self._polling: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def follow(self, interest: Interest, after_id: int | None) -> AsyncGenerator[Batch | End, None]:
+        """Yield what is new, as long as it is read.
+
+        Args:
+            interest: who follows.
+            after_id: the last event that the follower has; None: it wants what comes from now on.
+
+        Yields:
+            First a batch without events, as soon as the position is known; then batches; last, if the follower does not leave first, why it ends.
+
+        Raises:
+            TooManyFollowers: at the first step, before anything is yielded.
+        """
+        if len(self._followers) >= MAX_FOLLOWERS:
+            raise TooManyFollowers
+        me = _Follower(interest, End.SERVER if self._is_closed else None)
+        self._followers.add(me)
+        try:
+            if self._polling is None and not self._is_closed:
+                self._polling = asyncio.create_task(self._poll())
+            position = await asyncio.to_thread(self._read_newest) if after_id is None else after_id
+            yield Batch((), position)
+            while me.end is None:
+                me.changed.clear()
+                batch = await self._after(position, me)
+                if me.end is not None:
+                    break  # while the table was read
+                if not batch.events and batch.position == position:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self._heartbeat_seconds):
+                            await me.changed.wait()
+                        continue
+                position = batch.position
+                yield batch
+            assert me.end is not None
+            yield me.end
+        finally:
+            self._followers.discard(me)
+
+    def close(self) -> None:
+        """End every follower, and whoever comes from now on. The server stops. Idempotent."""
+        self._is_closed = True
+        for follower in self._followers:
+            self._tell(follower, End.SERVER)
+
+    async def _after(self, position: int, me: _Follower) -> Batch:
+        newest = self._newest
+        if newest is None or position >= newest:
+            return Batch((), position)
+        if position < self._complete_after:
+            is_good, page = await asyncio.to_thread(self._read_page, position, me.interest)
+            if not is_good:
+                self._tell(me, End.TOKEN)
+            return Batch(page, page[-1].id if len(page) == PAGE_LIMIT else newest)
+        found = tuple(event for event in self._recent if event.id > position and me.interest.has(event))
+        return Batch(found[:PAGE_LIMIT], found[PAGE_LIMIT - 1].id if len(found) > PAGE_LIMIT else newest)
+
+    async def _poll(self) -> None:
+        try:
+            while self._followers and not self._is_closed:
+                asked = frozenset(follower.interest.token_id for follower in self._followers)
+                try:
+                    good, found, newest = await asyncio.to_thread(self._look, self._newest, asked)
+                except SQLAlchemyError as error:
+                    log.warning("the events cannot be read: %s", error)
+                else:
+                    self._take(asked - good, found, newest)
+                await asyncio.sleep(self._poll_seconds)
+        finally:
+            self._polling = None
+            self._newest = None
+            self._recent.clear()
+
+    def _take(self, ended: frozenset[str], found: tuple[EventRecord, ...], newest: int) -> None:
+        """Believe one look at the table. What it says of tokens comes first: the events were read after them."""
+        now = self._now()
+        for follower in self._followers:
+            interest = follower.interest
+            if interest.token_id in ended:
+                self._tell(follower, End.TOKEN)
+            elif interest.ends_at is not None and interest.ends_at <= now:
+                self._tell(follower, End.SESSION)
+        if self._newest is None:
+            self._complete_after = newest
+        elif newest == self._newest:
+            return
+        self._newest = newest
+        self._recent.extend(found)
+        while len(self._recent) > RECENT_LIMIT:
+            self._complete_after = self._recent.popleft().id
+        for follower in self._followers:
+            follower.changed.set()
+
+    def _tell(self, follower: _Follower, end: End) -> None:
+        follower.end = follower.end or end
+        follower.changed.set()
+
+    def _look(self, after_id: int | None, token_ids: frozenset[str]) -> tuple[frozenset[str], tuple[EventRecord, ...], int]:
+        with self._database.read() as session:
+            good = tokens.good_ids(session, token_ids, self._now())
+            if after_id is None:
+                return good, (), events.newest_id(session)
+            found = events.page(session, job_name=None, fleet_name=None, project=None, after_id=after_id, limit=PAGE_LIMIT)
+            return good, found, found[-1].id if found else after_id
+
+    def _read_newest(self) -> int:
+        with self._database.read() as session:
+            return events.newest_id(session)
+
+    def _read_page(self, after_id: int, interest: Interest) -> tuple[bool, tuple[EventRecord, ...]]:
+        with self._database.read() as session:
+            is_good = bool(tokens.good_ids(session, [interest.token_id], self._now()))
+            return is_good, events.page(
+                session,
+                job_name=interest.job_name,
+                fleet_name=interest.fleet_name,
+                project=interest.project,
+                after_id=after_id,
+                limit=PAGE_LIMIT,
+            )

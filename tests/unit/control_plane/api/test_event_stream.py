@@ -1,0 +1,274 @@
+"""Events as they come, over HTTP: nothing is lost, nothing comes twice, and nobody sees what is not theirs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+
+import httpx
+import pytest
+
+from control_plane.api import live
+from control_plane.api.sessions import SESSION_SECONDS
+from control_plane.db import events, tokens
+from control_plane.db.events import NewEvent
+from control_plane.db.retention import Retention, prune
+from control_plane.db.tokens import NewToken, Role, TokenKind
+from control_plane.loop import event_feed
+from control_plane.loop.event_feed import EventFeed
+
+STREAM = "/v1/events/stream"
+
+
+@pytest.fixture
+def http(service) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://{service.address}", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False) as made:
+        yield made
+
+
+def append(service, *messages: str, project: str = "", job: str | None = None, fleet: str | None = None) -> list[int]:
+    with service.database.write() as session:
+        return [
+            events.append(session, NewEvent(at=service.clock(), type="Test", message=message, project=project, job_name=job, fleet_name=fleet)).id
+            for message in messages
+        ]
+
+
+class Reader:
+    """What a browser makes of a stream."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self._lines = answer.iter_lines()
+        self.last_id: str | None = None
+        self.comments = 0
+
+    def __iter__(self) -> Iterator[tuple[str, dict]]:
+        kind, data = "message", ""
+        for line in self._lines:
+            name, _, value = line.partition(": ")
+            if name == "id":
+                self.last_id = value
+            elif name == "event":
+                kind = value
+            elif name == "data":
+                data = value
+            elif line.startswith(":"):
+                self.comments += 1
+            elif not line and data:
+                yield kind, json.loads(data)
+                kind, data = "message", ""
+
+    def messages(self, count: int) -> list[str]:
+        return [event["Message"] for _, event in itertools.islice(self, count)]
+
+    def until_position(self) -> None:
+        """Read up to the first id: from here on it is known what is new."""
+        for line in self._lines:
+            if line.startswith("id: "):
+                self.last_id = line.removeprefix("id: ")
+                return
+
+
+@contextmanager
+def stream(http: httpx.Client, headers: dict[str, str] | None = None, **query: object) -> Iterator[Reader]:
+    with http.stream("GET", STREAM, params=query, headers=headers) as answer:
+        assert answer.status_code == 200, answer.read()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        yield Reader(answer)
+
+
+def feed(service, **options) -> EventFeed:
+    """Another feed for a service, with other times."""
+    made = EventFeed(service.database, service.clock, **options)
+    service.app.state.services = replace(service.services, feed=made)
+    return made
+
+
+def test_what_happens_comes_as_list_events_answers_it(service, http) -> None:
+    append(service, "before")
+    with stream(http) as reader:
+        reader.until_position()
+        append(service, "one", "two", job="gpt")
+        told = [event for _, event in itertools.islice(reader, 2)]
+    assert told == http.get("/v1/events", params={"AfterEventId": 1}).json()["Events"]
+    assert [event["Message"] for event in told] == ["one", "two"]
+    assert reader.last_id == str(told[-1]["EventId"])
+
+
+def test_a_follower_that_comes_back_misses_nothing_and_is_told_nothing_twice(service, http) -> None:
+    with stream(http) as reader:
+        reader.until_position()
+        append(service, "one", "two")
+        assert reader.messages(1) == ["one"]  # two may have come, too; it was not read
+    append(service, "three")
+    with stream(http, headers={"last-event-id": str(reader.last_id)}, AfterEventId=0) as again:
+        append(service, "four")
+        assert again.messages(3) == ["two", "three", "four"]
+
+
+def test_a_follower_that_was_told_nothing_yet_has_a_position_to_come_back_with(service, http) -> None:
+    append(service, "before")
+    with stream(http) as reader:
+        reader.until_position()
+    append(service, "meanwhile")
+    with stream(http, headers={"last-event-id": str(reader.last_id)}) as again:
+        assert again.messages(1) == ["meanwhile"]
+
+
+def test_a_follower_that_is_far_behind_gets_there_in_order(service, http, monkeypatch) -> None:
+    monkeypatch.setattr(event_feed, "PAGE_LIMIT", 3)
+    monkeypatch.setattr(event_feed, "RECENT_LIMIT", 4)
+    first = [str(number) for number in range(10)]
+    append(service, *first)
+    with stream(http, AfterEventId=0) as reader:
+        assert reader.messages(5) == first[:5]
+        later = [str(number) for number in range(10, 40)]
+        append(service, *later)
+        assert reader.messages(35) == [*first[5:], *later]
+
+
+def test_an_id_is_not_given_again_when_the_newest_events_are_let_go(service, http) -> None:
+    (last,) = append(service, "old")
+    with service.database.write() as session:
+        prune(session, Retention(), service.clock() + timedelta(days=400))
+    with stream(http, AfterEventId=last) as reader:
+        append(service, "new")
+        assert reader.messages(1) == ["new"]
+
+
+def test_filters_are_those_of_list_events_and_the_position_moves_past_the_rest(service, http) -> None:
+    with stream(http, AfterEventId=0, TrainingJobName="gpt", FleetName="main") as reader:
+        append(service, "other job", job="bert", fleet="main")
+        append(service, "other fleet", job="gpt", fleet="spot")
+        append(service, "ours", job="gpt", fleet="main")
+        append(service, "other job again", job="bert", fleet="main")
+        (last,) = append(service, "end", job="gpt", fleet="main")
+        assert reader.messages(2) == ["ours", "end"]
+    assert reader.last_id == str(last)
+    append(service, "not ours")
+    with stream(http, headers={"last-event-id": str(last)}, TrainingJobName="gpt") as again:
+        while again.last_id != str(last + 1):
+            again.until_position()
+
+
+def test_a_project_sees_its_own_events(service, http) -> None:
+    mine = {"authorization": f"Bearer {service.token(Role.READER, 'mine')}"}
+    with stream(http, headers=mine, AfterEventId=0) as reader:
+        append(service, "theirs", project="theirs")
+        append(service, "nobody's")
+        append(service, "mine", project="mine")
+        assert reader.messages(1) == ["mine"]
+    with stream(http, headers=mine, AfterEventId=0) as behind:
+        assert behind.messages(1) == ["mine"]
+
+
+def test_silence_is_told_from_a_lost_line_by_comments(service, http) -> None:
+    feed(service, heartbeat_seconds=0.01)
+    with stream(http) as reader:
+        assert next(line for line in reader._lines if line.startswith(":")) == ": alive"
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_it_ends_when_the_token_is_revoked(service, http, monkeypatch, is_behind) -> None:
+    if is_behind:
+        monkeypatch.setattr(event_feed, "RECENT_LIMIT", 0)  # everything is read from the table
+    with service.database.write() as session:
+        token, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.READER, project="a"), service.clock())
+    with stream(http, headers={"authorization": f"Bearer {token}"}, AfterEventId=0) as reader:
+        append(service, "seen", project="a")
+        assert reader.messages(1) == ["seen"]
+        with service.database.write() as session:
+            tokens.revoke(session, record.id, service.clock())
+        append(service, "not seen", project="a")
+        ((kind, end),) = list(reader)
+    assert kind == "end"
+    assert end["Code"] == "AccessDeniedException"
+    assert "revoked" in end["Message"]
+    assert http.get(STREAM, headers={"authorization": f"Bearer {token}"}).status_code == 401
+
+
+def test_a_browsers_session_is_enough_and_ends_it(service, http) -> None:
+    del http.headers["authorization"]
+    http.headers["sec-fetch-site"] = "same-origin"
+    assert http.get(STREAM).status_code == 401
+    http.post("/v1/session", json={"Token": service.admin_token}, headers={"origin": str(http.base_url)})
+    with stream(http) as reader:
+        reader.until_position()
+        append(service, "seen")
+        assert reader.messages(1) == ["seen"]
+        service.clock.advance(SESSION_SECONDS)
+        ((kind, end),) = list(reader)
+    assert (kind, end["Code"]) == ("end", "AccessDeniedException")
+    assert "session" in end["Message"]
+    assert http.get(STREAM, headers={"sec-fetch-site": "cross-site"}).status_code == 403
+
+
+@pytest.mark.parametrize("said", ["x", "-1", "1.5", "9" * 30, "²"])
+def test_an_id_that_was_never_sent_is_refused(http, said) -> None:
+    answer = http.get(STREAM, headers={"last-event-id": said.encode("latin-1")})
+    assert (answer.status_code, answer.json()["Code"]) == (400, "ValidationException")
+    assert answer.json()["Fields"][0]["Field"] == "Last-Event-ID"
+
+
+@pytest.mark.parametrize("path", ["/v1/events", STREAM])
+def test_an_id_that_no_table_has_is_refused(http, path) -> None:
+    assert http.get(path, params={"AfterEventId": 2**63}).status_code == 400
+    assert http.get("/v1/events", params={"AfterEventId": 2**63 - 1}).json()["Events"] == []
+
+
+def test_there_is_a_limit_of_streams_and_one_that_ended_makes_room(service, http, monkeypatch) -> None:
+    monkeypatch.setattr(event_feed, "MAX_FOLLOWERS", 1)
+    with stream(http, AfterEventId=0) as reader:
+        append(service, "seen")
+        assert reader.messages(1) == ["seen"]
+        refused = http.get(STREAM)
+        assert (refused.status_code, refused.json()["Code"]) == (429, "ThrottlingException")
+    while (answer := http.send(http.build_request("GET", STREAM), stream=True)).status_code == 429:
+        answer.close()
+    answer.close()
+
+
+def test_a_reader_that_reads_nothing_is_cut_off_and_comes_back_where_it_was(service, http, monkeypatch) -> None:
+    dropped = threading.Event()
+    monkeypatch.setattr(live.log, "info", lambda *_: dropped.set())
+    monkeypatch.setattr(live.LiveResponse.__init__, "__kwdefaults__", {"write_seconds": 0.05})
+    host, port = service.address.split(":")
+    with socket.socket() as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.connect((host, int(port)))
+        line.sendall(f"GET {STREAM}?AfterEventId=0 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {service.admin_token}\r\n\r\n".encode())
+        messages = [f"{number} {'x' * 1_000_000}" for number in range(12)]
+        append(service, *messages)
+        assert dropped.wait(30)
+        received = b""
+        while piece := line.recv(2**20):
+            received += piece
+    assert not received.endswith(b"0\r\n\r\n"), "an answer that was cut off does not look like one that ended"
+    whole = [line for line in received.split(b"\n") if line.startswith(b"id: ")]
+    assert len(whole) < len(messages)
+    with stream(http, AfterEventId=0) as reader:
+        assert reader.messages(len(messages)) == messages
+
+
+def test_a_server_that_stops_ends_every_stream_with_a_word(service, http) -> None:
+    with stream(http) as reader:
+        reader.until_position()
+        service._server.should_exit = True
+        ((kind, end),) = list(reader)
+    assert (kind, end["Code"]) == ("end", "ServiceUnavailableException")
+
+
+def test_nothing_is_looked_at_while_nobody_follows(service, http) -> None:
+    with stream(http) as reader:
+        reader.until_position()
+        polling = service.services.feed._polling
+        ended = threading.Event()
+        polling.get_loop().call_soon_threadsafe(polling.add_done_callback, lambda _: ended.set())
+    assert ended.wait(10)
+    assert service.services.feed._polling is None
