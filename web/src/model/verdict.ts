@@ -299,6 +299,9 @@ function actOf(facts: Facts, moving: Statement, recovery: (Statement & PhaseNow)
       recovery.phase === 'replace' ? 'If it waits for instances: AWS may lack capacity. See the fleet, and its spares.' : 'Look at the logs of the ranks and at the events of this incident.',
     ])
   }
+  if (recovery && /capacity/i.test(job.Reason ?? '')) {
+    return no('AWS has no instance to give; Everstep asks again by itself. If you cannot wait: stop a job that matters less, or give the fleet more spares for the next time.', 'busy')
+  }
   if (recovery) return no('Everstep is recovering the job; it needs nobody.', 'busy')
   if (moving.title === 'Standing still') {
     return yes('warn', 'The ranks run but make no steps.', [

@@ -3,7 +3,7 @@ import { Button, Code, CopyButton, Skeleton } from '@mantine/core'
 import { useSyncExternalStore, type ReactNode } from 'react'
 import { Link } from 'react-router'
 
-import { ApiError } from '../api/client'
+import { ApiError, serverTime } from '../api/client'
 import { ago, utc } from '../model/format'
 import type { Tone } from '../model/verdict'
 
@@ -43,12 +43,10 @@ export const toneOf = (state: string): Tone => TONES[state] ?? 'idle'
 
 /** One clock for the whole page: everything relative moves together, once a second. */
 const listeners = new Set<() => void>()
-let second = Math.floor(Date.now() / 1000)
 let timer: ReturnType<typeof setInterval> | undefined
 function subscribe(listener: () => void): () => void {
   listeners.add(listener)
   timer ??= setInterval(() => {
-    second = Math.floor(Date.now() / 1000)
     for (const each of listeners) each()
   }, 1000)
   return () => {
@@ -59,8 +57,8 @@ function subscribe(listener: () => void): () => void {
     }
   }
 }
-/** The time in Unix seconds, renewed every second. */
-export const useNow = (): number => useSyncExternalStore(subscribe, () => second)
+/** The server's time in Unix seconds, renewed every second. */
+export const useNow = (): number => useSyncExternalStore(subscribe, () => Math.floor(serverTime()))
 
 /** How long ago; the UTC time is in its tooltip. */
 export function Ago({ at }: { at?: number }) {
