@@ -17,6 +17,7 @@ import { JobsPage } from './pages/Jobs'
 const JobPage = lazy(() => import('./pages/Job'))
 const IncidentsPage = lazy(() => import('./pages/Incidents'))
 const IncidentPage = lazy(() => import('./pages/Incident'))
+const QueuePage = lazy(() => import('./pages/Queue'))
 const FleetsPage = lazy(() => import('./pages/Fleets'))
 const FleetPage = lazy(() => import('./pages/Fleet'))
 const SubmitPage = lazy(() => import('./pages/Submit'))
@@ -62,6 +63,7 @@ const router = createBrowserRouter([
       { path: 'jobs/:name/:tab?', element: page(<JobPage />) },
       { path: 'incidents', element: page(<IncidentsPage />) },
       { path: 'incidents/:id', element: page(<IncidentPage />) },
+      { path: 'queue', element: page(<QueuePage />) },
       { path: 'fleets', element: page(<FleetsPage />) },
       { path: 'fleets/:name', element: page(<FleetPage />) },
       { path: 'submit', element: page(<SubmitPage />) },

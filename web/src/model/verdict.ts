@@ -261,7 +261,11 @@ function recoveryOf({ incidents = [], now }: Facts): (Statement & PhaseNow) | un
 function waitingOf({ job, fleet }: Facts): Statement | undefined {
   if (isOver(job) || job.SecondaryStatus === 'Training') return undefined
   const parts = [job.Reason, fleet?.FleetStatus === 'active' ? undefined : fleet?.Reason].filter((part): part is string => Boolean(part))
-  return parts.length ? { tone: 'busy', title: 'Waiting for', text: [...new Set(parts)].map(sentence).join(' ') } : undefined
+  if (!parts.length) return undefined
+  const [first = '', ...rest] = [...new Set(parts)].map(sentence)
+  const colon = first.indexOf(': ')
+  const isShort = colon > 0 && colon < 80 // “waits for 1 node: what AWS says”
+  return { tone: 'busy', title: isShort ? first.slice(0, colon) : 'Waiting', text: [isShort ? sentence(first.slice(colon + 2)) : first, ...rest].join(' ') }
 }
 
 function actOf(facts: Facts, moving: Statement, recovery: (Statement & PhaseNow) | undefined, protection: Statement): Act {

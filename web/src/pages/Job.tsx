@@ -182,7 +182,7 @@ function LastIncident({ incident, job, now: current }: { incident: Incident; job
       </div>
       <PhaseBar incident={incident} width="100%" height={8} />
       <div className="story">
-        {story(incident, job, now).map((each) => (
+        {story(incident, { ...job, Reason: '' }, now).map((each) => (
           <div key={each.question} className={`tone-${each.tone}`}>
             <div className="q">{each.question}</div>
             <div className="b">

@@ -21,7 +21,7 @@ function Freshness({ isLive }: { isLive: boolean }) {
   return stale > STALE_SECONDS ? <Status tone="bad" word={`Stale, ${duration(stale)}`} title="The control plane has not answered for this long" /> : <Status tone="good" word="Live" title="Events come as they happen" />
 }
 
-const KEYS: Record<string, string> = { j: '/', i: '/incidents', f: '/fleets', s: '/submit' }
+const KEYS: Record<string, string> = { j: '/', q: '/queue', i: '/incidents', f: '/fleets', s: '/submit' }
 
 export function Shell() {
   const signedIn = useQuery(sessionQuery)
@@ -76,6 +76,7 @@ export function Shell() {
           <NavLink to="/" end className={({ isActive }) => (isActive || location.pathname.startsWith('/jobs') ? 'active' : '')}>
             Jobs
           </NavLink>
+          <NavLink to="/queue">Queue</NavLink>
           <NavLink to="/incidents">
             Incidents
             {signedIn.data && <OpenIncidents />}
