@@ -22,7 +22,7 @@ from tests.unit.control_plane.loop.world import BUCKET, Agent, World
 
 FINE_SECONDS = 0.5
 MOST_SECONDS = 6.0
-COARSE_SECONDS = 30.0
+COARSE_SECONDS = 20.0
 MAX_SIZE = 18
 """Of the group: the job that waits in the queue does not fit."""
 _NAMES = ("atlas", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "islet", "juniper", "krill", "larch")
@@ -157,10 +157,10 @@ class Story:
         self._submit(self.frozen, nodes=2)
         self._submit(self.shortage, nodes=3)
         await self._runs(self.shortage)
-        await self.go(self.random.uniform(1200, 1800))
+        await self.go(self.random.uniform(600, 900))
         for name in (self.gpu, self.partition, self.frozen, self.shortage):
             await self.world.upload(min(self.world.team(name)[0].boundary.values()), name, seconds=4.0)
-        await self.go(self.random.uniform(400, 700))
+        await self.go(self.random.uniform(200, 400))
         self.world.finish(self.finished)
         await self._until(self.finished, lambda: self.world.job(self.finished).state == JobState.COMPLETED)
 
@@ -172,7 +172,7 @@ class Story:
         )
         self.world.kill_rank(victim, exit_class=ExitClass.ERROR, code=1, lines="RuntimeError: CUDA error: unspecified launch failure")
         await self._recovered(self.gpu)
-        await self.go(self.random.uniform(300, 600))
+        await self.go(self.random.uniform(150, 300))
 
     async def _partition(self) -> None:
         victim = self._victim(self.partition)
@@ -180,7 +180,7 @@ class Story:
         victim.disconnect()
         self.world.cut.add(victim.node_id)
         await self._recovered(self.partition)
-        await self.go(self.random.uniform(300, 600))
+        await self.go(self.random.uniform(150, 300))
         victim.is_deaf = False
         self.world.cut.discard(victim.node_id)
         await self.go(60, MOST_SECONDS)
@@ -214,7 +214,7 @@ class Story:
         self.world.operator.advance(asleep)
         self.world.start_server()
         await self._recovered(self.frozen)
-        await self.go(self.random.uniform(300, 600))
+        await self.go(self.random.uniform(150, 300))
 
     async def _queue(self) -> None:
         self._submit(self.calm, nodes=2)

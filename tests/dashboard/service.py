@@ -43,9 +43,15 @@ class Seeded:
         self.world = self.story.world
         self.run(self.story.tell())
         self.story.print_all()
-        state = directory / "server"
+        self._state = directory / "server"
+        self._port = port
+        self.serve()
+        self.admin_token = (self._state / "admin_token").read_text().strip()
+
+    def serve(self) -> None:
+        """Start a server over the world, where the last one listened if there was one."""
         settings = Settings(
-            state_directory=state,
+            state_directory=self._state,
             bucket=BUCKET,
             mode=CloudMode.LOCAL,
             aws_endpoint_url="http://127.0.0.1:1",
@@ -60,10 +66,9 @@ class Seeded:
             now=lambda: self.world.now,
             when_ready=is_ready.set,
         )
-        self.app = app
-        self.admin_token = (state / "admin_token").read_text().strip()
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
         self._server = Server(uvicorn.Config(app, log_config=None, ws="websockets-sansio"))
         self._serving = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, name="server")
         self._serving.start()
@@ -71,18 +76,22 @@ class Seeded:
         services: Services = app.state.services
         app.state.services = replace(services, registry=self.world.registry)  # whom the story's control plane hears
 
+    def fall_silent(self) -> None:
+        """End the server; the world goes on."""
+        self._server.should_exit = True
+        self._serving.join(20)
+        self._listener.close()
+        assert not self._serving.is_alive()
+
     def __enter__(self) -> Seeded:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._serving.join(20)
-        self._listener.close()
+        self.fall_silent()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)
         self._loop.close()
         self.world.close()
-        assert not self._serving.is_alive()
         assert not self._thread.is_alive()
 
     def run(self, what: Coroutine[Any, Any, T]) -> T:

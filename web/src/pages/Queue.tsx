@@ -42,15 +42,16 @@ export default function QueuePage() {
 function OfFleet({ name, fleet, jobs, waiting }: { name: string; fleet?: Fleet; jobs: TrainingJobSummary[]; waiting: TrainingJob[] }) {
   return (
     <section className="card">
-      <h2>
-        <Link to={`/fleets/${encodeURIComponent(name)}`}>{name}</Link>
+      <div className="row" style={{ marginBottom: 10 }}>
+        <h2 style={{ margin: 0 }}>
+          <Link to={`/fleets/${encodeURIComponent(name)}`}>{name}</Link>
+        </h2>
         {fleet && (
           <span className="dim">
-            {' '}
             {count(fleet.NodeCount)} of at most {count(fleet.MaxNodeCount)} nodes
           </span>
         )}
-      </h2>
+      </div>
       <div className="scroll">
         <table className="grid stacked">
           <thead>

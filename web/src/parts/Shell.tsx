@@ -86,12 +86,12 @@ export function Shell() {
         </nav>
         <div className="row tools">
           <Freshness isLive={isLive} />
-          <Button variant="default" size="xs" onClick={() => setPaletteOpen(true)} aria-label="Search and go to (Control K)">
+          <Button variant="default" size="xs" onClick={() => setPaletteOpen(true)}>
             Search <kbd>⌘K</kbd>
           </Button>
           <Menu position="bottom-end" withinPortal>
             <Menu.Target>
-              <Button variant="default" size="xs" aria-label="Account and theme">
+              <Button variant="default" size="xs" aria-label={`${signedIn.data?.Role ?? '…'}: account and theme`}>
                 {signedIn.data?.Role ?? '…'}
               </Button>
             </Menu.Target>
