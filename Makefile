@@ -4,8 +4,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.set-up
+DASHBOARD := control_plane/static/index.html
 
-.PHONY: help setup demo check fix web test test-full bad-day bench-first bench-interleave bench-data-plane bench-recovery
+.PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-recovery
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,15 +39,20 @@ fix: setup  ## format, mend what can be mended mechanically, renew generated doc
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python -m control_plane.contract
 
-web: setup  ## the dashboard: types, tests, and its build into control_plane/static; node comes from PyPI
+web: $(DASHBOARD)  ## the dashboard: types, tests, and its build into control_plane/static, skipped when nothing changed; node comes from PyPI
+
+$(DASHBOARD): $(STAMP) $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[web]'
 	@$(BIN)/python web/build.py
 
-test: setup  ## set-up, then every test but the long matrix: two at a time, and what needs the whole machine one by one
+pictures: setup web  ## docs/pictures: the dashboard over the seeded world that its tests use
+	@$(BIN)/python -m tests.dashboard --pictures docs/pictures
+
+test: setup web  ## set-up, the dashboard's build, then every test but the long matrix: two at a time, and what needs the whole machine one by one
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not full and not e2e'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'e2e and not full'
 
-test-full: setup  ## the whole matrix
+test-full: setup web  ## the whole matrix
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 bad-day: setup  ## a fleet on a bad day, MINUTES long (10 unless said), and what a checker from outside finds; SEED repeats one

@@ -17,6 +17,7 @@ import { JobsPage } from './pages/Jobs'
 const JobPage = lazy(() => import('./pages/Job'))
 const IncidentsPage = lazy(() => import('./pages/Incidents'))
 const IncidentPage = lazy(() => import('./pages/Incident'))
+const QueuePage = lazy(() => import('./pages/Queue'))
 const FleetsPage = lazy(() => import('./pages/Fleets'))
 const FleetPage = lazy(() => import('./pages/Fleet'))
 const SubmitPage = lazy(() => import('./pages/Submit'))
@@ -50,6 +51,15 @@ function Broken() {
   )
 }
 
+function NotFound() {
+  return (
+    <div className="stack">
+      <h1>Not found</h1>
+      <Empty title="There is no such page">The search (⌘K) finds what has a name.</Empty>
+    </div>
+  )
+}
+
 const page = (element: React.ReactNode) => <Suspense fallback={<Loading />}>{element}</Suspense>
 const router = createBrowserRouter([
   { path: '/sign-in', element: page(<SignInPage />), errorElement: <Broken /> },
@@ -62,11 +72,12 @@ const router = createBrowserRouter([
       { path: 'jobs/:name/:tab?', element: page(<JobPage />) },
       { path: 'incidents', element: page(<IncidentsPage />) },
       { path: 'incidents/:id', element: page(<IncidentPage />) },
+      { path: 'queue', element: page(<QueuePage />) },
       { path: 'fleets', element: page(<FleetsPage />) },
       { path: 'fleets/:name', element: page(<FleetPage />) },
       { path: 'submit', element: page(<SubmitPage />) },
       { path: 'settings', element: page(<SettingsPage />) },
-      { path: '*', element: <Empty title="There is no such page">The search (⌘K) finds what has a name.</Empty> },
+      { path: '*', element: <NotFound /> },
     ],
   },
 ])
@@ -75,6 +86,7 @@ const nonce = document.querySelector<HTMLMetaElement>('meta[name="csp-nonce"]')?
 setNonce(nonce) // for what Mantine's dialogs use to keep the page behind them still
 const theme = createTheme({
   primaryColor: 'blue',
+  primaryShade: 8,
   autoContrast: true,
   fontFamily: 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif',
   respectReducedMotion: true,

@@ -36,6 +36,8 @@ class Session(Shape):
     expires_at: datetime
     version: str
     """Of the server."""
+    time: datetime
+    """Of the server: a browser's own clock may be wrong."""
 
 
 @router.post("")
@@ -43,7 +45,7 @@ def create_session(sign_in: SignIn, request: Request, response: Response, servic
     """Exchange a user's token for a session."""
     sessions.require_own_site(request)
     record = auth.require_user(auth.find_token(services, sign_in.token.strip()))
-    return _session(record, sessions.sign_in(request, response, services, record))
+    return _session(record, sessions.sign_in(request, response, services, record), services.now())
 
 
 @router.get("", response_model=Session)
@@ -53,7 +55,7 @@ def describe_session(request: Request, services: ServicesDep) -> Session | Respo
         found = sessions.find(request, services)
     except Unauthenticated:
         found = None
-    return Response(status_code=204) if found is None else _session(auth.require_user(found[0]), found[1])
+    return Response(status_code=204) if found is None else _session(auth.require_user(found[0]), found[1], services.now())
 
 
 @router.delete("", status_code=204)
@@ -65,7 +67,7 @@ def delete_session(request: Request, services: ServicesDep) -> Response:
     return response
 
 
-def _session(record: TokenRecord, expires_at: datetime) -> Session:
+def _session(record: TokenRecord, expires_at: datetime, now: datetime) -> Session:
     return Session(
         role=record.role,
         project=record.project,
@@ -73,4 +75,5 @@ def _session(record: TokenRecord, expires_at: datetime) -> Session:
         description=record.description,
         expires_at=expires_at,
         version=version("everstep"),
+        time=now,
     )

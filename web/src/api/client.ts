@@ -29,12 +29,28 @@ export interface Session {
   Description: string
   ExpiresAt: number
   Version: string
+  Time: number
 }
 
 const TIMEOUT_MS = 20_000
 
 /** When any answer came last, by this browser's clock: what the stale badge goes by. */
 export const contact = { at: Date.now() }
+
+/** How far the server's clock is ahead of this browser's, in seconds; every age on a page is counted by the server's. */
+export const clock = { offset: 0 }
+
+/** The server's time, in Unix seconds. */
+export const serverTime = (browserMs = Date.now()): number => browserMs / 1000 + clock.offset
+
+/** From this much on, two clocks differ by more than the way of an answer. */
+const CLOCK_SECONDS = 1.5
+
+function heard(session: Session): Session {
+  const ahead = session.Time - Date.now() / 1000
+  if (Math.abs(ahead - clock.offset) > CLOCK_SECONDS) clock.offset = Math.abs(ahead) > CLOCK_SECONDS ? ahead : 0
+  return session
+}
 
 async function send(method: string, url: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
   const limit = AbortSignal.timeout(TIMEOUT_MS)
@@ -111,8 +127,8 @@ export const session = {
   /** Who is signed in, or null: the server answers 204 then, so that asking is no error in the browser's console. */
   describe: async (signal?: AbortSignal): Promise<Session | null> => {
     const response = await send('GET', '/v1/session', undefined, signal)
-    return response.status === 204 ? null : ((await response.json()) as Session)
+    return response.status === 204 ? null : heard((await response.json()) as Session)
   },
-  signIn: async (token: string): Promise<Session> => (await send('POST', '/v1/session', { Token: token })).json() as Promise<Session>,
+  signIn: async (token: string): Promise<Session> => heard((await (await send('POST', '/v1/session', { Token: token })).json()) as Session),
   signOut: async (): Promise<void> => void (await send('DELETE', '/v1/session')),
 }

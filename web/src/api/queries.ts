@@ -1,11 +1,14 @@
-/** What the pages ask the API, how often, and under which key it is kept. Polled for now. */
+/** What the pages ask the API, how often, and under which key it is kept. What events tell is asked for at once (`live.ts`); the rest in between. */
 import { queryOptions, useQuery } from '@tanstack/react-query'
 
 import type { Event, Incident, Metric, TrainingJobSummary } from '../contract'
 import { all, call, session } from './client'
+import { stream } from './live'
 
 const FAST_MS = 2_000
 const SLOW_MS = 10_000
+/** For what events tell, too: often only while they do not come. */
+const told = () => (stream.isOpen ? SLOW_MS : FAST_MS)
 /** What one page holds of the newest events; the API lists the oldest first, so more than this is reached by asking on. */
 const EVENT_LIMIT = 20_000
 
@@ -38,11 +41,11 @@ export const incidentsQuery = (job?: string) =>
         const page = await call('ListIncidents', { TrainingJobName: job, MaxResults: 1000, NextToken }, signal)
         return { items: page.Incidents ?? [], next: page.NextToken }
       }),
-    refetchInterval: FAST_MS,
+    refetchInterval: told,
   })
 
 export const incidentQuery = (id: string) =>
-  queryOptions({ queryKey: ['incident', id], queryFn: ({ signal }) => call('DescribeIncident', { IncidentId: id }, signal), refetchInterval: FAST_MS })
+  queryOptions({ queryKey: ['incident', id], queryFn: ({ signal }) => call('DescribeIncident', { IncidentId: id }, signal), refetchInterval: told })
 
 /** All events, oldest first; a refresh asks only for what came after the last one that is held. */
 export const eventsQuery = (scope: { job?: string; fleet?: string }) => {
@@ -58,17 +61,17 @@ export const eventsQuery = (scope: { job?: string; fleet?: string }) => {
       }, EVENT_LIMIT)
       return fresh.length ? [...held, ...fresh].slice(-EVENT_LIMIT) : held
     },
-    refetchInterval: FAST_MS,
+    refetchInterval: told,
   })
 }
 
-export const fleetsQuery = queryOptions({ queryKey: ['fleets'], queryFn: async ({ signal }) => (await call('ListFleets', {}, signal)).Fleets ?? [], refetchInterval: FAST_MS })
+export const fleetsQuery = queryOptions({ queryKey: ['fleets'], queryFn: async ({ signal }) => (await call('ListFleets', {}, signal)).Fleets ?? [], refetchInterval: told })
 
 export const nodesQuery = (fleet?: string, ended = false) =>
   queryOptions({
     queryKey: ['nodes', fleet ?? '', ended],
     queryFn: async ({ signal }) => (await call('ListNodes', { FleetName: fleet, IncludeEnded: ended }, signal)).Nodes ?? [],
-    refetchInterval: FAST_MS,
+    refetchInterval: told,
   })
 
 export const checkpointsQuery = (name: string) =>

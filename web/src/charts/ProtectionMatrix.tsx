@@ -1,67 +1,159 @@
-/** Who holds what: shards down, nodes across, the thinnest protected first. */
+/**
+ * Who holds what: shards down, nodes across, the thinnest protected first.
+ *
+ * Drawn on a canvas that is as large as what is seen of it: 256 shards on 256 nodes scroll as smoothly as 4 on 4. What needs a look is a table below,
+ * which screen readers read, too.
+ */
+import { useElementSize } from '@mantine/hooks'
+import { useEffect, useMemo, useRef, useState } from 'react'
+
 import type { DescribeProtectionResponse } from '../contract'
 import { bytes, count } from '../model/format'
+import { matrix, type Cell } from '../model/matrix'
 
-const MOST_NODES = 64
-const MOST_SHARDS = 256
+const ROW = 22
+const COLUMN = 34
+const LEFT = 150
+const TOP = 64
+const MOST_HEIGHT = 560
+const MOST_THIN = 50
+const WORDS: Record<Cell, string> = { own: 'owner', copy: 'copy', out: 'out of view' }
+const MARKS: Record<Cell, string> = { own: '●', copy: '✓', out: '!' }
+const TONES: Record<Cell, string> = { own: 'busy', copy: 'good', out: 'warn' }
 
 export function ProtectionMatrix({ protection }: { protection: DescribeProtectionResponse }) {
-  const inView = (shard: DescribeProtectionResponse['Shards'][number]) => shard.Holders.filter((holder) => holder.InView).length
-  const shards = [...(protection.Shards ?? [])].sort((a, b) => inView(a) - inView(b) || a.CommittedStep - b.CommittedStep || a.Rank - b.Rank)
-  const nodes = [...new Set(shards.toSorted((a, b) => a.Rank - b.Rank).flatMap((shard) => [shard.OwnerNodeId, ...shard.Holders.map((holder) => holder.NodeId)]))].slice(0, MOST_NODES)
-  const newest = Math.max(...shards.map((shard) => shard.CommittedStep))
+  const { nodes, rows, newest } = useMemo(() => matrix(protection), [protection])
+  const { ref, width } = useElementSize()
+  const canvas = useRef<HTMLCanvasElement>(null)
+  const [at, setAt] = useState({ x: 0, y: 0 })
+  const [pointed, setPointed] = useState('')
+  const height = Math.min(MOST_HEIGHT, TOP + rows.length * ROW + 2)
+  const full = { width: LEFT + nodes.length * COLUMN + 8, height: TOP + rows.length * ROW + 2 }
+
+  useEffect(() => {
+    const context = canvas.current?.getContext('2d')
+    if (!context || width < 10) return
+    const ratio = window.devicePixelRatio || 1
+    canvas.current!.width = width * ratio
+    canvas.current!.height = height * ratio
+    const style = getComputedStyle(document.documentElement)
+    const token = (name: string) => style.getPropertyValue(`--${name}`).trim()
+    context.setTransform(ratio, 0, 0, ratio, 0, 0)
+    context.clearRect(0, 0, width, height)
+    context.textBaseline = 'middle'
+    const firstRow = Math.floor(at.y / ROW)
+    const lastRow = Math.min(rows.length, Math.ceil((at.y + height - TOP) / ROW))
+    const firstColumn = Math.floor(at.x / COLUMN)
+    const lastColumn = Math.min(nodes.length, Math.ceil((at.x + width - LEFT) / COLUMN))
+    context.font = '12px system-ui, sans-serif'
+    context.save()
+    context.beginPath()
+    context.rect(LEFT, TOP, width - LEFT, height - TOP)
+    context.clip()
+    context.textAlign = 'center'
+    for (let row = firstRow; row < lastRow; row += 1) {
+      for (let column = firstColumn; column < lastColumn; column += 1) {
+        const cell = rows[row]!.cells.get(nodes[column]!)
+        const x = LEFT + column * COLUMN - at.x
+        const y = TOP + row * ROW - at.y
+        context.fillStyle = cell ? token(`${TONES[cell]}-bg`) : token('card')
+        context.fillRect(x, y, COLUMN - 1, ROW - 1)
+        if (!cell) {
+          context.strokeStyle = token('line')
+          context.strokeRect(x + 0.5, y + 0.5, COLUMN - 2, ROW - 2)
+          continue
+        }
+        context.fillStyle = token(TONES[cell])
+        context.fillText(MARKS[cell], x + COLUMN / 2, y + ROW / 2)
+      }
+    }
+    context.restore()
+    context.save()
+    context.beginPath()
+    context.rect(0, TOP, LEFT, height - TOP)
+    context.clip()
+    context.textAlign = 'left'
+    for (let row = firstRow; row < lastRow; row += 1) {
+      const { shard, held } = rows[row]!
+      const y = TOP + row * ROW - at.y + ROW / 2
+      context.fillStyle = token('text')
+      context.fillText(`rank ${shard.Rank}`, 0, y)
+      context.fillStyle = token(held < protection.Copies ? 'warn' : 'soft')
+      context.fillText(`${held}/${protection.Copies}`, 62, y)
+      context.fillStyle = token(shard.CommittedStep < newest ? 'warn' : 'soft')
+      context.fillText(shard.CommittedStep < 0 ? '–' : shard.CommittedStep < newest ? `−${count(newest - shard.CommittedStep)}` : count(shard.CommittedStep), 96, y)
+    }
+    context.restore()
+    context.save()
+    context.beginPath()
+    context.rect(LEFT, 0, width - LEFT, TOP)
+    context.clip()
+    context.fillStyle = token('soft')
+    context.font = '11px ui-monospace, monospace'
+    for (let column = firstColumn; column < lastColumn; column += 1) {
+      context.save()
+      context.translate(LEFT + column * COLUMN - at.x + COLUMN / 2, TOP - 8)
+      context.rotate(-Math.PI / 3)
+      context.fillText(`…${nodes[column]!.slice(-5)}`, 0, 0)
+      context.restore()
+    }
+    context.restore()
+  }, [at, width, height, rows, nodes, newest, protection.Copies])
+
+  const point = (event: React.PointerEvent<HTMLDivElement>) => {
+    const box = event.currentTarget.getBoundingClientRect()
+    const row = rows[Math.floor((event.clientY - box.top - TOP + at.y) / ROW)]
+    const node = nodes[Math.floor((event.clientX - box.left - LEFT + at.x) / COLUMN)]
+    if (!row || !node || event.clientX - box.left < LEFT || event.clientY - box.top < TOP) return setPointed('')
+    const cell = row.cells.get(node)
+    setPointed(`${cell ? WORDS[cell] : 'holds nothing'}: rank ${row.shard.Rank} on ${node}`)
+  }
+  const thin = rows.filter((row) => row.held < protection.Copies || row.shard.Reason || row.shard.CommittedStep < newest)
   return (
-    <div className="scroll" tabIndex={0} role="region" aria-label="Who holds which shard">
-      <table className="matrix">
-        <thead>
-          <tr>
-            <th scope="col">Rank</th>
-            <th scope="col">Step</th>
-            <th scope="col">Copies</th>
-            {nodes.map((id) => (
-              <th scope="col" key={id} className="mono" title={id}>
-                …{id.slice(-5)}
-              </th>
-            ))}
-            <th scope="col">Size</th>
-            <th scope="col">Remark</th>
-          </tr>
-        </thead>
-        <tbody>
-          {shards.slice(0, MOST_SHARDS).map((shard) => (
-            <tr key={shard.Rank}>
-              <th scope="row">{shard.Rank}</th>
-              <td>
-                {shard.CommittedStep < 0 ? '–' : count(shard.CommittedStep)}
-                {shard.CommittedStep < newest && <span className="dim"> −{count(newest - shard.CommittedStep)}</span>}
-              </td>
-              <td className={inView(shard) < protection.Copies ? 'out' : ''}>
-                {inView(shard)}/{protection.Copies}
-              </td>
-              {nodes.map((id) => {
-                const holder = shard.Holders.find((each) => each.NodeId === id)
-                if (!holder) return <td key={id} />
-                const kind = !holder.InView ? 'out' : id === shard.OwnerNodeId ? 'own' : 'copy'
-                const what = { own: 'owner', copy: 'copy', out: 'out of view' }[kind]
-                return (
-                  <td key={id} className={kind} title={`${what}: rank ${shard.Rank} on ${id}`}>
-                    {{ own: '●', copy: '✓', out: '!' }[kind]}
-                    <span className="visually-hidden">{what}</span>
-                  </td>
-                )
-              })}
-              <td>{bytes(shard.Bytes)}</td>
-              <td style={{ textAlign: 'left' }}>{shard.Reason}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
+    <>
+      <div ref={ref} className="matrix" style={{ height }} tabIndex={0} role="group" aria-label={`Who holds which of ${rows.length} shards on ${nodes.length} nodes; ${thin.length} need a look`} onScroll={(event) => setAt({ x: event.currentTarget.scrollLeft, y: event.currentTarget.scrollTop })} onPointerMove={point} onPointerLeave={() => setPointed('')}>
+        <div style={full}>
+          <canvas ref={canvas} style={{ width, height }} aria-hidden="true" />
+        </div>
+      </div>
       <div className="keys">
         <span>● the owner’s own</span>
         <span>✓ copy that counts</span>
         <span>! out of view</span>
-        {shards.length > MOST_SHARDS && <span>the {MOST_SHARDS} thinnest of {count(shards.length)} shards</span>}
+        <span>−n: steps behind the newest</span>
+        <span aria-live="off">{pointed}</span>
       </div>
-    </div>
+      {thin.length ? (
+        <div className="scroll" tabIndex={0} role="region" aria-label="Shards that need a look">
+          <table className="grid stacked">
+            <thead>
+              <tr>
+                <th>Rank</th>
+                <th>Owner</th>
+                <th className="n">Copies</th>
+                <th className="n">Step</th>
+                <th className="n">Size</th>
+                <th>Why</th>
+              </tr>
+            </thead>
+            <tbody>
+              {thin.slice(0, MOST_THIN).map(({ shard, held }) => (
+                <tr key={shard.Rank}>
+                  <td data-name="Rank">{shard.Rank}</td>
+                  <td className="mono" data-name="Owner">{shard.OwnerNodeId}</td>
+                  <td className="n" data-name="Copies">{held} of {protection.Copies}</td>
+                  <td className="n" data-name="Step">{shard.CommittedStep < 0 ? '–' : count(shard.CommittedStep)}</td>
+                  <td className="n" data-name="Size">{bytes(shard.Bytes)}</td>
+                  <td className="reason">{shard.Reason}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+          {thin.length > MOST_THIN && <p className="dim">The {MOST_THIN} thinnest of {count(thin.length)}.</p>}
+        </div>
+      ) : (
+        <p className="dim">Every shard has all its copies, of the newest step.</p>
+      )}
+    </>
   )
 }

@@ -26,7 +26,7 @@ export function TimelineChart({ job, incidents, events, now, from: zoomFrom }: {
   return (
     <div ref={ref}>
       {width > 0 && (
-        <svg className="timeline" height={height} width={width} role="img" aria-label={`Timeline of ${lanes.length - 2} nodes and ${incidents.length} incidents over ${duration(to - from)}`}>
+        <svg className="timeline" height={height} width={width} role="group" aria-label={`Timeline of ${lanes.length - 2} nodes and ${incidents.length} incidents over ${duration(to - from)}`}>
           {ticks(from, to, Math.max(2, inner / 90)).map((at) => (
             <g key={at}>
               <line className="axis" x1={x(at)} x2={x(at)} y1={0} y2={height - 22} />

@@ -30,7 +30,7 @@ export function WhereTime({ job, now }: { job: Partial<TrainingJob>; now: number
       </ul>
       <p className="dim" style={{ marginTop: 10 }}>
         Together {duration(wallSeconds)}: all the time since the job was created
-        {job.EttrRatio !== undefined && <>. ETTR {percent(job.EttrRatio)}: training ÷ time since the first start, queueing not counted</>}.
+        {job.Reliability?.EttrRatio !== undefined && <>. ETTR {percent(job.Reliability.EttrRatio)}: training ÷ time since the first start, queueing not counted</>}.
       </p>
     </>
   )

@@ -69,7 +69,8 @@ export const plural = (value: number, noun: string, nouns = `${noun}s`): string 
 export const sentence = (text: string): string => {
   const trimmed = text.trim()
   if (!trimmed) return ''
-  return trimmed[0]!.toUpperCase() + trimmed.slice(1) + (/[.!?]$/.test(trimmed) ? '' : '.')
+  const first = /^i-[0-9a-f]{8}/.test(trimmed) ? 'i' : trimmed[0]!.toUpperCase() // an instance's id is no word
+  return first + trimmed.slice(1) + (/[.!?]$/.test(trimmed) ? '' : '.')
 }
 
 /** What is told of a text of many lines, as of a failure with its traceback: how it begins, and its last line. */

@@ -261,7 +261,11 @@ function recoveryOf({ incidents = [], now }: Facts): (Statement & PhaseNow) | un
 function waitingOf({ job, fleet }: Facts): Statement | undefined {
   if (isOver(job) || job.SecondaryStatus === 'Training') return undefined
   const parts = [job.Reason, fleet?.FleetStatus === 'active' ? undefined : fleet?.Reason].filter((part): part is string => Boolean(part))
-  return parts.length ? { tone: 'busy', title: 'Waiting for', text: [...new Set(parts)].map(sentence).join(' ') } : undefined
+  if (!parts.length) return undefined
+  const [first = '', ...rest] = [...new Set(parts)].map(sentence)
+  const colon = first.indexOf(': ')
+  const isShort = colon > 0 && colon < 80 // “waits for 1 node: what AWS says”
+  return { tone: 'busy', title: isShort ? first.slice(0, colon) : 'Waiting', text: [isShort ? sentence(first.slice(colon + 2)) : first, ...rest].join(' ') }
 }
 
 function actOf(facts: Facts, moving: Statement, recovery: (Statement & PhaseNow) | undefined, protection: Statement): Act {
@@ -298,6 +302,9 @@ function actOf(facts: Facts, moving: Statement, recovery: (Statement & PhaseNow)
       'See what is waited for, above.',
       recovery.phase === 'replace' ? 'If it waits for instances: AWS may lack capacity. See the fleet, and its spares.' : 'Look at the logs of the ranks and at the events of this incident.',
     ])
+  }
+  if (recovery && /capacity/i.test(job.Reason ?? '')) {
+    return no('AWS has no instance to give; Everstep asks again by itself. If you cannot wait: stop a job that matters less, or give the fleet more spares for the next time.', 'busy')
   }
   if (recovery) return no('Everstep is recovering the job; it needs nobody.', 'busy')
   if (moving.title === 'Standing still') {

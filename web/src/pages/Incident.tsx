@@ -41,7 +41,7 @@ function Told({ incident }: { incident: Incident }) {
           <span className="dim mono">{incident.IncidentId}</span>
         </div>
       </div>
-      <div className="fold">
+      <div className="fold four">
         {told.map((each) => (
           <section key={each.question} className={`card say tone-${each.tone}`}>
             <div className="q">{each.question}</div>
@@ -97,6 +97,7 @@ function Told({ incident }: { incident: Incident }) {
             ['Step', incident.FromStep === undefined ? `reached ${count(incident.ReachedStep ?? 0)}` : `reached ${count(incident.ReachedStep ?? 0)}, resumed from ${count(incident.FromStep)}`],
             ['Done again', incident.LostSteps === undefined ? 'not known yet' : plural(incident.LostSteps, 'step')],
             ['Restored from', incident.RestoreSource ? (SOURCES[incident.RestoreSource] ?? incident.RestoreSource) : 'not yet'],
+            ['Sources', (incident.RankSources ?? []).length ? incident.RankSources.map((each) => <div key={each.FirstRank}>{each.FirstRank === each.LastRank ? `rank ${each.FirstRank}` : `ranks ${each.FirstRank}–${each.LastRank}`}: {SOURCES[each.Source] ?? each.Source}</div>) : 'not known'],
             ['Lost nodes', nodes(incident.InstanceIds)],
             ['Replaced by', nodes(incident.ReplacementInstanceIds)],
             ['Cost', incident.CostUsd === undefined ? 'the price of the nodes is not known' : `$${incident.CostUsd.toFixed(2)}`],

@@ -1,5 +1,5 @@
 /** Incidents of all jobs, newest first; the filter is in the URL. */
-import { SegmentedControl, TextInput } from '@mantine/core'
+import { SegmentedControl } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 import { useSearchParams } from 'react-router'
@@ -7,7 +7,7 @@ import { useSearchParams } from 'react-router'
 import { incidentsQuery } from '../api/queries'
 import { count, plural } from '../model/format'
 import { causeWords } from '../model/verdict'
-import { Empty, Shown } from '../parts/Basics'
+import { Empty, Filter, Shown } from '../parts/Basics'
 import { IncidentTable } from '../parts/IncidentTable'
 
 const MOST = 500
@@ -35,7 +35,7 @@ export default function IncidentsPage() {
           return incidents.length ? (
             <>
               <div className="row">
-                <TextInput data-filter aria-label="Filter incidents" placeholder="Job, cause or instance  ( / )" value={text} onChange={(event) => set('q', event.currentTarget.value)} />
+                <Filter label="Filter incidents" placeholder="Job, cause or instance  ( / )" value={text} onChange={(value) => set('q', value)} />
                 <SegmentedControl size="xs" aria-label="Which" value={which} onChange={(value) => set('show', value === 'all' ? '' : value)} data={[{ value: 'all', label: 'All' }, { value: 'open', label: 'Open' }]} />
                 <span className="dim">{found.length === incidents.length ? plural(found.length, 'incident') : `${count(found.length)} of ${plural(incidents.length, 'incident')}`}</span>
               </div>

@@ -5,17 +5,18 @@ import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { lazy, Suspense, useMemo, useState } from 'react'
 import { Link, NavLink, useParams } from 'react-router'
 
-import { call } from '../api/client'
+import { call, serverTime } from '../api/client'
 import { eventsQuery, fleetsQuery, incidentsQuery, jobQuery, jobsQuery, protectionQuery, useRole } from '../api/queries'
 import { TimelineChart } from '../charts/Timeline'
 import { WhereTime } from '../charts/WhereTime'
-import type { TrainingJob } from '../contract'
-import { count, duration, percent } from '../model/format'
+import type { Incident, TrainingJob } from '../contract'
+import { count, duration, percent, sentence } from '../model/format'
+import { story } from '../model/incident'
 import { progressOf, sampled, type Sample } from '../model/progress'
-import { isOver, openIncident, phaseWords, usualRate, verdict, type Act, type Statement } from '../model/verdict'
+import { isOver, openIncident, phaseWords, usualRate, verdict, type Act, type PhaseNow, type Statement } from '../model/verdict'
 import { Ago, Empty, FactList, Loading, Shown, Status, ToneIcon, toneOf, useNow } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
-import { IncidentTable } from '../parts/IncidentTable'
+import { IncidentTable, PhaseBar } from '../parts/IncidentTable'
 import { useStaleSeconds } from '../parts/Shell'
 import { CheckpointsTab, EventsTab, ProtectionTab } from './JobTabs'
 
@@ -36,7 +37,7 @@ export default function JobPage() {
       {(data) => (
         <div className="stack">
           <Head job={data} />
-          <FirstFold job={data} at={job.dataUpdatedAt / 1000} />
+          <FirstFold job={data} at={serverTime(job.dataUpdatedAt)} />
           <nav className="tabs" aria-label="About this job">
             {TABS.map((each) => (
               <NavLink key={each} to={each === 'overview' ? `/jobs/${encodeURIComponent(name)}` : `/jobs/${encodeURIComponent(name)}/${each}`} end preventScrollReset>
@@ -82,7 +83,8 @@ function Head({ job }: { job: TrainingJob }) {
     <div className="row between">
       <div>
         <div className="dim">
-          <Link to="/">Jobs</Link> / project {job.Project}
+          <Link to="/">Jobs</Link>
+          {job.Project && <> / project {job.Project}</>}
         </div>
         <div className="row">
           <h1>{job.TrainingJobName}</h1>
@@ -126,7 +128,8 @@ function useVerdict(job: TrainingJob, at: number) {
   const jobs = useQuery(jobsQuery).data
   const neighbours = new Set(jobs?.filter((each) => each.FleetName === job.FleetName && each.RunId !== job.RunId).map((each) => each.RunId))
   const othersHit = [...new Set(incidents?.filter((each) => each.ClosedAt === undefined && neighbours.has(each.RunId)).map((each) => each.TrainingJobName))]
-  return verdict({ job, protection, incidents: mine, fleet, progress: progressOf(samples, usualRate(job)), othersHit, staleSeconds, now })
+  const told = verdict({ job, protection, incidents: mine, fleet, progress: progressOf(samples, usualRate(job)), othersHit, staleSeconds, now })
+  return { ...told, incident: openIncident(mine) ?? mine?.at(-1) }
 }
 
 function FirstFold({ job, at }: { job: TrainingJob; at: number }) {
@@ -145,15 +148,8 @@ function FirstFold({ job, at }: { job: TrainingJob; at: number }) {
         <Say question="Is it moving?" said={told.moving} />
         <Say question="Is it safe?" said={told.protection} />
         <ActCard act={told.act} />
-        {told.recovery && (
-          <Say question="What is being done" said={told.recovery} className="wide">
-            <p>
-              <Link to={`/incidents/${encodeURIComponent(told.recovery.incidentId)}`}>Incident {told.recovery.incidentId}</Link>: {phaseWords(told.recovery.phase)} for {duration(told.recovery.elapsedSeconds)}
-              {told.recovery.usualSeconds !== undefined && `, usually ${duration(told.recovery.usualSeconds)}`}
-            </p>
-          </Say>
-        )}
         {told.waiting && <Say question="What it waits for" said={told.waiting} className="wide" />}
+        {told.incident && <LastIncident incident={told.incident} job={job} now={told.recovery} />}
       </div>
     </>
   )
@@ -168,6 +164,34 @@ function Say({ question, said, className = '', children }: { question: string; s
       </div>
       <p>{said.text}</p>
       {children}
+    </section>
+  )
+}
+
+/** The newest incident in four answers: the open one, or how the last one went. */
+function LastIncident({ incident, job, now: current }: { incident: Incident; job: TrainingJob; now?: PhaseNow }) {
+  const now = useNow()
+  const isOpen = incident.ClosedAt === undefined
+  return (
+    <section className={`card say wide tone-${isOpen ? 'busy' : 'idle'}`} aria-label={isOpen ? 'The incident now' : 'The last incident'}>
+      <div className="row between">
+        <div className="q">{isOpen ? 'The incident now' : 'The last incident'}</div>
+        <Link to={`/incidents/${encodeURIComponent(incident.IncidentId)}`}>
+          {current ? `${sentence(phaseWords(current.phase)).slice(0, -1)} for ${duration(current.elapsedSeconds)}${current.usualSeconds === undefined ? '' : `, usually ${duration(current.usualSeconds)}`}` : 'Evidence, sources and events'}
+        </Link>
+      </div>
+      <PhaseBar incident={incident} width="100%" height={8} />
+      <div className="story">
+        {story(incident, { ...job, Reason: '' }, now).map((each) => (
+          <div key={each.question} className={`tone-${each.tone}`}>
+            <div className="q">{each.question}</div>
+            <div className="b">
+              <ToneIcon tone={each.tone} /> {each.title}
+            </div>
+            <p>{each.text}</p>
+          </div>
+        ))}
+      </div>
     </section>
   )
 }
@@ -208,7 +232,7 @@ function Overview({ job }: { job: TrainingJob }) {
           facts={[
             ['Step', job.Boundary < 0 ? '–' : count(job.Boundary)],
             ['Kept in memory', job.CommittedStep < 0 ? '–' : `step ${count(job.CommittedStep)}`],
-            ['ETTR', job.EttrRatio === undefined ? '–' : percent(job.EttrRatio)],
+            ['ETTR', job.Reliability?.EttrRatio === undefined ? '–' : percent(job.Reliability.EttrRatio)],
             ['Incidents', `${count(job.IncidentCount)}${open ? ', one open' : ''}`],
             ['Steps done again', count(lost)],
             ['Nodes × ranks', `${count(job.NodeCount)} × ${count(job.RanksPerNode)}`],

@@ -1,5 +1,5 @@
 /** Logs of the ranks: one stream at a time, with search and a way to the failure. A stream is in S3 once its rank has ended or it was shipped. */
-import { Button, Checkbox, Select, TextInput } from '@mantine/core'
+import { Button, Checkbox, Select } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
 import { useEffect, useMemo, useRef, useState } from 'react'
 import { useSearchParams } from 'react-router'
@@ -10,7 +10,7 @@ import type { LogEntry, TrainingJob } from '../contract'
 import { plain } from '../model/ansi'
 import { bytes, count, plural } from '../model/format'
 import { isOver } from '../model/verdict'
-import { Empty, Shown } from '../parts/Basics'
+import { Empty, Filter, Shown } from '../parts/Basics'
 
 const MOST_LINES = 5_000
 const FAILURE = /traceback|error|exception|fatal|killed|segmentation|out of memory|nan loss/i
@@ -87,7 +87,7 @@ function Viewer({ job, logs }: { job: TrainingJob; logs: LogEntry[] }) {
           value={entry.Key}
           onChange={(value) => set({ stream: value ?? '', line: '' })}
         />
-        <TextInput data-filter aria-label="Find in the log" placeholder="Find" value={find} onChange={(event) => set({ q: event.currentTarget.value })} />
+        <Filter label="Find in the log" placeholder="Find" value={find} onChange={(value) => set({ q: value })} />
         <Checkbox label="Wrap" checked={isWrapped} onChange={(event) => setWrapped(event.currentTarget.checked)} />
         {failure && (
           <Button size="xs" variant="default" onClick={() => set({ line: String(failure.number), q: '' })}>

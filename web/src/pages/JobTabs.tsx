@@ -1,5 +1,4 @@
 /** Protection, checkpoints and events of a job. */
-import { TextInput } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
 import { useSearchParams } from 'react-router'
 
@@ -8,7 +7,7 @@ import { ProtectionMatrix } from '../charts/ProtectionMatrix'
 import type { TrainingJob } from '../contract'
 import { bytes, count, percent, plural } from '../model/format'
 import { isOver } from '../model/verdict'
-import { Ago, Empty, FactList, NodeLink, Shown, Status, toneOf } from '../parts/Basics'
+import { Ago, Empty, FactList, Filter, NodeLink, Shown, Status, toneOf } from '../parts/Basics'
 
 export function ProtectionTab({ job }: { job: TrainingJob }) {
   const query = useQuery(protectionQuery(job.TrainingJobName))
@@ -31,6 +30,7 @@ export function ProtectionTab({ job }: { job: TrainingJob }) {
           {(protection.RecoveryOdds ?? []).length > 0 && (
             <section className="card">
               <h2>If nodes are lost at once</h2>
+              <div className="scroll" tabIndex={0} role="region" aria-label="If nodes are lost at once">
               <table className="grid">
                 <thead>
                   <tr>
@@ -53,6 +53,7 @@ export function ProtectionTab({ job }: { job: TrainingJob }) {
                   ))}
                 </tbody>
               </table>
+              </div>
               <p className="dim" style={{ marginTop: 8 }}>Counted over all sets of so many nodes, for the holders in view now. What the loss of a whole failure domain would do is not in the API yet.</p>
             </section>
           )}
@@ -129,7 +130,7 @@ export function EventList({ scope, most = MOST_ROWS }: { scope: { job?: string; 
         const found = events.filter((event) => `${event.Type} ${event.Message} ${event.NodeId ?? ''}`.toLowerCase().includes(filter.toLowerCase())).toReversed()
         return (
           <section className="card stack">
-            <TextInput data-filter aria-label="Filter events" placeholder="Filter by type, text or node" value={filter} onChange={(event) => setSearch(event.currentTarget.value ? { q: event.currentTarget.value } : {}, { replace: true })} />
+            <Filter label="Filter events" placeholder="Filter by type, text or node" value={filter} onChange={(value) => setSearch(value ? { q: value } : {}, { replace: true })} />
             {found.length ? (
               <div className="scroll">
                 <table className="grid stacked">

@@ -1,5 +1,5 @@
 /** All jobs, live; filters and order are in the URL. */
-import { Button, Checkbox, Select, TextInput } from '@mantine/core'
+import { Button, Checkbox, Select } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { useMemo, useState } from 'react'
@@ -11,7 +11,7 @@ import type { TrainingJobSummary } from '../contract'
 import { count, duration, headline, plural } from '../model/format'
 import { arranged, type Order } from '../model/jobs'
 import { isOver } from '../model/verdict'
-import { Ago, Empty, JobLink, Problem, Shown, Status, toneOf, useNow } from '../parts/Basics'
+import { Ago, Empty, Filter, JobLink, Problem, Shown, Status, toneOf, useNow } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 
 const PAGE = 200
@@ -73,7 +73,7 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
   return (
     <>
       <div className="row">
-        <TextInput data-filter aria-label="Filter by name or reason" placeholder="Name or reason  ( / )" value={text} onChange={(event) => set('q', event.currentTarget.value)} />
+        <Filter label="Filter by name or reason" placeholder="Name or reason  ( / )" value={text} onChange={(value) => set('q', value)} />
         <Select aria-label="Status" placeholder="Any status" clearable w={190} value={status || null} data={statuses.map(([name, number]) => ({ value: name, label: `${name} (${number})` }))} onChange={(value) => set('status', value ?? '')} />
         <Select aria-label="Fleet" placeholder="Any fleet" clearable w={160} value={fleet || null} data={[...new Set(jobs.map((job) => job.FleetName))]} onChange={(value) => set('fleet', value ?? '')} />
         {stoppable.length > 0 && (
@@ -87,7 +87,7 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
         <table className="grid stacked">
           <thead>
             <tr>
-              {mayRun && <th aria-label="Choose" />}
+              {mayRun && <th><span className="visually-hidden">Choose</span></th>}
               {head('name', 'Job')}
               {head('status', 'Status')}
               <th>Reason</th>

@@ -8,7 +8,7 @@ import { utc } from '../model/format'
 import { Ago, FactList, Shown } from '../parts/Basics'
 
 const MAY: Record<string, string> = { admin: 'everything, in every project', user: 'run and stop jobs of its project; read fleets', reader: 'read' }
-const KEYS = [['⌘K or Ctrl K', 'search and go to'], ['g then j, i, f, s', 'jobs, incidents, fleets, submit'], ['/', 'filter']]
+const KEYS = [['⌘K or Ctrl K', 'search and go to'], ['g then j, q, i, f, s', 'jobs, queue, incidents, fleets, submit'], ['/', 'filter']]
 
 export default function SettingsPage() {
   useDocumentTitle('Settings, Everstep')

@@ -19,9 +19,12 @@ export default function SubmitPage() {
   return mayRun ? (
     <Form />
   ) : (
+    <div className="stack">
+      <h1>Submit a job</h1>
     <Empty title="Your role may read, not submit" command="everstep jobs list">
       Ask an administrator for a token with the role submitter.
     </Empty>
+    </div>
   )
 }
 

@@ -1,9 +1,9 @@
 /** The small parts that every page is made of: status, moments, figures, errors, empty states. */
-import { Button, Code, CopyButton, Skeleton } from '@mantine/core'
-import { useSyncExternalStore, type ReactNode } from 'react'
+import { Button, Code, CopyButton, Skeleton, TextInput } from '@mantine/core'
+import { useEffect, useRef, useState, useSyncExternalStore, type ReactNode } from 'react'
 import { Link } from 'react-router'
 
-import { ApiError } from '../api/client'
+import { ApiError, serverTime } from '../api/client'
 import { ago, utc } from '../model/format'
 import type { Tone } from '../model/verdict'
 
@@ -43,12 +43,10 @@ export const toneOf = (state: string): Tone => TONES[state] ?? 'idle'
 
 /** One clock for the whole page: everything relative moves together, once a second. */
 const listeners = new Set<() => void>()
-let second = Math.floor(Date.now() / 1000)
 let timer: ReturnType<typeof setInterval> | undefined
 function subscribe(listener: () => void): () => void {
   listeners.add(listener)
   timer ??= setInterval(() => {
-    second = Math.floor(Date.now() / 1000)
     for (const each of listeners) each()
   }, 1000)
   return () => {
@@ -59,8 +57,8 @@ function subscribe(listener: () => void): () => void {
     }
   }
 }
-/** The time in Unix seconds, renewed every second. */
-export const useNow = (): number => useSyncExternalStore(subscribe, () => second)
+/** The server's time in Unix seconds, renewed every second. */
+export const useNow = (): number => useSyncExternalStore(subscribe, () => Math.floor(serverTime()))
 
 /** How long ago; the UTC time is in its tooltip. */
 export function Ago({ at }: { at?: number }) {
@@ -124,7 +122,7 @@ export function Empty({ title, children, command }: { title: string; children?: 
 export function Command({ text }: { text: string }) {
   return (
     <div className="command">
-      <Code block>{text}</Code>
+      <Code block tabIndex={0}>{text}</Code>
       <CopyButton value={text}>
         {({ copied, copy }) => (
           <Button size="xs" variant="default" onClick={copy}>
@@ -138,7 +136,7 @@ export function Command({ text }: { text: string }) {
 
 export function Loading({ rows = 5 }: { rows?: number }) {
   return (
-    <div className="stack" aria-busy="true" aria-label="Loading">
+    <div className="stack" role="status" aria-busy="true" aria-label="Loading">
       {Array.from({ length: rows }, (_, index) => (
         <Skeleton key={index} height={28} radius="sm" />
       ))}
@@ -162,6 +160,28 @@ export const NodeLink = ({ id, fleet }: { id: string; fleet?: string }) =>
   ) : (
     <span className="mono">{id}</span>
   )
+
+/** A filter that is kept in the address. What is typed is its own: an address that follows a moment later would swallow letters. */
+export function Filter({ label, placeholder, value, onChange }: { label: string; placeholder: string; value: string; onChange: (value: string) => void }) {
+  const [typed, setTyped] = useState(value)
+  const input = useRef<HTMLInputElement>(null)
+  useEffect(() => {
+    if (document.activeElement !== input.current) setTyped(value) // somebody else changed the address: the back button, a link
+  }, [value])
+  return (
+    <TextInput
+      data-filter
+      ref={input}
+      aria-label={label}
+      placeholder={placeholder}
+      value={typed}
+      onChange={(event) => {
+        setTyped(event.currentTarget.value)
+        onChange(event.currentTarget.value)
+      }}
+    />
+  )
+}
 
 /** Name and value pairs. */
 export function FactList({ facts }: { facts: [string, ReactNode][] }) {

@@ -25,6 +25,7 @@ export function Palette({ onClose }: { onClose: () => void }) {
   const entries = useMemo<Entry[]>(
     () => [
       { label: 'Jobs', kind: 'page', to: '/' },
+      { label: 'Queue', kind: 'page', to: '/queue' },
       { label: 'Incidents', kind: 'page', to: '/incidents' },
       { label: 'Fleets', kind: 'page', to: '/fleets' },
       ...(mayRun ? [{ label: 'Submit a job', kind: 'page', to: '/submit' }] : []),

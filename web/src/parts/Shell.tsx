@@ -4,7 +4,8 @@ import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { useEffect, useState } from 'react'
 import { Link, NavLink, Outlet, useLocation, useNavigate } from 'react-router'
 
-import { contact, session } from '../api/client'
+import { contact, serverTime, session } from '../api/client'
+import { useLive } from '../api/live'
 import { incidentsQuery, sessionQuery } from '../api/queries'
 import { duration } from '../model/format'
 import { STALE_SECONDS } from '../model/verdict'
@@ -12,14 +13,15 @@ import { Loading, Problem, Status, useNow } from './Basics'
 import { Palette } from './Palette'
 
 /** Seconds since the server answered last. */
-export const useStaleSeconds = (): number => Math.max(0, useNow() - contact.at / 1000)
+export const useStaleSeconds = (): number => Math.max(0, useNow() - serverTime(contact.at))
 
-function Freshness() {
+function Freshness({ isLive }: { isLive: boolean }) {
   const stale = useStaleSeconds()
-  return stale > STALE_SECONDS ? <Status tone="bad" word={`Stale, ${duration(stale)}`} title="The control plane has not answered for this long" /> : <Status tone="good" word="Live" title="Asked every 2 s" />
+  if (!isLive && stale <= STALE_SECONDS) return <Status tone="warn" word="No events" title="The stream of events is cut off; everything is asked for every 2 s until it is back" />
+  return stale > STALE_SECONDS ? <Status tone="bad" word={`Stale, ${duration(stale)}`} title="The control plane has not answered for this long" /> : <Status tone="good" word="Live" title="Events come as they happen" />
 }
 
-const KEYS: Record<string, string> = { j: '/', i: '/incidents', f: '/fleets', s: '/submit' }
+const KEYS: Record<string, string> = { j: '/', q: '/queue', i: '/incidents', f: '/fleets', s: '/submit' }
 
 export function Shell() {
   const signedIn = useQuery(sessionQuery)
@@ -29,6 +31,7 @@ export function Shell() {
   const [isPaletteOpen, setPaletteOpen] = useState(false)
   const { colorScheme, setColorScheme } = useMantineColorScheme()
   const isSignedOut = signedIn.data === null
+  const isLive = useLive(client, Boolean(signedIn.data))
 
   useEffect(() => {
     if (isSignedOut) void navigate(`/sign-in?next=${encodeURIComponent(location.pathname + location.search + location.hash)}`, { replace: true })
@@ -73,6 +76,7 @@ export function Shell() {
           <NavLink to="/" end className={({ isActive }) => (isActive || location.pathname.startsWith('/jobs') ? 'active' : '')}>
             Jobs
           </NavLink>
+          <NavLink to="/queue">Queue</NavLink>
           <NavLink to="/incidents">
             Incidents
             {signedIn.data && <OpenIncidents />}
@@ -81,13 +85,13 @@ export function Shell() {
           {signedIn.data?.Role !== 'viewer' && <NavLink to="/submit">Submit</NavLink>}
         </nav>
         <div className="row tools">
-          <Freshness />
-          <Button variant="default" size="xs" onClick={() => setPaletteOpen(true)} aria-label="Search and go to (Control K)">
+          <Freshness isLive={isLive} />
+          <Button variant="default" size="xs" onClick={() => setPaletteOpen(true)}>
             Search <kbd>⌘K</kbd>
           </Button>
           <Menu position="bottom-end" withinPortal>
             <Menu.Target>
-              <Button variant="default" size="xs" aria-label="Account and theme">
+              <Button variant="default" size="xs" aria-label={`${signedIn.data?.Role ?? '…'}: account and theme`}>
                 {signedIn.data?.Role ?? '…'}
               </Button>
             </Menu.Target>

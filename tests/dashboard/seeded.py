@@ -1,0 +1,270 @@
+"""A control plane with a past: five incidents and a queue, made by the real decisions and loops over the simulated fleet, the same every time.
+
+Nothing here writes an incident, an event or a sentence: agents misbehave, AWS has no capacity, the control plane sleeps, and what a page can show
+of it is what the loops stored. Names and figures come from a seed, so that no test can know them but from the API.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from control_plane.core.observed import NO_GENERATION
+from control_plane.core.states import JobState, NodeState
+from everstep.protocol.agent_messages import AgentReport, ExitClass, MemberPhase, MetricPoint, NodeFault
+from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.plan import ObjectReference
+from tests.unit.control_plane.loop.world import BUCKET, Agent, World
+
+FINE_SECONDS = 0.5
+MOST_SECONDS = 6.0
+COARSE_SECONDS = 20.0
+MAX_SIZE = 18
+"""Of the group: the job that waits in the queue does not fit."""
+_NAMES = ("atlas", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "islet", "juniper", "krill", "larch")
+_TRACEBACK = """Traceback (most recent call last):
+  File "/job/source/train.py", line {line}, in <module>
+    main()
+  File "/job/source/train.py", line {inner}, in main
+    batch = next(batches)[{key!r}]
+KeyError: {key!r}"""
+
+
+@dataclass
+class Job:
+    """A job of the story, and how fast it trains."""
+
+    name: str
+    step_seconds: float
+    owed_seconds: float = 0.0
+
+
+class Story:
+    """What happened to a fleet in one morning.
+
+    Args:
+        directory: for the database.
+        seed: of names, sizes and figures.
+    """
+
+    def __init__(self, directory: Path, seed: int = 7) -> None:
+        self.random = random.Random(seed)
+        names = self.random.sample(_NAMES, 8)
+        self.world = World(directory, nodes=4, spares=2, boot_seconds=self.random.uniform(40, 70), max_size=MAX_SIZE)
+        self.world.wish(price_usd_per_hour=round(self.random.uniform(20, 99), 2), hold_failed_instances=True)
+        self.gpu, self.shortage, self.partition, self.crashing, self.frozen, self.finished, self.waiting, self.calm = (
+            f"{name}-{self.random.choice(('7b', '13b', '70b', 'moe'))}" for name in names
+        )
+        self.jobs: dict[str, Job] = {}
+
+    async def tell(self) -> None:
+        """Live through all of it; afterwards the shortage is the incident that is still open."""
+        await self._begin()
+        await self._bad_gpu()
+        await self._partition()
+        await self._crash_loop()
+        await self._frozen_control_plane()
+        await self._queue()
+        await self._shortage()
+
+    async def go(self, seconds: float, tick: float = COARSE_SECONDS) -> None:
+        """Let time pass while every job that runs makes its steps."""
+        for _ in range(max(1, math.ceil(seconds / tick))):
+            for job in self.jobs.values():
+                self._train(job, tick)
+            await self.world.tick(tick)
+
+    async def _until(self, name: str, what: Callable[[], bool], ticks: int = 1500) -> None:
+        """Let time pass: fine where decisions fall, ever coarser while nothing changes, as when instances boot."""
+        seen, tick = None, FINE_SECONDS
+        for _ in range(ticks):
+            if what():
+                return
+            record = self.world.job(name)
+            now = record.state, record.reason, len(self.world.agents)
+            tick = min(MOST_SECONDS, tick * 1.5) if now == seen else FINE_SECONDS
+            seen = now
+            await self.go(tick, tick)
+        raise AssertionError(f"{name} is {self.world.job(name).state}: {self.world.job(name).reason}")
+
+    async def _runs(self, name: str) -> None:
+        await self._until(name, lambda: self.world.job(name).state == JobState.RUNNING)
+
+    async def _recovered(self, name: str) -> None:
+        """Until the newest incident of a job is over."""
+        await self._until(name, lambda: bool(self.world.incidents(name)))
+        await self._until(name, lambda: self.world.incidents(name)[-1].closed_at is not None)
+
+    def _train(self, job: Job, seconds: float) -> None:
+        started = [agent for agent in self.world.agents.values() if agent.job == job.name and agent.phase is MemberPhase.RUNNING and agent.boundary]
+        newest = max((agent.generation for agent in started), default=NO_GENERATION)  # a node that was cut off still runs an older one
+        team = [agent for agent in started if agent.generation == newest]
+        plan = team[0].plan if team else None
+        if plan is None or len(team) < len(plan.nodes) or any(agent.exits for agent in team):
+            job.owed_seconds = 0.0
+            return
+        job.owed_seconds += seconds
+        steps = int(job.owed_seconds / job.step_seconds)
+        job.owed_seconds -= steps * job.step_seconds
+        if not steps or any(not self.world.serves(agent.node_id) for agent in team):
+            return
+        for agent in team:
+            for rank in agent.boundary:
+                agent.boundary[rank] += steps
+                for holder in plan.ranks[rank].holders:
+                    for step in range(max(1, agent.boundary[rank] - 1), agent.boundary[rank] + 1):
+                        self.world.agents[holder].seal(rank, plan.generation, step)
+        self._log(job, next(agent for agent in team if 0 in agent.boundary), plan.generation, steps)
+
+    def _log(self, job: Job, first: Agent, generation: Generation, steps: int) -> None:
+        """Rank 0 logs a loss that falls, and the time of a step."""
+        if first.connection is None:
+            return
+        reached = first.boundary[Rank(0)]
+        points = tuple(
+            MetricPoint(
+                generation=generation,
+                step=Step(step),
+                values={
+                    "loss": round(1.7 + 6.5 * math.exp(-step / 180) + self.random.gauss(0, 0.04), 4),
+                    "step_seconds": round(job.step_seconds * (1 + abs(self.random.gauss(0, 0.03))), 3),
+                },
+            )
+            for step in range(reached - steps + 1, reached + 1)
+        )
+        first.sequence += 1
+        first.connection.report(AgentReport(node_id=first.node_id, sequence=first.sequence, member=first.member(), metrics=points))
+
+    def _submit(self, name: str, *, nodes: int, **changes: object) -> Job:
+        step_seconds = self.random.uniform(3.0, 9.0)
+        parameters = {"learning_rate": f"{self.random.uniform(1e-5, 6e-4):.2e}", "sequence_length": str(self.random.choice((2048, 4096, 8192)))}
+        self.world.submit(name, nodes=nodes, ranks_per_node=2, hyperparameters=parameters, checkpoint_every_steps=100, **changes)
+        self.jobs[name] = Job(name, step_seconds)
+        return self.jobs[name]
+
+    def _victim(self, name: str) -> Agent:
+        return self.random.choice(self.world.team(name)[1:])
+
+    async def _begin(self) -> None:
+        self._submit(self.gpu, nodes=4)
+        self._submit(self.finished, nodes=2)
+        await self._runs(self.gpu)
+        self._submit(self.partition, nodes=3)
+        self._submit(self.frozen, nodes=2)
+        self._submit(self.shortage, nodes=3)
+        await self._runs(self.shortage)
+        await self.go(self.random.uniform(600, 900))
+        for name in (self.gpu, self.partition, self.frozen, self.shortage):
+            await self.world.upload(min(self.world.team(name)[0].boundary.values()), name, seconds=4.0)
+        await self.go(self.random.uniform(200, 400))
+        self.world.finish(self.finished)
+        await self._until(self.finished, lambda: self.world.job(self.finished).state == JobState.COMPLETED)
+
+    async def _bad_gpu(self) -> None:
+        victim = self._victim(self.gpu)
+        gpu = self.random.randrange(8)
+        victim.node_faults = (
+            NodeFault(code="gpu_xid", message=f"GPU {gpu}: Xid 79, the GPU has fallen off the bus", is_permanent=False, device=f"gpu {gpu}", xid=79),
+        )
+        self.world.kill_rank(victim, exit_class=ExitClass.ERROR, code=1, lines="RuntimeError: CUDA error: unspecified launch failure")
+        await self._recovered(self.gpu)
+        await self.go(self.random.uniform(150, 300))
+
+    async def _partition(self) -> None:
+        victim = self._victim(self.partition)
+        victim.is_deaf = True
+        victim.disconnect()
+        self.world.cut.add(victim.node_id)
+        await self._recovered(self.partition)
+        await self.go(self.random.uniform(150, 300))
+        victim.is_deaf = False
+        self.world.cut.discard(victim.node_id)
+        await self.go(60, MOST_SECONDS)
+
+    async def _crash_loop(self) -> None:
+        self._submit(self.crashing, nodes=2)
+        key = self.random.choice(("tokens", "labels", "mask"))
+        lines = _TRACEBACK.format(line=self.random.randrange(90, 140), inner=self.random.randrange(30, 80), key=key)
+        generation = 0
+        while self.world.job(self.crashing).state != JobState.FAILED:
+            await self._until(self.crashing, lambda: self.world.job(self.crashing).state in (JobState.RUNNING, JobState.FAILED))
+            record = self.world.job(self.crashing)
+            if record.state == JobState.FAILED:
+                break
+            assert record.generation > generation, record
+            generation = record.generation
+            if generation == 1:
+                await self.go(self.random.uniform(60, 120), FINE_SECONDS * 4)
+            agent = self.world.team(self.crashing)[0]
+            self._print(self.crashing, generation, lines)
+            self.world.kill_rank(agent, exit_class=ExitClass.ERROR, code=1, lines=lines)
+            await self.go(FINE_SECONDS, FINE_SECONDS)
+        await self.go(120)
+
+    async def _frozen_control_plane(self) -> None:
+        """The control plane stands still for minutes; meanwhile an instance ends, and nobody looks."""
+        victim = self._victim(self.frozen)
+        self.world.terminate(victim)
+        asleep = timedelta(seconds=self.random.uniform(240, 420))
+        self.world.now += asleep
+        self.world.operator.advance(asleep)
+        self.world.start_server()
+        await self._recovered(self.frozen)
+        await self.go(self.random.uniform(150, 300))
+
+    async def _queue(self) -> None:
+        self._submit(self.calm, nodes=2)
+        await self._runs(self.calm)
+        await self.go(300)
+        self._submit(self.waiting, nodes=9, priority=-1)
+        await self.go(60, MOST_SECONDS)
+
+    async def _shortage(self) -> None:
+        """AWS has no capacity, and more nodes are lost than there are spares."""
+        world = self.world
+        world.wish(spare_count=0)
+        await self.go(30, FINE_SECONDS * 2)
+        world.operator.launch_retry = timedelta(minutes=4)
+        team = world.team(self.shortage)
+        free = [node_id for node_id, node in world.nodes().items() if node.state == NodeState.SPARE and node_id in world.agents]
+        world.operator.capacity = 0
+        for node_id in free:
+            world.operator.end_instance(node_id)
+        world.terminate(team[-1])
+        await self.go(self.random.uniform(60, 90), FINE_SECONDS * 4)
+
+    def _print(self, name: str, generation: int, failure: str = "") -> None:
+        """What ranks printed, where their agents put it."""
+        record = self.world.job(name)
+        prefix = record.spec.log_uri.removeprefix(f"s3://{BUCKET}/")
+        for rank in range(record.spec.world_size):
+            lines = list(self._lines(name, rank, generation))
+            for stream, text in (("stdout", "\n".join(lines) + "\n"), ("stderr", failure + "\n" if failure and rank == 0 else "")):
+                self.world.objects.put(ObjectReference(bucket=BUCKET, key=f"{prefix}gen={generation}/rank={rank}.{stream}"), text.encode())
+
+    def _lines(self, name: str, rank: int, generation: int) -> Iterator[str]:
+        yield f"rank {rank} of launch {generation}: loading data"
+        for step in range(0, max(1, self.world.job(name).boundary) + 1, 10):
+            yield f"step {step:5d}  loss {1.7 + 6.5 * math.exp(-step / 180):.4f}"
+
+    def print_all(self) -> None:
+        """Logs of every job that has run, newest launch."""
+        for name in self.jobs:
+            record = self.world.job(name)
+            if record.generation and name != self.crashing:
+                self._print(name, record.generation)
+
+    @property
+    def incident_jobs(self) -> dict[str, str]:
+        """The five stories by the job that each happened to."""
+        return {
+            "bad gpu": self.gpu,
+            "capacity shortage": self.shortage,
+            "network partition": self.partition,
+            "crash-looping script": self.crashing,
+            "frozen control plane": self.frozen,
+        }

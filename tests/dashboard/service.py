@@ -1,0 +1,120 @@
+"""The seeded world behind the real application on loopback: what the dashboard's tests, its pictures and people look at."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvicorn
+
+from control_plane.api.deps import Services
+from control_plane.app import Server, create_app
+from control_plane.cloud.connection import CloudMode
+from control_plane.db import tokens
+from control_plane.db.tokens import NewToken, Role, TokenKind
+from control_plane.settings import Settings
+from tests.dashboard.seeded import Story
+from tests.unit.control_plane.loop.world import BUCKET
+
+T = TypeVar("T")
+
+
+class Seeded:
+    """A server over a story that has been told. Its clock is the story's: time stands still until somebody lets it pass.
+
+    Args:
+        directory: empty; for the database and the server's state.
+        seed: of the story.
+        port: to listen on; 0: the kernel chooses.
+    """
+
+    def __init__(self, directory: Path, seed: int = 7, port: int = 0) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="world")
+        self._thread.start()
+        self.story = Story(directory, seed)
+        self.world = self.story.world
+        self.run(self.story.tell())
+        self.story.print_all()
+        self._state = directory / "server"
+        self._port = port
+        self.serve()
+        self.admin_token = (self._state / "admin_token").read_text().strip()
+
+    def serve(self) -> None:
+        """Start a server over the world, where the last one listened if there was one."""
+        settings = Settings(
+            state_directory=self._state,
+            bucket=BUCKET,
+            mode=CloudMode.LOCAL,
+            aws_endpoint_url="http://127.0.0.1:1",
+            database_url=str(self.world.database.url),
+        )
+        is_ready = threading.Event()
+        app = create_app(
+            settings,
+            operator=self.world.operator,
+            objects=self.world.objects,
+            loops=lambda *_: (),
+            now=lambda: self.world.now,
+            when_ready=is_ready.set,
+        )
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._server = Server(uvicorn.Config(app, log_config=None, ws="websockets-sansio"))
+        self._serving = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, name="server")
+        self._serving.start()
+        assert is_ready.wait(10)
+        services: Services = app.state.services
+        app.state.services = replace(services, registry=self.world.registry)  # whom the story's control plane hears
+
+    def fall_silent(self) -> None:
+        """End the server; the world goes on."""
+        self._server.should_exit = True
+        self._serving.join(20)
+        self._listener.close()
+        assert not self._serving.is_alive()
+
+    def __enter__(self) -> Seeded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fall_silent()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+        self._loop.close()
+        self.world.close()
+        assert not self._thread.is_alive()
+
+    def run(self, what: Coroutine[Any, Any, T]) -> T:
+        """Let something happen in the world, and wait for it."""
+        return self.begin(what).result()
+
+    def begin(self, what: Coroutine[Any, Any, T]) -> Future[T]:
+        """Let something happen in the world."""
+        return asyncio.run_coroutine_threadsafe(what, self._loop)
+
+    def token(self, role: Role) -> str:
+        """Mint a token of a person."""
+        with self.world.database.write() as session:
+            return tokens.mint(session, NewToken(kind=TokenKind.USER, role=role, project=""), self.world.now)[0]
+
+
+def seeded(seed: int = 7, port: int = 0) -> tuple[Seeded, Callable[[], None]]:
+    """Return a server in a directory of its own, and what ends both."""
+    directory = tempfile.TemporaryDirectory(prefix="everstep-seeded-")
+    made = Seeded(Path(directory.name), seed, port)
+
+    def end() -> None:
+        made.__exit__()
+        directory.cleanup()
+
+    return made, end

@@ -1,0 +1,281 @@
+"""The dashboard in a real Chromium, over the real application and a past that the real decisions made (`tests/dashboard`).
+
+What a page says is held against what the API answers, never against literals: names and figures of the story come from its seed. Whatever the browser
+complains of, a refused style, a failed request, an exception, fails the test that it happened in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from control_plane.api.dashboard import STATIC
+from control_plane.db.tokens import Role
+from tests.dashboard.chromium import find_chromium
+from tests.dashboard.seeded import FINE_SECONDS
+from tests.dashboard.service import Seeded
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+WEB = Path(__file__).resolve().parents[2] / "web"
+AXE = WEB / "node_modules" / "axe-core" / "axe.min.js"
+RUN_AXE = """async (only) => {
+  const found = await axe.run({ resultTypes: ['violations'], ...only })
+  return found.violations.map((each) => [each.id, each.nodes[0].failureSummary, each.nodes[0].html])
+}"""
+DESKTOP, PHONE = (1440, 900), (390, 844)
+KINDS = ("bad gpu", "capacity shortage", "network partition", "crash-looping script", "frozen control plane")
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeded]:
+    if not (STATIC / "index.html").is_file() or not AXE.is_file():
+        pytest.fail("the dashboard is not built: make web")
+    with Seeded(tmp_path_factory.mktemp("seeded")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # Containers run tests as root, for whom Chromium's sandbox does not start; it opens our own pages alone.
+        started = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def api(seeded: Seeded) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"{seeded.url}/v1", headers={"authorization": f"Bearer {seeded.admin_token}"}, trust_env=False) as client:
+        yield client
+
+
+@contextmanager
+def signed_in(
+    browser: Browser, seeded: Seeded, role: Role = Role.ADMIN, *, size: tuple[int, int] = DESKTOP, scheme: Any = "light", is_cut: bool = False
+) -> Iterator[Page]:
+    """A page of somebody who has signed in; what the browser complains of while it is open is an error."""
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion="reduce", base_url=seeded.url)
+    complaints: list[str] = []
+    page = context.new_page()
+    page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    sign_in(page, seeded.token(role))
+    yield page
+    context.close()
+    if is_cut:  # the browser tells of a server that does not answer, and is meant to
+        complaints = [each for each in complaints if "ERR_CONNECTION_REFUSED" not in each and "ERR_INCOMPLETE_CHUNKED" not in each]
+    assert complaints == []
+
+
+def sign_in(page: Page, token: str) -> None:
+    if "/sign-in" not in page.url:
+        page.goto("/sign-in")
+    page.get_by_label("Token").first.fill(token)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("main").get_by_role("heading", level=1)).to_be_visible()
+
+
+@pytest.fixture
+def desk(browser: Browser, seeded: Seeded) -> Iterator[Page]:
+    with signed_in(browser, seeded) as page:
+        yield page
+
+
+def open_job(page: Page, name: str, tab: str = "") -> None:
+    page.goto(f"/jobs/{name}{tab}")
+    expect(page.get_by_role("heading", level=1, name=name)).to_be_visible()
+
+
+def sentence(text: str) -> str:
+    """As the page writes what the API says: its own first letter and full stop aside."""
+    return text.strip().splitlines()[0].rstrip(".")[1:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_whether_to_act(
+    desk: Page, seeded: Seeded, api: httpx.Client, kind: str
+) -> None:
+    name = seeded.story.incident_jobs[kind]
+    open_job(desk, name)
+    job = api.get(f"/training-jobs/{name}").json()
+    incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
+    card = desk.locator("section", has_text="What failed, when and why").last
+    expect(card).to_be_visible()
+    text, act = card.inner_text(), desk.locator("section.act").inner_text()
+    box = card.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] <= DESKTOP[1], "not on the first screen"
+    assert datetime.fromtimestamp(incident["FailedAt"], UTC).strftime("%H:%M:%S UTC") in text  # when
+    assert all(sentence(evidence) in text for evidence in incident["Evidence"][:3])  # why
+    assert sentence(incident["Decision"]) in text  # what was done
+    lost = incident.get("LostSteps")
+    assert {None: "Not known yet", 0: "No step"}.get(lost, f"{lost} step") in text  # what was lost
+    is_open = "ClosedAt" not in incident
+    assert ("No: " in text) is is_open
+    if job["TrainingJobStatus"] == "Failed":
+        assert "Yes" in act
+        assert sentence(job["FailureReason"]) in desk.locator(".fold").inner_text()
+        assert job["FailureReason"].splitlines()[-1] in text  # the exception
+    else:
+        assert "No" in act
+    if is_open and job["SecondaryStatus"] != "Training":  # what is waited for, in AWS's own words, and when it is tried again
+        waits = desk.locator("section", has_text="What it waits for").last.inner_text()
+        assert all(sentence(part) in waits for part in job["Reason"].split(": ", 1))
+
+
+def test_a_control_plane_that_says_nothing_any_more_is_the_first_thing_that_is_said(browser: Browser, seeded: Seeded) -> None:
+    with signed_in(browser, seeded, is_cut=True) as page:
+        page.clock.install()
+        open_job(page, seeded.story.gpu)
+        expect(page.get_by_text("Live")).to_be_visible()
+        seeded.fall_silent()
+        try:
+            expect(page.get_by_text("No events")).to_be_visible()
+            page.clock.run_for(40_000)
+            expect(page.get_by_text("The control plane has not answered for")).to_be_visible()
+            expect(page.locator("section.act")).to_contain_text("Yes")
+        finally:
+            seeded.serve()
+        page.clock.run_for(20_000)
+        expect(page.get_by_text("Live")).to_be_visible()
+        expect(page.get_by_text("The control plane has not answered for")).to_be_hidden()
+
+
+def pages(seeded: Seeded, api: httpx.Client) -> list[str]:
+    story = seeded.story
+    incident = api.get("/incidents").json()["Incidents"][0]["IncidentId"]
+    tabs = ("", "/metrics", "/logs", "/protection", "/checkpoints", "/events", "/spec")
+    jobs = [f"/jobs/{story.gpu}{tab}" for tab in tabs] + [f"/jobs/{story.shortage}", f"/jobs/{story.crashing}", f"/jobs/{story.waiting}"]
+    return ["/", *jobs, "/queue", "/incidents", f"/incidents/{incident}", "/fleets", "/fleets/main", "/submit", "/settings", "/no-such-page"]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "size", "rules"),
+    [("light", DESKTOP, None), ("dark", PHONE, ["color-contrast", "scrollable-region-focusable"])],
+    ids=("light", "dark, on a phone"),
+)
+def test_every_page_is_clean_for_axe_and_fits_its_width(
+    browser: Browser, seeded: Seeded, api: httpx.Client, scheme: str, size: tuple[int, int], rules: list[str] | None
+) -> None:
+    """All rules once; in the dark and on a phone those that colours and widths can break."""
+    axe, only = AXE.read_text(), {"runOnly": rules} if rules else {}
+    found = []
+    with signed_in(browser, seeded, scheme=scheme, size=size) as page:
+        for path in pages(seeded, api):
+            page.goto(path)
+            expect(page.get_by_role("heading", level=1)).to_be_visible()
+            expect(page.locator("[aria-busy=true]")).to_have_count(0)
+            page.evaluate(axe)
+            broken = page.evaluate(RUN_AXE, only)
+            found += [(path, *each) for each in broken]
+            assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), f"{path} is wider than the window"
+    assert not found, "\n".join(map(str, found))
+
+
+def test_a_keyboard_is_enough(desk: Page, seeded: Seeded) -> None:
+    desk.goto("/")
+    expect(desk.get_by_role("heading", name="Jobs")).to_be_visible()
+    desk.keyboard.press("Tab")
+    expect(desk.get_by_text("Skip to the content")).to_be_focused()
+    desk.keyboard.press("Control+k")
+    desk.keyboard.type(seeded.story.partition)
+    expect(desk.get_by_role("option", selected=True)).to_contain_text(seeded.story.partition)
+    desk.keyboard.press("Enter")
+    expect(desk.get_by_role("heading", level=1, name=seeded.story.partition)).to_be_visible()
+    desk.keyboard.press("g")
+    desk.keyboard.press("i")
+    expect(desk.get_by_role("heading", level=1, name="Incidents")).to_be_visible()
+    expect(desk.locator("tbody tr").nth(1)).to_be_visible()
+    desk.keyboard.press("/")
+    desk.keyboard.type(seeded.story.crashing)
+    expect(desk.locator("tbody tr")).to_have_count(1)
+    assert f"q={seeded.story.crashing}" in desk.url  # the filter is in the address
+    desk.reload()
+    expect(desk.locator("tbody tr")).to_have_count(1)
+    desk.locator("tbody a").first.click()
+    expect(desk.get_by_text("What was lost")).to_be_visible()
+    desk.go_back()
+    expect(desk.get_by_role("heading", level=1, name="Incidents")).to_be_visible()
+
+
+def test_who_may_only_read_sees_nothing_that_would_be_refused(browser: Browser, seeded: Seeded) -> None:
+    refused: list[str] = []
+    with signed_in(browser, seeded, Role.READER) as page:
+        page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
+        for path in ("/", f"/jobs/{seeded.story.gpu}", "/queue", "/fleets/main", "/submit", "/settings"):
+            page.goto(path)
+            expect(page.get_by_role("heading", level=1)).to_be_visible()
+            expect(page.locator("[aria-busy=true]")).to_have_count(0)
+            for words in ("Stop", "Submit", "Change", "Release", "End instance", "Unfreeze"):
+                expect(page.get_by_role("button", name=words, exact=True)).to_have_count(0)
+            expect(page.get_by_role("link", name="Submit", exact=True)).to_have_count(0)
+            expect(page.get_by_role("checkbox", name="Choose")).to_have_count(0)
+    assert refused == []
+
+
+def test_a_session_that_has_ended_leads_to_the_sign_in_and_back(browser: Browser, seeded: Seeded) -> None:
+    with signed_in(browser, seeded) as page:
+        open_job(page, seeded.story.gpu, "/events")
+        page.context.clear_cookies()
+        page.reload()
+        expect(page).to_have_url(f"{seeded.url}/sign-in?next=%2Fjobs%2F{seeded.story.gpu}%2Fevents")
+        sign_in(page, seeded.token(Role.USER))
+        expect(page).to_have_url(f"{seeded.url}/jobs/{seeded.story.gpu}/events")
+
+
+def test_what_happens_is_shown_at_once(browser: Browser, seeded: Seeded) -> None:
+    """The page's clock moves less than any interval at which it asks: what it shows, the stream of events has told it."""
+    story = seeded.story
+    with signed_in(browser, seeded) as page:
+        page.clock.install()
+        open_job(page, story.calm)
+        expect(page.get_by_text("Live")).to_be_visible()
+        expect(page.get_by_text("The incident now")).to_be_hidden()
+        page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=5))
+        with page.expect_response(lambda answer: answer.url.endswith("/v1/incidents?MaxResults=1000")):
+            story.world.terminate(story.world.team(story.calm)[-1])
+            seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))
+            page.clock.run_for(200)
+        page.clock.run_for(200)
+        expect(page.get_by_text("The incident now")).to_be_visible()
+
+
+def test_a_stream_that_was_cut_off_goes_on_after_the_last_event_that_was_read(browser: Browser, seeded: Seeded, api: httpx.Client) -> None:
+    """The server restarts in the middle, and something happens meanwhile."""
+    story = seeded.story
+    with signed_in(browser, seeded, is_cut=True) as page:
+        open_job(page, story.partition, "/events")
+        expect(page.get_by_text("Live")).to_be_visible()
+        newest = newest_event(api)
+        seeded.fall_silent()
+        try:
+            expect(page.get_by_text("No events")).to_be_visible()
+            story.world.kill_rank(story.world.team(story.partition)[0])
+            seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))
+        finally:
+            with page.expect_response(lambda answer: "events/stream" in answer.url) as caught:
+                seeded.serve()
+        assert int(caught.value.request.all_headers()["last-event-id"]) == newest
+        assert newest_event(api) > newest
+        expect(page.get_by_text("Live")).to_be_visible()
+        missed = [event for event in events(api, newest) if event.get("TrainingJobName") == story.partition]
+        expect(page.locator("tbody tr").first).to_contain_text(sentence(missed[-1]["Message"]))
+
+
+def events(api: httpx.Client, after: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = api.get("/events", params={"AfterEventId": after, "MaxResults": 1000}).json()["Events"]
+    return found
+
+
+def newest_event(api: httpx.Client) -> int:
+    after = 0
+    while page := events(api, after):
+        after = page[-1]["EventId"]
+    return after

@@ -1,0 +1,23 @@
+/** Who waits, and what would free it. */
+import { expect, test } from 'vitest'
+
+import type { Fleet, TrainingJob, TrainingJobSummary } from '../src/contract'
+import { freedBy, queueOf } from '../src/model/queue'
+
+const line = (TrainingJobName: string, NodeCount: number, changes: Partial<TrainingJobSummary> = {}) =>
+  ({ TrainingJobName, RunId: TrainingJobName, FleetName: 'main', SecondaryStatus: 'Training', NodeCount, Priority: 0, CreationTime: 0, TrainingStartTime: 1, ...changes }) as TrainingJobSummary
+const job = (changes: Partial<TrainingJob> = {}) => ({ RunId: 'me', FleetName: 'main', NodeCount: 4, Priority: 0, QueuedBehind: [], ...changes }) as unknown as TrainingJob
+const fleet = (MaxNodeCount: number): Fleet => ({ MaxNodeCount, FleetStatus: 'active', AutoScalingGroupName: 'group' }) as Fleet
+
+test('the queue is by priority, then by age, and has only those who wait', () => {
+  const pending = { SecondaryStatus: 'Pending' }
+  const jobs = [line('young', 1, { ...pending, CreationTime: 9 }), line('runs', 1), line('old', 1, { ...pending, CreationTime: 1 }), line('high', 1, { ...pending, CreationTime: 10, Priority: 5 })]
+  expect(queueOf(jobs).map((each) => each.TrainingJobName)).toEqual(['high', 'old', 'young'])
+})
+test('a job that can never fit is told so, and nothing else', () => expect(freedBy(job({ NodeCount: 9 }), [line('a', 2)], fleet(8))).toEqual([expect.stringMatching(/^Only a larger group: group may have at most 8 nodes, and the job needs 9/)]))
+test('as many jobs are named as hold enough nodes, of the lowest priority first', () => {
+  const jobs = [line('big', 8, { Priority: 3 }), line('a', 2), line('b', 3), line('c', 1), line('elsewhere', 9, { FleetName: 'other' }), line('over', 9, { TrainingEndTime: 2 })]
+  expect(freedBy(job(), jobs, fleet(100))).toEqual(['The end of b (3 nodes), a (2 nodes), or of others that hold as many.'])
+  expect(freedBy(job(), jobs, fleet(16))).toEqual(expect.arrayContaining([expect.stringMatching(/^A larger group: .* jobs hold 14 of them/)]))
+})
+test('who is ahead goes first', () => expect(freedBy(job({ QueuedBehind: ['a'] }), [], fleet(9))[0]).toBe('The start of a ahead of it.'))
