@@ -90,13 +90,11 @@ def evidence(day: Day) -> list[str]:
     wrong = []
     steps = {key: sorted(line.at for line in lines) for key, lines in _lines_by_place(day.boundaries).items()}
     ended = {ended.instance: ended.at for ended in day.ended}
-    for strike in day.strikes:
-        if strike.kind in ENDS_INSTANCES:
-            ended.update({target: min(strike.at, ended.get(target, strike.at)) for target in strike.targets})
+    struck = {target: strike.at for strike in day.strikes if strike.kind in ENDS_INSTANCES for target in strike.targets}
     for incident in day.incidents:
         for instance in incident.instances:
-            if ended.get(instance, incident.opened_at + 1) <= incident.opened_at:
-                continue  # AWS had said so
+            if ended.get(instance, float("inf")) <= incident.opened_at or struck.get(instance, float("inf")) <= (incident.closed_at or float("inf")):
+                continue  # AWS had said so, at its beginning or during the recovery
             passed = steps.get((incident.job, incident.generation_before, instance), [])
             since = sum(incident.failed_at < at <= incident.opened_at for at in passed)
             if since > SILENT_STEPS:
@@ -268,7 +266,8 @@ def _reached(lines: Iterable[Boundary]) -> dict[tuple[str, int], int]:
 def _traced_lost_steps(incident: Incident, reached: dict[tuple[str, int], int]) -> int | None:
     if incident.from_step is None or incident.generation_after is None:
         return None
-    before = [step for (job, generation), step in reached.items() if job == incident.job and generation < incident.generation_after]
+    generations = range(incident.generation_before, incident.generation_after)  # what earlier ones lost was counted then
+    before = [step for (job, generation), step in reached.items() if job == incident.job and generation in generations]
     return max(0, max(before, default=0) - incident.from_step)
 
 
