@@ -29,6 +29,7 @@ from control_plane.api.routes import (
     jobs,
     join_tokens,
     logs,
+    metrics,
     nodes,
     quotas,
     results,
@@ -70,6 +71,7 @@ ROOMS: Final = (
     join_tokens,
     sources,
     health,
+    metrics,
     agents,
 )
 """Every module of routes."""

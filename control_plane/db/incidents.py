@@ -5,7 +5,7 @@ Invariant: an incident is written under its job's lease; once closed it is histo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
@@ -226,6 +226,37 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
         lost_node_count=lost_node_count,
         lost_steps=int(lost_steps),
         cost_usd=cost_usd,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recoveries:
+    """What a job's recoveries of one cause from one source come to. Of those that are over."""
+
+    job_name: str
+    cause: str
+    source: str | None
+    count: int
+    lost_steps: int
+    phase_seconds: Mapping[str, float]
+    """By phase: detect, replace, restore, rework."""
+
+
+def recoveries(session: Session, run_ids: Collection[str]) -> tuple[Recoveries, ...]:
+    """Return what the closed incidents of some runs come to, by job, cause and source."""
+    phases = {
+        "detect": Incident.detect_seconds,
+        "replace": Incident.replace_seconds,
+        "restore": Incident.restore_seconds,
+        "rework": Incident.rework_seconds,
+    }
+    keys = (Incident.job_name, Incident.cause, Incident.restore_source)
+    sums = [func.coalesce(func.sum(column), 0.0) for column in phases.values()]
+    query = select(*keys, func.count(), func.coalesce(func.sum(Incident.lost_steps), 0), *sums).group_by(*keys).order_by(*keys)
+    found = session.execute(query.where(Incident.closed_at.is_not(None), Incident.run_id.in_(run_ids)))
+    return tuple(
+        Recoveries(job_name=job, cause=cause, source=source, count=count, lost_steps=lost or 0, phase_seconds=dict(zip(phases, spent, strict=True)))
+        for job, cause, source, count, lost, *spent in found
     )
 
 

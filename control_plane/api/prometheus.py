@@ -1,0 +1,141 @@
+"""What this service measures of itself, as Prometheus reads it (text format 0.0.4).
+
+Every figure is what the database and the connected agents say at the moment of the scrape; nothing is counted in two places. Series are those
+of jobs that have not ended, of fleets, and of causes: nothing grows with steps, incidents, nodes or ranks. Names and units follow
+https://prometheus.io/docs/practices/naming: base units, `_total` on what only grows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from control_plane.api import views
+from control_plane.core import accounting
+from control_plane.db.fleets import FleetRecord
+from control_plane.db.incidents import Recoveries
+from control_plane.db.jobs import JobRecord
+from control_plane.db.nodes import NodeRecord
+from control_plane.db.protection import ShardRecord
+from everstep.protocol.ids import NodeId
+
+MEDIA_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+MICRO: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What there is to tell of."""
+
+    version: str
+    jobs: tuple[JobRecord, ...]
+    """Those that have not ended."""
+    shards: Mapping[str, tuple[ShardRecord, ...]]
+    """Of those jobs, by run id."""
+    recoveries: tuple[Recoveries, ...]
+    """Of those jobs."""
+    fleets: tuple[FleetRecord, ...]
+    nodes: tuple[NodeRecord, ...]
+    """Without those that are gone."""
+    connected: frozenset[NodeId]
+    refused_count: int
+    """Messages of agents that were not taken."""
+
+
+def exposition(facts: Facts) -> bytes:
+    """Return the facts in Prometheus's text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Once(families(facts)))
+    return generate_latest(registry)
+
+
+class _Once(Collector):
+    """Gives what it was given, to the one collection that follows."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+def families(facts: Facts) -> Iterator[Metric]:
+    """Yield every family of series."""
+    info = InfoMetricFamily("everstep_build", "The version of this server.")
+    info.add_metric([], {"version": facts.version})
+    yield info
+    yield from _of_jobs(facts)
+    yield from _of_recoveries(facts.recoveries)
+    yield from _of_fleets(facts)
+    yield CounterMetricFamily("everstep_agent_messages_refused", "Messages of agents that were not taken.", value=facts.refused_count)
+
+
+def _of_jobs(facts: Facts) -> Iterator[Metric]:
+    statuses = GaugeMetricFamily("everstep_jobs", "Training jobs that have not ended.", labels=["status"])
+    for status, count in sorted(Counter(views.secondary_status_of(job) for job in facts.jobs).items()):
+        statuses.add_metric([status], count)
+    yield statuses
+    of_job = ["job", "project", "fleet"]
+    step = GaugeMetricFamily("everstep_job_step", "The newest step that a rank has finished.", labels=of_job)
+    committed = GaugeMetricFamily("everstep_job_committed_step", "The newest step that every holder has verified.", labels=of_job)
+    generation = GaugeMetricFamily("everstep_job_generation", "How often its ranks were planned.", labels=of_job)
+    ettr = GaugeMetricFamily("everstep_job_ettr_ratio", "Effective training time by wall time, the queue left out.", labels=of_job)
+    spent = CounterMetricFamily("everstep_job_seconds", "Where its time went; the buckets add up to its age.", labels=[*of_job, "bucket"])
+    cost = CounterMetricFamily("everstep_job_cost_usd", "What its nodes have cost, at the fleet's price.", labels=of_job)
+    lag = GaugeMetricFamily("everstep_job_replica_lag_steps", "From the newest step to what the most delayed shard has committed.", labels=of_job)
+    unprotected = GaugeMetricFamily("everstep_job_degraded_shards", "Shards of which a holder is out of view.", labels=of_job)
+    for job in facts.jobs:
+        labels = [job.name, job.project, job.fleet_name]
+        step.add_metric(labels, max(job.boundary, 0))
+        committed.add_metric(labels, max(job.committed_step, 0))
+        generation.add_metric(labels, job.generation)
+        if job.started_at is not None and (ratio := accounting.ettr_ratio(job.accounting)) is not None:
+            ettr.add_metric(labels, ratio)
+        for bucket, microseconds in sorted(job.accounting.items()):
+            spent.add_metric([*labels, bucket], microseconds / MICRO)
+        if job.cost_usd is not None:
+            cost.add_metric(labels, job.cost_usd)
+        if shards := facts.shards.get(job.run_id):
+            lag.add_metric(labels, max(0, job.boundary - min(shard.committed_step for shard in shards)))
+            unprotected.add_metric(labels, sum(not all(holder.is_in_view for holder in shard.holders) for shard in shards))
+    yield from (step, committed, generation, ettr, spent, cost, lag, unprotected)
+
+
+def _of_recoveries(recoveries: Iterable[Recoveries]) -> Iterator[Metric]:
+    labels = ["job", "cause", "source"]
+    count = CounterMetricFamily("everstep_job_recoveries", "Recoveries that are over.", labels=labels)
+    steps = CounterMetricFamily("everstep_job_lost_steps", "Steps that had to be made again.", labels=labels)
+    phases = SummaryMetricFamily("everstep_recovery_phase_seconds", "How long recoveries were in each phase.", labels=[*labels, "phase"])
+    for each in recoveries:
+        of_these = [each.job_name, each.cause, each.source or "none"]
+        count.add_metric(of_these, each.count)
+        steps.add_metric(of_these, each.lost_steps)
+        for phase, seconds in each.phase_seconds.items():
+            phases.add_metric([*of_these, phase], count_value=each.count, sum_value=seconds)
+    yield from (count, steps, phases)
+
+
+def _of_fleets(facts: Facts) -> Iterator[Metric]:
+    nodes = GaugeMetricFamily("everstep_nodes", "Nodes by what they are used for.", labels=["fleet", "state"])
+    connected = GaugeMetricFamily("everstep_agents_connected", "Nodes whose agent is connected to this server.", labels=["fleet"])
+    desired = GaugeMetricFamily("everstep_fleet_desired_nodes", "Desired capacity of the fleet's group.", labels=["fleet"])
+    frozen = GaugeMetricFamily("everstep_fleet_frozen", "1 while Everstep changes nothing of the fleet.", labels=["fleet"])
+    drift = GaugeMetricFamily("everstep_fleet_drift", "In how many ways the group differs from what Everstep needs.", labels=["fleet"])
+    for (fleet, state), count in sorted(Counter((node.fleet_name, node.state) for node in facts.nodes).items()):
+        nodes.add_metric([fleet, state], count)
+    here = Counter(node.fleet_name for node in facts.nodes if node.id in facts.connected)
+    for each in facts.fleets:
+        connected.add_metric([each.name], here[each.name])
+        desired.add_metric([each.name], each.desired_node_count)
+        frozen.add_metric([each.name], each.state == "frozen")
+        drift.add_metric([each.name], len(each.drift))
+    yield from (nodes, connected, desired, frozen, drift)

@@ -1,0 +1,33 @@
+"""`GET /metrics`: figures for Prometheus (`control_plane.api.prometheus`). No part of the contract: only a scraper has a use for it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import Response
+
+from control_plane.api.auth import Reader
+from control_plane.api.deps import Router, ServicesDep
+from control_plane.api.prometheus import MEDIA_TYPE, Facts, exposition
+from control_plane.db import fleets, incidents, jobs, nodes, protection
+from everstep.protocol.ids import NodeId
+
+router = Router(include_in_schema=False)
+
+
+@router.get("/metrics")
+def get_metrics(caller: Reader, services: ServicesDep) -> Response:
+    """Answer a scrape: of a token that belongs to a project, its jobs alone."""
+    with services.database.read() as session:
+        live = tuple(job for job in jobs.unfinished(session) if caller.project_filter in (None, job.project))
+        facts = Facts(
+            version=version("everstep"),
+            jobs=live,
+            shards={job.run_id: protection.of_run(session, job.run_id) for job in live},
+            recoveries=incidents.recoveries(session, [job.run_id for job in live]),
+            fleets=fleets.every(session),
+            nodes=nodes.of_fleet(session),
+            connected=frozenset(services.registry.connected()),
+            refused_count=sum(services.registry.refused_count(NodeId(node)) for node in services.registry.views()),
+        )
+    return Response(exposition(facts), media_type=MEDIA_TYPE)

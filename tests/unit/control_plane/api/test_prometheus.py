@@ -1,0 +1,84 @@
+"""What Prometheus reads."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from control_plane.db import incidents, jobs, protection
+from control_plane.db.tokens import Role
+from tests.unit.control_plane.api.conftest import START
+from tests.unit.control_plane.api.test_results import Job, shard
+
+OF_JOB = {"job": "gpt", "project": "default", "fleet": "main"}
+
+
+@pytest.fixture
+def job(service, client, fleet, source):
+    """It trains; of one of its incidents it has recovered, another one goes on."""
+    job = Job(service, client, source)
+    job.connect("i-0", "i-1")
+    job.launch(1)
+    job.write(jobs.transition, before="queued", after="running", now=START, reason="trains", started_at=START)
+    job.write(jobs.change, boundary=12, committed_step=10, accounting={"train": 90_000_000, "queue": 7_000_000, "restore": 10_000_000}, cost_usd=1.5)
+    job.write(protection.record, [shard(0, True, True), shard(1, True, False)], START)
+    job.open_incident("inc-1")
+    over = {"closed_at": START + timedelta(seconds=9), "restore_source": "peer", "lost_steps": 2}
+    job.write(incidents.change, "inc-1", **over, detect_seconds=0.5, replace_seconds=1.0, restore_seconds=2.0, rework_seconds=0.25)
+    job.open_incident("inc-2", 1)
+    return job
+
+
+def scrape(service, token: str | None = None) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    answer = httpx.get(f"http://{service.address}/metrics", headers={"authorization": f"Bearer {token or service.admin_token}"})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
+    found = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+    assert len(found) == len(samples), "no series comes twice"
+    return found
+
+
+def of(found, name: str, **labels: str) -> float:
+    return found[name, frozenset(labels.items())]
+
+
+def test_a_job_is_told(service, job):
+    found = scrape(service)
+    assert of(found, "everstep_jobs", status="Training") == 1
+    assert of(found, "everstep_job_step", **OF_JOB) == 12
+    assert of(found, "everstep_job_committed_step", **OF_JOB) == 10
+    assert of(found, "everstep_job_ettr_ratio", **OF_JOB) == pytest.approx(0.9)
+    assert of(found, "everstep_job_seconds_total", **OF_JOB, bucket="queue") == 7
+    assert of(found, "everstep_job_cost_usd_total", **OF_JOB) == 1.5
+    assert of(found, "everstep_job_degraded_shards", **OF_JOB) == 1
+    assert of(found, "everstep_job_replica_lag_steps", **OF_JOB) == 3
+
+
+def test_recoveries_are_counted_when_they_are_over(service, job):
+    found = scrape(service)
+    these = {"job": "gpt", "cause": "instance_terminated", "source": "peer"}
+    assert of(found, "everstep_job_recoveries_total", **these) == 1
+    assert of(found, "everstep_job_lost_steps_total", **these) == 2
+    phases = {phase: of(found, "everstep_recovery_phase_seconds_sum", **these, phase=phase) for phase in ("detect", "replace", "restore", "rework")}
+    assert phases == {"detect": 0.5, "replace": 1.0, "restore": 2.0, "rework": 0.25}
+    assert of(found, "everstep_recovery_phase_seconds_count", **these, phase="detect") == 1
+
+
+def test_a_fleet_is_told(service, job):
+    found = scrape(service)
+    assert of(found, "everstep_nodes", fleet="main", state="joining") == 2
+    assert of(found, "everstep_agents_connected", fleet="main") == 0
+    assert of(found, "everstep_fleet_frozen", fleet="main") == 0
+
+
+def test_a_token_of_another_project_sees_none_of_its_jobs(service, job):
+    names = {name for name, _ in scrape(service, service.token(Role.VIEWER, "other"))}
+    assert not any(name.startswith("everstep_job_") for name in names)
+
+
+def test_nobody_scrapes_without_a_token(service):
+    assert httpx.get(f"http://{service.address}/metrics").status_code == 401
