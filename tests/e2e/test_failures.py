@@ -13,6 +13,7 @@ import pytest
 
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header
+from infra.local_cloud.fault_kinds import SpotWarning
 from infra.local_cloud.instance_init import memory_directory
 from tests.e2e.jobs import PATIENCE_SECONDS, SHAPES, Job, Shape, Workplace, assert_identical, assert_incident, wait_until
 
@@ -58,6 +59,21 @@ def test_a_terminated_instance(place: Workplace, start: Callable[..., Job]) -> N
     assert (incident["InstanceId"], incident["ReplacementInstanceId"]) == (victim, spare)
     assert job.describe()["NodeIds"][3] == spare, "the replacement takes the lost node's place, so that the order of ranks stays"
     assert_identical(job)
+
+
+def test_a_spot_warning_moves_ranks_before_the_instance_goes(place: Workplace, start: Callable[..., Job]) -> None:
+    job = start(PAIRS)
+    in_mid_training(job)
+    victim = job.node_of(1)
+    place.cluster.inject(SpotWarning(target=victim, after=PATIENCE_SECONDS))
+    job.let_go(FIRST)
+    job.wait_ended()
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="notice", source="peer", lost_steps=0)
+    assert incident["InstanceIds"] == [victim]
+    assert victim not in job.describe()["NodeIds"]
+    assert_identical(job)
+    place.cluster.clear_faults()
 
 
 def test_a_lost_group(start: Callable[..., Job]) -> None:

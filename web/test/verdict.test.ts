@@ -161,6 +161,9 @@ describe('do I need to act?', () => {
 
 describe('banners', () => {
   test('none when nothing is wider than the job', () => expect(all({}).banners).toEqual([]))
+  test('who has taken the job over', () => {
+    expect(all({ job: job({ TakenOverTime: NOW, TakenOverBy: 'ada, est_1' }) }).banners[0]!.text).toMatch(/^ada, est_1 has taken it over/)
+  })
   test.each([
     [{ fleet: { FleetName: 'main', FleetStatus: 'frozen', Reason: 'blind', Drift: [] } }, /Fleet main is frozen/],
     [{ fleet: { FleetStatus: 'deleting' } }, /being deleted/],

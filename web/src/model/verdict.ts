@@ -333,10 +333,13 @@ function actOf(facts: Facts, moving: Statement, recovery: (Statement & PhaseNow)
   return no('It trains, and a failure would be recovered from.')
 }
 
-function bannersOf({ fleet, othersHit = [], staleSeconds = 0 }: Facts): Statement[] {
+function bannersOf({ job, fleet, othersHit = [], staleSeconds = 0 }: Facts): Statement[] {
   const banners: Statement[] = []
   if (staleSeconds > STALE_SECONDS) {
     banners.push({ tone: 'bad', title: 'No news', text: `The control plane has not answered for ${duration(staleSeconds)}. What you see is old.` })
+  }
+  if (job.TakenOverTime !== undefined) {
+    banners.push({ tone: 'warn', title: 'Automation is off for this job', text: `${job.TakenOverBy ?? 'A person'} has taken it over: Everstep observes it and decides nothing until it is handed back.` })
   }
   if (fleet?.FleetStatus === 'frozen') {
     const drift = (fleet.Drift ?? []).map(sentence).join(' ')

@@ -16,6 +16,7 @@ import { progressOf, sampled, type Sample } from '../model/progress'
 import { isOver, openIncident, phaseWords, usualRate, verdict, type Act, type PhaseNow, type Statement } from '../model/verdict'
 import { Ago, Empty, FactList, Loading, Shown, Status, ToneIcon, toneOf, useNow } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
+import { Doing } from '../parts/Doing'
 import { IncidentTable, PhaseBar } from '../parts/IncidentTable'
 import { useStaleSeconds } from '../parts/Shell'
 import { CheckpointsTab, EventsTab, ProtectionTab } from './JobTabs'
@@ -79,6 +80,7 @@ function Head({ job }: { job: TrainingJob }) {
   const [isAsking, setAsking] = useState(false)
   const { mayRun } = useRole()
   const client = useQueryClient()
+  const name = { TrainingJobName: job.TrainingJobName }
   return (
     <div className="row between">
       <div>
@@ -92,9 +94,29 @@ function Head({ job }: { job: TrainingJob }) {
         </div>
       </div>
       {mayRun && !isOver(job) && job.TrainingJobStatus !== 'Stopping' && (
-        <Button color="red" variant="outline" size="xs" onClick={() => setAsking(true)}>
-          Stop
-        </Button>
+        <div className="row" role="group" aria-label="What to do with this job">
+          {job.TakenOverTime === undefined ? (
+            <Doing does={() => call('TakeOverTrainingJob', name)} title="Everstep observes this job and decides nothing until you hand it back">
+              Take over
+            </Doing>
+          ) : (
+            <Doing does={() => call('HandBackTrainingJob', name)} title={`Taken over by ${job.TakenOverBy ?? 'a person'}`}>
+              Hand back
+            </Doing>
+          )}
+          {job.PauseRequestedTime === undefined ? (
+            <Doing does={() => call('PauseTrainingJob', name)} title="All ranks stop at one agreed step, kept in S3; its nodes are free until it is resumed">
+              Pause
+            </Doing>
+          ) : (
+            <Doing does={() => call('ResumeTrainingJob', name)} title="It goes on from its checkpoint once its turn in the queue has come">
+              Resume
+            </Doing>
+          )}
+          <Button color="red" variant="outline" size="xs" onClick={() => setAsking(true)}>
+            Stop
+          </Button>
+        </div>
       )}
       <ConfirmByName
         name={job.TrainingJobName}
@@ -102,7 +124,7 @@ function Head({ job }: { job: TrainingJob }) {
         opened={isAsking}
         onClose={() => setAsking(false)}
         onConfirm={async () => {
-          await call('StopTrainingJob', { TrainingJobName: job.TrainingJobName })
+          await call('StopTrainingJob', name)
           void client.invalidateQueries()
         }}
       >
@@ -171,6 +193,7 @@ function Say({ question, said, className = '', children }: { question: string; s
 /** The newest incident in four answers: the open one, or how the last one went. */
 function LastIncident({ incident, job, now: current }: { incident: Incident; job: TrainingJob; now?: PhaseNow }) {
   const now = useNow()
+  const { mayRun } = useRole()
   const isOpen = incident.ClosedAt === undefined
   return (
     <section className={`card say wide tone-${isOpen ? 'busy' : 'idle'}`} aria-label={isOpen ? 'The incident now' : 'The last incident'}>
@@ -181,6 +204,15 @@ function LastIncident({ incident, job, now: current }: { incident: Incident; job
         </Link>
       </div>
       <PhaseBar incident={incident} width="100%" height={8} />
+      <div className="row">
+        {incident.AcknowledgementTime !== undefined ? (
+          <span className="dim">
+            Seen by {incident.AcknowledgedBy} <Ago at={incident.AcknowledgementTime} />
+          </span>
+        ) : (
+          mayRun && <Doing does={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>Acknowledge</Doing>
+        )}
+      </div>
       <div className="story">
         {story(incident, { ...job, Reason: '' }, now).map((each) => (
           <div key={each.question} className={`tone-${each.tone}`}>
