@@ -699,6 +699,10 @@ class TrainingJobSummary(TypedDict):
     """When it came into its state, or a person last changed what is wanted of it."""
     TrainingStartTime: NotRequired[datetime]
     TrainingEndTime: NotRequired[datetime]
+    EttrRatio: NotRequired[float]
+    """As in Reliability; absent before it has started."""
+    CostUsd: NotRequired[float]
+    """What its nodes have cost; absent where the fleet has no price."""
 
 class UpdateTrainingJobResponse(TypedDict):
     """The job's newest revision, and what it changed."""

@@ -265,6 +265,10 @@ class TrainingJobSummary(Shape):
     """When it came into its state, or a person last changed what is wanted of it."""
     training_start_time: datetime | None
     training_end_time: datetime | None
+    ettr_ratio: float | None
+    """As in Reliability; absent before it has started."""
+    cost_usd: float | None
+    """What its nodes have cost; absent where the fleet has no price."""
 
 
 class ListTrainingJobsResponse(Shape):

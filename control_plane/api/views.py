@@ -76,6 +76,8 @@ def job_summary(job: JobRecord) -> schemas.TrainingJobSummary:
         last_modified_time=job.modified_at,
         training_start_time=job.started_at,
         training_end_time=job.ended_at,
+        ettr_ratio=accounting.ettr_ratio(job.accounting) if job.started_at is not None else None,
+        cost_usd=job.cost_usd,
     )
 
 

@@ -1110,6 +1110,10 @@ export interface TrainingJobSummary {
   LastModifiedTime: Timestamp
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
+  /** As in Reliability; absent before it has started. */
+  EttrRatio?: number
+  /** What its nodes have cost; absent where the fleet has no price. */
+  CostUsd?: number
 }
 
 export interface UnfreezeFleetRequest {

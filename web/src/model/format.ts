@@ -51,6 +51,11 @@ export function bytes(value: number): string {
   return `${unit === 0 ? scaled : scaled.toFixed(1)} ${units[unit]}`
 }
 
+/** `$1,204.50` */
+export function dollars(usd: number): string {
+  return usd.toLocaleString('en-US', { style: 'currency', currency: 'USD' })
+}
+
 /** A probability that is never rounded up to certainty: 93 %, 99.98 %, 100 %. */
 export function percent(ratio: number): string {
   if (ratio >= 1) return '100 %'

@@ -8,11 +8,12 @@ import { Link, useSearchParams } from 'react-router'
 import { call } from '../api/client'
 import { incidentsQuery, jobsQuery, useRole } from '../api/queries'
 import type { TrainingJobSummary } from '../contract'
-import { count, duration, headline, plural } from '../model/format'
+import { count, dollars, duration, headline, percent, plural } from '../model/format'
 import { arranged, type Order } from '../model/jobs'
 import { isOver } from '../model/verdict'
 import { Ago, Empty, Filter, JobLink, Problem, Shown, Status, toneOf, useNow } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
+import { Doing } from '../parts/Doing'
 
 const PAGE = 200
 const FIRST = 'everstep jobs submit --name gpt --source-dir examples/char_gpt --entry-point train.py --node-count 4'
@@ -55,6 +56,7 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
   const open = new Set(incidents?.filter((each) => each.ClosedAt === undefined).map((each) => each.TrainingJobName))
   const incidentCount = incidents?.reduce<Record<string, number>>((counts, each) => ({ ...counts, [each.RunId]: (counts[each.RunId] ?? 0) + 1 }), {})
   const stoppable = rows.filter((job) => chosen.has(job.TrainingJobName) && !isOver(job) && job.TrainingJobStatus !== 'Stopping')
+  const isPriced = jobs.some((job) => job.CostUsd !== undefined)
   const head = (key: Order, label: string, isNumber = false) => (
     <th className={isNumber ? 'n' : undefined} aria-sort={order === key ? (isReversed ? 'descending' : 'ascending') : undefined}>
       <button
@@ -77,9 +79,19 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
         <Select aria-label="Status" placeholder="Any status" clearable w={190} value={status || null} data={statuses.map(([name, number]) => ({ value: name, label: `${name} (${number})` }))} onChange={(value) => set('status', value ?? '')} />
         <Select aria-label="Fleet" placeholder="Any fleet" clearable w={160} value={fleet || null} data={[...new Set(jobs.map((job) => job.FleetName))]} onChange={(value) => set('fleet', value ?? '')} />
         {stoppable.length > 0 && (
-          <Button color="red" variant="outline" size="xs" onClick={() => setAsking(true)}>
-            Stop {plural(stoppable.length, 'job')}
-          </Button>
+          <>
+            <Doing
+              does={async () => {
+                for (const job of stoppable) await call('PauseTrainingJob', { TrainingJobName: job.TrainingJobName })
+                setChosen(new Set())
+              }}
+            >
+              Pause {plural(stoppable.length, 'job')}
+            </Doing>
+            <Button color="red" variant="outline" size="xs" onClick={() => setAsking(true)}>
+              Stop {plural(stoppable.length, 'job')}
+            </Button>
+          </>
         )}
         <span className="dim">{rows.length === jobs.length ? plural(jobs.length, 'job') : `${count(rows.length)} of ${plural(jobs.length, 'job')}`}</span>
       </div>
@@ -94,6 +106,8 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
               {head('step', 'Step', true)}
               <th className="n">In memory</th>
               <th className="n">Incidents</th>
+              <th className="n" title="Effective training time by wall time, the queue left out">ETTR</th>
+              {isPriced && <th className="n">Cost</th>}
               <th className="n">Nodes</th>
               {head('fleet', 'Fleet')}
               <th className="n">Ran for</th>
@@ -130,6 +144,8 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
                   <td className="n" data-name="Incidents">
                     {open.has(name) ? <Link to={`/incidents?q=${encodeURIComponent(name)}`}><Status tone="warn" word={`${incidentCount?.[job.RunId] ?? 0}, open`} /></Link> : count(incidentCount?.[job.RunId] ?? 0)}
                   </td>
+                  <td className="n" data-name="ETTR">{job.EttrRatio === undefined ? '–' : percent(job.EttrRatio)}</td>
+                  {isPriced && <td className="n" data-name="Cost">{job.CostUsd === undefined ? '–' : dollars(job.CostUsd)}</td>}
                   <td className="n" data-name="Nodes">{count(job.NodeCount)}</td>
                   <td data-name="Fleet"><Link to={`/fleets/${encodeURIComponent(job.FleetName)}`}>{job.FleetName}</Link></td>
                   <td className="n" data-name="Ran for">{job.TrainingStartTime === undefined ? '–' : duration((job.TrainingEndTime ?? now) - job.TrainingStartTime)}</td>

@@ -12,7 +12,7 @@ from worker.control_client import ControlClient
 
 async def test_an_agent_joins_over_plain_http_on_this_machine(service, token, node, tmp_path) -> None:  # noqa: F811
     line = ControlClient(
-        f"http://{service.address}",
+        [f"http://{service.address}"],
         join_token=token,
         token_path=tmp_path / "session_token",
         hello=lambda: hello(node),

@@ -58,6 +58,11 @@ def test_a_job_is_told(service, job):
     assert of(found, "everstep_job_replica_lag_steps", **OF_JOB) == 3
 
 
+def test_lists_of_jobs_have_the_same_figures(client, job):
+    (line,) = client.list_training_jobs()["TrainingJobSummaries"]
+    assert (line["EttrRatio"], line["CostUsd"]) == (pytest.approx(0.9), 1.5)
+
+
 def test_recoveries_are_counted_when_they_are_over(service, job):
     found = scrape(service)
     these = {"job": "gpt", "cause": "instance_terminated", "source": "peer"}

@@ -47,9 +47,10 @@ def test_no_more_jobs_than_its_quota_are_under_way(client, wanted):
     client.create_training_job(TrainingJobName="b", **{**wanted, "Project": "vision"})
 
 
-def test_the_plan_says_that_a_job_waits_for_its_quota(client, wanted):
+def test_the_plan_says_that_a_job_waits_for_its_quota(service, client, wanted):
     client.put_project_quota(Project="speech", MaxNodeCount=6)
     client.create_training_job(TrainingJobName="a", **wanted)
+    service.clock.advance(1)  # of the same age, the run's id would say who comes first
     plan = client.create_training_job(TrainingJobName="b", **wanted, DryRun=True)["Plan"]
     assert plan["WaitsFor"] == "waits for its project's quota: speech may hold 6 nodes of this fleet and holds 4, it needs 4"
     assert not plan["CanStartNow"]
