@@ -6,6 +6,7 @@ complains of, a refused style, a failed request, an exception, fails the test th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -79,6 +80,7 @@ def sign_in(page: Page, token: str) -> None:
         page.goto("/sign-in")
     page.get_by_label("Token").first.fill(token)
     page.get_by_role("button", name="Sign in").click()
+    expect(page).not_to_have_url(re.compile("/sign-in"))  # that page has a heading, too
     expect(page.get_by_role("main").get_by_role("heading", level=1)).to_be_visible()
 
 
@@ -207,7 +209,7 @@ def test_a_keyboard_is_enough(desk: Page, seeded: Seeded) -> None:
 
 def test_who_may_only_read_sees_nothing_that_would_be_refused(browser: Browser, seeded: Seeded) -> None:
     refused: list[str] = []
-    with signed_in(browser, seeded, Role.READER) as page:
+    with signed_in(browser, seeded, Role.VIEWER) as page:
         page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
         for path in ("/", f"/jobs/{seeded.story.gpu}", "/queue", "/fleets/main", "/submit", "/settings"):
             page.goto(path)
@@ -226,7 +228,7 @@ def test_a_session_that_has_ended_leads_to_the_sign_in_and_back(browser: Browser
         page.context.clear_cookies()
         page.reload()
         expect(page).to_have_url(f"{seeded.url}/sign-in?next=%2Fjobs%2F{seeded.story.gpu}%2Fevents")
-        sign_in(page, seeded.token(Role.USER))
+        sign_in(page, seeded.token(Role.SUBMITTER))
         expect(page).to_have_url(f"{seeded.url}/jobs/{seeded.story.gpu}/events")
 
 
