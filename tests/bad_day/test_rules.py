@@ -171,6 +171,7 @@ def test_desired_capacity_may_turn_round_once_for_each_cause() -> None:
 def test_an_interval_may_be_lost_where_only_s3_was_left() -> None:
     assert not RULES["lost steps"](with_incident(lost_steps=50, source="s3")(well()))
     assert RULES["lost steps"](with_incident(lost_steps=51, source="s3")(well()))
+    assert not RULES["lost steps"](with_incident(lost_steps=50, source=None)(well()))
 
 
 def test_the_least_ettr_follows_from_the_strikes() -> None:

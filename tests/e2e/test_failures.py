@@ -21,6 +21,8 @@ STEPS = 18
 FIRST, LAST = "1:6", "1:14"
 """A fault falls while ranks train from one to the other; at the second they stand until their generation is over."""
 PACE_SECONDS = 0.05
+MOST_LOST = 3
+"""Steps that an incident may cost (`assert_incident`)."""
 PAIRS = Shape(nodes=4)
 MIXED = SHAPES[5]
 
@@ -40,7 +42,7 @@ def in_mid_training(job: Job, moment: str = FIRST) -> None:
     """Return when ranks stand behind a committed step, about to go on."""
     job.reference()  # before anything is hurt, so that both do not share the processors
     job.wait_standing(moment)
-    job.wait_committed(int(moment.split(":")[1]) - 2)
+    job.wait_committed(int(moment.split(":")[1]) - MOST_LOST)  # ranks that stand still commit nothing further
 
 
 # -- instances --------------------------------------------------------------------------------------------------------
