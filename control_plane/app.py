@@ -28,7 +28,7 @@ from control_plane.api.deps import Services, SourceLimits
 from control_plane.api.envelope import Envelope
 from control_plane.api.open_answers import WhileTokenIsGood
 from control_plane.api.routes import attestation as attestation_routes
-from control_plane.api.routes import sessions
+from control_plane.api.routes import metrics, sessions
 from control_plane.api.surface import make_surface
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
@@ -150,6 +150,7 @@ def create_app(
     app = make_surface(lifespan=lifespan)
     app.state.services = services
     app.include_router(sessions.router)
+    app.include_router(metrics.router)
     app.include_router(attestation_routes.router)
     app.router.default = Dashboard(otherwise=app.router.default)
     app.add_middleware(WhileTokenIsGood, is_good=is_token_good)

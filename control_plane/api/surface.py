@@ -29,7 +29,6 @@ from control_plane.api.routes import (
     jobs,
     join_tokens,
     logs,
-    metrics,
     nodes,
     quotas,
     results,
@@ -71,7 +70,6 @@ ROOMS: Final = (
     join_tokens,
     sources,
     health,
-    metrics,
     agents,
 )
 """Every module of routes."""
