@@ -22,7 +22,7 @@ from infra.local_cloud.processes import descendants, wait_gone
 RANKS, SPARES = 2, 1
 SCRIPTS = Path(__file__).parent / "rank"
 LOOK_SECONDS = 0.02
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 60.0
 SAVE_EVERY = 10
 """Steps between two checkpoints under torchrun. Faults come right after one: what it would lose otherwise is not held against it."""
 HEARTBEAT_MILLISECONDS = 1000

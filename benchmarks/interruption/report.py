@@ -147,7 +147,7 @@ def _head(run: Run) -> str:
         "waits for it for 60 s and gives up. torchft runs with a heartbeat "
         "timeout of 1 s, and a killed replica is started again at once.",
         "- Everstep keeps every step on both nodes; a spare has booted and can start ranks warm. `detection_seconds` is 3.",
-        "- *Not back*: a peer that had made no new step after 180 s was started anew by hand; it counts with that time.",
+        "- *Not back*: a peer that had made no new step after 60 s was started anew by hand; it counts with that time.",
         "- Every system is launched twice, in the order A B … Z Z … B A. Intervals are 95 % percentile bootstraps of the median.",
     ]
     if run.is_quick:
