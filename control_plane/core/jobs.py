@@ -551,7 +551,7 @@ def _planned(view: _View, roll: launch.Roll) -> Decision:
             incident,
             generation_after=plan.generation,
             from_step=plan.base_step,
-            restore_source=recovery.farther(incident.restore_source, source),
+            restore_source=recovery.farther(incident.restore_source, source) if source is not None else None,
             replacement_instance_ids=tuple(node_id for node_id in named if node_id in launched),
             reason=f"{reason}: the newest step that every rank can get",
         )

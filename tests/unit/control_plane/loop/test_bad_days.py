@@ -53,6 +53,22 @@ async def test_a_partner_lost_during_recovery_makes_it_a_lost_group(world: World
     assert (incident.cause, incident.restore_source, incident.from_step) == ("group_lost", "s3", 10)
 
 
+async def test_a_job_that_begins_again_after_its_first_plan_names_no_source(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    first, partner = world.team()[0], world.team()[1]
+    world.terminate(first)
+    await world.until(lambda: world.job().state == JobState.LOADING)
+    assert world.incidents()[0].restore_source == "peer"
+    world.terminate(partner)
+    world.terminate(world.team()[0])
+    await world.until(lambda: world.job().generation > 2 and world.job().state == JobState.RUNNING)
+    assert world.plan().base_step == 0
+    (incident,) = world.incidents()
+    assert (incident.restore_source, incident.from_step) == (None, 0)
+
+
 async def test_without_any_copy_left_the_job_begins_again(world: World) -> None:
     world.submit()
     await world.running()
