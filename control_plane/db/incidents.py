@@ -77,6 +77,8 @@ class IncidentUpdate(TypedDict, total=False):
     generation_after: int | None
     instance_ids: tuple[str, ...]
     replacement_instance_ids: tuple[str, ...]
+    failed_at: datetime
+    """Earlier, where a fault that is found later came first."""
     replaced_at: datetime | None
     restored_at: datetime | None
     closed_at: datetime | None

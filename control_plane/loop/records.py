@@ -267,6 +267,7 @@ def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: fl
         generation_after=incident.generation_after,
         instance_ids=incident.instance_ids,
         replacement_instance_ids=incident.replacement_instance_ids,
+        failed_at=at(incident.failed_at),
         replaced_at=_moment(incident.replaced_at),
         restored_at=_moment(incident.restored_at),
         closed_at=_moment(incident.closed_at),
