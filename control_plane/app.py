@@ -11,7 +11,6 @@ import asyncio
 import hmac
 import logging
 import socket
-import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -43,6 +42,7 @@ from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.event_feed import EventFeed
 from control_plane.loop.runner import LoopContext, Runner
+from control_plane.replica import Replica
 from control_plane.secrets import ensure_admin, server_id, server_secret
 from control_plane.settings import Settings
 
@@ -136,16 +136,18 @@ def create_app(
 
         app.state.services = replace(services, wake=wake)
         stop = asyncio.Event()
-        tasks = [asyncio.create_task(loop.run(stop)) for loop in (loops or partial(_loops, settings))(app.state.services, secret)]
-        for task in tasks:
-            task.add_done_callback(_tell_of_a_crash)
-        try:
-            await asyncio.to_thread(when_ready)
-            yield
-        finally:
-            stop.set()
-            await _finish(tasks)
-            await asyncio.to_thread(database.close)
+        with Replica(settings.state_directory) as replica:
+            make_loops = loops or partial(_loops, settings, replica.owner)
+            tasks = [asyncio.create_task(loop.run(stop)) for loop in make_loops(app.state.services, secret)]
+            for task in tasks:
+                task.add_done_callback(_tell_of_a_crash)
+            try:
+                await asyncio.to_thread(when_ready)
+                yield
+            finally:
+                stop.set()
+                await _finish(tasks)
+                await asyncio.to_thread(database.close)
 
     app = make_surface(lifespan=lifespan)
     app.state.services = services
@@ -169,7 +171,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _loops(settings: Settings, services: Services, secret: bytes) -> Sequence[Loop]:
+def _loops(settings: Settings, owner: str, services: Services, secret: bytes) -> Sequence[Loop]:
     context = LoopContext(
         database=services.database,
         operator=services.operator,
@@ -178,7 +180,7 @@ def _loops(settings: Settings, services: Services, secret: bytes) -> Sequence[Lo
         registry=services.registry,
         timeouts=services.timeouts,
         secret=secret,
-        owner=uuid.uuid4().hex,
+        owner=owner,
         bucket=services.bucket,
         now=services.now,
         retention=settings.retention,

@@ -63,6 +63,8 @@ class Verdict:
     """What is to be done about the node; None: see `Exclusion.remedy`."""
     what: str = ""
     """The fault by its name, where there is one."""
+    since: float | None = None
+    """Unix seconds: since when nothing spoke for the node any more, where its silence is what is judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,15 +117,14 @@ def judge(
         return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
     lasted = now - silence.since
     words = f"the agent of {node.node_id} has been silent for {lasted:.1f} s"
+    silent = Verdict(node_id=node.node_id, standing=Standing.UNCLEAR, evidence=words, since=silence.since)
     if is_blind:
-        return Verdict(node_id=node.node_id, standing=Standing.UNCLEAR, evidence=f"{words}, but so is most of the fleet: blind is not dead")
+        return replace(silent, evidence=f"{words}, but so is most of the fleet: blind is not dead")
     if out_of_view and lasted > timeouts.lease_seconds:
-        return Verdict(node_id=node.node_id, standing=Standing.GONE, evidence=f"{words} and its replicas do not answer their owners")
+        return replace(silent, standing=Standing.GONE, evidence=f"{words} and its replicas do not answer their owners")
     if lasted > timeouts.exclude_seconds:
-        return Verdict(
-            node_id=node.node_id, standing=Standing.GONE, evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, and no step advanced"
-        )
-    return Verdict(node_id=node.node_id, standing=Standing.UNCLEAR, evidence=words)
+        return replace(silent, standing=Standing.GONE, evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, and no step advanced")
+    return silent
 
 
 def _own_word(node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping: bool) -> Verdict | None:

@@ -77,7 +77,7 @@ def of_nodes(plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Ma
     Args:
         plan: of the generation.
         verdicts: on its members.
-        nodes: as observed; a lost node failed at its last sign of life, as far as anybody knows.
+        nodes: as observed.
         now: Unix seconds.
 
     Returns:
@@ -88,7 +88,7 @@ def of_nodes(plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Ma
         Fault(
             cause=verdict.cause,
             evidence=verdict.evidence,
-            at=_last_sign(nodes, verdict.node_id, now),
+            at=lost_at(verdict, nodes, now),
             node_id=verdict.node_id if verdict.is_final else None,  # one that is only silent may still promise the next generation
             implicates=implied(verdict, now),
         )
@@ -96,6 +96,17 @@ def of_nodes(plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Ma
     ]
     final = [verdict.node_id for verdict in lost if verdict.is_final]
     return (*faults, *group_loss(plan, final, min((fault.at for fault in faults), default=now)))
+
+
+def lost_at(verdict: Verdict, nodes: Mapping[NodeId, NodeObserved], now: float) -> float:
+    """Return when a lost node failed, as far as anybody knows: at its last sign of life, or when steps last spoke for it during its silence.
+
+    Args:
+        verdict: on the node.
+        nodes: as observed.
+        now: Unix seconds.
+    """
+    return _last_sign(nodes, verdict.node_id, now) if verdict.since is None else min(verdict.since, now)
 
 
 def implied(verdict: Verdict, now: float) -> Implication | None:

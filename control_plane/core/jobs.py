@@ -399,8 +399,7 @@ def _loss(view: _View, verdict: Verdict) -> tuple[Fault, ...]:
     """Return the fault of losing a node of the newest plan; a newcomer that is lost before it took part is none."""
     if view.seen.plan is None or all(node.node_id != verdict.node_id for node in view.seen.plan.nodes):
         return ()
-    heard = view.nodes[verdict.node_id].heard_at
-    at = view.now if heard is None else min(heard, view.now)
+    at = faults.lost_at(verdict, view.nodes, view.now)
     line = faults.implied(verdict, view.now)
     return (Fault(cause=verdict.cause, evidence=verdict.evidence, at=at, node_id=verdict.node_id, implicates=line),)
 
@@ -438,7 +437,9 @@ def _without_unreachable(view: _View) -> _View:
             dropped += [(node_id, f"{node_id} was {words}") for node_id in deaf]
     if not dropped:
         return view
-    verdicts = tuple(Verdict(node_id=node_id, standing=Standing.GONE, evidence=words) for node_id, words in dropped)
+    verdicts = tuple(
+        Verdict(node_id=node_id, standing=Standing.GONE, evidence=words, since=view.verdicts[node_id].since) for node_id, words in dropped
+    )
     excluded = replace_record(view, exclusions=_exclusions(view, record, verdicts))
     return _with_losses(excluded, tuple(fault for verdict in verdicts for fault in _loss(view, verdict)))
 

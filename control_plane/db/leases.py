@@ -2,6 +2,7 @@
 
     owner       claims before every pass, which bumps the counter
     contender   watches owner and counter; when both stood still for `ttl_seconds` on its own monotonic clock, it takes the row over
+    successor   takes the row over at once from an earlier process in its own place, which is known to be dead (`control_plane.replica`)
 
 Clocks of two machines are never compared, and nothing expires by itself: what was worked out under a lease counts only if `guard` still finds
 owner and counter as they were, in the transaction that writes it.
@@ -21,6 +22,7 @@ from sqlalchemy.orm import Session
 from control_plane.db.errors import NotFound, StaleLease
 from control_plane.db.models import Fleet, Job
 from control_plane.db.session import changed_rows
+from control_plane.replica import is_predecessor
 
 LeaseKind = Literal["job", "fleet"]
 
@@ -40,7 +42,7 @@ class Leaser:
     """Claims leases for one replica of the control plane. Used by one thread at a time.
 
     Args:
-        owner: an id that is fresh at every start of the server.
+        owner: as `Replica.owner`, fresh at every start of the server.
         ttl_seconds: how long a lease must stand still before it may be taken over.
         monotonic: seconds of a clock that never jumps.
     """
@@ -72,7 +74,8 @@ class Leaser:
         if found is None:
             raise NotFound(kind, key)
         owner, counter = found
-        if owner is not None and owner != self.owner and not at_once and not self._stood_still(kind, key, owner, counter):
+        is_free = owner is None or owner == self.owner or is_predecessor(self.owner, owner) or at_once
+        if not is_free and not self._stood_still(kind, key, owner, counter):
             return None
         self._watched.pop((kind, key), None)
         self._moved_at.pop((kind, key), None)

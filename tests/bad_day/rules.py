@@ -91,15 +91,29 @@ def evidence(day: Day) -> list[str]:
     steps = {key: sorted(line.at for line in lines) for key, lines in _lines_by_place(day.boundaries).items()}
     ended = {ended.instance: ended.at for ended in day.ended}
     struck = {target: strike.at for strike in day.strikes if strike.kind in ENDS_INSTANCES for target in strike.targets}
+    killed = _kills_of_ranks(day)  # what stopped training then was not the node: when it was given up, nothing stepped any more
     for incident in day.incidents:
         for instance in incident.instances:
             if ended.get(instance, float("inf")) <= incident.opened_at or struck.get(instance, float("inf")) <= (incident.closed_at or float("inf")):
                 continue  # AWS had said so, at its beginning or during the recovery
             passed = steps.get((incident.job, incident.generation_before, instance), [])
-            since = sum(incident.failed_at < at <= incident.opened_at for at in passed)
+            stopped = max((at for at in killed[incident.job, incident.generation_before] if at <= incident.opened_at), default=incident.failed_at)
+            since = sum(max(incident.failed_at, stopped) < at <= incident.opened_at for at in passed)
             if since > SILENT_STEPS:
                 wrong.append(f"{incident.id}: {instance} was given up, though it made {since} steps between {incident.cause} and that")
     return wrong
+
+
+def _kills_of_ranks(day: Day) -> dict[tuple[str, int], list[float]]:
+    """When a rank was killed, by the job and the generation that had stepped last on its node."""
+    killed = defaultdict[tuple[str, int], list[float]](list)
+    for strike in day.strikes:
+        if strike.kind == "ranks" and strike.seen:
+            before = [line for line in day.boundaries if line.node in strike.targets and line.at <= strike.at]
+            if before:
+                last = max(before, key=lambda line: line.at)
+                killed[last.job, last.generation].append(strike.at)
+    return killed
 
 
 def steady_capacity(day: Day) -> list[str]:

@@ -162,6 +162,17 @@ def test_a_second_rank_of_the_same_generation_on_a_node_is_well() -> None:
     assert not RULES["one job per node"](replace(day, boundaries=[*day.boundaries, *more]))
 
 
+def test_a_node_that_falls_silent_may_be_given_up_once_another_rank_was_killed() -> None:
+    day = with_incident(cause="node_unreachable", instances=(B,))(well())
+    day = replace(day, boundaries=[*day.boundaries, *(passed("early", 1, B, 6 + n, 101.2 + n / 10, 1) for n in range(3))])
+    killed = Strike(at=101.45, kind="ranks", targets=(A,), did="rank 0 was killed", seen="gone")
+    assert RULES["evidence"](day)
+    assert not RULES["evidence"](replace(day, strikes=[*day.strikes, killed]))
+    assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, seen="")]))
+    assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, at=101.15)]))  # it stepped on, whoever was killed
+    assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, targets=(C,))]))  # a rank of another job
+
+
 def test_desired_capacity_may_turn_round_once_for_each_cause() -> None:
     turn = with_capacity((90, 3), (103, 4), (110, 3))
     assert not RULES["steady capacity"](turn(well()))

@@ -42,6 +42,13 @@ def test_a_contender_takes_over_only_what_stood_still_for_the_ttl(database, job,
     assert claim(database, contender, job.run_id) == Lease("job", job.run_id, "b", 2)
 
 
+def test_a_successor_takes_over_at_once_from_a_process_that_is_known_to_be_dead(database, job, clock):
+    claim(database, Leaser("place-first", 3.0, clock), job.run_id)
+    assert claim(database, Leaser("elsewhere-second", 3.0, clock), job.run_id) is None
+    assert claim(database, Leaser("second", 3.0, clock), job.run_id) is None  # without a place it has no predecessors
+    assert claim(database, Leaser("place-second", 3.0, clock), job.run_id) == Lease("job", job.run_id, "place-second", 2)
+
+
 def test_an_owner_that_moves_is_not_robbed(database, job, clock):
     owner, contender = Leaser("a", 3.0, clock), Leaser("b", 3.0, clock)
     for _ in range(5):

@@ -367,7 +367,7 @@ class World:
             registry=self.registry,
             timeouts=self.timeouts,
             secret=b"secret",
-            owner=f"server-{self.server_count}",
+            owner=f"server{self.server_count}",
             bucket=BUCKET,
             now=lambda: self.now,
             monotonic=self.monotonic,
