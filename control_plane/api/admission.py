@@ -5,7 +5,7 @@ Invariant: a `JobSpec` that comes from here needs no further check, and nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import CreateTrainingJobRequest, FieldError, ProtectionConfig
@@ -32,6 +32,7 @@ def admit(
     bucket: str,
     default_max_slowdown: float,
     quota: QuotaRecord | None = None,
+    alternatives: Sequence[tuple[FleetRecord, int]] = (),
 ) -> JobSpec:
     """Return what the job is, with every default filled in.
 
@@ -44,6 +45,7 @@ def admit(
         bucket: the service's own, for what the request sends nowhere.
         default_max_slowdown: for a job that does not say what snapshots may cost it.
         quota: of its project, if it has one.
+        alternatives: other fleets that it may start in, each with the nodes that its group may have.
 
     Returns:
         The job's specification.
@@ -57,6 +59,7 @@ def admit(
         *_reserved(request),
         *_does_not_fit(request, copies, fleet, max_node_count),
         *_priceless(request, fleet),
+        *_no_alternative(request, fleet, alternatives),
         *_beyond(request, quota),
         *_entry_point(request, source),
     ]
@@ -85,6 +88,7 @@ def admit(
         max_cost_usd=request.stopping_condition.max_cost_usd,
         max_attempts=request.retry_strategy.max_attempts,
         preemptible=request.preemptible,
+        fleet_names=[fleet.name, *request.alternative_fleet_names] if request.alternative_fleet_names else [],
     )
 
 
@@ -113,6 +117,19 @@ def _does_not_fit(request: CreateTrainingJobRequest, copies: int, fleet: FleetRe
     if request.node_count > max_node_count:
         message = f"{request.node_count} nodes; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} has MaxSize {max_node_count}"
         yield FieldError(field="NodeCount", message=message)
+
+
+def _no_alternative(request: CreateTrainingJobRequest, first: FleetRecord, others: Sequence[tuple[FleetRecord, int]]) -> Iterator[FieldError]:
+    field = "AlternativeFleetNames"
+    names = [first.name, *(fleet.name for fleet, _ in others)]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield FieldError(field=field, message=f"the fleet {name} is named twice")
+    for fleet, max_node_count in others:
+        if request.node_count > max_node_count:
+            message = f"{request.node_count} nodes; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} has MaxSize {max_node_count}"
+            yield FieldError(field=field, message=message)
+        if request.stopping_condition.max_cost_usd is not None and fleet.price_usd_per_hour is None:
+            yield FieldError(field=field, message=f"MaxCostUsd needs the price of the fleet {fleet.name}; set PriceUsdPerHour with UpdateFleet")
 
 
 def _beyond(request: CreateTrainingJobRequest, quota: QuotaRecord | None) -> Iterator[FieldError]:

@@ -151,6 +151,9 @@ class CreateTrainingJobRequest(Request):
     """The same request with the same token again changes nothing: it is answered with the job that it made. The SDK fills it in."""
     fleet_name: Name | None = None
     """May be left out where there is exactly one fleet."""
+    alternative_fleet_names: Annotated[list[Name], Field(max_length=7)] = Field(default_factory=list)
+    """Other subnets, zones or instance types: asked in this order, in a ring, while AWS has no capacity for the whole job in the one before. Only
+    before the job has started."""
     source: SourceConfig
     entry_point: Annotated[str, StringConstraints(min_length=1, max_length=512)]
     """Path of a Python file in the source."""
@@ -401,6 +404,9 @@ class TrainingJob(Shape):
     training_job_name: str
     run_id: str
     fleet_name: str
+    """Where it runs or waits now."""
+    alternative_fleet_names: list[str]
+    """The others where it may start."""
     project: str
     training_job_status: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
     secondary_status: str

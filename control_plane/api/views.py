@@ -101,6 +101,7 @@ def job(
         training_job_name=job.name,
         run_id=job.run_id,
         fleet_name=job.fleet_name,
+        alternative_fleet_names=[name for name in spec.fleet_names if name != job.fleet_name],
         project=job.project,
         training_job_status=status_of(job),  # type: ignore[arg-type]  # the enum's values are the literal's
         secondary_status=secondary_status_of(job),

@@ -59,6 +59,8 @@ class FakeOperator:
         self.boot_delay = boot_delay
         self.capacity: int | None = None
         """How many instances may exist at once; None: any number."""
+        self.exhausted_zones: set[str] = set()
+        """Availability zones that have no capacity for more."""
         self.launch_retry = timedelta(0)
         """How long a group waits after a launch that failed, unless it is asked again."""
         self.now = now
@@ -328,6 +330,8 @@ class FakeOperator:
     def _launch(self, group: _Group, count: int) -> None:
         alive = sum(not instance.state.has_ended for instance in self._instances.values())
         possible = count if self.capacity is None else max(0, min(count, self.capacity - alive))
+        if self.exhausted_zones.intersection(group.state.availability_zones):
+            possible = 0
         for _ in range(possible):
             self._launched += 1
             id = NodeId(f"i-{self._launched:017x}")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from control_plane.core.observed import Implication, IncidentRecord, JobRecord, NodeRecord
-from everstep.protocol.ids import Generation, JobName, NodeId, RunId, Step
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.manifest import CheckpointManifest
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 
@@ -207,6 +207,8 @@ class Decision:
     actions: tuple[JobAction, ...] = ()
     plan: GenerationPlan | None = None
     """A new generation's plan, to be stored with the record."""
+    fleet: FleetName | None = None
+    """Where the job waits from now on; None: where it is."""
     incidents: tuple[IncidentRecord, ...] = ()
     """Opened, changed or closed."""
     implications: tuple[Implication, ...] = ()

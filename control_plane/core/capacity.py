@@ -19,10 +19,12 @@ LONGEST_RETRY_SECONDS = 900.0
 
 def retry_at(group: GroupObserved) -> float | None:
     """Return when launches are asked for again, Unix seconds; None while none has failed."""
-    if group.failed_at is None:
-        return None
-    doublings = min(len(group.launch_failures), 10) - 1
-    return group.failed_at + float(min(FIRST_RETRY_SECONDS * 2 ** max(0, doublings), LONGEST_RETRY_SECONDS))
+    return None if group.failed_at is None else group.failed_at + pause_seconds(len(group.launch_failures))
+
+
+def pause_seconds(failure_count: int) -> float:
+    """Return how long to wait after so many failures in a row before asking again."""
+    return min(FIRST_RETRY_SECONDS * 2.0 ** max(0, min(failure_count, 10) - 1), LONGEST_RETRY_SECONDS)
 
 
 def waiting_words(group: GroupObserved) -> str:

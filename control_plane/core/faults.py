@@ -21,7 +21,7 @@ from control_plane.core.observed import (
     Silence,
 )
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankStatus
-from everstep.protocol.ids import NodeId, RunId, Step
+from everstep.protocol.ids import NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 MISMATCH_FAULTS = frozenset({"source_mismatch"})
@@ -131,6 +131,19 @@ def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple
         return ()
     ranks = ", ".join(str(rank.rank) for rank in taken)
     return (Fault(cause=Cause.GROUP_LOST, evidence=f"every node that held the shard of rank {ranks} is lost", at=at),)
+
+
+def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
+    """Return the fault of shards that no memory is left of, if there are any: what a second loss takes before the first is made good.
+
+    Args:
+        forgotten: ranks whose shard no node holds.
+        at: Unix seconds: when the first of their holders was lost.
+    """
+    if not forgotten:
+        return ()
+    ranks = ", ".join(str(rank) for rank in forgotten)
+    return (Fault(cause=Cause.GROUP_LOST, evidence=f"no node that is left holds the shard of rank {ranks}", at=at),)
 
 
 def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObserved], now: float) -> tuple[Fault, ...]:

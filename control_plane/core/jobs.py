@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
 
-from control_plane.core import accounting, breakers, checkpoints, drills, faults, hangs, incidents, launch, moves, queue, recovery, remedies
+from control_plane.core import accounting, breakers, capacity, checkpoints, drills, faults, hangs, incidents, launch, moves, queue, recovery, remedies
 from control_plane.core.actions import (
     Decision,
     EventDraft,
@@ -44,6 +44,7 @@ from control_plane.core.evidence import (
 )
 from control_plane.core.incidents import Fault, incident_id
 from control_plane.core.observed import (
+    FIRST_STEP,
     Cause,
     Departure,
     Exclusion,
@@ -71,7 +72,7 @@ from control_plane.core.states import (
     advance,
 )
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport
-from everstep.protocol.ids import Generation, NodeId, Step
+from everstep.protocol.ids import FleetName, Generation, NodeId, Step
 from everstep.protocol.plan import GenerationPlan
 
 PROGRESS_SECONDS = 1.0
@@ -79,6 +80,7 @@ PROGRESS_SECONDS = 1.0
 WATCH_SECONDS = 1.0
 LAUNCH_SECONDS = 0.5
 """How soon a pass comes again if nobody wakes it: a running job, and one on its way there."""
+_NODE_LOSSES = (Cause.NODE_UNREACHABLE, Cause.NODE_FAULT, Cause.INSTANCE_TERMINATED)
 PAUSE_PATIENCE_TIMES = 5
 """A pause waits for its checkpoint this many times `blind_wait`: its nodes stand still meanwhile, and a large state takes minutes to upload."""
 
@@ -286,7 +288,11 @@ def _wait_for_nodes(view: _View) -> Decision:
     missing = spec.node_count - len(view.seen.assigned)
     if missing > 0:
         waits_since = max(record.state_since, view.seen.newest_node_at or 0.0)
-        if view.now - waits_since > queue.GANG_PATIENCE_SECONDS:
+        has_none_come = view.now - waits_since > queue.GANG_PATIENCE_SECONDS
+        is_refused = view.seen.launch_failed_at is not None and view.seen.launch_failed_at > record.state_since
+        if (has_none_come or is_refused) and (fleet := _next_fleet(view)) is not None:
+            return _goes_to(view, fleet, missing)
+        if has_none_come:
             return _sent_aside(view, missing)
         return _stay(view, _waits_for(view, missing))
     issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, spec.run)) + 1)
@@ -301,6 +307,27 @@ def _sent_aside(view: _View, missing: int) -> Decision:
     aside = replace_record(view, gang_attempts=attempts, not_before=not_before)
     words = f"{_waits_for(view, missing)}; none came for {queue.GANG_PATIENCE_SECONDS:g} s: gives its nodes back"
     return _moved(aside, JobEvent.SENT_BACK, words)
+
+
+def _next_fleet(view: _View) -> FleetName | None:
+    """Return which other fleet is asked next for the whole gang: in the user's order, in a ring; none once the job has run or holds a node."""
+    ring = view.spec.fleets
+    if view.record.issued_generation or view.seen.assigned or view.spec.fleet not in ring:
+        return None
+    here = ring.index(view.spec.fleet)
+    return next((fleet for fleet in (*ring[here + 1 :], *ring[:here]) if fleet in view.seen.open_fleets), None)
+
+
+def _goes_to(view: _View, fleet: FleetName, missing: int) -> Decision:
+    """Wait in another fleet; after a whole round, longer each time, so that fleets without capacity are not asked in a circle."""
+    ring = view.spec.fleets
+    record, pause = view.record, ""
+    if ring.index(fleet) < ring.index(view.spec.fleet):
+        rounds = record.gang_attempts + 1
+        record = replace(record, gang_attempts=rounds, not_before=view.now + capacity.pause_seconds(rounds))
+        pause = f", after {capacity.pause_seconds(rounds):g} s: every fleet that the job names was asked"
+    words = f"{_waits_for(view, missing)}; goes to the fleet {fleet}{pause}"
+    return replace(_moved(replace(view, record=record), JobEvent.SENT_BACK, words), fleet=fleet)
 
 
 def _paused_words(view: _View) -> str:
@@ -548,6 +575,8 @@ def _planned(view: _View, roll: launch.Roll) -> Decision:
         # Of two failures in one incident the first replacement may itself be lost again: it is then one of the lost.
         named = dict.fromkeys([*incident.replacement_instance_ids, *(node_id for node_id in launched if node_id not in before)])
         incident = incidents.moved(incident, IncidentEvent.NODES_THERE, view.now)
+        if incident.cause in _NODE_LOSSES and view.record.committed > FIRST_STEP and not view.record.refused:
+            incident = incidents.with_faults(incident, faults.memory_loss(restore.forgotten, incident.failed_at))
         incident = replace(
             incident,
             generation_after=plan.generation,

@@ -52,6 +52,8 @@ class JobSpec:
     max_pending_seconds: float | None = None
     max_cost_usd: float | None = None
     priority: int = 0
+    fleets: tuple[FleetName, ...] = ()
+    """Where it may start, in the user's order, `fleet` among them; empty: nowhere else."""
 
     @property
     def world_size(self) -> int:
@@ -493,6 +495,10 @@ class JobObserved:
     """Most of the fleet is silent while AWS says that it runs: silence proves nothing."""
     waiting_words: str = ""
     """What AWS says about launches that fail; empty when none does."""
+    launch_failed_at: float | None = None
+    """When the fleet's newest launch failed; None while none has."""
+    open_fleets: frozenset[FleetName] = frozenset()
+    """Of those where it may start, the ones that take jobs in now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,8 @@ class Restore:
     """By rank, best first; all empty when the base is 0."""
     keep: Mapping[NodeId, tuple[SlotReference, ...]]
     """By node: what must not be overwritten before the base is committed."""
+    forgotten: tuple[Rank, ...] = ()
+    """Ranks whose shard is in no node's memory any more."""
 
     @property
     def farthest(self) -> str | None:
@@ -106,7 +108,12 @@ def choose(survey: Survey) -> Restore:
     common = set.intersection(*(set(steps) for steps in found)) if found else set()
     base = max(common, default=FIRST_STEP)
     sources = tuple(found[rank][base] for rank in ranks) if base > 0 else ((),) * len(ranks)
-    return Restore(base_step=base, sources=sources, keep={node: _keep(survey, node, base) for node in survey.inventories})
+    return Restore(
+        base_step=base,
+        sources=sources,
+        keep={node: _keep(survey, node, base) for node in survey.inventories},
+        forgotten=tuple(rank for rank in ranks if all(source.kind == "s3" for sources in found[rank].values() for source in sources)),
+    )
 
 
 def _sources_by_step(survey: Survey, rank: Rank) -> dict[Step, tuple[ShardSource, ...]]:

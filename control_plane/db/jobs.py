@@ -56,6 +56,8 @@ class JobSpec:
     """The breaker: this many times the same failure at the same step, and the job has failed."""
     preemptible: bool = False
     """A job of higher priority may pause it."""
+    fleet_names: list[str] = field(default_factory=list)
+    """Where it may start, in order, the fleet that was asked for first; empty: only there."""
 
     @property
     def world_size(self) -> int:
@@ -125,6 +127,7 @@ class JobRecord:
 class JobUpdate(TypedDict, total=False):
     """What the loop may change; what is left out stays."""
 
+    fleet_name: str
     reason: str
     started_at: datetime | None
     ended_at: datetime | None

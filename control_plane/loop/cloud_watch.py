@@ -172,6 +172,11 @@ class CloudWatch:
         view = self._views.get(fleet)
         return waiting_words(view.group) if view is not None else ""
 
+    def launch_failed_at(self, fleet: FleetName) -> float | None:
+        """Return when the fleet's newest launch failed, Unix seconds; None while none has since the last that succeeded."""
+        view = self._views.get(fleet)
+        return view.group.failed_at if view is not None else None
+
     def _fleets(self) -> tuple[fleets.FleetRecord, ...]:
         with self._database.read() as session:
             return fleets.every(session)

@@ -29,7 +29,7 @@ from control_plane.core.observed import (
     Notice,
 )
 from control_plane.core.queue import Schedule, in_words, schedule
-from control_plane.core.states import NodeState
+from control_plane.core.states import FleetStatus, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
 from control_plane.db.session import Database
@@ -61,6 +61,8 @@ class StoredJob:
     """Of its fleet."""
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
     """Of its fleet's nodes."""
+    open_fleets: frozenset[FleetName] = frozenset()
+    """Of those where it may start, the ones that would take it in."""
     drill: drills.DrillRecord | None = None
     """The one that has not ended."""
 
@@ -174,6 +176,7 @@ class Observer:
             plan = self._plans.get(run)
             if plan is None or plan.generation != job.generation:
                 plan = jobs.generation(session, run, job.generation).plan if job.generation else None
+            every = fleets.every(session)
             kept = checkpoints.of_run(session, run)
             complete = [records.checkpoint_record(each) for each in kept]
             stored = StoredJob(
@@ -186,7 +189,8 @@ class Observer:
                 ),
                 fleet_jobs=jobs.unfinished(session, job.fleet_name),
                 nodes=nodes.of_fleet(session, job.fleet_name, with_ended=True),
-                fleet=next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None),
+                fleet=next((fleet for fleet in every if fleet.name == job.fleet_name), None),
+                open_fleets=frozenset(FleetName(fleet.name) for fleet in every if fleet.name in job.spec.fleet_names and _takes_in(fleet, job)),
                 notices=notices.of_fleet(session, job.fleet_name),
                 implications=implications.of_fleet(session, job.fleet_name),
                 drill=drills.open_of_run(session, run),
@@ -232,6 +236,8 @@ class Observer:
             spare_count=len(spares),
             is_fleet_blind=is_fleet_blind(fleet_nodes, self._timeouts) and not is_lifted,
             waiting_words=self._cloud.waiting_words(fleet) or _what_holds(stored.fleet),
+            launch_failed_at=self._cloud.launch_failed_at(fleet),
+            open_fleets=stored.open_fleets,
         )
 
     def read_history(self, name: FleetName) -> FleetHistory:
@@ -340,6 +346,11 @@ def schedule_of(
     capacity = fleet.max_node_count - held if fleet is not None else 0
     every = [records.fleet_job(job) for job in live]
     return schedule([*every, newcomer] if newcomer is not None else every, capacity, now)
+
+
+def _takes_in(fleet: fleets.FleetRecord, job: jobs.JobRecord) -> bool:
+    is_open = fleet.state == FleetStatus.ACTIVE and fleet.delete_requested_at is None and job.spec.node_count <= fleet.max_node_count
+    return is_open and (job.spec.max_cost_usd is None or fleet.price_usd_per_hour is not None)
 
 
 def _what_holds(fleet: fleets.FleetRecord | None) -> str:

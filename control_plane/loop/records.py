@@ -112,6 +112,7 @@ def job_spec(job: jobs.JobRecord) -> JobSpec:
         max_pending_seconds=spec.max_pending_seconds,
         max_cost_usd=spec.max_cost_usd,
         priority=job.priority,
+        fleets=tuple(FleetName(name) for name in spec.fleet_names),
     )
 
 

@@ -189,8 +189,8 @@ class Runner:
             if decision.record != observed.record or decision.events or decision.incidents or decision.implications or shards:
                 await asyncio.to_thread(self._apply_job, lease, stored, decision, shards, now)
             await self._follow_drill(lease, stored, observed, decision, now)
-            if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS:
-                break
+            if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS or decision.fleet is not None:
+                break  # in another fleet it is whose turn it is to serve that one
         if decision is not None and decision.record.state in ENDED_JOBS:
             self._forget(run)
         return decision
@@ -314,6 +314,8 @@ class Runner:
         before, after = stored.job, decision.record
         price = stored.fleet.price_usd_per_hour if stored.fleet is not None else None
         changes = records.job_update(after, price)
+        if decision.fleet is not None:
+            changes["fleet_name"] = decision.fleet
         with self._context.database.write() as session:
             if decision.plan is not None:
                 jobs.add_generation(session, lease, decision.plan, moment, revision=before.revision)

@@ -9,8 +9,8 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -258,6 +258,27 @@ class Job:
     def _told(self, seen: Json) -> str:
         words = [f"{key}={seen.get(key)}" for key in ("TrainingJobStatus", "SecondaryStatus", "Generation", "CommittedStep", "Boundary", "Reason")]
         return ", ".join(words)
+
+
+@contextmanager
+def room_for(place: Workplace, instances: int) -> Iterator[None]:
+    """Let the group hold so many instances."""
+    with closing(place.cluster.aws("autoscaling")) as auto_scaling:
+        (group,) = auto_scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[place.cluster.group])["AutoScalingGroups"]
+
+        def limit(size: int) -> None:
+            auto_scaling.update_auto_scaling_group(AutoScalingGroupName=place.cluster.group, MaxSize=size)
+
+            def is_seen() -> bool:
+                return bool(place.client.describe_fleet(FleetName="local")["MaxNodeCount"] == size)
+
+            wait_until("the control plane to see the group's new limit", is_seen)
+
+        limit(instances)
+        try:
+            yield
+        finally:
+            limit(group["MaxSize"])
 
 
 def assert_identical(job: Job) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.jobs import SHAPES, Shape, Workplace, assert_identical, wait_until
+from tests.e2e.jobs import SHAPES, Shape, Workplace, assert_identical, room_for
 
 PAIR = SHAPES[2]
 PAIRS = Shape(nodes=4)
@@ -130,26 +129,6 @@ def test_a_paused_job_lends_its_nodes_and_ends_where_an_undisturbed_one_does(pla
         assert job.incidents() == other.incidents() == []
         assert_identical(job)
         assert_identical(other)
-
-
-@contextlib.contextmanager
-def room_for(place: Workplace, instances: int):  # type: ignore[no-untyped-def]
-    with contextlib.closing(place.cluster.aws("autoscaling")) as auto_scaling:
-        (group,) = auto_scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[place.cluster.group])["AutoScalingGroups"]
-
-        def limit(size: int) -> None:
-            auto_scaling.update_auto_scaling_group(AutoScalingGroupName=place.cluster.group, MaxSize=size)
-
-            def is_seen() -> bool:
-                return bool(place.client.describe_fleet(FleetName="local")["MaxNodeCount"] == size)
-
-            wait_until("the control plane to see the group's new limit", is_seen)
-
-        limit(instances)
-        try:
-            yield
-        finally:
-            limit(group["MaxSize"])
 
 
 def test_logs_and_outputs_come_back_by_the_command_line(place: Workplace, tmp_path: Path) -> None:

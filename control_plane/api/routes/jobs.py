@@ -56,6 +56,7 @@ def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User,
             return _created(made)
         _require_free(session, request.training_job_name)
         fleet = _fleet(session, request.fleet_name)
+        others = [_fleet(session, name, field="AlternativeFleetNames") for name in request.alternative_fleet_names]
         source = _source(session, request)
         quota = quotas.find(session, project)
         _require_room(session, quota)
@@ -69,6 +70,7 @@ def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User,
         bucket=services.bucket,
         default_max_slowdown=services.default_max_slowdown,
         quota=quota,
+        alternatives=[(other, _max_node_count(services, other)) for other in others],
     )
     if request.dry_run:
         newcomer = plans.waiting(request, run_id, services.now().timestamp(), project=project, quota=quota)
@@ -308,13 +310,13 @@ def _require_free(session: Session, name: str) -> None:
     raise AlreadyExists("training job", name)
 
 
-def _fleet(session: Session, name: str | None) -> FleetRecord:
+def _fleet(session: Session, name: str | None, *, field: str = "FleetName") -> FleetRecord:
     if name is not None:
         try:
             fleet = fleets.get(session, name)
         except NotFound as error:
             known = ", ".join(fleet.name for fleet in fleets.every(session)) or "none"
-            raise _wrong("FleetName", f"there is no fleet named {name!r}; registered: {known}") from error
+            raise _wrong(field, f"there is no fleet named {name!r}; registered: {known}") from error
     else:
         every = fleets.every(session)
         if len(every) != 1:
@@ -322,7 +324,7 @@ def _fleet(session: Session, name: str | None) -> FleetRecord:
             raise _wrong("FleetName", f"is needed unless there is exactly one fleet; registered: {known}")
         fleet = every[0]
     if fleet.delete_requested_at is not None:
-        raise _wrong("FleetName", f"the fleet {fleet.name!r} is being deleted")
+        raise _wrong(field, f"the fleet {fleet.name!r} is being deleted")
     return fleet
 
 

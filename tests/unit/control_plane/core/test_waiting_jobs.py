@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from control_plane.core import jobs
+from control_plane.core.capacity import FIRST_RETRY_SECONDS
 from control_plane.core.observed import JobObserved, JobRecord, Policy
 from control_plane.core.queue import GANG_PATIENCE_SECONDS, stand_aside_seconds
 from control_plane.core.states import JobState
 from control_plane.core.timeouts import ladder
-from everstep.protocol.ids import NodeId, Step
+from everstep.protocol.ids import FleetName, Generation, NodeId, Step
 from tests.properties.control_plane.simulated import spec_of
 
 POLICY = Policy(timeouts=ladder(3.0))
@@ -17,7 +18,7 @@ SPEC = spec_of("gpt", "a", 2, 2)
 NOW = 10_000.0
 
 
-def decide(state: JobState, *, spec=SPEC, assigned: tuple[str, ...] = (), record: dict | None = None, **seen):
+def decide_whole(state: JobState, *, spec=SPEC, assigned: tuple[str, ...] = (), record: dict | None = None, **seen):
     values = {"state": state, "reason": "", "created_at": 9_000.0, "state_since": 9_990.0, **(record or {})}
     observed = JobObserved(
         record=JobRecord(**values),
@@ -28,7 +29,11 @@ def decide(state: JobState, *, spec=SPEC, assigned: tuple[str, ...] = (), record
         nodes={},
         **seen,
     )
-    return jobs.decide(NOW, spec, observed, POLICY).record
+    return jobs.decide(NOW, spec, observed, POLICY)
+
+
+def decide(state: JobState, **case):
+    return decide_whole(state, **case).record
 
 
 def test_a_job_whose_turn_has_come_waits_until_its_former_nodes_are_given_back() -> None:
@@ -49,6 +54,27 @@ def test_a_gang_waits_as_long_as_nodes_keep_coming() -> None:
     aside = decide(JobState.ALLOCATING, record={**waits, "gang_attempts": 1}, newest_node_at=long_ago)
     assert (aside.state, aside.gang_attempts, aside.not_before) == (JobState.QUEUED, 2, NOW + stand_aside_seconds(2))
     assert decide(JobState.ALLOCATING, record={**waits, "gang_attempts": 4}, assigned=("i-1", "i-2")).gang_attempts == 0
+
+
+def test_a_gang_is_asked_for_elsewhere_once_a_launch_has_failed_since_it_waits() -> None:
+    several = replace(SPEC, fleets=(SPEC.fleet, FleetName("second"), FleetName("third")))
+    elsewhere = {"spec": several, "open_fleets": frozenset(map(FleetName, ("second", "third")))}
+
+    def fleet(*, spec=several, record: dict | None = None, **seen):
+        return decide_whole(JobState.ALLOCATING, record=record, **{**elsewhere, "launch_failed_at": NOW - 1, **seen, "spec": spec}).fleet
+
+    assert fleet() == "second"
+    assert fleet(open_fleets=frozenset({FleetName("third")})) == "third"
+    assert fleet(open_fleets=frozenset()) is None
+    assert fleet(launch_failed_at=9_989.0) is None  # before it waited
+    assert fleet(launch_failed_at=None) is None
+    assert fleet(launch_failed_at=None, record={"state_since": NOW - GANG_PATIENCE_SECONDS - 1}) == "second"
+    assert fleet(record={"issued_generation": Generation(1)}) is None  # it has run
+    assert fleet(assigned=("i-1",)) is None
+    last = replace(several, fleet=FleetName("third"))
+    assert fleet(spec=last, open_fleets=frozenset({SPEC.fleet, FleetName("second")})) == SPEC.fleet
+    round_over = decide_whole(JobState.ALLOCATING, spec=last, open_fleets=frozenset({SPEC.fleet}), launch_failed_at=NOW - 1).record
+    assert (round_over.state, round_over.gang_attempts, round_over.not_before) == (JobState.QUEUED, 1, NOW + FIRST_RETRY_SECONDS)
 
 
 def test_standing_aside_doubles_up_to_a_limit() -> None:

@@ -105,7 +105,7 @@ class Agent:
             node_id=self.node_id, agent_id=f"agent-{self.number}", address=f"127.0.1.{self.number}", peer_port=4000, memory_bytes=1 << 30, version="1"
         )
         self.world.note(hello)
-        self.connection = self.world.registry.accept(hello, FLEET)
+        self.connection = self.world.registry.accept(hello, self.world.fleet_of(self.node_id))
         self.report()
 
     def disconnect(self) -> None:
@@ -320,8 +320,7 @@ class World:
     def __init__(self, directory: Path, *, nodes: int = 4, spares: int = 1, boot_seconds: float = 10.0, max_size: int = 20) -> None:
         self.now = START
         self.operator = FakeOperator(now=START, boot_delay=timedelta(seconds=boot_seconds))
-        self.operator.create_group(GROUP, max_size=max_size)
-        ensure(self.operator, GROUP)
+        self.groups: dict[FleetName, str] = {}
         self.objects = MemoryObjectStore(BUCKET)
         self.database = Database(f"sqlite:///{directory / 'everstep.db'}")
         schema.migrate(self.database)
@@ -340,21 +339,36 @@ class World:
         self.started = 0
         self.left_faults: dict[NodeId, tuple[NodeFault, ...]] = {}
         self.before_pass: Callable[[], Awaitable[None]] | None = None
+        self.add_fleet(FLEET, GROUP, "us-east-1a", nodes=nodes, spares=spares, max_size=max_size)
+        self.start_server()
+
+    def add_fleet(self, name: FleetName, group: str, zone: str, *, nodes: int, spares: int = 0, max_size: int = 20) -> None:
+        """Register a fleet in a zone of its own."""
+        self.operator.create_group(group, max_size=max_size, availability_zones=(zone,))
+        ensure(self.operator, group)
+        self.groups[name] = group
         with self.database.write() as session:
             new = fleets.NewFleet(
-                name=FLEET,
-                auto_scaling_group_name=GROUP,
+                name=name,
+                auto_scaling_group_name=group,
                 project="",
                 state=FleetStatus.ACTIVE.value,
                 min_node_count=nodes,
                 spare_count=spares,
                 max_node_count=max_size,
                 instance_type="p5",
-                availability_zone="us-east-1a",
+                availability_zone=zone,
                 tags={},
             )
             fleets.create(session, new, self.now)
-        self.start_server()
+
+    def fleet_of(self, node_id: NodeId) -> FleetName:
+        """Return whose group an instance belongs to."""
+        return next(
+            name
+            for name, group in self.groups.items()
+            if any(node_id == member.instance_id for member in self.operator.describe_group(group).members)
+        )
 
     def start_server(self) -> None:
         """Start (again) a control plane that remembers nothing but its database."""
@@ -380,7 +394,7 @@ class World:
         """Store what the websocket route stores of a hello."""
         facts = nodes.AgentFacts(
             node_id=hello.node_id,
-            fleet_name=FLEET,
+            fleet_name=self.fleet_of(hello.node_id),
             address=hello.address,
             peer_port=hello.peer_port,
             memory_bytes=hello.memory_bytes,
@@ -475,10 +489,10 @@ class World:
         """Let time pass and everybody act once."""
         self.now += timedelta(seconds=seconds)
         self.operator.advance(timedelta(seconds=seconds))
-        group = self.operator.describe_group(GROUP)
         alive = {
             member.instance_id
-            for member in group.members
+            for group in self.groups.values()
+            for member in self.operator.describe_group(group).members
             if self.operator.describe_instances([member.instance_id])[member.instance_id].state.value == "running"
         }
         for call in self.operator.calls[self.seen_calls :]:

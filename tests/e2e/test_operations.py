@@ -1,0 +1,80 @@
+"""What people and policies ask of nodes and jobs that work: nothing of it costs a step that was not agreed upon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.local_cloud.fault_kinds import Xid
+from infra.local_cloud.up import BUCKET
+from tests.e2e.jobs import Shape, Workplace, assert_identical, assert_incident, room_for, wait_until
+
+PAIRS = Shape(nodes=4)
+STEPS = 18
+MECHANICAL = 79
+"""The Xid of a GPU that has fallen off the bus: its instance is replaced."""
+
+
+def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Workplace) -> None:
+    """One job: a person wants one of its nodes rebooted, then a GPU of another falls off the bus."""
+    place.client.update_fleet(FleetName="local", HoldFailedInstances=True)
+    try:
+        job = place.submit("operated", PAIRS, steps=STEPS, holds=("1:6", "2:12"), pace_seconds=0.05)
+        job.reference()
+        job.wait_standing("1:6")
+        rebooted = job.node_of(1)
+        place.client.reboot_node(NodeId=rebooted)
+        job.let_go("1:6")
+        job.wait_standing("2:12")
+        assert rebooted not in job.describe()["NodeIds"]
+        wait_until("the rebooted node to be a spare", lambda: node_of(place, rebooted)["NodeStatus"] == "spare", lambda: node_of(place, rebooted))
+
+        failed = job.node_of(2)
+        place.cluster.inject(Xid(target=failed, code=MECHANICAL))
+        job.let_go("2:12")
+        job.wait_ended()
+        incidents = job.incidents()
+        by_cause = {incident["Cause"]: incident for incident in incidents}
+        assert by_cause.keys() == {"requested", "node_fault"}, incidents
+        assert_incident(by_cause["requested"], cause="requested", source="peer", lost_steps=0)
+        assert_incident(by_cause["node_fault"], cause="node_fault", source="peer")
+        assert by_cause["node_fault"]["InstanceIds"] == [failed]
+        assert_identical(job)
+
+        wait_until("the failed node to be kept", lambda: "kept for inspection" in node_of(place, failed)["Reason"], lambda: node_of(place, failed))
+        assert failed in place.cluster.instances(), "a person has to be able to look at it"
+        s3 = place.cluster.aws("s3")
+        wait_until("its evidence", lambda: {"node.json", "agent.log", "shim.log"} <= evidence(s3, failed), lambda: evidence(s3, failed))
+        place.client.release_node(NodeId=failed, Terminate=True)
+        wait_until("its end", lambda: failed not in place.cluster.instances(), lambda: node_of(place, failed))
+    finally:
+        place.client.update_fleet(FleetName="local", HoldFailedInstances=False)
+        place.cluster.clear_faults()
+
+
+def test_a_job_of_higher_priority_takes_the_nodes_of_a_preemptible_one(place: Workplace) -> None:
+    """The group can hold six instances, and both want four."""
+    with room_for(place, 6):
+        humble = place.submit("humble", PAIRS, steps=STEPS, holds=("1:6",), pace_seconds=0.05, request={"Preemptible": True})
+        humble.reference()
+        humble.wait_standing("1:6")
+        humble.wait_committed(1)
+        urgent = place.submit("urgent", PAIRS, adapter="plain", steps=10, request={"Priority": 5})
+        urgent.wait("its place in the queue", lambda seen: seen["SecondaryStatus"] == "Pending")
+        humble.let_go("1:6")
+        interrupted = humble.wait("its interruption", lambda seen: seen["SecondaryStatus"] == "Interrupted")
+        assert "urgent (priority 5)" in interrupted["Reason"]
+        urgent.wait_ended()
+        humble.wait_ended()
+        assert [job.incidents() for job in (humble, urgent)] == [[], []]
+        assert urgent.describe()["TrainingEndTime"] < humble.describe()["TrainingEndTime"]
+        for job in (humble, urgent):
+            assert_identical(job)
+
+
+def node_of(place: Workplace, node_id: str) -> dict[str, Any]:
+    return place.client.describe_node(NodeId=node_id)
+
+
+def evidence(s3: Any, node_id: str) -> set[str]:
+    prefix = f"evidence/{node_id}/"
+    return {entry["Key"].removeprefix(prefix) for entry in s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])}

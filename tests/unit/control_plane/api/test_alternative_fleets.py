@@ -1,0 +1,54 @@
+"""A job that may start in several fleets: what is asked of them, and what is told of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.control_plane.api.conftest import refused
+
+
+@pytest.fixture
+def asked(service, client, tmp_path):
+    """A request for four nodes; `first` and `second` have room for it, `small` has not."""
+    for name, size in (("first", 8), ("second", 4), ("small", 3)):
+        service.operator.create_group(f"{name}-group", max_size=size)
+        client.create_fleet(FleetName=name, AutoScalingGroupName=f"{name}-group")
+    (tmp_path / "train.py").write_text("pass")
+    source = client.upload_source(Directory=tmp_path)
+    return {"TrainingJobName": "gpt", "FleetName": "first", "Source": source, "EntryPoint": "train.py", "NodeCount": 4}
+
+
+def test_a_job_tells_where_else_it_may_start(client, asked):
+    client.create_training_job(**asked, AlternativeFleetNames=["second"])
+    job = client.describe_training_job(TrainingJobName="gpt")
+    assert (job["FleetName"], job["AlternativeFleetNames"]) == ("first", ["second"])
+    client.create_training_job(**{**asked, "TrainingJobName": "plain"})
+    assert client.describe_training_job(TrainingJobName="plain")["AlternativeFleetNames"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"AlternativeFleetNames": ["other"]}, "there is no fleet named 'other'"),
+        ({"AlternativeFleetNames": ["first"]}, "the fleet first is named twice"),
+        ({"AlternativeFleetNames": ["second", "second"]}, "the fleet second is named twice"),
+        ({"AlternativeFleetNames": ["small"]}, "4 nodes; the group small-group of the fleet small has MaxSize 3"),
+        ({"AlternativeFleetNames": ["second"] * 8}, "7"),
+    ],
+)
+def test_an_alternative_has_to_be_one(client, asked, change, words):
+    with refused("ValidationException") as caught:
+        client.create_training_job(**asked, **change)
+    assert {error.field.partition(".")[0] for error in caught.value.fields} == {"AlternativeFleetNames"}
+    assert words in caught.value.message
+    assert client.list_training_jobs()["TrainingJobSummaries"] == []
+
+
+def test_a_limit_of_cost_needs_the_price_of_every_fleet(client, asked):
+    client.update_fleet(FleetName="first", PriceUsdPerHour=10.0)
+    limited = {**asked, "StoppingCondition": {"MaxCostUsd": 5}, "AlternativeFleetNames": ["second"]}
+    with refused("ValidationException") as caught:
+        client.create_training_job(**limited)
+    assert "MaxCostUsd needs the price of the fleet second" in caught.value.message
+    client.update_fleet(FleetName="second", PriceUsdPerHour=10.0)
+    client.create_training_job(**limited)

@@ -1,0 +1,67 @@
+"""A job that names several fleets starts in the first that has capacity for all of it."""
+
+from __future__ import annotations
+
+from control_plane.core.states import JobState
+from everstep.protocol.ids import FleetName
+from tests.unit.control_plane.loop.world import FLEET, World
+
+OTHER = FleetName("other")
+ZONES = {FLEET: "us-east-1a", OTHER: "us-east-1b"}
+
+
+def two_fleets(world: World) -> None:
+    world.wish(min_node_count=0, spare_count=0)
+    world.add_fleet(OTHER, "other-group", ZONES[OTHER], nodes=0)
+
+
+async def test_a_gang_without_capacity_starts_in_the_next_fleet_that_it_names(world: World) -> None:
+    two_fleets(world)
+    world.operator.exhausted_zones = {ZONES[FLEET]}
+    run = world.submit(nodes=2, fleet_names=[FLEET, OTHER])
+    await world.until(lambda: world.job().fleet_name == OTHER)
+    assert any("do not have sufficient" in event and "goes to the fleet other" in event for event in world.events())
+    await world.running()
+    assert world.job().run_id == run
+    await world.train(3)
+    assert world.job().fleet_name == OTHER
+    assert world.operator.describe_group(world.groups[FLEET]).desired_count == 0  # nobody waits for nodes there any more
+
+
+async def test_fleets_without_capacity_are_asked_ever_more_seldom_until_one_has_some(world: World) -> None:
+    two_fleets(world)
+    world.operator.exhausted_zones = set(ZONES.values())
+    world.submit(nodes=2, fleet_names=[FLEET, OTHER])
+    for _ in range(3):
+        await world.until(lambda: world.job().fleet_name == OTHER)
+        await world.until(lambda: world.job().fleet_name == FLEET)
+        assert world.job().state == JobState.QUEUED
+        assert "stands aside" in world.job().reason or "every fleet that the job names was asked" in world.job().reason
+    waits = [event for event in world.events() if "every fleet that the job names was asked" in event]
+    assert ["after 30 s" in waits[0], "after 60 s" in waits[1], "after 120 s" in waits[2]] == [True, True, True]
+    world.operator.exhausted_zones = set()
+    await world.running()
+
+
+async def test_a_job_that_has_started_stays_where_its_checkpoints_and_peers_are(world: World) -> None:
+    two_fleets(world)
+    world.submit(nodes=2, fleet_names=[FLEET, OTHER])
+    await world.running()
+    await world.train(3)
+    world.operator.exhausted_zones = {ZONES[FLEET]}
+    world.terminate(world.team()[0])
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    for _ in range(20):
+        await world.tick()
+    assert (world.job().fleet_name, world.job().state) == (FLEET, JobState.PREPARING)
+    world.operator.exhausted_zones = set()
+    await world.running()
+
+
+async def test_a_fleet_that_takes_nothing_in_is_passed_over(world: World) -> None:
+    two_fleets(world)
+    world.add_fleet(FleetName("small"), "small-group", "us-east-1c", nodes=0, max_size=1)
+    world.operator.exhausted_zones = {ZONES[FLEET]}
+    world.submit(nodes=2, fleet_names=[FLEET, "small", "forgotten", OTHER])
+    await world.running()
+    assert world.job().fleet_name == OTHER
