@@ -9,7 +9,14 @@ from pathlib import Path
 
 from control_plane.replica import Replica, is_predecessor
 
-HOLDER = "import sys; from pathlib import Path; from control_plane.replica import Replica\nwith Replica(Path(sys.argv[1])) as r: print(r.owner, flush=True); sys.stdin.read()"
+HOLDER = """
+import sys
+from pathlib import Path
+from control_plane.replica import Replica
+with Replica(Path(sys.argv[1])) as replica:
+    print(replica.owner, flush=True)
+    sys.stdin.read()
+"""
 
 
 def living(directory: Path) -> subprocess.Popen[str]:

@@ -364,11 +364,8 @@ class World:
 
     def fleet_of(self, node_id: NodeId) -> FleetName:
         """Return whose group an instance belongs to."""
-        return next(
-            name
-            for name, group in self.groups.items()
-            if any(node_id == member.instance_id for member in self.operator.describe_group(group).members)
-        )
+        members = {name: self.operator.describe_group(group).members for name, group in self.groups.items()}
+        return next(name for name, some in members.items() if any(member.instance_id == node_id for member in some))
 
     def start_server(self) -> None:
         """Start (again) a control plane that remembers nothing but its database."""
