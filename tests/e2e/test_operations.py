@@ -9,7 +9,8 @@ from infra.local_cloud.up import BUCKET
 from tests.e2e.jobs import Shape, Workplace, assert_identical, assert_incident, room_for, wait_until
 
 PAIRS = Shape(nodes=4)
-STEPS = 18
+STEPS = 100
+"""Enough for two agreed stops, which take a second or so each."""
 MECHANICAL = 79
 """The Xid of a GPU that has fallen off the bus: its instance is replaced."""
 
@@ -18,19 +19,19 @@ def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Wo
     """One job: a person wants one of its nodes rebooted, then a GPU of another falls off the bus."""
     place.client.update_fleet(FleetName="local", HoldFailedInstances=True)
     try:
-        job = place.submit("operated", PAIRS, steps=STEPS, holds=("1:6", "2:12"), pace_seconds=0.05)
+        job = place.submit("operated", PAIRS, steps=STEPS, holds=("1:6", "2:40"), pace_seconds=0.05)
         job.reference()
         job.wait_standing("1:6")
         rebooted = job.node_of(1)
         place.client.reboot_node(NodeId=rebooted)
         job.let_go("1:6")
-        job.wait_standing("2:12")
+        job.wait_standing("2:40")
         assert rebooted not in job.describe()["NodeIds"]
         wait_until("the rebooted node to be a spare", lambda: node_of(place, rebooted)["NodeStatus"] == "spare", lambda: node_of(place, rebooted))
 
         failed = job.node_of(2)
         place.cluster.inject(Xid(target=failed, code=MECHANICAL))
-        job.let_go("2:12")
+        job.let_go("2:40")
         job.wait_ended()
         incidents = job.incidents()
         by_cause = {incident["Cause"]: incident for incident in incidents}
@@ -54,7 +55,7 @@ def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Wo
 def test_a_job_of_higher_priority_takes_the_nodes_of_a_preemptible_one(place: Workplace) -> None:
     """The group can hold six instances, and both want four."""
     with room_for(place, 6):
-        humble = place.submit("humble", PAIRS, steps=STEPS, holds=("1:6",), pace_seconds=0.05, request={"Preemptible": True})
+        humble = place.submit("humble", PAIRS, steps=40, holds=("1:6",), pace_seconds=0.05, request={"Preemptible": True})
         humble.reference()
         humble.wait_standing("1:6")
         humble.wait_committed(1)

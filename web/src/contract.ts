@@ -136,6 +136,8 @@ export interface CreateTrainingJobRequest {
   ClientRequestToken?: string
   /** May be left out where there is exactly one fleet. */
   FleetName?: string
+  /** Other subnets, zones or instance types: asked in this order, in a ring, while AWS has no capacity for the whole job in the one before. Only before the job has started. */
+  AlternativeFleetNames?: string[]
   Source: SourceConfig
   /** Path of a Python file in the source. */
   EntryPoint: string
@@ -978,7 +980,10 @@ export interface Token {
 export interface TrainingJob {
   TrainingJobName: string
   RunId: string
+  /** Where it runs or waits now. */
   FleetName: string
+  /** The others where it may start. */
+  AlternativeFleetNames: string[]
   Project: string
   TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
   SecondaryStatus: string
