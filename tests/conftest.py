@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import sys
 from collections.abc import Iterator
 
@@ -25,6 +26,25 @@ settings.load_profile("everstep")
 def pytest_configure(config: pytest.Config) -> None:
     """Keep pytest-randomly from importing DeepSpeed, which registers a seeder with it: seconds at every start, also of tests without torch."""
     pytest_randomly.entrypoint_reseeds = [_seed_torch]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Outside of the whole matrix run so many cases of a `sampled` test, drawn anew each time; pytest-randomly prints the seed, and -p repeats it."""
+    if "not full" not in config.getoption("markexpr"):
+        return
+    draw = random.Random(config.getoption("randomly_seed"))
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in sorted(items, key=lambda item: item.nodeid):
+        if item.get_closest_marker("sampled") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    dropped = set[pytest.Item]()
+    for some in cases.values():
+        marker = some[0].get_closest_marker("sampled")
+        assert marker is not None
+        dropped.update(draw.sample(some, max(0, len(some) - marker.args[0])))
+    items[:] = [item for item in items if item not in dropped]
+    config.hook.pytest_deselected(items=list(dropped))
 
 
 @pytest.fixture(scope="session")

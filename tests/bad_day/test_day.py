@@ -1,4 +1,4 @@
-"""A bad day in its short form, in its long one, and without one safeguard after the other: part of the whole matrix."""
+"""A bad day in its short form; in its long one, and without one safeguard after the other, as part of the whole matrix."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def lived(options: DayOptions, parent: WarmParent) -> set[str]:
     return {violation.rule for violation in wrong}
 
 
-@pytest.mark.full  # until what it has found is mended: docs/adr/0020
 @pytest.mark.timeout(900)
 def test_a_short_bad_day_harms_nobody(warm_parent: WarmParent, tmp_path: Path) -> None:
     assert not lived(DayOptions(seed=fresh_seed(), minutes=SHORT_MINUTES, keeps=tmp_path / "day"), warm_parent)

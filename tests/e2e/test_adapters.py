@@ -18,6 +18,7 @@ MORE_SHAPES = [Shape(nodes=5, copies=3), Shape(nodes=3, ranks_per_node=2), Shape
 ADAPTERS = ("plain", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("world", sorted(SHAPES))
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_a_killed_rank(place: Workplace, adapter: str, world: int) -> None:

@@ -86,6 +86,7 @@ def test_a_rank_dies_in_the_middle_of_a_capture(job: Job, dies: Callable[[Moment
     assert_identical(job)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "moment", [Moment.SEAL_OWN, Moment.SEAL_REPLICA, Moment.REPLICA_SENT, Moment.REPLICA_RECEIVED, Moment.VOTE, Moment.COMMIT], ids=str
 )
@@ -111,6 +112,7 @@ def test_an_agent_dies_while_steps_are_kept(place: Workplace, job: Job, dies: Ca
 # -- while a generation is made ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("moment", [Moment.PROMISED, Moment.VERIFIED, Moment.LOADED, Moment.RUNNING, Moment.STARTED], ids=str)
 def test_an_agent_dies_while_ranks_are_restarted(place: Workplace, job: Job, dies: Callable[[Moment, str], Path], moment: Moment) -> None:
     """A rank was killed; the agent of the other node dies in the middle of the recovery, and the next one finishes it."""
