@@ -74,7 +74,9 @@ def node_environment(environment: Mapping[str, str], address: str) -> dict[str, 
     return inherited
 
 
-def rank_environment(plan: GenerationPlan, here: PlanNode, rank: Rank, paths: RankPaths, inherited: Mapping[str, str]) -> dict[str, str]:
+def rank_environment(
+    plan: GenerationPlan, here: PlanNode, rank: Rank, paths: RankPaths, inherited: Mapping[str, str], supplied: Mapping[str, str]
+) -> dict[str, str]:
     """Build the environment of one rank.
 
     Args:
@@ -83,12 +85,14 @@ def rank_environment(plan: GenerationPlan, here: PlanNode, rank: Rank, paths: Ra
         rank: one of this node's.
         paths: of this rank on this node.
         inherited: what `node_environment` returned.
+        supplied: what this launch alone brings (`worker.supplies`); wins over what the user set.
 
     Returns:
         All of it: nothing else reaches the rank.
     """
     environment = dict(inherited)
     environment |= {name: value for name, value in plan.script.environment.items() if not is_reserved(name)}
+    environment |= supplied
     environment |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(plan.world_size),

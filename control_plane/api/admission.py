@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas import CreateTrainingJobRequest, FieldError, ProtectionConfig
+from control_plane.api.schemas import Channel, CreateTrainingJobRequest, FieldError, ProtectionConfig
 from control_plane.db.fleets import FleetRecord
-from control_plane.db.jobs import JobSpec
+from control_plane.db.jobs import JobInput, JobSpec
 from control_plane.db.quotas import QuotaRecord
 from control_plane.db.sources import SourceRecord
+from everstep.protocol.plan import channel_variable
 
 RESERVED_VARIABLES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"}
 )
 RESERVED_PREFIX = "EVERSTEP_"
-_NOT_YET = (("secrets", "Secrets"), ("role_arn", "RoleArn"), ("input_data_config", "InputDataConfig"))
+_NOT_YET = (("secrets", "Secrets"), ("role_arn", "RoleArn"))
 """Fields of the contract that nothing acts on yet: refused, because a job that runs without its secrets is worse than none."""
 
 
@@ -55,6 +56,7 @@ def admit(
     wrong = [
         *_not_yet(request),
         *_reserved(request),
+        *_inputs(request, bucket),
         *_does_not_fit(request, copies, fleet, max_node_count),
         *_priceless(request, fleet),
         *_beyond(request, quota),
@@ -85,6 +87,7 @@ def admit(
         max_cost_usd=request.stopping_condition.max_cost_usd,
         max_attempts=request.retry_strategy.max_attempts,
         preemptible=request.preemptible,
+        inputs=tuple(_input(channel) for channel in request.input_data_config),
     )
 
 
@@ -104,6 +107,33 @@ def _reserved(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
     for name in request.environment:
         if name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX):
             yield FieldError(field=f"Environment.{name}", message="is set by Everstep for every rank and cannot be changed")
+
+
+def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldError]:
+    seen: dict[str, str] = {}
+    for index, channel in enumerate(request.input_data_config):
+        field, variable = f"InputDataConfig[{index}]", channel_variable(channel.channel_name)
+        if variable in seen:
+            message = f"{channel.channel_name!r} and {seen[variable]!r} would both be {variable}"
+            yield FieldError(field=f"{field}.ChannelName", message=message)
+        if variable in request.environment:
+            yield FieldError(field=f"Environment.{variable}", message=f"is set by the channel {channel.channel_name!r}")
+        seen[variable] = channel.channel_name
+        source = channel.data_source
+        if (source.s3_data_source is None) == (source.file_system_data_source is None):
+            yield FieldError(field=f"{field}.DataSource", message="names one of S3DataSource and FileSystemDataSource")
+        if source.s3_data_source is not None and source.s3_data_source.s3_uri.removeprefix("s3://").partition("/")[0] == bucket:
+            message = f"{bucket} is the service's own bucket: what is in it belongs to jobs of every project. Copy the data to a bucket of yours"
+            yield FieldError(field=f"{field}.DataSource.S3DataSource.S3Uri", message=message)
+
+
+def _input(channel: Channel) -> JobInput:
+    objects, directory = channel.data_source.s3_data_source, channel.data_source.file_system_data_source
+    return JobInput(
+        name=channel.channel_name,
+        uri=objects.s3_uri if objects is not None else "",
+        directory=directory.directory_path if directory is not None else "",
+    )
 
 
 def _does_not_fit(request: CreateTrainingJobRequest, copies: int, fleet: FleetRecord, max_node_count: int) -> Iterator[FieldError]:

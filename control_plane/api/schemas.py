@@ -34,6 +34,8 @@ ShortText = Annotated[str, StringConstraints(max_length=256)]
 Value = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
 HyperParameterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}$")]
+ChannelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]{0,4094}$")]
 LoggedNumber = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]})]
 """JSON has no number that is not finite: such a one is text, as in AWS's own APIs; clients make it a number again."""
 Tags = Annotated[dict[ShortText, ShortText], Field(max_length=50)]
@@ -115,6 +117,36 @@ class CheckpointConfig(Request):
     """Keep a third slot per shard, so that an upload never makes snapshots wait."""
 
 
+class S3DataSource(Request):
+    """Objects in S3."""
+
+    s3_uri: S3Uri
+    """One object, or a prefix: then what lies below it, with its own folders. Without RoleArn it is read with the nodes' permissions."""
+
+
+class FileSystemDataSource(Request):
+    """A directory that is on every node already: a shared file system, or part of the image."""
+
+    directory_path: AbsolutePath
+    """Absolute; whether ranks may write to it is a matter of its mount."""
+
+
+class DataSource(Request):
+    """Where a channel's data are: one of the two."""
+
+    s3_data_source: S3DataSource | None = None
+    """Fetched to every node before its ranks start, verified, and kept there for later jobs as long as there is room. Files are read-only."""
+    file_system_data_source: FileSystemDataSource | None = None
+
+
+class Channel(Request):
+    """One of a job's inputs."""
+
+    channel_name: ChannelName
+    """Ranks find its directory in SM_CHANNEL_<NAME>, and by `everstep.training.input_dir("name")`."""
+    data_source: DataSource
+
+
 class OutputDataConfig(Request):
     """Where outputs go."""
 
@@ -166,8 +198,8 @@ class CreateTrainingJobRequest(Request):
     protection: ProtectionConfig | None = None
     """Two copies where there are two nodes, one where there is one, unless said."""
     checkpoint_config: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    input_data_config: list[dict[str, Any]] | None = None
-    """Not available yet."""
+    input_data_config: Annotated[list[Channel], Field(max_length=20)] = Field(default_factory=list)
+    """What ranks find on their node before their first line; what is missing fails the job before any rank starts."""
     output_data_config: OutputDataConfig = Field(default_factory=OutputDataConfig)
     stopping_condition: StoppingCondition = Field(default_factory=StoppingCondition)
     retry_strategy: RetryStrategy = Field(default_factory=RetryStrategy)
@@ -417,6 +449,7 @@ class TrainingJob(Shape):
     ranks_per_node: int
     protection: ProtectionConfig
     checkpoint_config: CheckpointConfig
+    input_data_config: list[Channel]
     output_data_config: OutputDataConfig
     stopping_condition: StoppingCondition
     retry_strategy: RetryStrategy

@@ -28,6 +28,16 @@ TRANSITIONS_LIMIT = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobInput:
+    """One of a job's input channels."""
+
+    name: str
+    uri: str = ""
+    """`s3://bucket/key`; empty: it is a directory of the nodes."""
+    directory: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What a job is, checked against its fleet and its source before it is stored."""
 
@@ -56,6 +66,7 @@ class JobSpec:
     """The breaker: this many times the same failure at the same step, and the job has failed."""
     preemptible: bool = False
     """A job of higher priority may pause it."""
+    inputs: tuple[JobInput, ...] = ()
 
     @property
     def world_size(self) -> int:

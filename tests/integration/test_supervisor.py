@@ -53,7 +53,7 @@ class Bench:
         (self.source / "train.py").write_text(script)
         plan = rank_plan(ranks_per_node=count, generation=generation, **options)  # type: ignore[arg-type]
         for rank in plan.nodes[0].ranks:
-            await self.supervisor.start_rank(plan, plan.nodes[0], rank, self.source / "train.py", agent_socket=self.state / "ranks.sock")
+            await self.supervisor.start_rank(plan, plan.nodes[0], rank, self.source / "train.py", agent_socket=self.state / "ranks.sock", supplied={})
         return plan
 
     async def exit(self, rank: int = 0, generation: int = 1) -> ExitedRank:
@@ -187,7 +187,7 @@ async def test_a_users_own_worker_module_is_imported(bench: Bench) -> None:
 
 async def test_a_missing_script_is_an_error_of_the_rank(bench: Bench) -> None:
     plan = rank_plan()
-    await bench.supervisor.start_rank(plan, plan.nodes[0], Rank(0), bench.source / "train.py", agent_socket=bench.state / "s")
+    await bench.supervisor.start_rank(plan, plan.nodes[0], Rank(0), bench.source / "train.py", agent_socket=bench.state / "s", supplied={})
     told = (await bench.exit()).describe(Step(-1))
     assert told.code == 2
     assert "can't open file" in told.last_lines

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from everstep.protocol.plan import ObjectReference
-from worker.errors import CorruptCheckpoint, ObjectMissing, StoreRefused
+from worker.errors import CorruptCheckpoint, ObjectChanged, ObjectMissing, StoreRefused
 from worker.storage.object_store import ObjectReader, Piece, StoredObject
 
 
@@ -50,9 +50,13 @@ class MemoryObjectStore:
             raise ObjectMissing(f"s3://{reference.bucket}/{reference.key} does not exist") from None
 
     @contextmanager
-    def open(self, reference: ObjectReference) -> Iterator[ObjectReader]:
+    def open(self, reference: ObjectReference, *, etag: str = "") -> Iterator[ObjectReader]:
         """See `ObjectStore.open`."""
-        yield _MemoryReader(self.get_bytes(reference))
+        data = self.get_bytes(reference)
+        md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        if etag not in ("", md5):
+            raise ObjectChanged(f"s3://{reference.bucket}/{reference.key} has the ETag {md5}, not {etag}")
+        yield _MemoryReader(data, md5)
 
     def head(self, reference: ObjectReference) -> StoredObject | None:
         """See `ObjectStore.head`."""
@@ -76,8 +80,9 @@ class MemoryObjectStore:
 
 
 class _MemoryReader:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, md5: str) -> None:
         self._data = memoryview(data)
+        self.md5 = md5
         self.bytes = len(data)
 
     def read_into(self, target: memoryview) -> None:

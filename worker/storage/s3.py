@@ -11,6 +11,7 @@ before the first call.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,7 +35,16 @@ from botocore.exceptions import (
 
 from everstep.protocol.loopback import is_loopback
 from everstep.protocol.plan import ObjectReference
-from worker.errors import CorruptCheckpoint, ForbiddenEndpoint, ObjectMissing, StorageError, StoreDenied, StoreRefused, StoreUnavailable
+from worker.errors import (
+    CorruptCheckpoint,
+    ForbiddenEndpoint,
+    ObjectChanged,
+    ObjectMissing,
+    StorageError,
+    StoreDenied,
+    StoreRefused,
+    StoreUnavailable,
+)
 from worker.storage.object_store import ObjectReader, Piece, StoredObject
 
 if TYPE_CHECKING:
@@ -51,6 +61,7 @@ _READ_TIMEOUT_SECONDS = 30
 _MAX_ATTEMPTS = 4
 _CHECKSUM = "CRC32"
 _MISSING = frozenset({"NoSuchKey", "NoSuchBucket", "404", "NotFound"})
+_CHANGED = frozenset({"PreconditionFailed", "412"})
 _DENIED = frozenset({"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 _BUSY = frozenset({"SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "Throttling", "ThrottlingException", "ServiceUnavailable", "InternalError"})
 
@@ -165,13 +176,14 @@ class S3ObjectStore:
         return bytes(data)
 
     @contextmanager
-    def open(self, reference: ObjectReference) -> Iterator[ObjectReader]:
+    def open(self, reference: ObjectReference, *, etag: str = "") -> Iterator[ObjectReader]:
         """See `ObjectStore.open`."""
+        condition = {"IfMatch": f'"{etag}"'} if etag else {}
         with _errors(reference):
-            answer = self._client.get_object(**_place(reference))
+            answer = self._client.get_object(**_place(reference), **condition)
         body: StreamingBody = answer["Body"]
         try:
-            yield _S3Reader(reference, body, int(answer["ContentLength"]))
+            yield _S3Reader(reference, body, int(answer["ContentLength"]), _md5(answer))
         finally:
             body.close()
 
@@ -197,7 +209,8 @@ class S3ObjectStore:
 
 
 class _S3Reader:
-    def __init__(self, reference: ObjectReference, body: StreamingBody, size: int) -> None:
+    def __init__(self, reference: ObjectReference, body: StreamingBody, size: int, md5: str) -> None:
+        self.md5 = md5
         self._reference = reference
         self._body = body
         self.bytes = size
@@ -261,6 +274,8 @@ def _errors(reference: ObjectReference) -> Iterator[None]:
 def _kind(code: str, status: int) -> type[StorageError]:
     if code in _MISSING:
         return ObjectMissing
+    if code in _CHANGED:
+        return ObjectChanged
     if code in _DENIED:
         return StoreDenied
     return StoreUnavailable if code in _BUSY or status >= 500 or status == 429 else StoreRefused
@@ -272,3 +287,13 @@ def _place(reference: ObjectReference) -> dict[str, str]:
 
 def _etag(answer: Mapping[str, Any]) -> str:
     return str(answer["ETag"]).strip('"')
+
+
+def _md5(answer: Mapping[str, Any]) -> str:
+    """Return an object's MD5 where its ETag is that.
+
+    Source: Amazon S3 API Reference, Object, ETag: of objects put in one piece, in plain text or with SSE-S3.
+    """
+    etag = _etag(answer)
+    is_plain = answer.get("ServerSideEncryption", "AES256") == "AES256" and "SSECustomerAlgorithm" not in answer
+    return etag if is_plain and re.fullmatch("[0-9a-f]{32}", etag) else ""

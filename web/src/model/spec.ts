@@ -32,6 +32,7 @@ export function requestOf(job: TrainingJob): Draft {
     RanksPerNode: job.RanksPerNode,
     Protection: job.Protection,
     CheckpointConfig: { ...job.CheckpointConfig, S3Uri: elsewhere(job.CheckpointConfig?.S3Uri) },
+    InputDataConfig: job.InputDataConfig?.length ? job.InputDataConfig : undefined,
     OutputDataConfig: { S3OutputPath: elsewhere(job.OutputDataConfig?.S3OutputPath) },
     StoppingCondition: job.StoppingCondition,
     RetryStrategy: job.RetryStrategy,

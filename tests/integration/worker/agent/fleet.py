@@ -12,7 +12,7 @@ import hashlib
 import io
 import mmap
 import tarfile
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -326,6 +326,8 @@ class Shim:
 
     def __init__(self) -> None:
         self.ranks: dict[Rank, ScriptedRank] = {}
+        self.supplied: dict[str, str] = {}
+        """What the rank that was started last was given besides its job's variables."""
         self.ended: list[Ended] = []
         self.forgotten: list[RunId] = []
         self._tasks: dict[Rank, asyncio.Task[None]] = {}
@@ -351,11 +353,14 @@ class Shim:
         for rank in list(self._tasks):
             await self.end(rank, ExitClass.HALTED)
 
-    async def start_rank(self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path) -> None:
+    async def start_rank(
+        self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Mapping[str, str]
+    ) -> None:
         assert entry.is_file()
         if rank in self.ranks and self.ranks[rank].plan.generation == plan.generation:
             return  # asked for before
         self.ranks[rank] = ScriptedRank(plan, rank, agent_socket)
+        self.supplied = dict(supplied)
         self._tasks[rank] = asyncio.create_task(self.ranks[rank].live())
 
     async def next_exit(self, run: RunId, generation: Generation, seen: Collection[Rank]) -> Ended:
@@ -372,6 +377,17 @@ class Shim:
 
     def forget(self, run: RunId) -> None:
         self.forgotten.append(run)
+
+    def fail_rank(self, plan: GenerationPlan, rank: Rank, reason: str) -> None:
+        self.ended.append(Ended(plan.run, plan.generation, rank, ExitClass.ERROR))
+        self._changed.set()
+
+    async def forget_started(self) -> None:
+        """Be as if the agent had died before it asked for any rank."""
+        await self.stop_all()
+        self.ended.clear()
+        self.ranks.clear()
+        self.supplied = {}
 
     async def end(self, rank: Rank, exit_class: ExitClass = ExitClass.KILLED) -> None:
         """End a rank."""

@@ -1,0 +1,100 @@
+"""What ranks are given besides their state, on real agents: there before a rank starts, or the generation is not loaded and says why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from everstep.protocol.agent_messages import Load, MemberPhase, NodeFault
+from everstep.protocol.plan import GenerationPlan, InputChannel, ObjectReference
+from tests.integration.worker.agent.fleet import BUCKET, KEY_BYTES, Fleet, until
+
+pytestmark = pytest.mark.integration
+SET = InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/"))
+
+
+@dataclass
+class Needs:
+    """A fleet whose jobs need something besides their source."""
+
+    fleet: Fleet
+    script: dict[str, Any]
+
+    def plan(self) -> GenerationPlan:
+        plan = self.fleet.make_plan()
+        self.fleet.plan = msgspec.structs.replace(plan, script=msgspec.structs.replace(plan.script, **self.script))
+        return self.fleet.plan
+
+    async def load(self, phase: MemberPhase = MemberPhase.LOADED) -> None:
+        plan = self.plan()
+        for node in self.fleet.nodes:
+            await self.fleet.send(node, Load(plan=plan, key=bytes([self.fleet.generation]) * KEY_BYTES))
+        await until(f"{phase} on all", lambda: self.fleet.members(phase))
+
+    def faults(self) -> list[NodeFault]:
+        members = [self.fleet.control.member(node.id) for node in self.fleet.nodes]
+        return [fault for member in members if member is not None for fault in member.faults]
+
+
+async def test_ranks_find_their_channels_and_get_them_again_in_the_next_generation(fleet: Fleet, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    fleet.objects.put_bytes(ObjectReference(bucket=BUCKET, key="set/a"), b"first")
+    needs = Needs(fleet, {"inputs": (SET, InputChannel(name="here", directory=str(here)))})
+    await fleet.prepare()
+    await needs.load()
+    assert [node.shim.ranks for node in fleet.nodes] == [{}, {}, {}], "no rank waits for a node that may fetch for hours"
+    await fleet.start()
+    for node in fleet.nodes:
+        folder = Path(node.shim.supplied["SM_CHANNEL_TRAIN"])
+        assert (folder / "a").read_bytes() == b"first"
+        assert json.loads(node.shim.supplied["EVERSTEP_INPUT_CHANNELS"]) == {"train": str(folder), "here": str(here)}
+    await fleet.train(3)
+    del fleet.objects.objects[BUCKET]["set/a"]  # what a node has fetched for a run it has for the run's whole life
+    await fleet.prepare()
+    for node in fleet.nodes:
+        node.shim.supplied.clear()
+    await needs.load()
+    assert all(node.shim.supplied["SM_CHANNEL_HERE"] == str(here) for node in fleet.nodes), "started while they load: every node has everything"
+    await fleet.start()
+    await fleet.train(5)
+    await fleet.release()
+    assert [list((node.state_dir / "inputs/runs").iterdir()) for node in fleet.nodes] == [[], [], []]
+
+
+async def test_a_channel_that_is_missing_fails_the_first_load_for_good(fleet: Fleet) -> None:
+    needs = Needs(fleet, {"inputs": (SET,)})
+    await fleet.prepare()
+    await needs.load(MemberPhase.LOAD_FAILED)
+    assert {(fault.code, fault.is_permanent) for fault in needs.faults()} == {("input_unavailable", True)}
+    assert "InputDataConfig, channel 'train': there is no object at or below s3://bucket/set/" in needs.faults()[0].message
+    assert not any(node.shim.ranks for node in fleet.nodes)
+
+
+async def test_a_job_that_has_trained_is_not_given_up_for_a_channel(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(2)
+    await fleet.prepare()
+    needs = Needs(fleet, {"inputs": (SET,)})
+    await needs.load(MemberPhase.LOAD_FAILED)
+    assert {fault.is_permanent for fault in needs.faults()} == {False}
+
+
+async def test_an_agent_that_dies_between_the_start_and_its_ranks_supplies_them(fleet: Fleet) -> None:
+    fleet.objects.put_bytes(ObjectReference(bucket=BUCKET, key="set/a"), b"first")
+    needs = Needs(fleet, {"inputs": (SET,)})
+    await fleet.prepare()
+    await needs.load()
+    await fleet.start()
+    node = fleet.nodes[1]
+    await node.stop()
+    await node.shim.forget_started()
+    await until("the line to end", lambda: not fleet.control.is_connected(node.id))
+    node.start()
+    await until("the rank", lambda: bool(node.shim.ranks))
+    assert (Path(node.shim.supplied["SM_CHANNEL_TRAIN"]) / "a").read_bytes() == b"first"

@@ -1,0 +1,96 @@
+"""What ranks are given besides their state: the directories of their job's input channels.
+
+    Load ─▶ Supplies.gather ─▶ Supplied, beside the fetching of shards ─▶ the environment of each rank
+
+Invariant: a rank is started with all of it or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from everstep.protocol.ids import RunId
+from everstep.protocol.plan import GenerationPlan, channel_variable
+from worker.errors import InputRefused, LoadFailed
+from worker.inputs import InputCache
+from worker.shm.store import in_thread
+from worker.storage.object_store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supplied:
+    """What every rank of a generation on this node is started with."""
+
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+    """Variables that win over the job's own."""
+
+
+class Supplies:
+    """One owner: the agent.
+
+    Args:
+        state: the agent's directory.
+        objects: S3, with the node's permissions.
+        input_bytes: what inputs may take of the disk; None: what it has, less a part.
+    """
+
+    def __init__(self, state: Path, objects: ObjectStore, *, input_bytes: int | None = None) -> None:
+        self._objects = objects
+        self._inputs = InputCache(state, input_bytes)
+
+    async def gather(self, plan: GenerationPlan) -> Supplied:
+        """Have everything that the ranks of a generation need. Doing it again costs little. Once a generation, and once more by a restarted agent.
+
+        Args:
+            plan: of the generation.
+
+        Returns:
+            What its ranks on this node are started with.
+
+        Raises:
+            LoadFailed: with a code and a sentence for the user.
+        """
+        return Supplied(environment=await self._channels(plan))
+
+    async def _channels(self, plan: GenerationPlan) -> dict[str, str]:
+        inputs = plan.script.inputs
+        if not inputs:
+            return {}
+
+        def fetch(cancelled: threading.Event) -> dict[str, Path]:
+            return self._inputs.fetch(self._objects, plan.run, inputs, cancelled)
+
+        try:
+            found = await in_thread(fetch)
+        except InputRefused as error:
+            raise _failed(plan, "input_unavailable", str(error), is_passing=error.is_passing) from error
+        paths = {name: str(path) for name, path in found.items()}
+        return {"EVERSTEP_INPUT_CHANNELS": json.dumps(paths), **{channel_variable(name): path for name, path in paths.items()}}
+
+    async def forget(self, run: RunId) -> None:
+        """Let go of what a run alone needed on this node."""
+        await asyncio.to_thread(self._inputs.forget, run)
+
+
+def wait_for_start(plan: GenerationPlan) -> bool:
+    """Say whether the ranks of a generation start only when all nodes have loaded, not while they load. Pure.
+
+    A node that is new to a job may fetch for hours; ranks of the others would wait for its ranks in their rendezvous, and give up.
+
+    Args:
+        plan: of the generation.
+
+    Returns:
+        Whether there is something to fetch, and a node that may not have it: one whose ranks' state is not on it.
+    """
+    fetches = any(channel.prefix is not None for channel in plan.script.inputs)
+    return fetches and any(not rank.sources or rank.sources[0].kind != "local" for rank in plan.ranks)
+
+
+def _failed(plan: GenerationPlan, code: str, message: str, *, is_passing: bool) -> LoadFailed:
+    """At the first launch a job that lacks something is wrong; one that has trained had all of it, and may have it again on another node."""
+    return LoadFailed(code, message, is_permanent=not is_passing and plan.parent == 0)
