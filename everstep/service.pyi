@@ -605,6 +605,8 @@ class TrainingJob(TypedDict):
     EntryPoint: str
     HyperParameters: dict[str, str]
     Environment: dict[str, str]
+    Secrets: dict[str, str]
+    """Where the values are, by variable."""
     NodeCount: int
     RanksPerNode: int
     Protection: ProtectionConfig

@@ -26,6 +26,7 @@ from worker.health.watch import HealthWatch
 from worker.instance_metadata import endpoint_of
 from worker.own_log import OwnLog
 from worker.shm import tmpfs
+from worker.storage.node_aws import NodeAws
 from worker.storage.s3 import s3_store
 from worker.supervisor import Supervisor
 
@@ -167,7 +168,7 @@ def main() -> None:
         cgroup=chosen.slots.name,
     )
     health = HealthWatch(gpus, state=chosen.state, slots=chosen.slots)
-    asyncio.run(serve(Agent(chosen, s3_store(), supervisor, now=time.time, health=health, own_log=own_log)))
+    asyncio.run(serve(Agent(chosen, s3_store(), NodeAws(), supervisor, now=time.time, health=health, own_log=own_log)))
 
 
 if __name__ == "__main__":

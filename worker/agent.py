@@ -65,6 +65,7 @@ from worker.replication.tcp import PeerListener
 from worker.shim.messages import RankRecord
 from worker.shm.store import SlotStore
 from worker.stacks import StackWatch
+from worker.storage.aws import Aws
 from worker.storage.object_store import ObjectStore
 from worker.supervisor import Supervisor
 from worker.supplies import Supplied, Supplies, wait_for_start
@@ -108,6 +109,7 @@ class Agent:
         self,
         settings: AgentSettings,
         objects: ObjectStore,
+        aws: Aws,
         supervisor: Supervisor,
         *,
         now: Callable[[], float],
@@ -119,6 +121,7 @@ class Agent:
         Args:
             settings: where this agent lives and whom it serves.
             objects: S3.
+            aws: the rest of AWS, with the node's permissions.
             supervisor: of this node's ranks; started and closed here.
             now: Unix time, for what is shown to people.
             health: of this node; started and closed here. None: the node's own devices are not watched.
@@ -137,7 +140,7 @@ class Agent:
         self._supervisor = supervisor
         self._logs = RankLogs(settings.state, objects)
         self._node = Node(settings.node_id, settings.address, settings.state, self._store, self._listener, objects, now)
-        self._supplies = Supplies(settings.state, objects, input_bytes=settings.input_bytes)
+        self._supplies = Supplies(settings.state, objects, aws, input_bytes=settings.input_bytes)
         self._metadata = InstanceMetadata(settings.metadata_endpoint, self._changed) if settings.metadata_endpoint else None
         self._control = ControlClient(
             settings.control_plane_urls,

@@ -1,4 +1,4 @@
-"""What ranks are given besides their state: the directories of their job's input channels.
+"""What ranks are given besides their state: the directories of their job's input channels, and its secrets.
 
     Load ─▶ Supplies.gather ─▶ Supplied, beside the fetching of shards ─▶ the environment of each rank
 
@@ -15,9 +15,10 @@ from pathlib import Path
 
 from everstep.protocol.ids import RunId
 from everstep.protocol.plan import GenerationPlan, channel_variable
-from worker.errors import InputRefused, LoadFailed
+from worker.errors import InputRefused, LoadFailed, StorageError, StoreRefused
 from worker.inputs import InputCache
 from worker.shm.store import in_thread
+from worker.storage.aws import Aws
 from worker.storage.object_store import ObjectStore
 
 
@@ -35,11 +36,13 @@ class Supplies:
     Args:
         state: the agent's directory.
         objects: S3, with the node's permissions.
+        aws: the rest of AWS, with the node's permissions.
         input_bytes: what inputs may take of the disk; None: what it has, less a part.
     """
 
-    def __init__(self, state: Path, objects: ObjectStore, *, input_bytes: int | None = None) -> None:
+    def __init__(self, state: Path, objects: ObjectStore, aws: Aws, *, input_bytes: int | None = None) -> None:
         self._objects = objects
+        self._aws = aws
         self._inputs = InputCache(state, input_bytes)
 
     async def gather(self, plan: GenerationPlan) -> Supplied:
@@ -54,7 +57,26 @@ class Supplies:
         Raises:
             LoadFailed: with a code and a sentence for the user.
         """
-        return Supplied(environment=await self._channels(plan))
+        secrets = await self._secrets(plan)  # the quickest to fail comes first
+        return Supplied(environment={**secrets, **await self._channels(plan)})
+
+    async def _secrets(self, plan: GenerationPlan) -> dict[str, str]:
+        """Read them anew for each launch: one that was changed meanwhile has its new value, and none is kept on the node."""
+
+        def read(cancelled: threading.Event) -> dict[str, str]:
+            values = {}
+            for variable, reference in plan.script.secrets.items():
+                if cancelled.is_set():
+                    break
+                try:
+                    values[variable] = self._aws.secret(reference, None)
+                    if "\0" in values[variable]:
+                        raise StoreRefused(f"{reference}: it contains a zero byte, and a variable cannot")
+                except StorageError as error:
+                    raise _failed(plan, "secret_unavailable", f"Secrets.{variable}: {error}", is_passing=error.retryable) from error
+            return values
+
+        return await in_thread(read) if plan.script.secrets else {}
 
     async def _channels(self, plan: GenerationPlan) -> dict[str, str]:
         inputs = plan.script.inputs

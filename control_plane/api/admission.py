@@ -19,7 +19,7 @@ RESERVED_VARIABLES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"}
 )
 RESERVED_PREFIX = "EVERSTEP_"
-_NOT_YET = (("secrets", "Secrets"), ("role_arn", "RoleArn"))
+_NOT_YET = (("role_arn", "RoleArn"),)
 """Fields of the contract that nothing acts on yet: refused, because a job that runs without its secrets is worse than none."""
 
 
@@ -87,6 +87,7 @@ def admit(
         max_cost_usd=request.stopping_condition.max_cost_usd,
         max_attempts=request.retry_strategy.max_attempts,
         preemptible=request.preemptible,
+        secrets=dict(request.secrets),
         inputs=tuple(_input(channel) for channel in request.input_data_config),
     )
 
@@ -104,9 +105,12 @@ def _not_yet(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
 
 
 def _reserved(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
-    for name in request.environment:
-        if name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX):
-            yield FieldError(field=f"Environment.{name}", message="is set by Everstep for every rank and cannot be changed")
+    for field, names in (("Environment", request.environment), ("Secrets", request.secrets)):
+        for name in names:
+            if name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX):
+                yield FieldError(field=f"{field}.{name}", message="is set by Everstep for every rank and cannot be changed")
+    for name in sorted(request.secrets.keys() & request.environment.keys()):
+        yield FieldError(field=f"Secrets.{name}", message="is in Environment, too")
 
 
 def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldError]:
@@ -116,8 +120,9 @@ def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldErr
         if variable in seen:
             message = f"{channel.channel_name!r} and {seen[variable]!r} would both be {variable}"
             yield FieldError(field=f"{field}.ChannelName", message=message)
-        if variable in request.environment:
-            yield FieldError(field=f"Environment.{variable}", message=f"is set by the channel {channel.channel_name!r}")
+        for where, names in (("Environment", request.environment), ("Secrets", request.secrets)):
+            if variable in names:
+                yield FieldError(field=f"{where}.{variable}", message=f"is set by the channel {channel.channel_name!r}")
         seen[variable] = channel.channel_name
         source = channel.data_source
         if (source.s3_data_source is None) == (source.file_system_data_source is None):

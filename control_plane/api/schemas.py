@@ -33,6 +33,13 @@ S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61
 ShortText = Annotated[str, StringConstraints(max_length=256)]
 Value = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
+SecretReference = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^(secretsmanager:[A-Za-z0-9/_+=.@-]{1,512}|ssm:[A-Za-z0-9/_.-]{1,1011}"
+        r"|arn:aws[a-z-]*:(secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:[A-Za-z0-9/_+=.@-]{1,512}|ssm:[a-z0-9-]+:[0-9]{12}:parameter/[A-Za-z0-9/_.-]{1,1011}))$"
+    ),
+]
 HyperParameterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}$")]
 ChannelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]{0,4094}$")]
@@ -189,8 +196,9 @@ class CreateTrainingJobRequest(Request):
     hyper_parameters: Annotated[dict[HyperParameterName, Value], Field(max_length=100)] = Field(default_factory=dict)
     """Given to the script as EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value`."""
     environment: Annotated[dict[VariableName, Value], Field(max_length=100)] = Field(default_factory=dict)
-    secrets: dict[str, str] | None = None
-    """Not available yet."""
+    secrets: Annotated[dict[VariableName, SecretReference], Field(max_length=100)] = Field(default_factory=dict)
+    """Variables of ranks whose values are in AWS: `secretsmanager:NAME`, `ssm:NAME` or an ARN of either. Each node reads them when it starts its
+    ranks; values are stored, shown and logged nowhere."""
     role_arn: str | None = None
     """Not available yet."""
     node_count: int = Field(ge=1, le=MAX_NODE_COUNT)
@@ -445,6 +453,8 @@ class TrainingJob(Shape):
     entry_point: str
     hyper_parameters: dict[str, str]
     environment: dict[str, str]
+    secrets: dict[str, str]
+    """Where the values are, by variable."""
     node_count: int
     ranks_per_node: int
     protection: ProtectionConfig

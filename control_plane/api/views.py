@@ -111,6 +111,7 @@ def job(
         entry_point=spec.entry_point,
         hyper_parameters=spec.hyperparameters,
         environment=spec.environment,
+        secrets=spec.secrets,
         node_count=spec.node_count,
         ranks_per_node=spec.ranks_per_node,
         protection=schemas.ProtectionConfig(copies=spec.copies, max_slowdown=spec.max_slowdown),

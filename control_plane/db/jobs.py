@@ -67,6 +67,8 @@ class JobSpec:
     preemptible: bool = False
     """A job of higher priority may pause it."""
     inputs: tuple[JobInput, ...] = ()
+    secrets: dict[str, str] = field(default_factory=dict)
+    """By variable, where its value is; never a value."""
 
     @property
     def world_size(self) -> int:

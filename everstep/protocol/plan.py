@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 
@@ -121,6 +123,8 @@ class ScriptPlan(Message, frozen=True):
     logs: ObjectReference
     """Key prefix; a rank's streams go to `<key>gen=<g>/rank=<r>.stdout` and `.stderr`."""
     inputs: tuple[InputChannel, ...] = ()
+    secrets: dict[str, str] = msgspec.field(default_factory=dict)
+    """By variable, where its value is: `secretsmanager:NAME`, `ssm:NAME` or an ARN. Values are on no wire but that from AWS to the node."""
 
 
 class CheckpointPlan(Message, frozen=True):

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -49,11 +49,15 @@ class Bench:
             modules=PRELOADED,
         )
 
-    async def start(self, script: str, *, count: int = 1, generation: int = 1, **options: object) -> GenerationPlan:
+    async def start(
+        self, script: str, *, count: int = 1, generation: int = 1, supplied: Mapping[str, str] | None = None, **options: object
+    ) -> GenerationPlan:
         (self.source / "train.py").write_text(script)
         plan = rank_plan(ranks_per_node=count, generation=generation, **options)  # type: ignore[arg-type]
         for rank in plan.nodes[0].ranks:
-            await self.supervisor.start_rank(plan, plan.nodes[0], rank, self.source / "train.py", agent_socket=self.state / "ranks.sock", supplied={})
+            await self.supervisor.start_rank(
+                plan, plan.nodes[0], rank, self.source / "train.py", agent_socket=self.state / "ranks.sock", supplied=supplied or {}
+            )
         return plan
 
     async def exit(self, rank: int = 0, generation: int = 1) -> ExitedRank:
@@ -101,6 +105,16 @@ async def cold(tmp_path: Path) -> AsyncIterator[Bench]:
     await made.supervisor.start()
     yield made
     await made.supervisor.shut_down()
+
+
+async def test_what_a_rank_is_supplied_with_is_in_its_environment_and_on_no_disk(bench: Bench) -> None:
+    await bench.start("import os\nprint('up', len(os.environ['TOKEN']), flush=True)\nraise SystemExit(3)\n", supplied={"TOKEN": "hunter2"})
+    told = (await bench.exit()).describe(Step(-1))
+    assert bench.files().stdout.read_text() == "up 7\n"
+    assert "hunter2" not in repr(told)
+    written = [path for path in bench.state.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".json" for path in written), "the rank's record is among them"
+    assert [path for path in written if b"hunter2" in path.read_bytes()] == []
 
 
 async def test_a_rank_runs_the_script_as_python_would(bench: Bench) -> None:

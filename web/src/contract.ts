@@ -149,7 +149,7 @@ export interface CreateTrainingJobRequest {
   /** Given to the script as EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value`. */
   HyperParameters?: Record<string, string>
   Environment?: Record<string, string>
-  /** Not available yet. */
+  /** Variables of ranks whose values are in AWS: `secretsmanager:NAME`, `ssm:NAME` or an ARN of either. Each node reads them when it starts its ranks; values are stored, shown and logged nowhere. */
   Secrets?: Record<string, string>
   /** Not available yet. */
   RoleArn?: string
@@ -1017,6 +1017,8 @@ export interface TrainingJob {
   EntryPoint: string
   HyperParameters: Record<string, string>
   Environment: Record<string, string>
+  /** Where the values are, by variable. */
+  Secrets: Record<string, string>
   NodeCount: number
   RanksPerNode: number
   Protection: ProtectionConfig

@@ -1,15 +1,17 @@
-"""An object store in this process's memory: for tests and simulators. The contract suite holds it to what S3 does."""
+"""An object store, secrets and roles in this process's memory: for tests and simulators. Contract suites hold them to what AWS does."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from everstep.protocol.plan import ObjectReference
-from worker.errors import CorruptCheckpoint, ObjectChanged, ObjectMissing, StoreRefused
-from worker.storage.object_store import ObjectReader, Piece, StoredObject
+from worker.errors import CorruptCheckpoint, ObjectChanged, ObjectMissing, StoreDenied, StoreRefused
+from worker.storage.aws import ROLE_SECONDS, RoleKeys, SecretPlace
+from worker.storage.object_store import ObjectReader, ObjectStore, Piece, StoredObject
 
 
 class MemoryObjectStore:
@@ -77,6 +79,50 @@ class MemoryObjectStore:
     def _described(self, reference: ObjectReference) -> StoredObject:
         data = self.objects[reference.bucket][reference.key]
         return StoredObject(reference, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())
+
+
+class MemoryAws:
+    """See `Aws`: what is in these mappings.
+
+    Args:
+        objects: what any role sees.
+        now: Unix time, seconds.
+    """
+
+    def __init__(self, objects: ObjectStore, *, now: Callable[[], float] = time.time) -> None:
+        self.secrets: dict[str, str] = {}
+        self.roles: set[str] = set()
+        self.assumed_count = 0
+        self.used: list[tuple[str, str]] = []
+        """What was read, and with whose access key; the node's own is empty."""
+        self._objects = objects
+        self._now = now
+
+    def secret(self, reference: str, keys: RoleKeys | None) -> str:
+        """See `Aws.secret`."""
+        self.used.append((reference, keys.access_key_id if keys else ""))
+        place = SecretPlace.of(reference)
+        try:
+            return self.secrets[place.name]
+        except KeyError:
+            raise ObjectMissing(f"{reference}: there is no such secret") from None
+
+    def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
+        """See `Aws.assume_role`."""
+        if role_arn not in self.roles:
+            raise StoreDenied(f"{role_arn}: {session_name} is not authorized to perform: sts:AssumeRole")
+        self.assumed_count += 1
+        return RoleKeys(
+            access_key_id=f"ASIA{self.assumed_count:016}",
+            secret_access_key=f"secret of {role_arn}",
+            session_token=f"token {self.assumed_count}",
+            expires_at=self._now() + ROLE_SECONDS,
+        )
+
+    def objects(self, keys: RoleKeys) -> ObjectStore:
+        """See `Aws.objects`."""
+        self.used.append(("objects", keys.access_key_id))
+        return self._objects
 
 
 class _MemoryReader:

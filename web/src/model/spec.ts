@@ -28,6 +28,7 @@ export function requestOf(job: TrainingJob): Draft {
     EntryPoint: job.EntryPoint,
     HyperParameters: job.HyperParameters,
     Environment: job.Environment,
+    Secrets: job.Secrets,
     NodeCount: job.NodeCount,
     RanksPerNode: job.RanksPerNode,
     Protection: job.Protection,

@@ -69,7 +69,7 @@ from everstep.protocol.rank_messages import (
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, digest, pack_index, unpack_header
 from worker.agent import Agent, AgentSettings
 from worker.shim.messages import RankRecord
-from worker.storage.memory import MemoryObjectStore
+from worker.storage.memory import MemoryAws, MemoryObjectStore
 from worker.tasks import Signal
 
 JOB, RUN = JobName("job"), RunId("ab" * 16)
@@ -407,6 +407,7 @@ class Node:
         self.slots = slots
         self.state_dir = state_dir
         self._objects = objects
+        self.aws = MemoryAws(objects)
         self._settings = AgentSettings(
             node_id=node_id, address="127.0.0.1", state=state_dir, slots=slots, memory_bytes=1 << 24, control_plane_urls=(url,), join_token="join"
         )
@@ -414,7 +415,7 @@ class Node:
 
     def start(self) -> None:
         """Start an agent."""
-        self.agent = Agent(self._settings, self._objects, self.shim, now=lambda: 1000.0)  # type: ignore[arg-type]
+        self.agent = Agent(self._settings, self._objects, self.aws, self.shim, now=lambda: 1000.0)  # type: ignore[arg-type]
         self._task = asyncio.create_task(self.agent.run())
 
     async def stop(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,48 @@ async def test_a_job_that_has_trained_is_not_given_up_for_a_channel(fleet: Fleet
     needs = Needs(fleet, {"inputs": (SET,)})
     await needs.load(MemberPhase.LOAD_FAILED)
     assert {fault.is_permanent for fault in needs.faults()} == {False}
+
+
+async def test_secrets_are_read_for_each_launch_and_are_nowhere_else(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for node in fleet.nodes:
+        node.aws.secrets |= {"token": "hunter2-first", "/team/key": "hunter2-key"}
+    needs = Needs(fleet, {"secrets": {"TOKEN": "secretsmanager:token", "KEY": "ssm:/team/key"}})
+    await fleet.prepare()
+    await needs.load()
+    await fleet.start()
+    assert [node.shim.supplied for node in fleet.nodes] == [{"TOKEN": "hunter2-first", "KEY": "hunter2-key"}] * 3
+    await fleet.train(2)
+    for node in fleet.nodes:
+        node.aws.secrets["token"] = "hunter2-second"
+    await fleet.prepare()
+    await needs.load()
+    await fleet.start()
+    assert {node.shim.supplied["TOKEN"] for node in fleet.nodes} == {"hunter2-second"}, "one that was changed has its new value"
+    written = [path for node in fleet.nodes for folder in (node.state_dir, node.slots) for path in folder.rglob("*") if path.is_file()]
+    assert len(written) > len(fleet.nodes)
+    assert [path for path in written if b"hunter2" in path.read_bytes()] == []
+    assert "hunter2" not in repr([fleet.control.reports, fleet.plan, [node.agent._supplied for node in fleet.nodes]])
+    assert "hunter2" not in caplog.text
+
+
+async def test_a_secret_that_is_missing_or_no_text_is_told_by_its_variable(fleet: Fleet) -> None:
+    for node in fleet.nodes:
+        node.aws.secrets["zero"] = "a\0b"
+    for reference, words in (
+        ("ssm:/none", "Secrets.TOKEN: ssm:/none: there is no such secret"),
+        ("ssm:zero", "Secrets.TOKEN: ssm:zero: it contains a zero byte"),
+    ):
+        await fleet.prepare()
+        needs = Needs(fleet, {"secrets": {"TOKEN": reference}})
+        plan = msgspec.structs.replace(needs.plan(), parent=0)
+        needs.plan = lambda plan=plan: plan  # type: ignore[method-assign]
+        await needs.load(MemberPhase.LOAD_FAILED)
+        assert {(fault.code, fault.message, fault.is_permanent) for fault in needs.faults()} == {
+            ("secret_unavailable", needs.faults()[0].message, True)
+        }
+        assert f"Secrets.TOKEN: {reference}: {words}" in needs.faults()[0].message
+    assert not any(node.shim.ranks for node in fleet.nodes)
 
 
 async def test_an_agent_that_dies_between_the_start_and_its_ranks_supplies_them(fleet: Fleet) -> None:
