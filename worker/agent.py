@@ -59,6 +59,7 @@ from worker.logs import LogShipper, RankLogs
 from worker.member import Member, Node
 from worker.own_log import OwnLog
 from worker.promise import Promise, PromiseFile
+from worker.rank_environment import Supplied
 from worker.rank_server import RankServer
 from worker.replication.network_cards import more_addresses
 from worker.replication.tcp import PeerListener
@@ -68,7 +69,7 @@ from worker.stacks import StackWatch
 from worker.storage.aws import Aws
 from worker.storage.object_store import ObjectStore
 from worker.supervisor import Supervisor
-from worker.supplies import Supplied, Supplies, wait_for_start
+from worker.supplies import Supplies, wait_for_start
 from worker.tasks import end, together
 
 log = logging.getLogger(__name__)
@@ -519,7 +520,7 @@ class Agent:
 
             async def supply_ranks() -> None:
                 nonlocal watching
-                self._supplied = await self._supplies.gather(member.plan)
+                self._supplied = await self._supplies.gather(member.plan, member.here, entry)
                 if not wait_for_start(member.plan):
                     await self._start_ranks(promise, member, self._supplied)
                 watching = asyncio.create_task(self._watch_exits(promise, member), name="exits before the start")
@@ -553,7 +554,9 @@ class Agent:
                 key.rank for key in self._supervisor.records if (key.run, key.generation) == (promise.run, promise.generation)
             }
             try:
-                supplied = self._supplied or (await self._supplies.gather(member.plan) if unborn else Supplied())
+                supplied = self._supplied or (
+                    await self._supplies.gather(member.plan, member.here, Path(promise.entry_point)) if unborn else Supplied()
+                )
             except LoadFailed as error:
                 for rank in sorted(unborn):
                     self._supervisor.fail_rank(member.plan, rank, str(error))
@@ -565,7 +568,7 @@ class Agent:
         """Start those that were not started yet."""
         entry = Path(promise.entry_point)
         for rank in member.here.ranks:
-            await self._supervisor.start_rank(member.plan, member.here, rank, entry, agent_socket=self._ranks.path, supplied=supplied.environment)
+            await self._supervisor.start_rank(member.plan, member.here, rank, entry, agent_socket=self._ranks.path, supplied=supplied)
 
     async def _watch(self, promise: Promise) -> None:
         """Report each rank's exit at once; when all have exited and what they leave is in S3, the node's part is done."""

@@ -10,6 +10,7 @@
     ├── SourceRefused            the user's source archive is not what the plan says, or not safe to unpack
     ├── InputRefused             an input channel of the job is not to be had on this node; `is_passing` says whether it may be later
     ├── LoadFailed               what a generation needs on this node is not to be had; carries a code and whether trying again may help
+    ├── RequirementsRefused      what a job's requirements.txt asks for cannot be installed here
     ├── StubRefused              made-up GPUs outside of a local cluster
     ├── SupervisorError
     │   ├── ShimUnavailable      the node's shim cannot be started or reached
@@ -91,6 +92,10 @@ class InputRefused(WorkerError):
     def __init__(self, message: str, *, is_passing: bool = False) -> None:
         super().__init__(message)
         self.is_passing = is_passing
+
+
+class RequirementsRefused(WorkerError):
+    """What a job's requirements.txt asks for cannot be installed here; with pip's last lines."""
 
 
 class SupervisorError(WorkerError):

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 import xxhash
@@ -31,7 +31,7 @@ from everstep.protocol.ids import Generation, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, PlanNode
 from worker.errors import RanksNotGone, ShimUnavailable
 from worker.health import memory
-from worker.rank_environment import RankPaths, node_environment, rank_arguments, rank_environment
+from worker.rank_environment import RankPaths, Supplied, node_environment, rank_arguments, rank_environment, source_folder
 from worker.rank_files import RankFiles, last_lines
 from worker.shim import cgroups, processes
 from worker.shim.messages import (
@@ -228,9 +228,7 @@ class Supervisor:
 
     # -- starting -------------------------------------------------------------------------------------------------------------------------
 
-    async def start_rank(
-        self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Mapping[str, str]
-    ) -> None:
+    async def start_rank(self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied) -> None:
         """Have one rank started; returns when the shim has been asked. A rank that was asked for before is left as it is.
 
         A start that fails is an exit: `next_exit` tells of it.
@@ -241,7 +239,7 @@ class Supervisor:
             rank: one of this node's.
             entry: the user's script on this node, `plan.script.entry_point` below the source tree.
             agent_socket: where the rank finds its agent.
-            supplied: variables that it gets besides its job's, and that win over them.
+            supplied: what it gets besides its job's variables.
 
         Raises:
             ShimUnavailable: there is no shim, and none can be started.
@@ -258,8 +256,10 @@ class Supervisor:
             rank=rank,
             script=str(entry.absolute()),
             arguments=rank_arguments(plan.script.hyperparameters),
-            working_directory=str(entry.absolute().parents[len(PurePosixPath(plan.script.entry_point).parts) - 1]),
-            environment=rank_environment(plan, here, rank, paths, self._inherited, supplied),
+            working_directory=str(source_folder(entry, plan.script.entry_point)),
+            environment=rank_environment(plan, here, rank, paths, self._inherited, supplied.environment),
+            packages=supplied.packages.path,
+            package_modules=supplied.packages.modules,
             stdout_path=str(files.stdout),
             stderr_path=str(files.stderr),
             warm=self._is_warm,

@@ -1,4 +1,5 @@
-"""What ranks are given besides their state: the directories of their job's input channels, and its secrets.
+"""What ranks are given besides their state: the directories of their job's input channels, its secrets,
+and what its requirements.txt asks for.
 
     Load ─▶ Supplies.gather ─▶ Supplied, beside the fetching of shards ─▶ the environment of each rank
 
@@ -9,25 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from everstep.protocol.ids import RunId
-from everstep.protocol.plan import GenerationPlan, channel_variable
-from worker.errors import InputRefused, LoadFailed, StorageError, StoreRefused
+from everstep.protocol.plan import GenerationPlan, PlanNode, channel_variable
+from worker.errors import InputRefused, LoadFailed, RequirementsRefused, StorageError, StoreRefused
 from worker.inputs import InputCache
+from worker.packages import Order, PackageLayers
+from worker.rank_environment import Packages, Supplied, job_environment, node_environment, source_folder
+from worker.rank_files import RankFiles
 from worker.shm.store import in_thread
 from worker.storage.aws import Aws
 from worker.storage.object_store import ObjectStore
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Supplied:
-    """What every rank of a generation on this node is started with."""
-
-    environment: dict[str, str] = field(default_factory=dict, repr=False)
-    """Variables that win over the job's own."""
 
 
 class Supplies:
@@ -41,15 +37,19 @@ class Supplies:
     """
 
     def __init__(self, state: Path, objects: ObjectStore, aws: Aws, *, input_bytes: int | None = None) -> None:
+        self._state = state
         self._objects = objects
         self._aws = aws
         self._inputs = InputCache(state, input_bytes)
+        self._packages = PackageLayers(state)
 
-    async def gather(self, plan: GenerationPlan) -> Supplied:
+    async def gather(self, plan: GenerationPlan, here: PlanNode, entry: Path) -> Supplied:
         """Have everything that the ranks of a generation need. Doing it again costs little. Once a generation, and once more by a restarted agent.
 
         Args:
             plan: of the generation.
+            here: this node in it.
+            entry: the script, in its unpacked source tree.
 
         Returns:
             What its ranks on this node are started with.
@@ -58,7 +58,8 @@ class Supplies:
             LoadFailed: with a code and a sentence for the user.
         """
         secrets = await self._secrets(plan)  # the quickest to fail comes first
-        return Supplied(environment={**secrets, **await self._channels(plan)})
+        packages = await self._install(plan, here, entry)
+        return Supplied(environment={**secrets, **await self._channels(plan)}, packages=packages)
 
     async def _secrets(self, plan: GenerationPlan) -> dict[str, str]:
         """Read them anew for each launch: one that was changed meanwhile has its new value, and none is kept on the node."""
@@ -93,6 +94,23 @@ class Supplies:
         paths = {name: str(path) for name, path in found.items()}
         return {"EVERSTEP_INPUT_CHANNELS": json.dumps(paths), **{channel_variable(name): path for name, path in paths.items()}}
 
+    async def _install(self, plan: GenerationPlan, here: PlanNode, entry: Path) -> Packages:
+        """Install what is asked for; pip's words are lines of the job's log, as those of the node's first rank."""
+        if not plan.script.requirements:
+            return Packages()
+        order = Order(
+            source=source_folder(entry, plan.script.entry_point),
+            source_sha256=plan.script.source.sha256,
+            requirements=plan.script.requirements,
+            environment=job_environment(plan.script, node_environment(os.environ, here.address)),
+            output=RankFiles(self._state.absolute(), plan.run, plan.generation, here.ranks[0]).stdout,
+        )
+        try:
+            return await self._packages.install(order)
+        except RequirementsRefused as error:
+            # pip does not say whether its package is missing or its index: a job that has trained tries again.
+            raise _failed(plan, "requirements_failed", f"Requirements: {error}", is_passing=False) from error
+
     async def forget(self, run: RunId) -> None:
         """Let go of what a run alone needed on this node."""
         await asyncio.to_thread(self._inputs.forget, run)
@@ -109,7 +127,7 @@ def wait_for_start(plan: GenerationPlan) -> bool:
     Returns:
         Whether there is something to fetch, and a node that may not have it: one whose ranks' state is not on it.
     """
-    fetches = any(channel.prefix is not None for channel in plan.script.inputs)
+    fetches = bool(plan.script.requirements) or any(channel.prefix is not None for channel in plan.script.inputs)
     return fetches and any(not rank.sources or rank.sources[0].kind != "local" for rank in plan.ranks)
 
 

@@ -61,6 +61,7 @@ def admit(
         *_priceless(request, fleet),
         *_beyond(request, quota),
         *_entry_point(request, source),
+        *_requirements(request, source),
     ]
     if wrong:
         raise InvalidRequest("The job cannot run as asked: " + "; ".join(f"{error.field}: {error.message}" for error in wrong), fields=wrong)
@@ -87,6 +88,7 @@ def admit(
         max_cost_usd=request.stopping_condition.max_cost_usd,
         max_attempts=request.retry_strategy.max_attempts,
         preemptible=request.preemptible,
+        requirements=request.requirements or "",
         secrets=dict(request.secrets),
         inputs=tuple(_input(channel) for channel in request.input_data_config),
     )
@@ -171,6 +173,11 @@ def _entry_point(request: CreateTrainingJobRequest, source: SourceRecord) -> Ite
     scripts = [name for name in source.files if name.endswith(".py") and "/" not in name]
     has = f"it has {', '.join(scripts[:5])}{' …' if len(scripts) > 5 else ''} at its top" if scripts else "it has no Python file at its top"
     yield FieldError(field="EntryPoint", message=f"{path!r} is not among the {len(source.files)} files of the source; {has}")
+
+
+def _requirements(request: CreateTrainingJobRequest, source: SourceRecord) -> Iterator[FieldError]:
+    if request.requirements is not None and request.requirements not in source.files:
+        yield FieldError(field="Requirements", message=f"{request.requirements!r} is not among the {len(source.files)} files of the source")
 
 
 def _below(uri: str | None, name: str) -> str | None:

@@ -193,6 +193,8 @@ class CreateTrainingJobRequest(Request):
     source: SourceConfig
     entry_point: Annotated[str, StringConstraints(min_length=1, max_length=512)]
     """Path of a Python file in the source."""
+    requirements: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
+    """Path of a requirements.txt in the source: each node installs what it lacks of it, once, beside its own packages, and ranks see that first."""
     hyper_parameters: Annotated[dict[HyperParameterName, Value], Field(max_length=100)] = Field(default_factory=dict)
     """Given to the script as EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value`."""
     environment: Annotated[dict[VariableName, Value], Field(max_length=100)] = Field(default_factory=dict)
@@ -451,6 +453,7 @@ class TrainingJob(Shape):
     """Set once the job has failed."""
     source: SourceConfig
     entry_point: str
+    requirements: str | None
     hyper_parameters: dict[str, str]
     environment: dict[str, str]
     secrets: dict[str, str]

@@ -109,6 +109,7 @@ def job(
         failure_reason=job.reason if job.state == JobState.FAILED else None,
         source=schemas.SourceConfig(source_id=spec.source_sha256),
         entry_point=spec.entry_point,
+        requirements=spec.requirements or None,
         hyper_parameters=spec.hyperparameters,
         environment=spec.environment,
         secrets=spec.secrets,

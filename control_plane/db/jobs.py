@@ -67,6 +67,8 @@ class JobSpec:
     preemptible: bool = False
     """A job of higher priority may pause it."""
     inputs: tuple[JobInput, ...] = ()
+    requirements: str = ""
+    """Path of a file in the source; empty: nothing is installed."""
     secrets: dict[str, str] = field(default_factory=dict)
     """By variable, where its value is; never a value."""
 

@@ -63,6 +63,7 @@ FIXED_FIELDS: Final = frozenset(
         "OutputDataConfig",
         "Project",
         "RanksPerNode",
+        "Requirements",
         "RoleArn",
         "Secrets",
         "Source",

@@ -122,6 +122,8 @@ class ScriptPlan(Message, frozen=True):
     """Key prefix; a rank's output directory goes to `<key>gen=<g>/rank=<r>/<path>`."""
     logs: ObjectReference
     """Key prefix; a rank's streams go to `<key>gen=<g>/rank=<r>.stdout` and `.stderr`."""
+    requirements: str = ""
+    """Relative path of a requirements file in the source tree; empty: nothing is installed."""
     inputs: tuple[InputChannel, ...] = ()
     secrets: dict[str, str] = msgspec.field(default_factory=dict)
     """By variable, where its value is: `secretsmanager:NAME`, `ssm:NAME` or an ARN. Values are on no wire but that from AWS to the node."""

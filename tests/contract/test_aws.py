@@ -99,11 +99,7 @@ def test_a_secret_that_is_binary_is_refused(url: str) -> None:
 def test_denied_words_are_awss_own_and_a_throttled_call_may_be_tried_again() -> None:
     words = "User: arn:aws:sts::1:assumed-role/node/i-1 is not authorized to perform: secretsmanager:GetSecretValue"
     kinds = {"AccessDeniedException": StoreDenied, "ThrottlingException": StoreUnavailable, "InvalidParameterException": StoreRefused}
-    for code, kind in (
-        ("AccessDeniedException", StoreDenied),
-        ("ThrottlingException", StoreUnavailable),
-        ("InvalidParameterException", StoreRefused),
-    ):
+    for code, kind in kinds.items():
         with pytest.raises(kind, match=f"ssm:/a: .*{code}.*is not authorized"), aws_errors("ssm:/a"):
             raise ClientError({"Error": {"Code": code, "Message": words}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "GetParameter")
 

@@ -146,6 +146,8 @@ export interface CreateTrainingJobRequest {
   Source: SourceConfig
   /** Path of a Python file in the source. */
   EntryPoint: string
+  /** Path of a requirements.txt in the source: each node installs what it lacks of it, once, beside its own packages, and ranks see that first. */
+  Requirements?: string
   /** Given to the script as EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value`. */
   HyperParameters?: Record<string, string>
   Environment?: Record<string, string>
@@ -1015,6 +1017,7 @@ export interface TrainingJob {
   FailureReason?: string
   Source: SourceConfig
   EntryPoint: string
+  Requirements?: string
   HyperParameters: Record<string, string>
   Environment: Record<string, string>
   /** Where the values are, by variable. */

@@ -26,6 +26,7 @@ export function requestOf(job: TrainingJob): Draft {
     FleetName: job.FleetName,
     Source: job.Source,
     EntryPoint: job.EntryPoint,
+    Requirements: job.Requirements,
     HyperParameters: job.HyperParameters,
     Environment: job.Environment,
     Secrets: job.Secrets,

@@ -12,7 +12,7 @@ import hashlib
 import io
 import mmap
 import tarfile
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,6 +68,7 @@ from everstep.protocol.rank_messages import (
 )
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, digest, pack_index, unpack_header
 from worker.agent import Agent, AgentSettings
+from worker.rank_environment import Packages, Supplied
 from worker.shim.messages import RankRecord
 from worker.storage.memory import MemoryAws, MemoryObjectStore
 from worker.tasks import Signal
@@ -326,6 +327,7 @@ class Shim:
 
     def __init__(self) -> None:
         self.ranks: dict[Rank, ScriptedRank] = {}
+        self.packages = Packages()
         self.supplied: dict[str, str] = {}
         """What the rank that was started last was given besides its job's variables."""
         self.ended: list[Ended] = []
@@ -353,14 +355,12 @@ class Shim:
         for rank in list(self._tasks):
             await self.end(rank, ExitClass.HALTED)
 
-    async def start_rank(
-        self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Mapping[str, str]
-    ) -> None:
+    async def start_rank(self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied) -> None:
         assert entry.is_file()
         if rank in self.ranks and self.ranks[rank].plan.generation == plan.generation:
             return  # asked for before
         self.ranks[rank] = ScriptedRank(plan, rank, agent_socket)
-        self.supplied = dict(supplied)
+        self.supplied, self.packages = dict(supplied.environment), supplied.packages
         self._tasks[rank] = asyncio.create_task(self.ranks[rank].live())
 
     async def next_exit(self, run: RunId, generation: Generation, seen: Collection[Rank]) -> Ended:

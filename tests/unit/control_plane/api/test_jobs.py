@@ -57,6 +57,7 @@ def test_a_request_can_say_everything(client, request_):
         CheckpointConfig={"EverySteps": 100, "S3Uri": "s3://mine/checkpoints", "ThirdSlot": True},
         InputDataConfig=inputs,
         Secrets=SECRETS,
+        Requirements="train.py",
         OutputDataConfig={"S3OutputPath": "s3://mine/out/"},
         StoppingCondition={"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60},
         RetryStrategy={"MaxAttempts": 5},
@@ -67,7 +68,7 @@ def test_a_request_can_say_everything(client, request_):
     job = client.describe_training_job(TrainingJobName="gpt")
     assert job["HyperParameters"] == {"steps": "200", "learning-rate": "1e-3"}
     assert job["CheckpointConfig"] == {"EverySteps": 100, "S3Uri": "s3://mine/checkpoints/gpt/", "ThirdSlot": True}
-    assert (job["InputDataConfig"], job["Secrets"]) == (inputs, SECRETS)
+    assert (job["InputDataConfig"], job["Secrets"], job["Requirements"]) == (inputs, SECRETS, "train.py")
     assert job["OutputDataConfig"] == {"S3OutputPath": "s3://mine/out/gpt/"}
     assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60}
     assert (job["RanksPerNode"], job["Protection"], job["Priority"], job["Project"]) == (2, {"Copies": 3, "MaxSlowdown": 0.05}, 7, "speech")

@@ -63,6 +63,8 @@ def request_(client, tmp_path_factory):
         ({"Secrets": {"RANK": "ssm:/a"}}, "Secrets.RANK", "set by Everstep"),
         ({"Secrets": {"A": "ssm:/a"}, "Environment": {"A": ""}}, "Secrets.A", "is in Environment, too"),
         ({"Secrets": {"SM_CHANNEL_X": "ssm:/a"}, "InputDataConfig": [channel("x")]}, "Secrets.SM_CHANNEL_X", "is set by the channel 'x'"),
+        ({"Requirements": "requirements.txt"}, "Requirements", "'requirements.txt' is not among the 2 files of the source"),
+        ({"Requirements": ""}, "Requirements", "must have at least 1 characters"),
         ({"RoleArn": "arn:aws:iam::1:role/x"}, "RoleArn", "not available"),
         ({"InputDataConfig": [{"ChannelName": "x"}]}, "InputDataConfig[0].DataSource", "is missing"),
         ({"InputDataConfig": [{"ChannelName": "x", "DataSource": {}}]}, "InputDataConfig[0].DataSource", "names one of S3DataSource and FileSys"),

@@ -18,7 +18,8 @@ async def test_what_a_job_needs_is_in_its_plans(world: World) -> None:
     world.submit()
     job = world.job()
     inputs = (jobs.JobInput(name="a", uri="s3://b/set/one"), jobs.JobInput(name="b", directory="/here"))
-    script = records.job_spec(replace(job, spec=replace(job.spec, inputs=inputs, secrets={"A": "ssm:/a"}))).script
+    script = records.job_spec(replace(job, spec=replace(job.spec, inputs=inputs, secrets={"A": "ssm:/a"}, requirements="r.txt"))).script
+    assert script.requirements == "r.txt"
     assert script.secrets == {"A": "ssm:/a"}
     assert script.inputs == (
         InputChannel(name="a", prefix=ObjectReference(bucket="b", key="set/one")),
