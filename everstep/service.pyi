@@ -20,6 +20,12 @@ class EventStream(Protocol[T_co]):
     def __iter__(self) -> Iterator[T_co]: ...
     def close(self) -> None: ...
 
+class Channel(TypedDict):
+    """One of a job's inputs."""
+    ChannelName: str
+    """Ranks find its directory in SM_CHANNEL_<NAME>, and by `everstep.training.input_dir("name")`."""
+    DataSource: DataSource
+
 class Checkpoint(TypedDict):
     """A set of shards of one step in S3."""
     Step: int
@@ -83,6 +89,12 @@ class CreateTrainingJobResponse(TypedDict):
     """Absent after a dry run."""
     Plan: NotRequired[TrainingJobPlan]
     """Of a dry run."""
+
+class DataSource(TypedDict):
+    """Where a channel's data are: one of the two."""
+    S3DataSource: NotRequired[S3DataSource]
+    """Fetched to every node before its ranks start, verified, and kept there for later jobs as long as there is room. Files are read-only."""
+    FileSystemDataSource: NotRequired[FileSystemDataSource]
 
 class DeleteTrainingJobResponse(TypedDict):
     """What went, or would go."""
@@ -164,6 +176,11 @@ class FieldError(TypedDict):
     """Path of the field, as `CheckpointConfig.EverySteps`."""
     Message: str
     """A sentence with the figures."""
+
+class FileSystemDataSource(TypedDict):
+    """A directory that is on every node already: a shared file system, or part of the image."""
+    DirectoryPath: str
+    """Absolute; whether ranks may write to it is a matter of its mount."""
 
 class Fleet(TypedDict):
     """A registered Auto Scaling group, as wanted and as it is."""
@@ -505,6 +522,11 @@ class RetryStrategy(TypedDict):
     MaxAttempts: NotRequired[int]
     """The same failure at the same step this many times; then once more without the failing rank's node and once more from an older state, where there are such, and the job has failed. 3 unless given."""
 
+class S3DataSource(TypedDict):
+    """Objects in S3."""
+    S3Uri: str
+    """One object, or a prefix: then what lies below it, with its own folders. Without RoleArn it is read with the nodes' permissions."""
+
 class SecondaryStatusTransition(TypedDict):
     """The job was in a state for a while."""
     Status: str
@@ -584,12 +606,16 @@ class TrainingJob(TypedDict):
     """Set once the job has failed."""
     Source: SourceConfig
     EntryPoint: str
+    Requirements: NotRequired[str]
     HyperParameters: dict[str, str]
     Environment: dict[str, str]
+    Secrets: dict[str, str]
+    """Where the values are, by variable."""
     NodeCount: int
     RanksPerNode: int
     Protection: ProtectionConfig
     CheckpointConfig: CheckpointConfig
+    InputDataConfig: list[Channel]
     OutputDataConfig: OutputDataConfig
     StoppingCondition: StoppingCondition
     RetryStrategy: RetryStrategy
@@ -822,7 +848,7 @@ class EverstepClient(Protocol):
         """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
     def create_token(self, *, Role: Literal["admin", "submitter", "viewer"], Project: str = ..., Description: str = ..., ExpiresInSeconds: int = ...) -> CreateTokenResponse:
         """Make a token. Its secret is in this answer and nowhere else; asking again makes another token."""
-    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Any] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
+    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
         """Start a training job: it waits for its nodes, runs, and survives what happens to them. A DryRun creates nothing and answers the plan."""
     def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Delete a checkpoint from S3. Refused for pinned ones, and for the one that a job which has not ended would be restored from next."""

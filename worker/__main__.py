@@ -26,6 +26,7 @@ from worker.health.watch import HealthWatch
 from worker.instance_metadata import endpoint_of
 from worker.own_log import OwnLog
 from worker.shm import tmpfs
+from worker.storage.node_aws import NodeAws
 from worker.storage.s3 import s3_store
 from worker.supervisor import Supervisor
 
@@ -88,6 +89,12 @@ def settings(arguments: list[str]) -> AgentSettings:
         default=environment.get("EVERSTEP_NODE_MEMORY_BYTES"),
         help="host memory that slots may take in all (EVERSTEP_NODE_MEMORY_BYTES; by default what /dev/shm has room for, at most half of the memory)",
     )
+    parser.add_argument(
+        "--input-bytes",
+        type=int,
+        default=environment.get("EVERSTEP_INPUT_BYTES"),
+        help="disk that inputs of jobs may take, those kept for later jobs included (EVERSTEP_INPUT_BYTES; by default all but 5 percent of it)",
+    )
     parser.add_argument("--peer-port", type=int, default=0, help="port for other agents; 0: the kernel chooses")
     parser.add_argument("--cold", action="store_true", help="do not keep a pre-imported process to fork ranks from")
     given = parser.parse_args(arguments)
@@ -122,6 +129,7 @@ def settings(arguments: list[str]) -> AgentSettings:
         control_plane_urls=tuple(given.control_plane_url),
         join_token=given.join_token,
         peer_port=given.peer_port,
+        input_bytes=int(given.input_bytes) if given.input_bytes else None,
         tls=tls,
         claim=Claim(node_id=NodeId(given.instance_id), fleet=given.fleet, region=given.region, server_id=given.server_id) if given.fleet else None,
         is_warm=not given.cold,
@@ -160,7 +168,7 @@ def main() -> None:
         cgroup=chosen.slots.name,
     )
     health = HealthWatch(gpus, state=chosen.state, slots=chosen.slots)
-    asyncio.run(serve(Agent(chosen, s3_store(), supervisor, now=time.time, health=health, own_log=own_log)))
+    asyncio.run(serve(Agent(chosen, s3_store(), NodeAws(), supervisor, now=time.time, health=health, own_log=own_log)))
 
 
 if __name__ == "__main__":

@@ -52,22 +52,25 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord
 from worker.attestation import Claim, join
 from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
-from worker.errors import RanksNotGone, StorageError
+from worker.errors import LoadFailed, RanksNotGone, StorageError
 from worker.health.watch import HealthWatch
 from worker.instance_metadata import InstanceMetadata
 from worker.logs import LogShipper, RankLogs
-from worker.member import LoadFailed, Member, Node
+from worker.member import Member, Node
 from worker.own_log import OwnLog
 from worker.promise import Promise, PromiseFile
+from worker.rank_environment import Supplied
 from worker.rank_server import RankServer
 from worker.replication.network_cards import more_addresses
 from worker.replication.tcp import PeerListener
 from worker.shim.messages import RankRecord
 from worker.shm.store import SlotStore
 from worker.stacks import StackWatch
+from worker.storage.aws import Aws
 from worker.storage.object_store import ObjectStore
 from worker.supervisor import Supervisor
-from worker.tasks import end
+from worker.supplies import Supplies, wait_for_start
+from worker.tasks import end, together
 
 log = logging.getLogger(__name__)
 LEAVING_SECONDS = 30.0
@@ -94,6 +97,8 @@ class AgentSettings:
     """How the control plane's certificate is verified; None: the system's own way."""
     claim: Claim | None = None
     """How this instance joins without a token; None: with one."""
+    input_bytes: int | None = None
+    """What inputs of jobs may take of the disk, those that are kept for later ones included; None: what it has, less a part."""
     metadata_endpoint: str | None = None
     """Where the instance's metadata service is; None: there is none, or this is no EC2 instance."""
 
@@ -105,6 +110,7 @@ class Agent:
         self,
         settings: AgentSettings,
         objects: ObjectStore,
+        aws: Aws,
         supervisor: Supervisor,
         *,
         now: Callable[[], float],
@@ -116,6 +122,7 @@ class Agent:
         Args:
             settings: where this agent lives and whom it serves.
             objects: S3.
+            aws: the rest of AWS, with the node's permissions.
             supervisor: of this node's ranks; started and closed here.
             now: Unix time, for what is shown to people.
             health: of this node; started and closed here. None: the node's own devices are not watched.
@@ -134,6 +141,7 @@ class Agent:
         self._supervisor = supervisor
         self._logs = RankLogs(settings.state, objects)
         self._node = Node(settings.node_id, settings.address, settings.state, self._store, self._listener, objects, now)
+        self._supplies = Supplies(settings.state, objects, aws, input_bytes=settings.input_bytes)
         self._metadata = InstanceMetadata(settings.metadata_endpoint, self._changed) if settings.metadata_endpoint else None
         self._control = ControlClient(
             settings.control_plane_urls,
@@ -150,6 +158,8 @@ class Agent:
         self._promising: tuple[RunId, int] | None = None
         self._inventory: tuple[SlotRecord, ...] = ()
         self._member: Member | None = None
+        self._supplied: Supplied | None = None
+        """Of the generation that is loaded; None after a restart, and before."""
         self._exits: dict[Rank, RankExit] = {}
         self._stacks: StackWatch | None = None
         """Of the ranks that run; made when the control plane first asks what they do."""
@@ -427,6 +437,7 @@ class Agent:
         if stacks is not None:
             await stacks.close()
         self._ranks.events = None
+        self._supplied = None
         await self._supervisor.stop_all()
         member, self._member = self._member, None
         if member is not None:
@@ -467,6 +478,7 @@ class Agent:
             await asyncio.wait(self._leaving, timeout=LEAVING_SECONDS)
         await self._store.release()
         await asyncio.to_thread(self._forget_files, run)
+        await self._supplies.forget(run)
         self._set(None)
         self._inventory, self._exits, self._faults = (), {}, ()
         self._promising = None
@@ -505,9 +517,16 @@ class Agent:
             self._promise = promise = msgspec.structs.replace(self._promise, entry_point=str(entry))
             self._ranks.events = member.lines
             self._ship(member)
-            await self._start_ranks(promise, member)
-            watching = asyncio.create_task(self._watch_exits(promise, member), name="exits before the start")
-            await member.load()
+
+            async def supply_ranks() -> None:
+                nonlocal watching
+                self._supplied = await self._supplies.gather(member.plan, member.here, entry)
+                if not wait_for_start(member.plan):
+                    await self._start_ranks(promise, member, self._supplied)
+                watching = asyncio.create_task(self._watch_exits(promise, member), name="exits before the start")
+
+            await together(supply_ranks(), member.load())
+            assert watching is not None
             self._load_seconds = loop.time() - begun
             self._move(Event.LOADED)
             log.info("generation %d loaded in %.3f s: base step %d", member.plan.generation, self._load_seconds, member.plan.base_step)
@@ -531,13 +550,25 @@ class Agent:
     async def _run_ranks(self, promise: Promise, member: Member) -> None:
         """Start the ranks that an agent that died in the middle has not started, and watch all of them."""
         if promise.phase is MemberPhase.RUNNING:
-            await self._start_ranks(promise, member)
+            unborn = set(member.here.ranks) - {
+                key.rank for key in self._supervisor.records if (key.run, key.generation) == (promise.run, promise.generation)
+            }
+            try:
+                supplied = self._supplied or (
+                    await self._supplies.gather(member.plan, member.here, Path(promise.entry_point)) if unborn else Supplied()
+                )
+            except LoadFailed as error:
+                for rank in sorted(unborn):
+                    self._supervisor.fail_rank(member.plan, rank, str(error))
+            else:
+                await self._start_ranks(promise, member, supplied)
         self._begin(self._watch(promise))
 
-    async def _start_ranks(self, promise: Promise, member: Member) -> None:
+    async def _start_ranks(self, promise: Promise, member: Member, supplied: Supplied) -> None:
         """Start those that were not started yet."""
+        entry = Path(promise.entry_point)
         for rank in member.here.ranks:
-            await self._supervisor.start_rank(member.plan, member.here, rank, Path(promise.entry_point), agent_socket=self._ranks.path)
+            await self._supervisor.start_rank(member.plan, member.here, rank, entry, agent_socket=self._ranks.path, supplied=supplied)
 
     async def _watch(self, promise: Promise) -> None:
         """Report each rank's exit at once; when all have exited and what they leave is in S3, the node's part is done."""

@@ -8,6 +8,9 @@
     │       └── OtherGeneration  of the run that this node works for, but not what it is a member of now
     ├── AttestationFailed        the instance could not show who it is: retryable
     ├── SourceRefused            the user's source archive is not what the plan says, or not safe to unpack
+    ├── InputRefused             an input channel of the job is not to be had on this node; `is_passing` says whether it may be later
+    ├── LoadFailed               what a generation needs on this node is not to be had; carries a code and whether trying again may help
+    ├── RequirementsRefused      what a job's requirements.txt asks for cannot be installed here
     ├── StubRefused              made-up GPUs outside of a local cluster
     ├── SupervisorError
     │   ├── ShimUnavailable      the node's shim cannot be started or reached
@@ -18,6 +21,7 @@
         ├── StoreDenied          the credentials do not allow it
         ├── StoreRefused         the request itself is wrong
         ├── ForbiddenEndpoint    local mode and an endpoint that is not loopback: nothing was sent
+        ├── ObjectChanged        it is no longer the one that was listed: retryable, after another look
         └── CorruptCheckpoint    the object does not hold what the plan says
 
 Retry policy is a property of the type, not of the place that catches it.
@@ -73,6 +77,27 @@ class SourceRefused(WorkerError):
     """The source archive is not what the plan says, or is not safe to unpack."""
 
 
+class LoadFailed(WorkerError):
+    """What a generation needs on this node is not to be had."""
+
+    def __init__(self, code: str, message: str, *, is_permanent: bool) -> None:
+        super().__init__(message)
+        self.code = code
+        self.is_permanent = is_permanent
+
+
+class InputRefused(WorkerError):
+    """An input channel of the job is not to be had on this node."""
+
+    def __init__(self, message: str, *, is_passing: bool = False) -> None:
+        super().__init__(message)
+        self.is_passing = is_passing
+
+
+class RequirementsRefused(WorkerError):
+    """What a job's requirements.txt asks for cannot be installed here; with pip's last lines."""
+
+
 class SupervisorError(WorkerError):
     """Something about the processes of this node."""
 
@@ -111,6 +136,12 @@ class StoreRefused(StorageError):
 
 class ForbiddenEndpoint(StorageError):
     """Local mode talks to loopback addresses only."""
+
+
+class ObjectChanged(StorageError):
+    """An object is no longer the one that was asked for by its ETag."""
+
+    retryable = True
 
 
 class CorruptCheckpoint(StorageError):

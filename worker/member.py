@@ -30,7 +30,7 @@ from worker.core.phases import PhaseClock
 from worker.core.rounds import NONE, Coordinator, Shard
 from worker.core.slots import Content, kept
 from worker.core.tree import RoundTree
-from worker.errors import CorruptCheckpoint, NoRoom, ObjectMissing, PeerError, SourceRefused, StorageError
+from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, SourceRefused, StorageError
 from worker.owned_shard import OwnedShard
 from worker.rank_lines import RankLines
 from worker.replication.coordinator import RoundServer
@@ -53,15 +53,6 @@ from worker.traffic import Traffic
 
 log = logging.getLogger(__name__)
 NO_RANK = Rank(-1)
-
-
-class LoadFailed(Exception):
-    """What the plan names is not to be had here."""
-
-    def __init__(self, code: str, message: str, *, is_permanent: bool) -> None:
-        super().__init__(message)
-        self.code = code
-        self.is_permanent = is_permanent
 
 
 @dataclass(frozen=True, slots=True)

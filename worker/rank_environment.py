@@ -12,12 +12,12 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 
 from everstep.protocol.ids import Rank
 from everstep.protocol.loopback import is_this_machine
-from everstep.protocol.plan import GenerationPlan, PlanNode
+from everstep.protocol.plan import GenerationPlan, PlanNode, ScriptPlan
 
 _RESERVED = frozenset(
     {
@@ -47,6 +47,25 @@ class RankPaths:
     output_dir: Path
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packages:
+    """What was installed for a job beside the node's own packages."""
+
+    path: str = ""
+    """A folder that ranks see before the node's packages; empty: the node has everything."""
+    modules: tuple[str, ...] = ()
+    """What can be imported from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supplied:
+    """What every rank of a generation on this node is started with besides its job's own variables."""
+
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+    """Variables that win over the job's own; values of secrets among them."""
+    packages: Packages = field(default_factory=Packages)
+
+
 def is_reserved(name: str) -> bool:
     """Say whether a user may not set this variable."""
     return name in _RESERVED or name.startswith(_RESERVED_PREFIX)
@@ -74,7 +93,14 @@ def node_environment(environment: Mapping[str, str], address: str) -> dict[str, 
     return inherited
 
 
-def rank_environment(plan: GenerationPlan, here: PlanNode, rank: Rank, paths: RankPaths, inherited: Mapping[str, str]) -> dict[str, str]:
+def job_environment(script: ScriptPlan, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return what a job's own variables make of the node's."""
+    return {**inherited, **{name: value for name, value in script.environment.items() if not is_reserved(name)}}
+
+
+def rank_environment(
+    plan: GenerationPlan, here: PlanNode, rank: Rank, paths: RankPaths, inherited: Mapping[str, str], supplied: Mapping[str, str]
+) -> dict[str, str]:
     """Build the environment of one rank.
 
     Args:
@@ -83,12 +109,13 @@ def rank_environment(plan: GenerationPlan, here: PlanNode, rank: Rank, paths: Ra
         rank: one of this node's.
         paths: of this rank on this node.
         inherited: what `node_environment` returned.
+        supplied: what this launch alone brings (`worker.supplies`); wins over what the user set.
 
     Returns:
         All of it: nothing else reaches the rank.
     """
-    environment = dict(inherited)
-    environment |= {name: value for name, value in plan.script.environment.items() if not is_reserved(name)}
+    environment = job_environment(plan.script, inherited)
+    environment |= supplied
     environment |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(plan.world_size),
@@ -107,6 +134,19 @@ def rank_environment(plan: GenerationPlan, here: PlanNode, rank: Rank, paths: Ra
         "EVERSTEP_FINAL_ROUND_SECONDS": str(float(plan.timeouts.final_round_seconds)),
     }
     return environment
+
+
+def source_folder(entry: Path, entry_point: str) -> Path:
+    """Return the folder of the unpacked source tree.
+
+    Args:
+        entry: the script on this node.
+        entry_point: its path below the tree.
+
+    Returns:
+        The tree's root, in which ranks start.
+    """
+    return entry.absolute().parents[len(PurePosixPath(entry_point).parts) - 1]
 
 
 def rank_arguments(hyperparameters: Mapping[str, str]) -> tuple[str, ...]:

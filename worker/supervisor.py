@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 import xxhash
@@ -31,7 +31,7 @@ from everstep.protocol.ids import Generation, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, PlanNode
 from worker.errors import RanksNotGone, ShimUnavailable
 from worker.health import memory
-from worker.rank_environment import RankPaths, node_environment, rank_arguments, rank_environment
+from worker.rank_environment import RankPaths, Supplied, node_environment, rank_arguments, rank_environment, source_folder
 from worker.rank_files import RankFiles, last_lines
 from worker.shim import cgroups, processes
 from worker.shim.messages import (
@@ -228,7 +228,7 @@ class Supervisor:
 
     # -- starting -------------------------------------------------------------------------------------------------------------------------
 
-    async def start_rank(self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path) -> None:
+    async def start_rank(self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied) -> None:
         """Have one rank started; returns when the shim has been asked. A rank that was asked for before is left as it is.
 
         A start that fails is an exit: `next_exit` tells of it.
@@ -239,6 +239,7 @@ class Supervisor:
             rank: one of this node's.
             entry: the user's script on this node, `plan.script.entry_point` below the source tree.
             agent_socket: where the rank finds its agent.
+            supplied: what it gets besides its job's variables.
 
         Raises:
             ShimUnavailable: there is no shim, and none can be started.
@@ -255,8 +256,10 @@ class Supervisor:
             rank=rank,
             script=str(entry.absolute()),
             arguments=rank_arguments(plan.script.hyperparameters),
-            working_directory=str(entry.absolute().parents[len(PurePosixPath(plan.script.entry_point).parts) - 1]),
-            environment=rank_environment(plan, here, rank, paths, self._inherited),
+            working_directory=str(source_folder(entry, plan.script.entry_point)),
+            environment=rank_environment(plan, here, rank, paths, self._inherited, supplied.environment),
+            packages=supplied.packages.path,
+            package_modules=supplied.packages.modules,
             stdout_path=str(files.stdout),
             stderr_path=str(files.stderr),
             warm=self._is_warm,
@@ -264,6 +267,20 @@ class Supervisor:
         await self._connected()
         self._asked[key] = start
         self._send(start)
+
+    def fail_rank(self, plan: GenerationPlan, rank: Rank, reason: str) -> None:
+        """Record that a rank cannot be started: an exit, like any start that fails. One that was asked for before is let be.
+
+        Args:
+            plan: of the generation.
+            rank: one of this node's.
+            reason: a sentence for the user.
+        """
+        key = (plan.run, plan.generation, rank)
+        if key not in self._records and key not in self._asked:
+            files = RankFiles(self._state, plan.run, plan.generation, rank)
+            self._note_unstarted(key, str(files.stdout), str(files.stderr), f"the rank was not started: {reason}")
+            self.changed.notify()
 
     # -- exits ----------------------------------------------------------------------------------------------------------------------------
 
@@ -519,20 +536,21 @@ class Supervisor:
         start = self._asked.pop((refusal.run, refusal.generation, refusal.rank), None)
         if start is not None:
             log.warning("rank %s of generation %s is not started: %s", refusal.rank, refusal.generation, refusal.reason)
-            self._note_unstarted(start, f"the rank was not started: {refusal.reason}", is_stopped="stopped" in refusal.reason)
+            words = f"the rank was not started: {refusal.reason}"
+            self._note_unstarted(_key(start), start.stdout_path, start.stderr_path, words, is_stopped="stopped" in refusal.reason)
 
-    def _note_unstarted(self, start: StartRank, text: str, *, is_stopped: bool) -> None:
+    def _note_unstarted(self, key: RankKey, stdout_path: str, stderr_path: str, text: str, *, is_stopped: bool = False) -> None:
         now = time.time()
-        self._records[(start.run, start.generation, start.rank)] = RankRecord(
-            run=start.run,
-            generation=start.generation,
-            rank=start.rank,
+        self._records[key] = RankRecord(
+            run=key[0],
+            generation=key[1],
+            rank=key[2],
             pid=0,
             start_ticks=0,
             started_at_seconds=now,
             is_warm=False,
-            stdout_path=start.stdout_path,
-            stderr_path=start.stderr_path,
+            stdout_path=stdout_path,
+            stderr_path=stderr_path,
             end=RankEnd(code=_NOT_STARTED, at_seconds=now, stopped=is_stopped, text=text),
         )
 
@@ -566,8 +584,8 @@ class Supervisor:
             self._records[_key(ended)] = ended
         asked, self._asked = self._asked, {}
         for start in asked.values():
-            if (start.run, start.generation, start.rank) not in self._records:
-                self._note_unstarted(start, "the node's shim ended before the rank was started", is_stopped=False)
+            if _key(start) not in self._records:
+                self._note_unstarted(_key(start), start.stdout_path, start.stderr_path, "the node's shim ended before the rank was started")
         if orphans:
             log.error("killed %s ranks whose shim was gone", len(orphans))
 
@@ -580,8 +598,8 @@ class Supervisor:
             await asyncio.sleep(_OOM_SAMPLE_SECONDS)
 
 
-def _key(record: RankRecord) -> RankKey:
-    return (record.run, record.generation, record.rank)
+def _key(rank: RankRecord | StartRank) -> RankKey:
+    return (rank.run, rank.generation, rank.rank)
 
 
 def _wait_for_child(pid: int) -> None:

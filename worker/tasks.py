@@ -54,6 +54,17 @@ async def first_of(*work: Coroutine[object, object, object]) -> None:
         task.result()
 
 
+async def together(*work: Coroutine[object, object, None]) -> None:
+    """Run all of `work` at once until all have ended; when one fails, end the others and raise what it raised."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        await end(*(task for task in tasks if not task.done()))
+    for task in done:
+        task.result()
+
+
 async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
     """Cancel tasks, each once, and wait until they have ended; what they raise is dropped.
 

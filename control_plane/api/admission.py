@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas import CreateTrainingJobRequest, FieldError, ProtectionConfig
+from control_plane.api.schemas import Channel, CreateTrainingJobRequest, FieldError, ProtectionConfig
 from control_plane.db.fleets import FleetRecord
-from control_plane.db.jobs import JobSpec
+from control_plane.db.jobs import JobInput, JobSpec
 from control_plane.db.quotas import QuotaRecord
 from control_plane.db.sources import SourceRecord
+from everstep.protocol.plan import channel_variable
 
 RESERVED_VARIABLES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"}
 )
 RESERVED_PREFIX = "EVERSTEP_"
-_NOT_YET = (("secrets", "Secrets"), ("role_arn", "RoleArn"), ("input_data_config", "InputDataConfig"))
+_NOT_YET = (("role_arn", "RoleArn"),)
 """Fields of the contract that nothing acts on yet: refused, because a job that runs without its secrets is worse than none."""
 
 
@@ -57,11 +58,13 @@ def admit(
     wrong = [
         *_not_yet(request),
         *_reserved(request),
+        *_inputs(request, bucket),
         *_does_not_fit(request, copies, fleet, max_node_count),
         *_priceless(request, fleet),
         *_no_alternative(request, fleet, alternatives),
         *_beyond(request, quota),
         *_entry_point(request, source),
+        *_requirements(request, source),
     ]
     if wrong:
         raise InvalidRequest("The job cannot run as asked: " + "; ".join(f"{error.field}: {error.message}" for error in wrong), fields=wrong)
@@ -89,6 +92,9 @@ def admit(
         max_attempts=request.retry_strategy.max_attempts,
         preemptible=request.preemptible,
         fleet_names=[fleet.name, *request.alternative_fleet_names] if request.alternative_fleet_names else [],
+        requirements=request.requirements or "",
+        secrets=dict(request.secrets),
+        inputs=tuple(_input(channel) for channel in request.input_data_config),
     )
 
 
@@ -105,9 +111,40 @@ def _not_yet(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
 
 
 def _reserved(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
-    for name in request.environment:
-        if name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX):
-            yield FieldError(field=f"Environment.{name}", message="is set by Everstep for every rank and cannot be changed")
+    for field, names in (("Environment", request.environment), ("Secrets", request.secrets)):
+        for name in names:
+            if name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX):
+                yield FieldError(field=f"{field}.{name}", message="is set by Everstep for every rank and cannot be changed")
+    for name in sorted(request.secrets.keys() & request.environment.keys()):
+        yield FieldError(field=f"Secrets.{name}", message="is in Environment, too")
+
+
+def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldError]:
+    seen: dict[str, str] = {}
+    for index, channel in enumerate(request.input_data_config):
+        field, variable = f"InputDataConfig[{index}]", channel_variable(channel.channel_name)
+        if variable in seen:
+            message = f"{channel.channel_name!r} and {seen[variable]!r} would both be {variable}"
+            yield FieldError(field=f"{field}.ChannelName", message=message)
+        for where, names in (("Environment", request.environment), ("Secrets", request.secrets)):
+            if variable in names:
+                yield FieldError(field=f"{where}.{variable}", message=f"is set by the channel {channel.channel_name!r}")
+        seen[variable] = channel.channel_name
+        source = channel.data_source
+        if (source.s3_data_source is None) == (source.file_system_data_source is None):
+            yield FieldError(field=f"{field}.DataSource", message="names one of S3DataSource and FileSystemDataSource")
+        if source.s3_data_source is not None and source.s3_data_source.s3_uri.removeprefix("s3://").partition("/")[0] == bucket:
+            message = f"{bucket} is the service's own bucket: what is in it belongs to jobs of every project. Copy the data to a bucket of yours"
+            yield FieldError(field=f"{field}.DataSource.S3DataSource.S3Uri", message=message)
+
+
+def _input(channel: Channel) -> JobInput:
+    objects, directory = channel.data_source.s3_data_source, channel.data_source.file_system_data_source
+    return JobInput(
+        name=channel.channel_name,
+        uri=objects.s3_uri if objects is not None else "",
+        directory=directory.directory_path if directory is not None else "",
+    )
 
 
 def _does_not_fit(request: CreateTrainingJobRequest, copies: int, fleet: FleetRecord, max_node_count: int) -> Iterator[FieldError]:
@@ -153,6 +190,11 @@ def _entry_point(request: CreateTrainingJobRequest, source: SourceRecord) -> Ite
     scripts = [name for name in source.files if name.endswith(".py") and "/" not in name]
     has = f"it has {', '.join(scripts[:5])}{' …' if len(scripts) > 5 else ''} at its top" if scripts else "it has no Python file at its top"
     yield FieldError(field="EntryPoint", message=f"{path!r} is not among the {len(source.files)} files of the source; {has}")
+
+
+def _requirements(request: CreateTrainingJobRequest, source: SourceRecord) -> Iterator[FieldError]:
+    if request.requirements is not None and request.requirements not in source.files:
+        yield FieldError(field="Requirements", message=f"{request.requirements!r} is not among the {len(source.files)} files of the source")
 
 
 def _below(uri: str | None, name: str) -> str | None:

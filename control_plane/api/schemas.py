@@ -33,7 +33,16 @@ S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61
 ShortText = Annotated[str, StringConstraints(max_length=256)]
 Value = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
+SecretReference = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^(secretsmanager:[A-Za-z0-9/_+=.@-]{1,512}|ssm:[A-Za-z0-9/_.-]{1,1011}"
+        r"|arn:aws[a-z-]*:(secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:[A-Za-z0-9/_+=.@-]{1,512}|ssm:[a-z0-9-]+:[0-9]{12}:parameter/[A-Za-z0-9/_.-]{1,1011}))$"
+    ),
+]
 HyperParameterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}$")]
+ChannelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]{0,4094}$")]
 LoggedNumber = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]})]
 """JSON has no number that is not finite: such a one is text, as in AWS's own APIs; clients make it a number again."""
 Tags = Annotated[dict[ShortText, ShortText], Field(max_length=50)]
@@ -115,6 +124,36 @@ class CheckpointConfig(Request):
     """Keep a third slot per shard, so that an upload never makes snapshots wait."""
 
 
+class S3DataSource(Request):
+    """Objects in S3."""
+
+    s3_uri: S3Uri
+    """One object, or a prefix: then what lies below it, with its own folders. Without RoleArn it is read with the nodes' permissions."""
+
+
+class FileSystemDataSource(Request):
+    """A directory that is on every node already: a shared file system, or part of the image."""
+
+    directory_path: AbsolutePath
+    """Absolute; whether ranks may write to it is a matter of its mount."""
+
+
+class DataSource(Request):
+    """Where a channel's data are: one of the two."""
+
+    s3_data_source: S3DataSource | None = None
+    """Fetched to every node before its ranks start, verified, and kept there for later jobs as long as there is room. Files are read-only."""
+    file_system_data_source: FileSystemDataSource | None = None
+
+
+class Channel(Request):
+    """One of a job's inputs."""
+
+    channel_name: ChannelName
+    """Ranks find its directory in SM_CHANNEL_<NAME>, and by `everstep.training.input_dir("name")`."""
+    data_source: DataSource
+
+
 class OutputDataConfig(Request):
     """Where outputs go."""
 
@@ -157,11 +196,14 @@ class CreateTrainingJobRequest(Request):
     source: SourceConfig
     entry_point: Annotated[str, StringConstraints(min_length=1, max_length=512)]
     """Path of a Python file in the source."""
+    requirements: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
+    """Path of a requirements.txt in the source: each node installs what it lacks of it, once, beside its own packages, and ranks see that first."""
     hyper_parameters: Annotated[dict[HyperParameterName, Value], Field(max_length=100)] = Field(default_factory=dict)
     """Given to the script as EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value`."""
     environment: Annotated[dict[VariableName, Value], Field(max_length=100)] = Field(default_factory=dict)
-    secrets: dict[str, str] | None = None
-    """Not available yet."""
+    secrets: Annotated[dict[VariableName, SecretReference], Field(max_length=100)] = Field(default_factory=dict)
+    """Variables of ranks whose values are in AWS: `secretsmanager:NAME`, `ssm:NAME` or an ARN of either. Each node reads them when it starts its
+    ranks; values are stored, shown and logged nowhere."""
     role_arn: str | None = None
     """Not available yet."""
     node_count: int = Field(ge=1, le=MAX_NODE_COUNT)
@@ -169,8 +211,8 @@ class CreateTrainingJobRequest(Request):
     protection: ProtectionConfig | None = None
     """Two copies where there are two nodes, one where there is one, unless said."""
     checkpoint_config: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    input_data_config: list[dict[str, Any]] | None = None
-    """Not available yet."""
+    input_data_config: Annotated[list[Channel], Field(max_length=20)] = Field(default_factory=list)
+    """What ranks find on their node before their first line; what is missing fails the job before any rank starts."""
     output_data_config: OutputDataConfig = Field(default_factory=OutputDataConfig)
     stopping_condition: StoppingCondition = Field(default_factory=StoppingCondition)
     retry_strategy: RetryStrategy = Field(default_factory=RetryStrategy)
@@ -417,12 +459,16 @@ class TrainingJob(Shape):
     """Set once the job has failed."""
     source: SourceConfig
     entry_point: str
+    requirements: str | None
     hyper_parameters: dict[str, str]
     environment: dict[str, str]
+    secrets: dict[str, str]
+    """Where the values are, by variable."""
     node_count: int
     ranks_per_node: int
     protection: ProtectionConfig
     checkpoint_config: CheckpointConfig
+    input_data_config: list[Channel]
     output_data_config: OutputDataConfig
     stopping_condition: StoppingCondition
     retry_strategy: RetryStrategy

@@ -20,7 +20,7 @@ from control_plane.db.events import EventRecord
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.implications import ImplicationRecord
 from control_plane.db.incidents import IncidentRecord, IncidentTotals
-from control_plane.db.jobs import JobRecord, JobTotals
+from control_plane.db.jobs import JobInput, JobRecord, JobTotals
 from control_plane.db.nodes import NodeRecord
 from control_plane.db.protection import ShardRecord
 from control_plane.db.tokens import TokenRecord
@@ -110,12 +110,15 @@ def job(
         failure_reason=job.reason if job.state == JobState.FAILED else None,
         source=schemas.SourceConfig(source_id=spec.source_sha256),
         entry_point=spec.entry_point,
+        requirements=spec.requirements or None,
         hyper_parameters=spec.hyperparameters,
         environment=spec.environment,
+        secrets=spec.secrets,
         node_count=spec.node_count,
         ranks_per_node=spec.ranks_per_node,
         protection=schemas.ProtectionConfig(copies=spec.copies, max_slowdown=spec.max_slowdown),
         checkpoint_config=schemas.CheckpointConfig(every_steps=spec.checkpoint_every_steps, s3_uri=spec.checkpoint_uri, third_slot=spec.third_slot),
+        input_data_config=[_channel(each) for each in spec.inputs],
         output_data_config=schemas.OutputDataConfig(s3_output_path=spec.output_uri),
         stopping_condition=schemas.StoppingCondition(
             max_runtime_in_seconds=spec.max_runtime_seconds,
@@ -153,6 +156,15 @@ def job(
         node_seconds=job.node_microseconds / MICRO,
         cost_usd=job.cost_usd,
     )
+
+
+def _channel(given: JobInput) -> schemas.Channel:
+    source = (
+        schemas.DataSource(s3_data_source=schemas.S3DataSource(s3_uri=given.uri))
+        if given.uri
+        else schemas.DataSource(file_system_data_source=schemas.FileSystemDataSource(directory_path=given.directory))
+    )
+    return schemas.Channel(channel_name=given.name, data_source=source)
 
 
 def protection(job: JobRecord, shards: Sequence[ShardRecord], checkpoint: CheckpointRecord | None) -> schemas.DescribeProtectionResponse:

@@ -28,6 +28,16 @@ TRANSITIONS_LIMIT = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobInput:
+    """One of a job's input channels."""
+
+    name: str
+    uri: str = ""
+    """`s3://bucket/key`; empty: it is a directory of the nodes."""
+    directory: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What a job is, checked against its fleet and its source before it is stored."""
 
@@ -58,6 +68,11 @@ class JobSpec:
     """A job of higher priority may pause it."""
     fleet_names: list[str] = field(default_factory=list)
     """Where it may start, in order, the fleet that was asked for first; empty: only there."""
+    inputs: tuple[JobInput, ...] = ()
+    requirements: str = ""
+    """Path of a file in the source; empty: nothing is installed."""
+    secrets: dict[str, str] = field(default_factory=dict)
+    """By variable, where its value is; never a value."""
 
     @property
     def world_size(self) -> int:

@@ -44,7 +44,7 @@ from control_plane.db import checkpoints, drills, fleets, implications, incident
 from everstep.protocol.agent_messages import AgentReport, NoticeKind
 from everstep.protocol.codec import resolve
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.plan import ObjectReference, ScriptPlan, SourceArchive
+from everstep.protocol.plan import InputChannel, ObjectReference, ScriptPlan, SourceArchive
 
 _PHASES = {
     IncidentState.REPLACING: "replace",
@@ -102,6 +102,9 @@ def job_spec(job: jobs.JobRecord) -> JobSpec:
             environment=dict(spec.environment),
             output=prefix_of(spec.output_uri),
             logs=prefix_of(spec.log_uri),
+            inputs=tuple(_channel(given) for given in spec.inputs),
+            requirements=spec.requirements,
+            secrets=dict(spec.secrets),
         ),
         checkpoint_prefix=prefix_of(spec.checkpoint_uri),
         checkpoint_every_steps=spec.checkpoint_every_steps,
@@ -114,6 +117,13 @@ def job_spec(job: jobs.JobRecord) -> JobSpec:
         priority=job.priority,
         fleets=tuple(FleetName(name) for name in spec.fleet_names),
     )
+
+
+def _channel(given: jobs.JobInput) -> InputChannel:
+    if not given.uri:
+        return InputChannel(name=given.name, directory=given.directory)
+    bucket, _, key = given.uri.removeprefix("s3://").partition("/")
+    return InputChannel(name=given.name, prefix=ObjectReference(bucket=bucket, key=key))
 
 
 def prefix_of(uri: str) -> ObjectReference:

@@ -21,6 +21,19 @@ SAGEMAKER_FIELDS: Final = {
     "EnableNetworkIsolation": "networks are a matter of the fleet's launch template",
     "ExperimentConfig": "use Tags",
     "InfraCheckConfig": "leave it out",
+    "InputDataConfig.CompressionType": "files are given as they are",
+    "InputDataConfig.ContentType": "leave it out",
+    "InputDataConfig.DataSource.DatasetSource": "leave it out",
+    "InputDataConfig.DataSource.FileSystemDataSource.FileSystemAccessMode": "whether it may be written to is a matter of its mount",
+    "InputDataConfig.DataSource.FileSystemDataSource.FileSystemId": "mount it on the nodes, and name its directory",
+    "InputDataConfig.DataSource.FileSystemDataSource.FileSystemType": "mount it on the nodes, and name its directory",
+    "InputDataConfig.DataSource.S3DataSource.AttributeNames": "leave it out",
+    "InputDataConfig.DataSource.S3DataSource.InstanceGroupNames": "every node gets all of it",
+    "InputDataConfig.DataSource.S3DataSource.S3DataDistributionType": "every node gets all of it",
+    "InputDataConfig.DataSource.S3DataSource.S3DataType": "S3Uri is an object or a prefix",
+    "InputDataConfig.InputMode": "files are there before ranks start",
+    "InputDataConfig.RecordWrapperType": "leave it out",
+    "InputDataConfig.ShuffleConfig": "shuffling is the loader's",
     "MlflowConfig": "leave it out",
     "ModelPackageConfig": "leave it out",
     "OutputDataConfig.CompressionType": "outputs are stored as they are",
@@ -50,6 +63,7 @@ FIXED_FIELDS: Final = frozenset(
         "OutputDataConfig",
         "Project",
         "RanksPerNode",
+        "Requirements",
         "RoleArn",
         "Secrets",
         "Source",
@@ -84,7 +98,7 @@ def unknown(field: str) -> str:
     Returns:
         The sentence; a field of SageMaker's, or one that a training job keeps for good, is told as such.
     """
-    instead = SAGEMAKER_FIELDS.get(field)
+    instead = SAGEMAKER_FIELDS.get(re.sub(r"\[\d+\]", "", field))
     if field in FIXED_FIELDS:
         return "is not a field of this request; of a training job it is set at creation and cannot be changed"
     return "is not a field of this request" if instead is None else f"is a field of SageMaker's that Everstep does not have; {instead}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 
@@ -86,6 +88,28 @@ class SourceArchive(Message, frozen=True):
     bytes: int
 
 
+class InputChannel(Message, frozen=True):
+    """One of a job's inputs: what lies below a prefix of S3, fetched to every node, or a directory that every node has."""
+
+    name: str
+    prefix: ObjectReference | None = None
+    """Key of one object, or the beginning of the keys of many up to a slash; None: it is a directory."""
+    directory: str = ""
+    """Absolute path on the nodes."""
+
+
+def channel_variable(name: str) -> str:
+    """Return the variable that tells a rank where a channel lies, as SageMaker's training toolkit names it.
+
+    Args:
+        name: of the channel.
+
+    Returns:
+        `SM_CHANNEL_TRAIN` for `train`; what a shell takes for no part of a name is an underscore.
+    """
+    return "SM_CHANNEL_" + name.upper().replace("-", "_")
+
+
 class ScriptPlan(Message, frozen=True):
     """What the ranks run."""
 
@@ -98,6 +122,11 @@ class ScriptPlan(Message, frozen=True):
     """Key prefix; a rank's output directory goes to `<key>gen=<g>/rank=<r>/<path>`."""
     logs: ObjectReference
     """Key prefix; a rank's streams go to `<key>gen=<g>/rank=<r>.stdout` and `.stderr`."""
+    requirements: str = ""
+    """Relative path of a requirements file in the source tree; empty: nothing is installed."""
+    inputs: tuple[InputChannel, ...] = ()
+    secrets: dict[str, str] = msgspec.field(default_factory=dict)
+    """By variable, where its value is: `secretsmanager:NAME`, `ssm:NAME` or an ARN. Values are on no wire but that from AWS to the node."""
 
 
 class CheckpointPlan(Message, frozen=True):

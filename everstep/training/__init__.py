@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from everstep.training.errors import AgentUnreachable, CannotResume, RestoreMismatch, SessionMisuse, StaleGeneration, TrainingError
 from everstep.training.registration import init
-from everstep.training.script import hyperparameters, output_dir
+from everstep.training.script import hyperparameters, input_dir, output_dir
 from everstep.training.session import Control, TrainingSession
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "TrainingSession",
     "hyperparameters",
     "init",
+    "input_dir",
     "output_dir",
 ]

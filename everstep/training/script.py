@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from everstep.protocol.ids import Generation, JobName, Rank, RunId
+from everstep.protocol.plan import channel_variable
 from everstep.training.errors import SessionMisuse
 
 FINAL_ROUND_SECONDS = 30.0
@@ -78,6 +79,27 @@ def output_dir(variables: Mapping[str, str] = os.environ) -> Path:
     path = Path(variables.get("EVERSTEP_OUTPUT_DIR", "output"))
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def input_dir(channel: str, variables: Mapping[str, str] = os.environ) -> Path:
+    """Return the directory of one of the job's input channels (`InputDataConfig`), the same on every node.
+
+    Args:
+        channel: its name.
+        variables: the environment. Outside Everstep the channel is SM_CHANNEL_<NAME>, or else `input/<name>` here.
+
+    Returns:
+        The directory; what is in it may be read, not written.
+
+    Raises:
+        SessionMisuse: the job has no such channel.
+    """
+    channels = json.loads(variables.get("EVERSTEP_INPUT_CHANNELS", "{}"))
+    if channel in channels:
+        return Path(channels[channel])
+    if variables.get("EVERSTEP_AGENT_SOCKET"):
+        raise SessionMisuse(f"the job has no input channel {channel!r}; it has {', '.join(sorted(channels)) or 'none'}")
+    return Path(variables.get(channel_variable(channel), f"input/{channel}"))
 
 
 def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:

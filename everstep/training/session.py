@@ -36,7 +36,7 @@ from everstep.training.guard import Guard
 from everstep.training.metrics import MetricRing, numbers
 from everstep.training.profile import NetworkProfiler, TorchTrace
 from everstep.training.restore import Expected, Snapshot, agree, map_ahead, read_snapshot
-from everstep.training.script import Environment
+from everstep.training.script import Environment, input_dir
 from everstep.training.snapshots import Snapshotter
 from everstep.training.state import RankState
 from everstep.training.step_rules import Decision, RankView, decide, is_final_round_over
@@ -113,6 +113,10 @@ class TrainingSession:
     def step(self) -> int:
         """The step being made: one more than the steps finished."""
         return self._boundary + 1
+
+    def input_dir(self, channel: str) -> Path:
+        """Return the directory of one of the job's input channels (see `everstep.training.input_dir`, which works before `init`, too)."""
+        return input_dir(channel)
 
     @property
     def data(self) -> Mapping[str, DataStream]:

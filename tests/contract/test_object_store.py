@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from everstep.protocol.plan import ObjectReference
-from worker.errors import CorruptCheckpoint, ForbiddenEndpoint, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
+from worker.errors import CorruptCheckpoint, ForbiddenEndpoint, ObjectChanged, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from worker.storage.memory import MemoryObjectStore
 from worker.storage.object_store import ObjectStore
 from worker.storage.s3 import S3ObjectStore, s3_store
@@ -74,6 +75,28 @@ def read_all(store: ObjectStore, key: str) -> bytes:
         for start in range(0, len(data), 3 * MIB):
             reader.read_into(view[start : start + 3 * MIB])
         return bytes(data)
+
+
+def test_an_object_is_read_by_its_etag_or_not_at_all(store: ObjectStore) -> None:
+    first = store.put_bytes(reference("a"), b"first")
+    with store.open(reference("a"), etag=first.etag) as reader:
+        assert (reader.bytes, reader.md5) == (5, hashlib.md5(b"first", usedforsecurity=False).hexdigest())
+    second = store.put_bytes(reference("a"), b"second")
+    assert second.etag != first.etag
+    with pytest.raises(ObjectChanged), store.open(reference("a"), etag=first.etag):
+        pass
+
+
+def test_no_md5_is_told_where_an_etag_is_none(s3: S3ObjectStore) -> None:
+    client = s3._client
+    client.create_bucket(Bucket="etags")
+    place = ObjectReference(bucket="etags", key="large")
+    s3.put_stream(place, [bytes(PART_BYTES), b"x"], PART_BYTES + 1)
+    with s3.open(place) as reader:
+        assert reader.md5 == ""
+    client.put_object(Bucket="etags", Key="encrypted", Body=b"x", ServerSideEncryption="aws:kms")
+    with s3.open(ObjectReference(bucket="etags", key="encrypted")) as reader:
+        assert reader.md5 == ""
 
 
 def test_bytes_come_back(store: ObjectStore) -> None:

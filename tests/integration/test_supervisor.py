@@ -16,6 +16,7 @@ from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import GenerationPlan
 from tests.unit.worker.rank_plans import RUN, rank_plan
 from worker.errors import RanksNotGone
+from worker.rank_environment import Packages, Supplied
 from worker.rank_files import RankFiles
 from worker.shim import cgroups, processes
 from worker.shim.messages import Preload, RankRecord
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.integration
 
 PRELOADED = ("graphlib",)
 """A small module that no script imports by itself: what is there only in a warm rank."""
+NOTHING = Supplied()
 LEAVE_A_CHILD = "import os, signal\npid = os.fork()\nif pid == 0:\n    signal.pause()\nprint(pid, flush=True)\nos._exit(0)\n"
 WAIT_FOR_EVER = "import signal\nprint('up', flush=True)\nsignal.pause()\n"
 
@@ -49,11 +51,13 @@ class Bench:
             modules=PRELOADED,
         )
 
-    async def start(self, script: str, *, count: int = 1, generation: int = 1, **options: object) -> GenerationPlan:
+    async def start(self, script: str, *, count: int = 1, generation: int = 1, supplied: Supplied = NOTHING, **options: object) -> GenerationPlan:
         (self.source / "train.py").write_text(script)
         plan = rank_plan(ranks_per_node=count, generation=generation, **options)  # type: ignore[arg-type]
         for rank in plan.nodes[0].ranks:
-            await self.supervisor.start_rank(plan, plan.nodes[0], rank, self.source / "train.py", agent_socket=self.state / "ranks.sock")
+            await self.supervisor.start_rank(
+                plan, plan.nodes[0], rank, self.source / "train.py", agent_socket=self.state / "ranks.sock", supplied=supplied
+            )
         return plan
 
     async def exit(self, rank: int = 0, generation: int = 1) -> ExitedRank:
@@ -101,6 +105,41 @@ async def cold(tmp_path: Path) -> AsyncIterator[Bench]:
     await made.supervisor.start()
     yield made
     await made.supervisor.shut_down()
+
+
+async def test_what_a_rank_is_supplied_with_is_in_its_environment_and_on_no_disk(bench: Bench) -> None:
+    await bench.start(
+        "import os\nprint('up', len(os.environ['TOKEN']), flush=True)\nraise SystemExit(3)\n", supplied=Supplied(environment={"TOKEN": "hunter2"})
+    )
+    told = (await bench.exit()).describe(Step(-1))
+    assert bench.files().stdout.read_text() == "up 7\n"
+    assert "hunter2" not in repr(told)
+    written = [path for path in bench.state.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".json" for path in written), "the rank's record is among them"
+    assert [path for path in written if b"hunter2" in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize("module", ["graphlib", "everstep_example"])
+async def test_packages_of_a_job_are_seen_first_and_never_too_late(bench: Bench, tmp_path: Path, module: str) -> None:
+    """What is preloaded in another version makes the rank start cold; anything else does not."""
+    layer = tmp_path / "layer"
+    layer.mkdir()
+    (layer / f"{module}.py").write_text("VERSION = 'theirs'\n")
+    script = f"""
+import os, subprocess, sys
+import {module}
+print({module}.VERSION, flush=True)
+print(sys.path[0] == os.path.dirname(os.path.abspath(sys.argv[0])), sys.path[1], flush=True)
+subprocess.run([sys.executable, "-c", "import {module}; print({module}.VERSION)"], check=True)
+"""
+    await bench.start(script, supplied=Supplied(packages=Packages(path=str(layer), modules=(module,))))
+    exited = await bench.exit()
+    assert (exited.end.code, bench.files().stdout.read_text()) == (0, f"theirs\nTrue {layer}\ntheirs\n")
+    is_late = bench.is_warm and module in PRELOADED
+    (record,) = bench.supervisor.records
+    assert record.is_warm is (bench.is_warm and not is_late)
+    told = "everstep: this rank starts cold: its requirements bring graphlib, and another version is preloaded\n"
+    assert bench.files().stderr.read_text() == (told if is_late else "")
 
 
 async def test_a_rank_runs_the_script_as_python_would(bench: Bench) -> None:
@@ -187,7 +226,7 @@ async def test_a_users_own_worker_module_is_imported(bench: Bench) -> None:
 
 async def test_a_missing_script_is_an_error_of_the_rank(bench: Bench) -> None:
     plan = rank_plan()
-    await bench.supervisor.start_rank(plan, plan.nodes[0], Rank(0), bench.source / "train.py", agent_socket=bench.state / "s")
+    await bench.supervisor.start_rank(plan, plan.nodes[0], Rank(0), bench.source / "train.py", agent_socket=bench.state / "s", supplied=NOTHING)
     told = (await bench.exit()).describe(Step(-1))
     assert told.code == 2
     assert "can't open file" in told.last_lines

@@ -21,6 +21,13 @@ export interface AcknowledgeIncidentRequest {
   Note?: string
 }
 
+/** One of a job's inputs. */
+export interface Channel {
+  /** Ranks find its directory in SM_CHANNEL_<NAME>, and by `everstep.training.input_dir("name")`. */
+  ChannelName: string
+  DataSource: DataSource
+}
+
 /** A set of shards of one step in S3. */
 export interface Checkpoint {
   Step: number
@@ -141,10 +148,12 @@ export interface CreateTrainingJobRequest {
   Source: SourceConfig
   /** Path of a Python file in the source. */
   EntryPoint: string
+  /** Path of a requirements.txt in the source: each node installs what it lacks of it, once, beside its own packages, and ranks see that first. */
+  Requirements?: string
   /** Given to the script as EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value`. */
   HyperParameters?: Record<string, string>
   Environment?: Record<string, string>
-  /** Not available yet. */
+  /** Variables of ranks whose values are in AWS: `secretsmanager:NAME`, `ssm:NAME` or an ARN of either. Each node reads them when it starts its ranks; values are stored, shown and logged nowhere. */
   Secrets?: Record<string, string>
   /** Not available yet. */
   RoleArn?: string
@@ -154,8 +163,8 @@ export interface CreateTrainingJobRequest {
   /** Two copies where there are two nodes, one where there is one, unless said. */
   Protection?: ProtectionConfig
   CheckpointConfig?: CheckpointConfig
-  /** Not available yet. */
-  InputDataConfig?: unknown[]
+  /** What ranks find on their node before their first line; what is missing fails the job before any rank starts. */
+  InputDataConfig?: Channel[]
   OutputDataConfig?: OutputDataConfig
   StoppingCondition?: StoppingCondition
   RetryStrategy?: RetryStrategy
@@ -179,6 +188,13 @@ export interface CreateTrainingJobResponse {
   TrainingJobStatus?: string
   /** Of a dry run. */
   Plan?: TrainingJobPlan
+}
+
+/** Where a channel's data are: one of the two. */
+export interface DataSource {
+  /** Fetched to every node before its ranks start, verified, and kept there for later jobs as long as there is room. Files are read-only. */
+  S3DataSource?: S3DataSource
+  FileSystemDataSource?: FileSystemDataSource
 }
 
 export interface DeleteCheckpointRequest {
@@ -319,6 +335,12 @@ export interface FieldError {
   Field: string
   /** A sentence with the figures. */
   Message: string
+}
+
+/** A directory that is on every node already: a shared file system, or part of the image. */
+export interface FileSystemDataSource {
+  /** Absolute; whether ranks may write to it is a matter of its mount. */
+  DirectoryPath: string
 }
 
 /** A registered Auto Scaling group, as wanted and as it is. */
@@ -887,6 +909,12 @@ export interface RevokeTokenRequest {
   TokenId: string
 }
 
+/** Objects in S3. */
+export interface S3DataSource {
+  /** One object, or a prefix: then what lies below it, with its own folders. Without RoleArn it is read with the nodes' permissions. */
+  S3Uri: string
+}
+
 /** The job was in a state for a while. */
 export interface SecondaryStatusTransition {
   /** The derived status, SageMaker's words. */
@@ -994,12 +1022,16 @@ export interface TrainingJob {
   FailureReason?: string
   Source: SourceConfig
   EntryPoint: string
+  Requirements?: string
   HyperParameters: Record<string, string>
   Environment: Record<string, string>
+  /** Where the values are, by variable. */
+  Secrets: Record<string, string>
   NodeCount: number
   RanksPerNode: number
   Protection: ProtectionConfig
   CheckpointConfig: CheckpointConfig
+  InputDataConfig: Channel[]
   OutputDataConfig: OutputDataConfig
   StoppingCondition: StoppingCondition
   RetryStrategy: RetryStrategy

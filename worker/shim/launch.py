@@ -51,6 +51,14 @@ def needs_cold_start(environment: dict[str, str], template: dict[str, str]) -> s
     return None
 
 
+def environment_of(start: StartRank) -> dict[str, str]:
+    """Return a rank's environment with its packages in it, for the rank and for what it starts. Pure."""
+    if not start.packages:
+        return start.environment
+    others = start.environment.get("PYTHONPATH")
+    return {**start.environment, "PYTHONPATH": os.pathsep.join([start.packages, others] if others else [start.packages])}
+
+
 def settle(stdout: int, stderr: int, gate: int) -> None:
     """Make this fork a process of its own: session, stdio, default signals; then wait until its record is written.
 
@@ -78,7 +86,7 @@ def execute(start: StartRank) -> NoReturn:
     """Become `python -u script` by exec: a cold rank. In the shim's fork, after `settle`."""
     try:
         os.chdir(start.working_directory)
-        os.execve(sys.executable, [sys.executable, "-u", start.script, *start.arguments], start.environment)
+        os.execve(sys.executable, [sys.executable, "-u", start.script, *start.arguments], environment_of(start))
     except OSError as error:
         os.write(2, f"cannot run {sys.executable} in {start.working_directory}: {error}\n".encode())
     os._exit(_CANNOT_RUN)
@@ -94,7 +102,7 @@ def become(start: StartRank) -> NoReturn:
         SystemExit: always; the interpreter then ends as it does after any script.
     """
     os.environ.clear()
-    os.environ.update(start.environment)
+    os.environ.update(environment_of(start))
     time.tzset()
     processes.set_name(f"rank {start.rank}")
     processes.set_title([sys.executable, "-u", start.script, *start.arguments])
@@ -104,7 +112,7 @@ def become(start: StartRank) -> NoReturn:
     _reseed()
     _set_thread_count(start.environment.get("OMP_NUM_THREADS", ""))
     sys.argv = [start.script, *start.arguments]
-    sys.path.insert(0, os.path.dirname(start.script))
+    sys.path[:0] = [os.path.dirname(start.script), *([start.packages] if start.packages else [])]
     try:
         os.chdir(start.working_directory)
         with open(start.script, "rb") as file:

@@ -47,6 +47,10 @@ class StartRank(Message, frozen=True):
     stdout_path: str
     stderr_path: str
     warm: bool = True
+    packages: str = ""
+    """A folder that is imported from before the interpreter's own packages; empty: there is none."""
+    package_modules: tuple[str, ...] = ()
+    """What it has: a warm rank would already have loaded others of these names."""
 
 
 class StopRanks(Message, frozen=True):

@@ -79,6 +79,8 @@ class _Template:
     seconds: float = 0.0
     resident_bytes: int = 0
     error: str = ""
+    modules: frozenset[str] = frozenset()
+    """What it has loaded."""
 
 
 @dataclass(slots=True)
@@ -310,9 +312,19 @@ class Shim:
     def _refuse(self, client: Line, start: StartRank, reason: str) -> None:
         self._say(client, RankRefused(run=start.run, generation=start.generation, rank=start.rank, reason=reason))
 
-    def _start_cold(self, client: Line, start: StartRank) -> None:
+    def _start_cold(self, client: Line, start: StartRank, why: str = "") -> None:
+        """Start a rank without the template.
+
+        Args:
+            client: who asked.
+            start: what.
+            why: told in the rank's own stderr, where it is the job's doing.
+        """
         try:
             stdout, stderr = _open_output(start)
+            if why:
+                _log.info("rank %s of generation %s starts cold: %s", start.rank, start.generation, why)
+                os.write(stderr, f"everstep: this rank starts cold: {why}\n".encode())
             theirs, ours = os.pipe()
             pid = os.fork()
         except OSError as error:
@@ -338,6 +350,10 @@ class Shim:
         for pending in waiting:
             if template is None or template.state is not Preload.READY:
                 self._start_cold(pending.client, pending.start)
+                continue
+            if clash := sorted(template.modules.intersection(pending.start.package_modules)):
+                brought = ", ".join(clash[:5]) + (" …" if len(clash) > 5 else "")
+                self._start_cold(pending.client, pending.start, f"its requirements bring {brought}, and another version is preloaded")
                 continue
             try:
                 stdout, stderr = _open_output(pending.start)
@@ -421,7 +437,8 @@ class Shim:
             self._hang_up(template)  # its exit follows
         for frame in frames or ():
             match codec.decode(frame, FromTemplate):  # type: ignore[arg-type]
-                case TemplateReady(seconds=seconds, resident_bytes=resident):
+                case TemplateReady(seconds=seconds, resident_bytes=resident, modules=modules):
+                    template.modules = frozenset(modules)
                     template.state, template.seconds, template.resident_bytes = Preload.READY, seconds, resident
                     _log.info("warm starts are ready after %.1f s, %d MiB", seconds, resident >> 20)
                     self._say_all(self._state())

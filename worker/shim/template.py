@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import sys
 import time
 from collections.abc import Sequence
 from typing import NoReturn
@@ -39,6 +40,8 @@ class TemplateReady(Message, frozen=True):
 
     seconds: float
     resident_bytes: int
+    modules: tuple[str, ...]
+    """What is loaded, by the first part of its name."""
 
 
 class TemplateFailed(Message, frozen=True):
@@ -80,7 +83,8 @@ def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
     except Exception as error:  # whatever a library raises while it is imported, the shim has to know
         line.sendall(codec.frame(TemplateFailed(reason=f"{type(error).__name__}: {error}")))
         raise SystemExit(1) from error
-    line.sendall(codec.frame(TemplateReady(seconds=time.monotonic() - begun, resident_bytes=processes.resident_bytes(os.getpid()))))
+    loaded = tuple(sorted({name.partition(".")[0] for name in sys.modules}))
+    line.sendall(codec.frame(TemplateReady(seconds=time.monotonic() - begun, resident_bytes=processes.resident_bytes(os.getpid()), modules=loaded)))
     start = _serve(line)
     if start is None:
         raise SystemExit(0)

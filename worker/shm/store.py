@@ -496,4 +496,5 @@ async def in_thread(work: Callable[[threading.Event], T]) -> T:
     except asyncio.CancelledError:
         cancelled.set()
         await asyncio.wait([thread])
+        thread.exception()  # nobody is there to hear of it
         raise

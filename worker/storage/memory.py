@@ -1,15 +1,17 @@
-"""An object store in this process's memory: for tests and simulators. The contract suite holds it to what S3 does."""
+"""An object store, secrets and roles in this process's memory: for tests and simulators. Contract suites hold them to what AWS does."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from everstep.protocol.plan import ObjectReference
-from worker.errors import CorruptCheckpoint, ObjectMissing, StoreRefused
-from worker.storage.object_store import ObjectReader, Piece, StoredObject
+from worker.errors import CorruptCheckpoint, ObjectChanged, ObjectMissing, StoreDenied, StoreRefused
+from worker.storage.aws import ROLE_SECONDS, RoleKeys, SecretPlace
+from worker.storage.object_store import ObjectReader, ObjectStore, Piece, StoredObject
 
 
 class MemoryObjectStore:
@@ -50,9 +52,13 @@ class MemoryObjectStore:
             raise ObjectMissing(f"s3://{reference.bucket}/{reference.key} does not exist") from None
 
     @contextmanager
-    def open(self, reference: ObjectReference) -> Iterator[ObjectReader]:
+    def open(self, reference: ObjectReference, *, etag: str = "") -> Iterator[ObjectReader]:
         """See `ObjectStore.open`."""
-        yield _MemoryReader(self.get_bytes(reference))
+        data = self.get_bytes(reference)
+        md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        if etag not in ("", md5):
+            raise ObjectChanged(f"s3://{reference.bucket}/{reference.key} has the ETag {md5}, not {etag}")
+        yield _MemoryReader(data, md5)
 
     def head(self, reference: ObjectReference) -> StoredObject | None:
         """See `ObjectStore.head`."""
@@ -75,9 +81,54 @@ class MemoryObjectStore:
         return StoredObject(reference, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())
 
 
+class MemoryAws:
+    """See `Aws`: what is in these mappings.
+
+    Args:
+        objects: what any role sees.
+        now: Unix time, seconds.
+    """
+
+    def __init__(self, objects: ObjectStore, *, now: Callable[[], float] = time.time) -> None:
+        self.secrets: dict[str, str] = {}
+        self.roles: set[str] = set()
+        self.assumed_count = 0
+        self.used: list[tuple[str, str]] = []
+        """What was read, and with whose access key; the node's own is empty."""
+        self._objects = objects
+        self._now = now
+
+    def secret(self, reference: str, keys: RoleKeys | None) -> str:
+        """See `Aws.secret`."""
+        self.used.append((reference, keys.access_key_id if keys else ""))
+        place = SecretPlace.of(reference)
+        try:
+            return self.secrets[place.name]
+        except KeyError:
+            raise ObjectMissing(f"{reference}: there is no such secret") from None
+
+    def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
+        """See `Aws.assume_role`."""
+        if role_arn not in self.roles:
+            raise StoreDenied(f"{role_arn}: {session_name} is not authorized to perform: sts:AssumeRole")
+        self.assumed_count += 1
+        return RoleKeys(
+            access_key_id=f"ASIA{self.assumed_count:016}",
+            secret_access_key=f"secret of {role_arn}",
+            session_token=f"token {self.assumed_count}",
+            expires_at=self._now() + ROLE_SECONDS,
+        )
+
+    def objects(self, keys: RoleKeys) -> ObjectStore:
+        """See `Aws.objects`."""
+        self.used.append(("objects", keys.access_key_id))
+        return self._objects
+
+
 class _MemoryReader:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, md5: str) -> None:
         self._data = memoryview(data)
+        self.md5 = md5
         self.bytes = len(data)
 
     def read_into(self, target: memoryview) -> None:

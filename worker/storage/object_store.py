@@ -31,6 +31,8 @@ class ObjectReader(Protocol):
 
     bytes: int
     """Length of the whole object."""
+    md5: str
+    """Of the whole object, in hex, where the store tells it; else empty."""
 
     def read_into(self, target: memoryview) -> None:
         """Fill `target` with the next bytes.
@@ -105,17 +107,19 @@ class ObjectStore(Protocol):
             StorageError: of the type that says what can be done about it.
         """
 
-    def open(self, reference: ObjectReference) -> AbstractContextManager[ObjectReader]:
+    def open(self, reference: ObjectReference, *, etag: str = "") -> AbstractContextManager[ObjectReader]:
         """Read an object of any size as a stream.
 
         Args:
             reference: which.
+            etag: that it must have; empty: any.
 
         Returns:
             The stream; it is closed by leaving the context.
 
         Raises:
             ObjectMissing: there is none.
+            ObjectChanged: it has another ETag.
             StorageError: of the type that says what can be done about it.
         """
 

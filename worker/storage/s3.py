@@ -4,37 +4,23 @@ boto3's CRT transfer client ignores a client's endpoint and goes to real AWS (bo
 types; so there is no transfer manager here at all. Every put and part carries a CRC32 that S3 verifies; what is read is verified
 by its own digest (`checkpoints`, `source`), end to end, so checksums of answers are not asked for.
 
-Invariant: in local mode no byte leaves for an address that is not loopback; this is checked on the endpoint that botocore has resolved,
-before the first call.
+Invariant: a put has happened whole or not at all; where the client leads is `aws`'s matter.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-import boto3
-import botocore.session
-from botocore.config import Config
-from botocore.configprovider import ConstantProvider
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectionError,
-    HTTPClientError,
-    IncompleteReadError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    ReadTimeoutError,
-    ResponseStreamingError,
-)
+from botocore.exceptions import BotoCoreError, ClientError
 
-from everstep.protocol.loopback import is_loopback
 from everstep.protocol.plan import ObjectReference
-from worker.errors import CorruptCheckpoint, ForbiddenEndpoint, ObjectMissing, StorageError, StoreDenied, StoreRefused, StoreUnavailable
+from worker.errors import CorruptCheckpoint, ObjectMissing, StoreRefused
+from worker.storage.aws import RoleKeys, aws_client, aws_errors
 from worker.storage.object_store import ObjectReader, Piece, StoredObject
 
 if TYPE_CHECKING:
@@ -46,23 +32,15 @@ PART_BYTES = 16 * 1024 * 1024
 MAX_PARTS = 10_000
 """Source: Amazon S3 User Guide, multipart upload limits."""
 _READ_BYTES = 4 * 1024 * 1024
-_CONNECT_TIMEOUT_SECONDS = 5
-_READ_TIMEOUT_SECONDS = 30
-_MAX_ATTEMPTS = 4
 _CHECKSUM = "CRC32"
-_MISSING = frozenset({"NoSuchKey", "NoSuchBucket", "404", "NotFound"})
-_DENIED = frozenset({"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
-_BUSY = frozenset({"SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "Throttling", "ThrottlingException", "ServiceUnavailable", "InternalError"})
 
 
-def s3_store(environment: Mapping[str, str] = os.environ) -> S3ObjectStore:
+def s3_store(environment: Mapping[str, str] = os.environ, keys: RoleKeys | None = None) -> S3ObjectStore:
     """Connect to the store that the environment names: AWS's, or the one at AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
-
-    Called once, when the agent starts. With EVERSTEP_LOCAL=1, or against any endpoint on loopback, the user's own AWS configuration files are
-    not read.
 
     Args:
         environment: the agent's.
+        keys: None: the node's own.
 
     Returns:
         The store; nothing has been sent yet.
@@ -70,38 +48,17 @@ def s3_store(environment: Mapping[str, str] = os.environ) -> S3ObjectStore:
     Raises:
         ForbiddenEndpoint: EVERSTEP_LOCAL=1, and the endpoint is not on loopback.
     """
-    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL", "")
-    is_local = environment.get("EVERSTEP_LOCAL") == "1"
-    if is_local and not is_loopback(endpoint):
-        raise ForbiddenEndpoint(f"local mode speaks to loopback only, and the S3 endpoint is {endpoint or 'that of AWS'}")
-    session = botocore.session.Session()
-    if is_local or is_loopback(endpoint):
-        for variable in ("config_file", "credentials_file"):
-            session.set_config_variable(variable, os.devnull)
-        session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))  # AWS_PROFILE names one of the files
-    client = boto3.Session(
-        botocore_session=session,
-        aws_access_key_id=environment.get("AWS_ACCESS_KEY_ID"),
-        aws_secret_access_key=environment.get("AWS_SECRET_ACCESS_KEY"),
-        aws_session_token=environment.get("AWS_SESSION_TOKEN"),
-        region_name=environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION"),
-    ).client(
-        "s3",
-        endpoint_url=endpoint or None,
-        config=Config(
-            connect_timeout=_CONNECT_TIMEOUT_SECONDS,
-            read_timeout=_READ_TIMEOUT_SECONDS,
-            retries={"mode": "standard", "total_max_attempts": _MAX_ATTEMPTS},
+    has_endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    return S3ObjectStore(
+        aws_client(
+            "s3",
+            environment,
+            keys=keys,
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            proxies={} if is_loopback(endpoint) else None,
-            s3={"addressing_style": "path" if endpoint else "auto"},
-            user_agent_extra="everstep",
-        ),
+            s3={"addressing_style": "path" if has_endpoint else "auto"},
+        )
     )
-    if is_local and not is_loopback(client.meta.endpoint_url):
-        raise ForbiddenEndpoint(f"local mode speaks to loopback only, and botocore has resolved {client.meta.endpoint_url}")
-    return S3ObjectStore(client)
 
 
 class S3ObjectStore:
@@ -165,13 +122,14 @@ class S3ObjectStore:
         return bytes(data)
 
     @contextmanager
-    def open(self, reference: ObjectReference) -> Iterator[ObjectReader]:
+    def open(self, reference: ObjectReference, *, etag: str = "") -> Iterator[ObjectReader]:
         """See `ObjectStore.open`."""
+        condition = {"IfMatch": f'"{etag}"'} if etag else {}
         with _errors(reference):
-            answer = self._client.get_object(**_place(reference))
+            answer = self._client.get_object(**_place(reference), **condition)
         body: StreamingBody = answer["Body"]
         try:
-            yield _S3Reader(reference, body, int(answer["ContentLength"]))
+            yield _S3Reader(reference, body, int(answer["ContentLength"]), _md5(answer))
         finally:
             body.close()
 
@@ -197,7 +155,8 @@ class S3ObjectStore:
 
 
 class _S3Reader:
-    def __init__(self, reference: ObjectReference, body: StreamingBody, size: int) -> None:
+    def __init__(self, reference: ObjectReference, body: StreamingBody, size: int, md5: str) -> None:
+        self.md5 = md5
         self._reference = reference
         self._body = body
         self.bytes = size
@@ -241,29 +200,8 @@ def _file_pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
         yield data
 
 
-@contextmanager
-def _errors(reference: ObjectReference) -> Iterator[None]:
-    """Turn what boto3 raises into what the caller can act on."""
-    try:
-        yield
-    except ClientError as error:
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        raise _kind(code, status)(f"s3://{reference.bucket}/{reference.key}: {error}") from error
-    except (NoCredentialsError, PartialCredentialsError) as error:
-        raise StoreDenied(f"s3://{reference.bucket}/{reference.key}: {error}") from error
-    except (ConnectionError, HTTPClientError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError) as error:
-        raise StoreUnavailable(f"s3://{reference.bucket}/{reference.key}: {error}") from error
-    except BotoCoreError as error:
-        raise StoreRefused(f"s3://{reference.bucket}/{reference.key}: {error}") from error
-
-
-def _kind(code: str, status: int) -> type[StorageError]:
-    if code in _MISSING:
-        return ObjectMissing
-    if code in _DENIED:
-        return StoreDenied
-    return StoreUnavailable if code in _BUSY or status >= 500 or status == 429 else StoreRefused
+def _errors(reference: ObjectReference) -> AbstractContextManager[None]:
+    return aws_errors(f"s3://{reference.bucket}/{reference.key}")
 
 
 def _place(reference: ObjectReference) -> dict[str, str]:
@@ -272,3 +210,13 @@ def _place(reference: ObjectReference) -> dict[str, str]:
 
 def _etag(answer: Mapping[str, Any]) -> str:
     return str(answer["ETag"]).strip('"')
+
+
+def _md5(answer: Mapping[str, Any]) -> str:
+    """Return an object's MD5 where its ETag is that.
+
+    Source: Amazon S3 API Reference, Object, ETag: of objects put in one piece, in plain text or with SSE-S3.
+    """
+    etag = _etag(answer)
+    is_plain = answer.get("ServerSideEncryption", "AES256") == "AES256" and "SSECustomerAlgorithm" not in answer
+    return etag if is_plain and re.fullmatch("[0-9a-f]{32}", etag) else ""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from everstep.training.errors import SessionMisuse
-from everstep.training.script import FINAL_ROUND_SECONDS, Environment, hyperparameters, output_dir
+from everstep.training.script import FINAL_ROUND_SECONDS, Environment, hyperparameters, input_dir, output_dir
 
 
 def test_the_environment_wins_over_arguments_and_those_over_defaults() -> None:
@@ -31,6 +31,15 @@ def test_outputs_go_where_the_environment_says(tmp_path: Path) -> None:
     path = output_dir({"EVERSTEP_OUTPUT_DIR": str(tmp_path / "a" / "b")})
     assert path.is_dir()
     assert path == tmp_path / "a" / "b"
+
+
+def test_channels_are_where_the_agent_says_or_here(tmp_path: Path) -> None:
+    given = {"EVERSTEP_AGENT_SOCKET": "/s", "EVERSTEP_INPUT_CHANNELS": '{"train": "/node/train"}', "SM_CHANNEL_TEST": "/other"}
+    assert input_dir("train", given) == Path("/node/train")
+    with pytest.raises(SessionMisuse, match="no input channel 'test'; it has train"):
+        input_dir("test", given)
+    assert input_dir("test-set", {"SM_CHANNEL_TEST_SET": "/mine"}) == Path("/mine")
+    assert input_dir("test", {}) == Path("input/test")
 
 
 def test_an_empty_environment_is_one_rank_alone() -> None:

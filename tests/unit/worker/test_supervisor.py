@@ -53,7 +53,7 @@ def test_an_exit_is_described_with_the_end_of_stderr(tmp_path: Path) -> None:
 
 def test_the_variables_are_those_of_torchrun_and_ours() -> None:
     plan = rank_plan(addresses=("127.0.0.2", "127.0.0.3"), ranks_per_node=2, generation=5, hyperparameters={"steps": "10", "lr": "1e-3"})
-    found = rank_environment(plan, plan.nodes[1], Rank(3), PATHS, {"HOME": "/home"})
+    found = rank_environment(plan, plan.nodes[1], Rank(3), PATHS, {"HOME": "/home"}, {})
     assert found == {
         "HOME": "/home",
         "RANK": "3",
@@ -79,10 +79,16 @@ def test_the_user_wins_except_over_reserved_names() -> None:
     plan = rank_plan(
         environment={"OMP_NUM_THREADS": "4", "RANK": "9", "EVERSTEP_TOKEN": "x", "LOCAL_SIZE": "1", "MINE": "1", "GLOO_SOCKET_IFNAME": "eth7"}
     )
-    found = rank_environment(plan, plan.nodes[0], Rank(0), PATHS, node_environment({"OMP_NUM_THREADS": "2"}, "127.0.0.1"))
+    found = rank_environment(plan, plan.nodes[0], Rank(0), PATHS, node_environment({"OMP_NUM_THREADS": "2"}, "127.0.0.1"), {})
     assert (found["OMP_NUM_THREADS"], found["RANK"], found["MINE"], found["GLOO_SOCKET_IFNAME"]) == ("4", "0", "1", "eth7")
     assert "LOCAL_SIZE" not in found
     assert "EVERSTEP_TOKEN" not in found
+
+
+def test_what_a_launch_is_supplied_with_wins_over_the_user_and_not_over_the_agent() -> None:
+    plan = rank_plan(environment={"SM_CHANNEL_TRAIN": "mine", "OTHER": "1"})
+    found = rank_environment(plan, plan.nodes[0], Rank(0), PATHS, {}, {"SM_CHANNEL_TRAIN": "/theirs", "RANK": "9"})
+    assert (found["SM_CHANNEL_TRAIN"], found["OTHER"], found["RANK"]) == ("/theirs", "1", "0")
 
 
 def test_a_node_passes_on_its_environment_but_nothing_of_ours() -> None:

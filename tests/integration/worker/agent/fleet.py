@@ -68,8 +68,9 @@ from everstep.protocol.rank_messages import (
 )
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, digest, pack_index, unpack_header
 from worker.agent import Agent, AgentSettings
+from worker.rank_environment import Packages, Supplied
 from worker.shim.messages import RankRecord
-from worker.storage.memory import MemoryObjectStore
+from worker.storage.memory import MemoryAws, MemoryObjectStore
 from worker.tasks import Signal
 
 JOB, RUN = JobName("job"), RunId("ab" * 16)
@@ -326,6 +327,9 @@ class Shim:
 
     def __init__(self) -> None:
         self.ranks: dict[Rank, ScriptedRank] = {}
+        self.packages = Packages()
+        self.supplied: dict[str, str] = {}
+        """What the rank that was started last was given besides its job's variables."""
         self.ended: list[Ended] = []
         self.forgotten: list[RunId] = []
         self._tasks: dict[Rank, asyncio.Task[None]] = {}
@@ -351,11 +355,12 @@ class Shim:
         for rank in list(self._tasks):
             await self.end(rank, ExitClass.HALTED)
 
-    async def start_rank(self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path) -> None:
+    async def start_rank(self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied) -> None:
         assert entry.is_file()
         if rank in self.ranks and self.ranks[rank].plan.generation == plan.generation:
             return  # asked for before
         self.ranks[rank] = ScriptedRank(plan, rank, agent_socket)
+        self.supplied, self.packages = dict(supplied.environment), supplied.packages
         self._tasks[rank] = asyncio.create_task(self.ranks[rank].live())
 
     async def next_exit(self, run: RunId, generation: Generation, seen: Collection[Rank]) -> Ended:
@@ -372,6 +377,17 @@ class Shim:
 
     def forget(self, run: RunId) -> None:
         self.forgotten.append(run)
+
+    def fail_rank(self, plan: GenerationPlan, rank: Rank, reason: str) -> None:
+        self.ended.append(Ended(plan.run, plan.generation, rank, ExitClass.ERROR))
+        self._changed.set()
+
+    async def forget_started(self) -> None:
+        """Be as if the agent had died before it asked for any rank."""
+        await self.stop_all()
+        self.ended.clear()
+        self.ranks.clear()
+        self.supplied = {}
 
     async def end(self, rank: Rank, exit_class: ExitClass = ExitClass.KILLED) -> None:
         """End a rank."""
@@ -391,6 +407,7 @@ class Node:
         self.slots = slots
         self.state_dir = state_dir
         self._objects = objects
+        self.aws = MemoryAws(objects)
         self._settings = AgentSettings(
             node_id=node_id, address="127.0.0.1", state=state_dir, slots=slots, memory_bytes=1 << 24, control_plane_urls=(url,), join_token="join"
         )
@@ -398,7 +415,7 @@ class Node:
 
     def start(self) -> None:
         """Start an agent."""
-        self.agent = Agent(self._settings, self._objects, self.shim, now=lambda: 1000.0)  # type: ignore[arg-type]
+        self.agent = Agent(self._settings, self._objects, self.aws, self.shim, now=lambda: 1000.0)  # type: ignore[arg-type]
         self._task = asyncio.create_task(self.agent.run())
 
     async def stop(self) -> None:

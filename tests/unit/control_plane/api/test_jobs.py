@@ -21,6 +21,14 @@ def names(client, **query):
     return [job["TrainingJobName"] for job in client.list_training_jobs(**query)["TrainingJobSummaries"]]
 
 
+SECRETS = {
+    "A": "secretsmanager:team/token",
+    "B": "ssm:/team/token",
+    "C": "arn:aws:secretsmanager:us-east-1:123456789012:secret:team/token-AbCdEf",
+    "D": "arn:aws-cn:ssm:cn-north-1:123456789012:parameter/team/token",
+}
+
+
 def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service):
     created = client.create_training_job(**request_)
     job = client.describe_training_job(TrainingJobName="gpt")
@@ -35,6 +43,10 @@ def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service)
 
 
 def test_a_request_can_say_everything(client, request_):
+    inputs = [
+        {"ChannelName": "train", "DataSource": {"S3DataSource": {"S3Uri": "s3://mine/set"}}},
+        {"ChannelName": "words", "DataSource": {"FileSystemDataSource": {"DirectoryPath": "/mnt/words"}}},
+    ]
     client.create_training_job(
         **request_,
         FleetName="main",
@@ -43,6 +55,9 @@ def test_a_request_can_say_everything(client, request_):
         RanksPerNode=2,
         Protection={"Copies": 3, "MaxSlowdown": 0.05},
         CheckpointConfig={"EverySteps": 100, "S3Uri": "s3://mine/checkpoints", "ThirdSlot": True},
+        InputDataConfig=inputs,
+        Secrets=SECRETS,
+        Requirements="train.py",
         OutputDataConfig={"S3OutputPath": "s3://mine/out/"},
         StoppingCondition={"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60},
         RetryStrategy={"MaxAttempts": 5},
@@ -53,6 +68,7 @@ def test_a_request_can_say_everything(client, request_):
     job = client.describe_training_job(TrainingJobName="gpt")
     assert job["HyperParameters"] == {"steps": "200", "learning-rate": "1e-3"}
     assert job["CheckpointConfig"] == {"EverySteps": 100, "S3Uri": "s3://mine/checkpoints/gpt/", "ThirdSlot": True}
+    assert (job["InputDataConfig"], job["Secrets"], job["Requirements"]) == (inputs, SECRETS, "train.py")
     assert job["OutputDataConfig"] == {"S3OutputPath": "s3://mine/out/gpt/"}
     assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60}
     assert (job["RanksPerNode"], job["Protection"], job["Priority"], job["Project"]) == (2, {"Copies": 3, "MaxSlowdown": 0.05}, 7, "speech")

@@ -6,7 +6,14 @@ from contextlib import closing
 
 import pytest
 
-from tests.unit.control_plane.api.conftest import GROUP, Service, refused
+from tests.unit.control_plane.api.conftest import BUCKET, GROUP, Service, refused
+
+S3 = {"S3DataSource": {"S3Uri": "s3://data/set"}}
+HERE = {"FileSystemDataSource": {"DirectoryPath": "/data"}}
+
+
+def channel(name: str) -> dict:
+    return {"ChannelName": name, "DataSource": S3}
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +59,35 @@ def request_(client, tmp_path_factory):
         ({"NodeCount": 0}, "NodeCount", "must be at least 1, not '0'"),
         ({"NodeCount": "many"}, "NodeCount", "many"),
         ({"RanksPerNode": 65}, "RanksPerNode", "64"),
-        ({"Secrets": {"A": "arn"}}, "Secrets", "not available"),
+        ({"Secrets": {"A": "hunter2"}}, "Secrets.A", "must match ^(secretsmanager:"),
+        ({"Secrets": {"RANK": "ssm:/a"}}, "Secrets.RANK", "set by Everstep"),
+        ({"Secrets": {"A": "ssm:/a"}, "Environment": {"A": ""}}, "Secrets.A", "is in Environment, too"),
+        ({"Secrets": {"SM_CHANNEL_X": "ssm:/a"}, "InputDataConfig": [channel("x")]}, "Secrets.SM_CHANNEL_X", "is set by the channel 'x'"),
+        ({"Requirements": "requirements.txt"}, "Requirements", "'requirements.txt' is not among the 2 files of the source"),
+        ({"Requirements": ""}, "Requirements", "must have at least 1 characters"),
         ({"RoleArn": "arn:aws:iam::1:role/x"}, "RoleArn", "not available"),
-        ({"InputDataConfig": [{"ChannelName": "x"}]}, "InputDataConfig", "not available"),
+        ({"InputDataConfig": [{"ChannelName": "x"}]}, "InputDataConfig[0].DataSource", "is missing"),
+        ({"InputDataConfig": [{"ChannelName": "x", "DataSource": {}}]}, "InputDataConfig[0].DataSource", "names one of S3DataSource and FileSys"),
+        ({"InputDataConfig": [{"ChannelName": "x", "DataSource": {**S3, **HERE}}]}, "InputDataConfig[0].DataSource", "names one of"),
+        ({"InputDataConfig": [channel("a-b"), channel("A_b")]}, "InputDataConfig[1].ChannelName", "'A_b' and 'a-b' would both be SM_CHANNEL_A_B"),
+        ({"InputDataConfig": [channel("a.b")]}, "InputDataConfig[0].ChannelName", "must match ^"),
+        ({"InputDataConfig": [channel("x")] * 21}, "InputDataConfig", "at most 20"),
+        ({"InputDataConfig": [channel("x")], "Environment": {"SM_CHANNEL_X": "/"}}, "Environment.SM_CHANNEL_X", "is set by the channel 'x'"),
+        (
+            {"InputDataConfig": [{"ChannelName": "x", "DataSource": {"S3DataSource": {"S3Uri": f"s3://{BUCKET}/jobs/other"}}}]},
+            "InputDataConfig[0].DataSource.S3DataSource.S3Uri",
+            "everstep is the service's own bucket",
+        ),
+        (
+            {"InputDataConfig": [{"ChannelName": "x", "DataSource": {"FileSystemDataSource": {"DirectoryPath": "data"}}}]},
+            "InputDataConfig[0].DataSource.FileSystemDataSource.DirectoryPath",
+            "must match ^/",
+        ),
+        (
+            {"InputDataConfig": [{**channel("x"), "InputMode": "File"}]},
+            "InputDataConfig[0].InputMode",
+            "a field of SageMaker's that Everstep does not have; files are there before ranks start",
+        ),
         ({"StoppingCondition": {"MaxCostUsd": 5}}, "StoppingCondition.MaxCostUsd", "needs the price of the fleet main"),
         ({"CheckpointConfig": {"EverySteps": -1}}, "CheckpointConfig.EverySteps", "0"),
         ({"CheckpointConfig": {"S3Uri": "http://x"}}, "CheckpointConfig.S3Uri", "s3"),

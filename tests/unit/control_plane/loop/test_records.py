@@ -10,8 +10,21 @@ from control_plane.db import jobs
 from control_plane.loop import records
 from everstep.protocol.agent_messages import ExitClass
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from everstep.protocol.plan import ObjectReference
+from everstep.protocol.plan import InputChannel, ObjectReference
 from tests.unit.control_plane.loop.world import World
+
+
+async def test_what_a_job_needs_is_in_its_plans(world: World) -> None:
+    world.submit()
+    job = world.job()
+    inputs = (jobs.JobInput(name="a", uri="s3://b/set/one"), jobs.JobInput(name="b", directory="/here"))
+    script = records.job_spec(replace(job, spec=replace(job.spec, inputs=inputs, secrets={"A": "ssm:/a"}, requirements="r.txt"))).script
+    assert script.requirements == "r.txt"
+    assert script.secrets == {"A": "ssm:/a"}
+    assert script.inputs == (
+        InputChannel(name="a", prefix=ObjectReference(bucket="b", key="set/one")),
+        InputChannel(name="b", directory="/here"),
+    )
 
 
 async def test_a_job_record_survives_the_database(world: World) -> None:

@@ -157,14 +157,15 @@ class BreakingStore(MemoryObjectStore):
         self.breaks = 0
 
     @contextmanager
-    def open(self, reference: ObjectReference) -> Iterator[ObjectReader]:
-        with super().open(reference) as reader:
+    def open(self, reference: ObjectReference, *, etag: str = "") -> Iterator[ObjectReader]:
+        with super().open(reference, etag=etag) as reader:
             yield _BreakingReader(reader, self)
 
 
 class _BreakingReader:
     def __init__(self, reader: ObjectReader, store: BreakingStore) -> None:
         self.bytes = reader.bytes
+        self.md5 = reader.md5
         self._reader = reader
         self._store = store
         self._count = 0
@@ -241,9 +242,9 @@ class FlakyStore(MemoryObjectStore):
         self._fail()
         return super().put_stream(reference, pieces, size)
 
-    def open(self, reference: ObjectReference) -> AbstractContextManager[ObjectReader]:
+    def open(self, reference: ObjectReference, *, etag: str = "") -> AbstractContextManager[ObjectReader]:
         self._fail()
-        return super().open(reference)
+        return super().open(reference, etag=etag)
 
 
 async def test_what_may_be_tried_again_is(tmp_path: Path) -> None:

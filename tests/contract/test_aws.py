@@ -1,0 +1,117 @@
+"""What an agent asks of AWS besides its object store: one suite, run against the stand-in in memory and against AWS's protocols, spoken to moto."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+from moto.server import ThreadedMotoServer
+
+from everstep.protocol.plan import ObjectReference
+from tests.contract.test_object_store import environment
+from worker.errors import ForbiddenEndpoint, ObjectMissing, StoreDenied, StoreRefused, StoreUnavailable
+from worker.storage.aws import ROLE_SECONDS, Aws, SecretPlace, aws_errors, session_name_of
+from worker.storage.memory import MemoryAws, MemoryObjectStore
+from worker.storage.node_aws import NodeAws
+
+ROLE = "arn:aws:iam::123456789012:role/training"
+Keep = Callable[[str, str, str], str]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(params=["memory", "moto"])
+def world(request: pytest.FixtureRequest) -> Iterator[tuple[Aws, Keep]]:
+    """AWS, and what keeps a secret in it: service, name, value; returns its ARN."""
+    if request.param == "memory":
+        made = MemoryAws(MemoryObjectStore("bucket"))
+        made.roles.add(ROLE)
+
+        def keep(service: str, name: str, value: str) -> str:
+            kind = f"secret:{name}-AbCdEf" if service == "secretsmanager" else f"parameter/{name}"
+            arn = f"arn:aws:{service}:us-east-1:123456789012:{kind}"
+            made.secrets |= {name: value, arn: value}
+            return arn
+
+        yield made, keep
+        return
+    where = request.getfixturevalue("url")
+    keys = {"endpoint_url": where, "region_name": "us-east-1", "aws_access_key_id": "test", "aws_secret_access_key": "test"}
+
+    def keep_there(service: str, name: str, value: str) -> str:
+        client = boto3.client(service, **keys)
+        try:
+            if service == "secretsmanager":
+                return str(client.create_secret(Name=name, SecretString=value)["ARN"])
+            client.put_parameter(Name=name, Value=value, Type="SecureString")
+            return str(client.get_parameter(Name=name)["Parameter"]["ARN"])
+        finally:
+            client.close()
+
+    yield NodeAws(environment(where)), keep_there
+
+
+@pytest.mark.parametrize("service", ["secretsmanager", "ssm"])
+def test_a_secret_is_found_by_name_and_by_arn(world: tuple[Aws, Keep], service: str) -> None:
+    aws, keep = world
+    arn = keep(service, "team-token", "hunter2 ü")
+    assert aws.secret(f"{service}:team-token", None) == "hunter2 ü"
+    assert aws.secret(arn, None) == "hunter2 ü"
+
+
+@pytest.mark.parametrize("service", ["secretsmanager", "ssm"])
+def test_a_secret_that_is_not_there_is_told_by_its_name(world: tuple[Aws, Keep], service: str) -> None:
+    with pytest.raises(ObjectMissing, match=f"{service}:none: "):
+        world[0].secret(f"{service}:none", None)
+
+
+def test_a_role_has_keys_for_an_hour_and_reads_with_them(world: tuple[Aws, Keep]) -> None:
+    aws, keep = world
+    keep("ssm", "role-token", "theirs")
+    keys = aws.assume_role(ROLE, session_name_of("job"))
+    assert abs(keys.expires_at - time.time() - ROLE_SECONDS) < 120
+    assert keys.secret_access_key not in repr(keys)
+    assert keys.session_token not in repr(keys)
+    assert aws.secret("ssm:role-token", keys) == "theirs"
+    with pytest.raises(ObjectMissing):
+        aws.objects(keys).get_bytes(ObjectReference(bucket="none", key="x"))
+
+
+def test_a_secret_that_is_binary_is_refused(url: str) -> None:
+    client = boto3.client("secretsmanager", endpoint_url=url, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test")
+    client.create_secret(Name="binary", SecretBinary=b"\x00hunter2")
+    client.close()
+    with pytest.raises(StoreRefused, match="secretsmanager:binary: it is binary") as refused:
+        NodeAws(environment(url)).secret("secretsmanager:binary", None)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_denied_words_are_awss_own_and_a_throttled_call_may_be_tried_again() -> None:
+    words = "User: arn:aws:sts::1:assumed-role/node/i-1 is not authorized to perform: secretsmanager:GetSecretValue"
+    kinds = {"AccessDeniedException": StoreDenied, "ThrottlingException": StoreUnavailable, "InvalidParameterException": StoreRefused}
+    for code, kind in kinds.items():
+        with pytest.raises(kind, match=f"ssm:/a: .*{code}.*is not authorized"), aws_errors("ssm:/a"):
+            raise ClientError({"Error": {"Code": code, "Message": words}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "GetParameter")
+
+
+def test_local_mode_speaks_to_loopback_only() -> None:
+    with pytest.raises(ForbiddenEndpoint, match=r"the endpoint of ssm is https://ssm\.example"):
+        NodeAws({"EVERSTEP_LOCAL": "1", "AWS_ENDPOINT_URL": "https://ssm.example"}).secret("ssm:/a", None)
+
+
+def test_places_and_session_names() -> None:
+    assert SecretPlace.of("secretsmanager:a/b") == SecretPlace("secretsmanager", "a/b")
+    arn = "arn:aws:ssm:eu-west-1:123456789012:parameter/a/b"
+    assert SecretPlace.of(arn) == SecretPlace("ssm", arn, "eu-west-1")
+    assert session_name_of("gpt") == "everstep-gpt"
+    assert len(session_name_of("x" * 63)) == 64

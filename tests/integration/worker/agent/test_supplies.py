@@ -1,0 +1,188 @@
+"""What ranks are given besides their state, on real agents: there before a rank starts, or the generation is not loaded and says why."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from everstep.protocol.agent_messages import Load, MemberPhase, NodeFault
+from everstep.protocol.plan import GenerationPlan, InputChannel, ObjectReference, SourceArchive
+from tests.integration.worker.agent.fleet import BUCKET, KEY_BYTES, Fleet, until
+from tests.wheels import make_wheel
+
+pytestmark = pytest.mark.integration
+SET = InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/"))
+
+
+@dataclass
+class Needs:
+    """A fleet whose jobs need something besides their source."""
+
+    fleet: Fleet
+    script: dict[str, Any]
+
+    def plan(self) -> GenerationPlan:
+        plan = self.fleet.make_plan()
+        self.fleet.plan = msgspec.structs.replace(plan, script=msgspec.structs.replace(plan.script, **self.script))
+        return self.fleet.plan
+
+    async def load(self, phase: MemberPhase = MemberPhase.LOADED) -> None:
+        plan = self.plan()
+        for node in self.fleet.nodes:
+            await self.fleet.send(node, Load(plan=plan, key=bytes([self.fleet.generation]) * KEY_BYTES))
+        await until(f"{phase} on all", lambda: self.fleet.members(phase))
+
+    def faults(self) -> list[NodeFault]:
+        members = [self.fleet.control.member(node.id) for node in self.fleet.nodes]
+        return [fault for member in members if member is not None for fault in member.faults]
+
+
+async def test_ranks_find_their_channels_and_get_them_again_in_the_next_generation(fleet: Fleet, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    fleet.objects.put_bytes(ObjectReference(bucket=BUCKET, key="set/a"), b"first")
+    needs = Needs(fleet, {"inputs": (SET, InputChannel(name="here", directory=str(here)))})
+    await fleet.prepare()
+    await needs.load()
+    assert [node.shim.ranks for node in fleet.nodes] == [{}, {}, {}], "no rank waits for a node that may fetch for hours"
+    await fleet.start()
+    for node in fleet.nodes:
+        folder = Path(node.shim.supplied["SM_CHANNEL_TRAIN"])
+        assert (folder / "a").read_bytes() == b"first"
+        assert json.loads(node.shim.supplied["EVERSTEP_INPUT_CHANNELS"]) == {"train": str(folder), "here": str(here)}
+    await fleet.train(3)
+    del fleet.objects.objects[BUCKET]["set/a"]  # what a node has fetched for a run it has for the run's whole life
+    await fleet.prepare()
+    for node in fleet.nodes:
+        node.shim.supplied.clear()
+    await needs.load()
+    assert all(node.shim.supplied["SM_CHANNEL_HERE"] == str(here) for node in fleet.nodes), "started while they load: every node has everything"
+    await fleet.start()
+    await fleet.train(5)
+    await fleet.release()
+    assert [list((node.state_dir / "inputs/runs").iterdir()) for node in fleet.nodes] == [[], [], []]
+
+
+async def test_a_channel_that_is_missing_fails_the_first_load_for_good(fleet: Fleet) -> None:
+    needs = Needs(fleet, {"inputs": (SET,)})
+    await fleet.prepare()
+    await needs.load(MemberPhase.LOAD_FAILED)
+    assert {(fault.code, fault.is_permanent) for fault in needs.faults()} == {("input_unavailable", True)}
+    assert "InputDataConfig, channel 'train': there is no object at or below s3://bucket/set/" in needs.faults()[0].message
+    assert not any(node.shim.ranks for node in fleet.nodes)
+
+
+async def test_a_job_that_has_trained_is_not_given_up_for_a_channel(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(2)
+    await fleet.prepare()
+    needs = Needs(fleet, {"inputs": (SET,)})
+    await needs.load(MemberPhase.LOAD_FAILED)
+    assert {fault.is_permanent for fault in needs.faults()} == {False}
+
+
+async def test_secrets_are_read_for_each_launch_and_are_nowhere_else(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for node in fleet.nodes:
+        node.aws.secrets |= {"token": "hunter2-first", "/team/key": "hunter2-key"}
+    needs = Needs(fleet, {"secrets": {"TOKEN": "secretsmanager:token", "KEY": "ssm:/team/key"}})
+    await fleet.prepare()
+    await needs.load()
+    await fleet.start()
+    assert [node.shim.supplied for node in fleet.nodes] == [{"TOKEN": "hunter2-first", "KEY": "hunter2-key"}] * 3
+    await fleet.train(2)
+    for node in fleet.nodes:
+        node.aws.secrets["token"] = "hunter2-second"
+    await fleet.prepare()
+    await needs.load()
+    await fleet.start()
+    assert {node.shim.supplied["TOKEN"] for node in fleet.nodes} == {"hunter2-second"}, "one that was changed has its new value"
+    written = [path for node in fleet.nodes for folder in (node.state_dir, node.slots) for path in folder.rglob("*") if path.is_file()]
+    assert len(written) > len(fleet.nodes)
+    assert [path for path in written if b"hunter2" in path.read_bytes()] == []
+    assert "hunter2" not in repr([fleet.control.reports, fleet.plan, [node.agent._supplied for node in fleet.nodes]])
+    assert "hunter2" not in caplog.text
+
+
+async def test_a_secret_that_is_missing_or_no_text_is_told_by_its_variable(fleet: Fleet) -> None:
+    for node in fleet.nodes:
+        node.aws.secrets["zero"] = "a\0b"
+    for reference, words in (
+        ("ssm:/none", "Secrets.TOKEN: ssm:/none: there is no such secret"),
+        ("ssm:zero", "Secrets.TOKEN: ssm:zero: it contains a zero byte"),
+    ):
+        await fleet.prepare()
+        needs = Needs(fleet, {"secrets": {"TOKEN": reference}})
+        plan = msgspec.structs.replace(needs.plan(), parent=0)
+        needs.plan = lambda plan=plan: plan  # type: ignore[method-assign]
+        await needs.load(MemberPhase.LOAD_FAILED)
+        assert {(fault.code, fault.message, fault.is_permanent) for fault in needs.faults()} == {
+            ("secret_unavailable", needs.faults()[0].message, True)
+        }
+        assert words in needs.faults()[0].message
+    assert not any(node.shim.ranks for node in fleet.nodes)
+
+
+async def test_an_agent_that_dies_between_the_start_and_its_ranks_supplies_them(fleet: Fleet) -> None:
+    fleet.objects.put_bytes(ObjectReference(bucket=BUCKET, key="set/a"), b"first")
+    needs = Needs(fleet, {"inputs": (SET,)})
+    await fleet.prepare()
+    await needs.load()
+    await fleet.start()
+    node = fleet.nodes[1]
+    await node.stop()
+    await node.shim.forget_started()
+    await until("the line to end", lambda: not fleet.control.is_connected(node.id))
+    node.start()
+    await until("the rank", lambda: bool(node.shim.ranks))
+    assert (Path(node.shim.supplied["SM_CHANNEL_TRAIN"]) / "a").read_bytes() == b"first"
+
+
+def with_files(fleet: Fleet, files: dict[str, bytes]) -> dict[str, Any]:
+    """A source tree with more than the script."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, data in {"train.py": b"pass\n", **files}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    place = ObjectReference(bucket=BUCKET, key="other.tar.gz")
+    fleet.objects.put_bytes(place, buffer.getvalue())
+    return {"source": SourceArchive(object=place, sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), bytes=len(buffer.getvalue()))}
+
+
+async def test_requirements_are_installed_before_ranks_start_and_pips_words_are_in_the_log(fleet: Fleet, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "wheels", "everstep_example", "1.0")
+    wanted = b"--no-index\n--find-links .\neverstep_example\n"
+    needs = Needs(fleet, {"requirements": "requirements.txt", **with_files(fleet, {wheel.name: wheel.read_bytes(), "requirements.txt": wanted})})
+    await fleet.prepare()
+    await needs.load()
+    await fleet.start()
+    assert {node.shim.packages.modules for node in fleet.nodes} == {("everstep_example",)}
+    assert all((Path(node.shim.packages.path) / "everstep_example.py").is_file() for node in fleet.nodes)
+
+    def shipped() -> bool:
+        return any(b"Successfully installed everstep_example-1.0" in data for data in fleet.objects.objects[BUCKET].values())
+
+    await until("pip's words in the store", shipped)
+
+
+async def test_requirements_that_cannot_be_installed_fail_the_job_with_pips_words(fleet: Fleet) -> None:
+    wanted = b"--no-index\neverstep-none==7\n"
+    needs = Needs(fleet, {"requirements": "requirements.txt", **with_files(fleet, {"requirements.txt": wanted})})
+    await fleet.prepare()
+    await needs.load(MemberPhase.LOAD_FAILED)
+    for fault in needs.faults():
+        assert (fault.code, fault.is_permanent) == ("requirements_failed", True)
+        assert "Requirements: requirements.txt: pip ended with code 1; its last lines:" in fault.message
+        assert "No matching distribution found for everstep-none==7" in fault.message
+    assert not any(node.shim.ranks for node in fleet.nodes)

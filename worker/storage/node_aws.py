@@ -1,0 +1,51 @@
+"""AWS with the permissions of this node: secrets read, roles assumed.
+
+Invariant: nothing is kept here; every call is a new client, so that keys that have changed are taken up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import closing
+
+from worker.errors import StoreRefused
+from worker.storage.aws import ROLE_SECONDS, RoleKeys, SecretPlace, aws_client, aws_errors
+from worker.storage.s3 import S3ObjectStore, s3_store
+
+
+class NodeAws:
+    """See `Aws`: with the node's own permissions.
+
+    Args:
+        environment: the agent's.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._environment = environment
+
+    def secret(self, reference: str, keys: RoleKeys | None) -> str:
+        """See `Aws.secret`."""
+        place = SecretPlace.of(reference)
+        with closing(aws_client(place.service, self._environment, region=place.region, keys=keys)) as client, aws_errors(reference):
+            if place.service == "ssm":
+                return str(client.get_parameter(Name=place.name, WithDecryption=True)["Parameter"]["Value"])
+            answer = client.get_secret_value(SecretId=place.name)
+        if "SecretString" not in answer:
+            raise StoreRefused(f"{reference}: it is binary, and a variable is text")
+        return str(answer["SecretString"])
+
+    def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
+        """See `Aws.assume_role`."""
+        with closing(aws_client("sts", self._environment)) as client, aws_errors(role_arn):
+            made = client.assume_role(RoleArn=role_arn, RoleSessionName=session_name, DurationSeconds=ROLE_SECONDS)["Credentials"]
+        return RoleKeys(
+            access_key_id=made["AccessKeyId"],
+            secret_access_key=made["SecretAccessKey"],
+            session_token=made["SessionToken"],
+            expires_at=made["Expiration"].timestamp(),
+        )
+
+    def objects(self, keys: RoleKeys) -> S3ObjectStore:
+        """See `Aws.objects`."""
+        return s3_store(self._environment, keys)

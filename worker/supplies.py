@@ -1,0 +1,136 @@
+"""What ranks are given besides their state: the directories of their job's input channels, its secrets,
+and what its requirements.txt asks for.
+
+    Load ─▶ Supplies.gather ─▶ Supplied, beside the fetching of shards ─▶ the environment of each rank
+
+Invariant: a rank is started with all of it or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from pathlib import Path
+
+from everstep.protocol.ids import RunId
+from everstep.protocol.plan import GenerationPlan, PlanNode, channel_variable
+from worker.errors import InputRefused, LoadFailed, RequirementsRefused, StorageError, StoreRefused
+from worker.inputs import InputCache
+from worker.packages import Order, PackageLayers
+from worker.rank_environment import Packages, Supplied, job_environment, node_environment, source_folder
+from worker.rank_files import RankFiles
+from worker.shm.store import in_thread
+from worker.storage.aws import Aws
+from worker.storage.object_store import ObjectStore
+
+
+class Supplies:
+    """One owner: the agent.
+
+    Args:
+        state: the agent's directory.
+        objects: S3, with the node's permissions.
+        aws: the rest of AWS, with the node's permissions.
+        input_bytes: what inputs may take of the disk; None: what it has, less a part.
+    """
+
+    def __init__(self, state: Path, objects: ObjectStore, aws: Aws, *, input_bytes: int | None = None) -> None:
+        self._state = state
+        self._objects = objects
+        self._aws = aws
+        self._inputs = InputCache(state, input_bytes)
+        self._packages = PackageLayers(state)
+
+    async def gather(self, plan: GenerationPlan, here: PlanNode, entry: Path) -> Supplied:
+        """Have everything that the ranks of a generation need. Doing it again costs little. Once a generation, and once more by a restarted agent.
+
+        Args:
+            plan: of the generation.
+            here: this node in it.
+            entry: the script, in its unpacked source tree.
+
+        Returns:
+            What its ranks on this node are started with.
+
+        Raises:
+            LoadFailed: with a code and a sentence for the user.
+        """
+        secrets = await self._secrets(plan)  # the quickest to fail comes first
+        packages = await self._install(plan, here, entry)
+        return Supplied(environment={**secrets, **await self._channels(plan)}, packages=packages)
+
+    async def _secrets(self, plan: GenerationPlan) -> dict[str, str]:
+        """Read them anew for each launch: one that was changed meanwhile has its new value, and none is kept on the node."""
+
+        def read(cancelled: threading.Event) -> dict[str, str]:
+            values = {}
+            for variable, reference in plan.script.secrets.items():
+                if cancelled.is_set():
+                    break
+                try:
+                    values[variable] = self._aws.secret(reference, None)
+                    if "\0" in values[variable]:
+                        raise StoreRefused(f"{reference}: it contains a zero byte, and a variable cannot")
+                except StorageError as error:
+                    raise _failed(plan, "secret_unavailable", f"Secrets.{variable}: {error}", is_passing=error.retryable) from error
+            return values
+
+        return await in_thread(read) if plan.script.secrets else {}
+
+    async def _channels(self, plan: GenerationPlan) -> dict[str, str]:
+        inputs = plan.script.inputs
+        if not inputs:
+            return {}
+
+        def fetch(cancelled: threading.Event) -> dict[str, Path]:
+            return self._inputs.fetch(self._objects, plan.run, inputs, cancelled)
+
+        try:
+            found = await in_thread(fetch)
+        except InputRefused as error:
+            raise _failed(plan, "input_unavailable", str(error), is_passing=error.is_passing) from error
+        paths = {name: str(path) for name, path in found.items()}
+        return {"EVERSTEP_INPUT_CHANNELS": json.dumps(paths), **{channel_variable(name): path for name, path in paths.items()}}
+
+    async def _install(self, plan: GenerationPlan, here: PlanNode, entry: Path) -> Packages:
+        """Install what is asked for; pip's words are lines of the job's log, as those of the node's first rank."""
+        if not plan.script.requirements:
+            return Packages()
+        order = Order(
+            source=source_folder(entry, plan.script.entry_point),
+            source_sha256=plan.script.source.sha256,
+            requirements=plan.script.requirements,
+            environment=job_environment(plan.script, node_environment(os.environ, here.address)),
+            output=RankFiles(self._state.absolute(), plan.run, plan.generation, here.ranks[0]).stdout,
+        )
+        try:
+            return await self._packages.install(order)
+        except RequirementsRefused as error:
+            # pip does not say whether its package is missing or its index: a job that has trained tries again.
+            raise _failed(plan, "requirements_failed", f"Requirements: {error}", is_passing=False) from error
+
+    async def forget(self, run: RunId) -> None:
+        """Let go of what a run alone needed on this node."""
+        await asyncio.to_thread(self._inputs.forget, run)
+
+
+def wait_for_start(plan: GenerationPlan) -> bool:
+    """Say whether the ranks of a generation start only when all nodes have loaded, not while they load. Pure.
+
+    A node that is new to a job may fetch for hours; ranks of the others would wait for its ranks in their rendezvous, and give up.
+
+    Args:
+        plan: of the generation.
+
+    Returns:
+        Whether there is something to fetch, and a node that may not have it: one whose ranks' state is not on it.
+    """
+    fetches = bool(plan.script.requirements) or any(channel.prefix is not None for channel in plan.script.inputs)
+    return fetches and any(not rank.sources or rank.sources[0].kind != "local" for rank in plan.ranks)
+
+
+def _failed(plan: GenerationPlan, code: str, message: str, *, is_passing: bool) -> LoadFailed:
+    """At the first launch a job that lacks something is wrong; one that has trained had all of it, and may have it again on another node."""
+    return LoadFailed(code, message, is_permanent=not is_passing and plan.parent == 0)
