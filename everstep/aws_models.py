@@ -1,13 +1,13 @@
 """What makes plain boto3 and the AWS CLI speak to an Everstep service: its model, where botocore looks, with the endpoint and the token in it.
 
 botocore itself sends a bearer token over https only, and finds one in the environment or in a login of IAM Identity Center; a local cluster has
-neither. But its endpoint rules may name headers. So the installed rules hold the one endpoint that is configured and the header that goes there:
+neither. But its endpoint rules may name headers. So the installed rules hold the endpoints that are configured and the header that goes to each:
 
-    no endpoint given                      the configured one, with the token
-    the configured one given               the same
+    no endpoint given                      the default profile's, with its token
+    that of a profile given                that profile's token
     any other                              refused: there is no token for it
 
-Invariant: the token goes to the endpoint that it was configured for and nowhere else, over https or to this machine; the file that holds it is
+Invariant: a token goes to the endpoint that it was configured for and nowhere else, over https or to this machine; the file that holds it is
 readable by its owner alone from the first moment on.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,27 +34,28 @@ def default_directory(home: Path) -> Path:
     return home / ".aws" / "models"
 
 
-def install(directory: Path, configuration: ClientConfig) -> list[Path]:
-    """Write the model of the service for one endpoint; what is there already is replaced.
+def install(directory: Path, default: ClientConfig | None, *others: ClientConfig) -> list[Path]:
+    """Write the model of the service for the endpoints that are configured; what is there already is replaced.
 
     Args:
         directory: `~/.aws/models`, or one that `AWS_DATA_PATH` names.
-        configuration: the endpoint and its token.
+        default: the endpoint that counts where none is named, and its token; None: there is no such.
+        *others: endpoints that have to be named, and their tokens.
 
     Returns:
         The files written.
 
     Raises:
-        ConfigurationError: the token would cross a network in the clear.
+        ConfigurationError: a token would cross a network in the clear.
     """
-    url = checked_endpoint(configuration.endpoint_url)
+    rules = _rules(json.loads(next((DATA / SERVICE).glob(f"*/{RULES}")).read_text()), default, others)
     written = []
     for source in sorted((DATA / SERVICE).glob("*/*.json")):
         document: Json = json.loads(source.read_text())
         if source.name == "service-2.json":
             document = _without_signing(document)
         elif source.name == RULES:
-            document = _rules(document, url, configuration.token)
+            document = rules
         target = directory / source.relative_to(DATA)
         for parent in (directory, *reversed(target.relative_to(directory).parents[:-1])):
             (directory / parent).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,15 +74,25 @@ def _without_signing(model: Json) -> Json:
     return {**model, "metadata": metadata, "operations": unsigned}
 
 
-def _rules(rules: Json, url: str, token: str) -> Json:
-    endpoint = {"url": url, "properties": {}, "headers": {"Authorization": [f"Bearer {token}"]}}
+def _rules(rules: Json, default: ClientConfig | None, others: Sequence[ClientConfig]) -> Json:
     is_given: Json = {"fn": "isSet", "argv": [{"ref": "Endpoint"}]}
-    ours = [
-        {"conditions": [{"fn": "not", "argv": [is_given]}], "endpoint": endpoint, "type": "endpoint"},
-        *(
-            {"conditions": [is_given, {"fn": "stringEquals", "argv": [{"ref": "Endpoint"}, same]}], "endpoint": endpoint, "type": "endpoint"}
+    configured = [configuration for configuration in (default, *others) if configuration is not None]
+    ours = [] if default is None else [{"conditions": [{"fn": "not", "argv": [is_given]}], "endpoint": _endpoint(default), "type": "endpoint"}]
+    for configuration in configured:
+        url = checked_endpoint(configuration.endpoint_url)
+        ours += [
+            {
+                "conditions": [is_given, {"fn": "stringEquals", "argv": [{"ref": "Endpoint"}, same]}],
+                "endpoint": _endpoint(configuration),
+                "type": "endpoint",
+            }
             for same in (url, f"{url}/")
-        ),
-    ]
-    refusal = {"conditions": [], "error": f"No token is configured for this endpoint, only for {url}: everstep configure", "type": "error"}
+        ]
+    known = ", ".join(checked_endpoint(configuration.endpoint_url) for configuration in configured)
+    refusal = {"conditions": [], "error": f"No token is configured for this endpoint, only for {known}: everstep configure", "type": "error"}
     return {**rules, "rules": [*ours, refusal]}
+
+
+def _endpoint(configuration: ClientConfig) -> Json:
+    headers = {"Authorization": [f"Bearer {configuration.token}"]}
+    return {"url": checked_endpoint(configuration.endpoint_url), "properties": {}, "headers": headers}

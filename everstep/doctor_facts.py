@@ -36,7 +36,15 @@ STANDARD_QUOTA: Final = "L-1216C47A"
 """Of types that begin with a, c, d, h, i, m, r, t or z."""
 
 
-def gather(*, is_node: bool, with_aws: bool, instance_type: str | None = None, node_count: int = 1) -> Facts:
+def gather(
+    *,
+    is_node: bool,
+    with_aws: bool,
+    instance_type: str | None = None,
+    node_count: int = 1,
+    profile_name: str | None = None,
+    region_name: str | None = None,
+) -> Facts:
     """Return the facts about this machine, its service and its AWS.
 
     Args:
@@ -44,6 +52,8 @@ def gather(*, is_node: bool, with_aws: bool, instance_type: str | None = None, n
         with_aws: whether AWS is asked.
         instance_type: whose quota is looked up, or None.
         node_count: how many of those are to be launched.
+        profile_name: which of the services that are written down.
+        region_name: in which AWS is asked; by default the credentials' own.
 
     Returns:
         The facts; what could not be had says so in them.
@@ -57,7 +67,7 @@ def gather(*, is_node: bool, with_aws: bool, instance_type: str | None = None, n
         python=sys.version_info[:2],
         version=__version__,
         packages=_packages(("torch", "deepspeed", "py-spy")),
-        service=service_facts(),
+        service=service_facts(profile_name),
         shared_memory_free=free,
         shared_memory_total=total,
         can_write_shared_memory=can_write,
@@ -67,15 +77,15 @@ def gather(*, is_node: bool, with_aws: bool, instance_type: str | None = None, n
         local_ports=_local_ports(Path("/proc/sys/net/ipv4/ip_local_port_range")),
         gpus=gpus,
         gpu_error=gpu_error,
-        aws=aws_facts(NODE_ACTIONS if is_node else SERVER_ACTIONS, instance_type, node_count) if with_aws else None,
+        aws=aws_facts(NODE_ACTIONS if is_node else SERVER_ACTIONS, instance_type, node_count, region_name) if with_aws else None,
     )
 
 
-def service_facts() -> ServiceFacts:
+def service_facts(profile_name: str | None = None) -> ServiceFacts:
     """Return what the service says, or why it says nothing."""
     endpoint = ""
     try:
-        client: Any = sdk.client()
+        client: Any = sdk.client(profile_name=profile_name)
         endpoint = client.meta.endpoint_url
         try:
             with failures.translated():
@@ -99,7 +109,7 @@ def service_facts() -> ServiceFacts:
     )
 
 
-def aws_facts(actions: Sequence[str], instance_type: str | None, node_count: int) -> AwsFacts:
+def aws_facts(actions: Sequence[str], instance_type: str | None, node_count: int, region_name: str | None = None) -> AwsFacts:
     """Return what AWS says of the credentials here, asked without changing anything."""
     import boto3
     from botocore.config import Config
@@ -107,7 +117,7 @@ def aws_facts(actions: Sequence[str], instance_type: str | None, node_count: int
 
     settings = Config(connect_timeout=TIMEOUT_SECONDS, read_timeout=TIMEOUT_SECONDS, retries={"mode": "standard", "total_max_attempts": 2})
     try:
-        session = boto3.Session()
+        session = boto3.Session(region_name=region_name)
         caller = session.client("sts", config=settings).get_caller_identity()["Arn"]
         clients = {name: session.client(name, config=settings) for name in ("ec2", "iam", "service-quotas")}
     except (BotoCoreError, ClientError) as error:

@@ -5,6 +5,7 @@ EverstepError                    message, hint
 ├── SourceRefused                a source directory that cannot be packed: a link, a device, nothing in it
 ├── NothingToDownload            a job left no outputs
 ├── WaitFailed                   what was waited for did not happen, and will not
+├── WaitTimedOut                 what was waited for has not happened in time                 retryable
 ├── ServiceFailed                what the service answered, or that it did not: boto3's errors, for those who tell people
 └── TransferFailed               bytes came that are not what was announced                  retryable
 
@@ -56,6 +57,12 @@ class NothingToDownload(EverstepError):
 
 class WaitFailed(EverstepError):
     """What was waited for did not happen, and will not."""
+
+
+class WaitTimedOut(EverstepError):
+    """What was waited for has not happened in time; it may yet."""
+
+    retryable = True
 
 
 class ServiceFailed(EverstepError):

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, WaiterError
 from botocore.exceptions import ConnectionError as NoConnection
 from botocore.parsers import ResponseParserError
 
-from everstep.errors import FieldError, ServiceFailed
+from everstep.errors import EverstepError, FieldError, ServiceFailed, WaitFailed, WaitTimedOut
 from everstep.validation import ValidationError
 
 UNAVAILABLE = "ServiceUnavailableException"
@@ -22,10 +22,12 @@ _UNAVAILABLE_STATUSES = (502, 503, 504)
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn what botocore raises inside the block into a `ServiceFailed`.
+    """Turn what botocore raises inside the block into one of `everstep.errors`.
 
     Raises:
         ServiceFailed: with the service's message, code and request id, where it has said any.
+        WaitFailed: what a waiter waits for cannot come any more.
+        WaitTimedOut: it has not come in time.
     """
     try:
         yield
@@ -33,12 +35,25 @@ def translated() -> Iterator[None]:
         raise _from_answer(error) from error
     except ValidationError as error:
         raise ServiceFailed(str(error), code="ValidationException", fields=error.fields) from error
+    except WaiterError as error:
+        raise _from_waiter(error) from error
     except (HTTPClientError, NoConnection) as error:
         raise ServiceFailed(
             f"The service does not answer: {error}", hint="Does the control plane run? `everstep local status`, or ask who runs it.", code=UNAVAILABLE
         ) from error
     except (BotoCoreError, ResponseParserError) as error:
         raise ServiceFailed(f"The request failed: {error}", hint=WRONG_ADDRESS) from error
+
+
+def _from_waiter(error: WaiterError) -> EverstepError:
+    last = error.last_response or {}
+    if "Error" in last:
+        return _from_answer(ClientError(last, error.kwargs["name"]))
+    told = f" {last['Reason']}" if last.get("Reason") else ""
+    status = next((f" It is {last[name]}." for name in ("SecondaryStatus", "FleetStatus") if name in last), "")
+    if "Max attempts exceeded" in str(error):
+        return WaitTimedOut(f"What was waited for has not come in time.{status}{told}")
+    return WaitFailed(f"What was waited for cannot come any more.{status}{told}")
 
 
 def _from_answer(error: ClientError) -> ServiceFailed:

@@ -7,7 +7,7 @@
     client.get_waiter("training_job_completed_or_stopped").wait(TrainingJobName="gpt")
 
 What boto3 does not do by itself is added the way boto3 adds it to S3's client: requests are held against the whole contract before they are sent,
-`upload_source` packs a directory, and `download_outputs` writes files.
+`upload_source` packs a directory, `download_outputs` writes files, and `follow_events` reads the stream of events.
 
 Invariant: the token goes over https, or to this machine, and nowhere else; nothing of the user's AWS configuration is read.
 """
@@ -27,7 +27,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.loaders import Loader
 
-from everstep import config, sources, validation
+from everstep import config, event_stream, sources, validation
 from everstep.aws_models import DATA, SERVICE
 from everstep.errors import ConfigurationError, NothingToDownload, TransferFailed
 from everstep.protocol.loopback import is_loopback
@@ -47,6 +47,8 @@ _DEFAULTS: Final = Config(
     user_agent_extra="everstep",
     max_pool_connections=32,
 )
+IMPATIENT: Final = Config(connect_timeout=1, read_timeout=2, retries={"mode": "standard", "total_max_attempts": 1})
+"""For what may as well not be known: completion at a prompt."""
 _UNREAD: Final = {
     "profile": (None, None, None, None),
     "config_file": (None, None, os.devnull, None),
@@ -56,13 +58,21 @@ _UNREAD: Final = {
 
 
 def client(
-    endpoint_url: str | None = None, token: str | None = None, *, ca_bundle: str | None = None, config: Config | None = None
+    endpoint_url: str | None = None,
+    token: str | None = None,
+    *,
+    profile_name: str | None = None,
+    region_name: str | None = None,
+    ca_bundle: str | None = None,
+    config: Config | None = None,
 ) -> EverstepClient:
     """Return a boto3 client of the service.
 
     Args:
         endpoint_url: of the service; by default from the environment or the user's configuration, see `everstep.config`.
         token: by default from there, too.
+        profile_name: one that `everstep configure --profile` wrote down; it wins over the environment.
+        region_name: what the client says its region is, as boto3's clients do; the service has none.
         ca_bundle: PEM file with the authority of the service's certificate, where it is not one that everybody knows; by default from there, too.
         config: botocore's settings, as timeouts and retries; they win over Everstep's own.
 
@@ -72,7 +82,7 @@ def client(
     Raises:
         ConfigurationError: nothing is configured, or the token would be sent in the clear.
     """
-    found = _configuration(endpoint_url, token, ca_bundle)
+    found = _configuration(endpoint_url, token, ca_bundle, profile_name)
     settings = _DEFAULTS.merge(Config(signature_version=UNSIGNED))
     if is_loopback(found.endpoint_url):
         # A proxy from the environment has no business between two processes of one machine.
@@ -81,9 +91,14 @@ def client(
     session.register_component("data_loader", _loader())
     session.register(f"creating-client-class.{SERVICE}", _add_conveniences)
     made = session.create_client(
-        SERVICE, region_name=REGION, endpoint_url=found.endpoint_url, verify=found.ca_bundle, config=settings.merge(config) if config else settings
+        SERVICE,
+        region_name=region_name or REGION,
+        endpoint_url=found.endpoint_url,
+        verify=found.ca_bundle,
+        config=settings.merge(config) if config else settings,
     )
     add_to(made, found.token)
+    made.everstep_configuration = found
     return cast("EverstepClient", made)
 
 
@@ -104,8 +119,8 @@ def add_to(client: Any, token: str) -> None:
     client.meta.events.register(f"after-call.{SERVICE}", _require_ours)
 
 
-def _configuration(endpoint_url: str | None, token: str | None, ca_bundle: str | None) -> config.ClientConfig:
-    return config.load(endpoint_url, token, ca_bundle=ca_bundle)
+def _configuration(endpoint_url: str | None, token: str | None, ca_bundle: str | None, profile: str | None) -> config.ClientConfig:
+    return config.load(endpoint_url, token, ca_bundle=ca_bundle, profile=profile)
 
 
 @functools.cache
@@ -153,6 +168,27 @@ class Conveniences:
                 archive.seek(0)
                 service.put_source(SourceId=source_id, Body=archive)
         return {"SourceId": source_id}
+
+    def follow_events(
+        self, *, TrainingJobName: str | None = None, FleetName: str | None = None, AfterEventId: int | None = None
+    ) -> event_stream.EventStream:
+        """Follow what happens, as it happens: events as ListEvents has them.
+
+        Args:
+            TrainingJobName: only of this training job.
+            FleetName: only of this fleet.
+            AfterEventId: begin behind this event; by default with what happens from now on.
+
+        Returns:
+            An iterator without an end, to be closed. Where it breaks, go on with its `last_event_id`.
+
+        Raises:
+            ClientError: the service refuses.
+            EndpointConnectionError: it does not answer.
+        """
+        query = {"TrainingJobName": TrainingJobName, "FleetName": FleetName, "AfterEventId": AfterEventId}
+        asked = {name: value for name, value in query.items() if value is not None}
+        return event_stream.EventStream(cast(Any, self).everstep_configuration, asked)
 
     def download_outputs(self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = None) -> list[Path]:
         """Write the outputs of one generation below a directory, as `rank=<r>/<path>`; files that are there are replaced.

@@ -160,6 +160,21 @@ class Event(TypedDict):
     NodeId: NotRequired[str]
     Detail: Any
 
+class ExecuteCommandResponse(TypedDict):
+    """What a program beside a rank has said, and how it ended."""
+    TrainingJobName: str
+    Rank: int
+    Generation: int
+    NodeId: str
+    ExitCode: NotRequired[int]
+    """As a shell says it; absent where it did not end in time."""
+    Stdout: str
+    Stderr: str
+    """The first 256 KiB of each."""
+    IsOutputCut: bool
+    """There was more."""
+    IsTimedOut: bool
+
 class FieldChange(TypedDict):
     """One field that was changed."""
     Field: str
@@ -199,6 +214,7 @@ class Fleet(TypedDict):
     NodeRoleName: NotRequired[str]
     """Absent: agents join with a join token alone."""
     AllowDrills: bool
+    AllowCommands: bool
     MaxNodeCount: int
     """The group's MaxSize."""
     DesiredNodeCount: int
@@ -842,7 +858,7 @@ class EverstepClient(Protocol):
         """Say to have seen an incident, with a note. It changes nothing of the recovery; the first acknowledgement stays."""
     def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:
         """Have the newest committed step of a running job, or the next one, put into S3. While one is on its way, asking again changes nothing."""
-    def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> Fleet:
+    def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> Fleet:
         """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
         """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
@@ -872,6 +888,8 @@ class EverstepClient(Protocol):
         """Describe one training job: what it is, where it stands, and why."""
     def drain_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Have a node's job leave it at an agreed stop, no step lost, once another node is there; then hold it. Asking again changes nothing."""
+    def execute_command(self, *, TrainingJobName: str, Rank: int, Command: Sequence[str], TimeoutInSeconds: int = ..., ClientRequestToken: str = ...) -> ExecuteCommandResponse:
+        """Run a program beside a rank and answer what it has said: `py-spy dump --pid {pid}`. Only where the job's fleet sets AllowCommands. It runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID; without a shell or a terminal. Who ran what is an event."""
     def follow_logs(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: float = ..., FilterPattern: str = ..., StartFromHead: bool = ..., NextToken: str = ...) -> FollowLogsResponse:
         """Follow what a job's ranks print: from NextToken on, from the beginning with StartFromHead or StartTime, else from now. Each event has lines and a token to go on from, after a broken connection, say. Lines come from the agents as they are printed, from the object store where an agent cannot be reached; every line comes once. The stream ends when the job has ended and everything was given."""
     def get_caller_identity(self) -> GetCallerIdentityResponse:
@@ -942,7 +960,7 @@ class EverstepClient(Protocol):
         """Say of a fleet most of which is silent: who is silent is gone. It holds until sight returns; a drift of the group stays a freeze."""
     def unpin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Let a pinned checkpoint be deleted again."""
-    def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ...) -> Fleet:
+    def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ...) -> Fleet:
         """Change how many nodes and spares are kept, and what becomes of nodes that fail."""
     def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:
         """Change a training job that has not ended. What is left out stays; what is so already makes no revision. Protection and CheckpointConfig are part of a generation's plan: they hold from the next generation on, and the answer says so."""
@@ -950,6 +968,10 @@ class EverstepClient(Protocol):
         """Have a checkpoint's objects read back and hashed against its manifest; the verdict and its time are kept with it."""
     def upload_source(self, *, Directory: str | os.PathLike[str] | None = ..., Body: bytes | BinaryIO | None = ...) -> SourceConfig:
         """Store a user's code: a directory, packed as it is, or a gzipped tar."""
+    def follow_events(
+        self, *, TrainingJobName: str | None = ..., FleetName: str | None = ..., AfterEventId: int | None = ...
+    ) -> EventStream[Event]:
+        """Follow what happens, as it happens."""
     def download_outputs(self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = ...) -> list[Path]:
         """Write the outputs of one generation below a directory."""
     @overload

@@ -40,6 +40,7 @@ from everstep.protocol.agent_messages import (
     Prepare,
     RankExit,
     Release,
+    RunCommand,
     SendLines,
     Start,
     StopTraining,
@@ -59,7 +60,8 @@ from worker.logs import LogShipper, RankLogs
 from worker.member import Member, Node
 from worker.own_log import OwnLog
 from worker.promise import Promise, PromiseFile
-from worker.rank_environment import Supplied
+from worker.rank_commands import RankCommands
+from worker.rank_environment import Supplied, node_environment
 from worker.rank_server import RankServer
 from worker.replication.network_cards import more_addresses
 from worker.replication.tcp import PeerListener
@@ -153,6 +155,7 @@ class Agent:
             report=self._report,
             command=self._take,
         )
+        self._rank_commands = RankCommands(node_environment(os.environ, settings.address), self._control.send_answer)
         self._commands: asyncio.Queue[Message] = asyncio.Queue()
         self._promise: Promise | None = None
         self._promising: tuple[RunId, int] | None = None
@@ -193,6 +196,7 @@ class Agent:
                     tasks.create_task(self._metadata.run(), name="instance metadata")
         finally:
             await end(self._working, *self._leaving)
+            await self._rank_commands.close()
             if self._shipper is not None:
                 await self._shipper.close()
             if self._stacks is not None:
@@ -362,6 +366,9 @@ class Agent:
                         os.kill(os.getpid(), signal.SIGKILL)
                     else:
                         self._supervisor.kill_rank(run, generation, rank)
+                case RunCommand():
+                    self._run_command(command)
+                    continue
                 case TakeStacks(run=run, generation=generation, number=number) if is_current(self._membership, run, generation):
                     self._look(run, generation, number)
                 case _:
@@ -385,6 +392,15 @@ class Agent:
             unborn=lambda: set(member.here.ranks) - {record.rank for record in known()},
         )
         self._stacks.ask(number)
+
+    def _run_command(self, command: RunCommand) -> None:
+        """Run something beside a rank, if that rank lives here."""
+        if not is_current(self._membership, command.run, command.generation):
+            self._rank_commands.take(command, None)
+            return
+        key = (command.run, command.generation, command.rank)
+        living = (record for record in self._supervisor.records if (record.run, record.generation, record.rank) == key and record.end is None)
+        self._rank_commands.take(command, next(living, None))
 
     def _gpu_percent(self, member: Member, rank: Rank) -> float | None:
         """Return how busy a rank's GPU is: the one that has the rank's LOCAL_RANK for a number."""
@@ -433,6 +449,7 @@ class Agent:
         """End what this node did for the generation so far: ranks first, then everything that served them."""
         await end(self._working)
         self._working = None
+        await self._rank_commands.close()
         stacks, self._stacks = self._stacks, None
         if stacks is not None:
             await stacks.close()

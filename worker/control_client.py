@@ -18,7 +18,7 @@ from pathlib import Path
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
-from everstep.protocol.agent_messages import AgentReport, AgentWelcome, ControlToAgent, Hello, LogLines
+from everstep.protocol.agent_messages import AgentReport, AgentWelcome, CommandEnded, ControlToAgent, Hello, LogLines
 from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode
 from everstep.protocol.errors import ProtocolError
 from worker.errors import AttestationFailed
@@ -30,6 +30,7 @@ RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 OPEN_SECONDS = 5.0
 MAX_LINES_WAITING = 64
 """Messages with lines of ranks that wait to be sent."""
+MAX_ANSWERS_WAITING = 8
 
 
 class ControlClient:
@@ -61,6 +62,7 @@ class ControlClient:
         """
         self.changed = Signal()
         self._lines: deque[LogLines] = deque(maxlen=MAX_LINES_WAITING)
+        self._answers: deque[CommandEnded] = deque(maxlen=MAX_ANSWERS_WAITING)
         self._lines_added = Signal()
         self.is_connected = False
         self._urls = itertools.cycle(random.sample(urls, len(urls)))
@@ -82,6 +84,11 @@ class ControlClient:
         if self.is_connected:
             self._lines.append(lines)
             self._lines_added.notify()
+
+    def send_answer(self, answer: CommandEnded) -> None:
+        """Queue what came of a command that a person runs beside a rank, also while the line is broken: somebody may still wait for it."""
+        self._answers.append(answer)
+        self._lines_added.notify()
 
     async def run(self) -> None:
         """Keep the line open until cancelled."""
@@ -152,6 +159,9 @@ class ControlClient:
     async def _send_lines(self, line: ClientConnection) -> None:
         while True:
             seen = self._lines_added.version
+            while self._answers:
+                await line.send(encode(self._answers[0]))
+                self._answers.popleft()
             while self._lines:
                 await line.send(encode(self._lines.popleft()))
             await self._lines_added.wait(seen)

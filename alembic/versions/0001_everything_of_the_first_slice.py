@@ -46,6 +46,7 @@ def upgrade() -> None:
         sa.Column("max_replacements_per_hour", sa.BigInteger(), nullable=False),
         sa.Column("node_role_name", sa.String(length=255), nullable=False),
         sa.Column("allow_drills", sa.Boolean(), nullable=False),
+        sa.Column("allow_commands", sa.Boolean(), nullable=False),
         sa.Column("blindness_lifted_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("max_node_count", sa.BigInteger(), nullable=False),
         sa.Column("instance_type", sa.String(length=255), nullable=False),

@@ -817,6 +817,8 @@ class CreateFleetRequest(Request):
     """Name of the IAM role that the group's instances run with: their agents join by it (STS). Without it they join with a join token."""
     allow_drills: bool = False
     """Let administrators break nodes of this fleet on purpose: StartDrill."""
+    allow_commands: bool = False
+    """Let those who may submit jobs run programs beside their ranks on nodes of this fleet: ExecuteCommand."""
     project: Name | None = None
     tags: Tags = Field(default_factory=dict)
 
@@ -834,6 +836,7 @@ class UpdateFleetRequest(Request):
     max_replacements_per_hour: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
     node_role_name: RoleName | None = None
     allow_drills: bool | None = None
+    allow_commands: bool | None = None
 
 
 class Fleet(Shape):
@@ -854,6 +857,7 @@ class Fleet(Shape):
     node_role_name: str | None
     """Absent: agents join with a join token alone."""
     allow_drills: bool
+    allow_commands: bool
     max_node_count: int
     """The group's MaxSize."""
     desired_node_count: int
@@ -1010,6 +1014,39 @@ class ListDrillsResponse(Shape):
 
     drills: list[Drill]
     next_token: str | None = None
+
+
+# Commands --------------------------------------------------------------------------------------------------------------------------------
+
+
+class ExecuteCommandRequest(Request):
+    """A program to be run beside a rank."""
+
+    command: Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]], Field(min_length=1, max_length=64)]
+    """The program and its arguments, as they are: no shell sees them. `{pid}` in one is the rank's process."""
+    timeout_in_seconds: int = Field(default=30, ge=1, le=50)
+    """It is ended after this long."""
+    client_request_token: Annotated[
+        str | None, StringConstraints(min_length=1, max_length=64), Field(json_schema_extra={"x-idempotency-token": True})
+    ] = None
+    """The same command asked for again with the same token is not run again: it is answered again."""
+
+
+class ExecuteCommandResponse(Shape):
+    """What a program beside a rank has said, and how it ended."""
+
+    training_job_name: str
+    rank: int
+    generation: int
+    node_id: str
+    exit_code: int | None
+    """As a shell says it; absent where it did not end in time."""
+    stdout: str
+    stderr: str
+    """The first 256 KiB of each."""
+    is_output_cut: bool
+    """There was more."""
+    is_timed_out: bool
 
 
 # Quotas ----------------------------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from control_plane.api.event_stream import MEDIA_TYPE
 from control_plane.api.routes import (
     agents,
     checkpoints,
+    commands,
     deletions,
     drills,
     events,
@@ -57,6 +58,7 @@ ROOMS: Final = (
     revisions,
     deletions,
     takeovers,
+    commands,
     checkpoints,
     results,
     logs,

@@ -367,6 +367,7 @@ def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[Age
         hold_failed_instances=record.hold_failed_instances,
         node_role_name=record.node_role_name or None,
         allow_drills=record.allow_drills,
+        allow_commands=record.allow_commands,
         max_replacements_per_hour=record.max_replacements_per_hour,
         max_node_count=record.max_node_count,
         desired_node_count=record.desired_node_count,

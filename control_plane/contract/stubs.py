@@ -120,6 +120,10 @@ def _client(model: Json, pages: Json, waits: Json) -> Iterator[str]:
         yield f"        {_docstring(prose(operation))}"
     yield "    def upload_source(self, *, Directory: str | os.PathLike[str] | None = ..., Body: bytes | BinaryIO | None = ...) -> SourceConfig:"
     yield '        """Store a user\'s code: a directory, packed as it is, or a gzipped tar."""'
+    yield "    def follow_events("
+    yield "        self, *, TrainingJobName: str | None = ..., FleetName: str | None = ..., AfterEventId: int | None = ..."
+    yield "    ) -> EventStream[Event]:"
+    yield '        """Follow what happens, as it happens."""'
     yield "    def download_outputs(self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = ...) -> list[Path]:"
     yield '        """Write the outputs of one generation below a directory."""'
     for kind, method, found in (("Paginator", "get_paginator", pages["pagination"]), ("Waiter", "get_waiter", waits["waiters"])):

@@ -370,6 +370,8 @@ def _prepare(view: _View) -> Decision:
         return _ended(view, JobEvent.GAVE_UP, gives_up)
     if roll.is_complete:
         return _planned(view, roll)
+    if (paused := _paused_without_nodes(view, roll)) is not None:
+        return paused
     waits = []
     if roll.vacancy_count:
         waits.append(_waits_for(view, roll.vacancy_count))
@@ -378,6 +380,30 @@ def _prepare(view: _View) -> Decision:
     if roll.unreachable:
         waits.append(f"waits for {', '.join(roll.unreachable)}, which may still hold what was committed")
     return _stay(view, "; ".join(waits), tuple(asks), requeue=LAUNCH_SECONDS)
+
+
+def _paused_without_nodes(view: _View, roll: launch.Roll) -> Decision | None:
+    """Let go of the nodes of a job that a person has paused and that waits for another one, once that costs no committed step or has been waited for.
+
+    Memory goes with its nodes, and no rank is there to agree on a stop. With the node that is missing the job would train, and pause without a loss.
+    """
+    record = view.record
+    if record.pause_requested_at is None or not roll.vacancy_count or roll.late or record.exclusions:
+        return None
+    left = recovery.choose(launch.survey(view.spec, view.seen, record, replace(roll, promised={}))).base_step
+    lost = max(launch.floor_of(view.seen, record) - left, 0)
+    if lost and view.now - max(record.pause_requested_at, record.state_since) <= view.policy.timeouts.blind_wait_seconds:
+        return None
+    source = f"from the checkpoint of step {left}" if left > 0 else "from its beginning: there is no checkpoint"
+    cost = f"; {lost} committed steps were in the memory of its nodes alone and are made again" if lost else ""
+    words = f"paused while it waited for a node, ResumeTrainingJob lets it go on {source}{cost}"
+    incident = record.incident
+    if incident is not None:
+        incident = replace(incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now), decision=words)
+    free = replace_record(
+        view, asked=(), silences=(), impairments=(), moves=(), no_pause_before=None, incident=incident, committed=min(record.committed, left)
+    )
+    return _moved(free, JobEvent.PAUSED, words)
 
 
 def _with_last_words(view: _View) -> _View:

@@ -142,6 +142,7 @@ JOB_TRANSITIONS: Mapping[tuple[JobState, JobEvent], JobState] = {
     (JobState.ALLOCATING, JobEvent.HALTED): JobState.STOPPED,
     (JobState.ALLOCATING, JobEvent.GAVE_UP): JobState.FAILED,
     (JobState.PREPARING, JobEvent.PLANNED): JobState.LOADING,
+    (JobState.PREPARING, JobEvent.PAUSED): JobState.QUEUED,
     (JobState.PREPARING, JobEvent.FAULTED): JobState.PREPARING,
     (JobState.PREPARING, JobEvent.HALTED): JobState.STOPPED,
     (JobState.PREPARING, JobEvent.GAVE_UP): JobState.FAILED,

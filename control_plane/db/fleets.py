@@ -38,6 +38,7 @@ class FleetRecord:
     max_replacements_per_hour: int
     node_role_name: str
     allow_drills: bool
+    allow_commands: bool
     blindness_lifted_at: datetime | None
     max_node_count: int
     instance_type: str
@@ -70,6 +71,7 @@ class NewFleet:
     max_replacements_per_hour: int = DEFAULT_REPLACEMENTS_PER_HOUR
     node_role_name: str = ""
     allow_drills: bool = False
+    allow_commands: bool = False
 
 
 class FleetUpdate(TypedDict, total=False):
@@ -96,6 +98,7 @@ class FleetWishes(TypedDict, total=False):
     max_replacements_per_hour: int
     node_role_name: str
     allow_drills: bool
+    allow_commands: bool
 
 
 def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:

@@ -141,6 +141,7 @@ class Fleet(Base):
     node_role_name: Mapped[str] = mapped_column(default="")
     """IAM role that instances of the group run with; empty: their agents join with join tokens alone."""
     allow_drills: Mapped[bool] = mapped_column(default=False)
+    allow_commands: Mapped[bool] = mapped_column(default=False)
     blindness_lifted_at: Mapped[datetime | None]
     """A person has said that who is silent is gone; the fleet loop takes it back when sight returns."""
     max_node_count: Mapped[int]

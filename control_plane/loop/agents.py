@@ -20,8 +20,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from control_plane.loop.command_desk import CommandDesk
 from control_plane.loop.log_feed import LogFeed
-from everstep.protocol.agent_messages import AgentReport, ControlToAgent, Hello, Load, LogLines, MetricPoint, Release
+from everstep.protocol.agent_messages import AgentReport, CommandEnded, ControlToAgent, Hello, Load, LogLines, MetricPoint, Release
 from everstep.protocol.ids import FleetName, NodeId, RunId, Step
 
 QUEUE_LIMIT = 64
@@ -79,6 +80,15 @@ class AgentConnection:
         if self.is_open:
             self._registry.lines.deliver(self.node_id, lines)
 
+    def command_ended(self, ended: CommandEnded) -> None:
+        """Take what came of a command that a person runs beside a rank.
+
+        Args:
+            ended: as decoded from the websocket.
+        """
+        if self.is_open:
+            self._registry.commands.ended(self.node_id, ended)
+
     async def next_message(self) -> ControlToAgent | None:
         """Wait for what is to be sent next.
 
@@ -128,6 +138,8 @@ class AgentRegistry:
         self._metrics: OrderedDict[RunId, OrderedDict[Step, MetricPoint]] = OrderedDict()
         self.lines = LogFeed()
         """What ranks print, on its way to whoever follows it."""
+        self.commands = CommandDesk(self.send, monotonic)
+        """What people run beside ranks."""
         self._changed = asyncio.Event()
         self._change_count = 1
         self._watched: frozenset[RunId] = frozenset()

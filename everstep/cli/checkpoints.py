@@ -6,23 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, say, show_json, show_rows, size, when, without_none
+from everstep.cli.commands import Columns, Json, Rows, Service, Shown, command
+from everstep.cli.names import JobName
+from everstep.cli.output import size, when, without_none
 
 app = typer.Typer(help="Checkpoints of a training job in S3.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="Name of the training job.")]
 Step = Annotated[int, typer.Argument(min=0, help="Step of the checkpoint.")]
 OfGeneration = Annotated[int | None, typer.Option("--generation", min=1, help="Where the job made that step twice; by default the newest.")]
 
 
-@app.command("list")
-def list_checkpoints(name: Name, output: Output = OutputFormat.TABLE) -> None:
+@command(app, "list")
+def list_checkpoints(service: Service, name: JobName) -> Shown:
     """List a job's checkpoints, newest step first."""
-    with connect() as service:
-        answer = service.list_checkpoints(TrainingJobName=name)
-    if output is OutputFormat.JSON:
-        show_json(answer)
-        return
+    answer = service.list_checkpoints(TrainingJobName=name)
     columns: Columns = {
         "STEP": "Step",
         "GENERATION": "Generation",
@@ -33,58 +30,44 @@ def list_checkpoints(name: Name, output: Output = OutputFormat.TABLE) -> None:
         "VERIFIED": _verified,
         "WHERE": "S3Uri",
     }
-    show_rows(answer["Checkpoints"], columns, empty=f"No checkpoints. Make one: everstep checkpoints create {name}")
+    return Shown(answer, Rows(answer["Checkpoints"], columns, empty=f"No checkpoints. Make one: everstep checkpoints create {name}"))
 
 
-@app.command()
-def create(name: Name, output: Output = OutputFormat.TABLE) -> None:
+@command(app)
+def create(service: Service, name: JobName) -> Shown:
     """Put the newest committed step of a running job, or the next one, into S3."""
-    with connect() as service:
-        answer = service.create_checkpoint(TrainingJobName=name)
-    if output is OutputFormat.JSON:
-        show_json(answer)
-        return
+    answer = service.create_checkpoint(TrainingJobName=name)
     if answer["Status"] == "Complete":
-        typer.echo(f"step {answer['Step']} is in S3 already")
-        return
-    typer.echo(f"a checkpoint of step {answer['Step']} or the next one is asked for")
-    say(f"next: everstep checkpoints list {name}")
+        return Shown(answer, f"step {answer['Step']} is in S3 already")
+    return Shown(answer, f"a checkpoint of step {answer['Step']} or the next one is asked for", f"next: everstep checkpoints list {name}")
 
 
-@app.command()
-def verify(name: Name, step: Step, generation: OfGeneration = None, output: Output = OutputFormat.TABLE) -> None:
-    """Have a checkpoint read back and hashed against its manifest; the list shows the verdict."""
-    _do("verify_checkpoint", name, step, generation, output, "is being read back")
-    if output is OutputFormat.TABLE:
-        say(f"next: everstep checkpoints list {name}")
+def _add(verb: str, explanation: str, done: str, note: str = "") -> None:
+    """Add a command that does something to one checkpoint."""
+
+    def do(service: Service, name: JobName, step: Step, generation: OfGeneration = None) -> Shown:
+        operation: Any = getattr(service, f"{verb}_checkpoint")
+        checkpoint: Json = operation(**without_none(TrainingJobName=name, Step=step, Generation=generation))
+        told = f"the checkpoint of step {checkpoint['Step']}, generation {checkpoint['Generation']}, {done}"
+        return Shown(checkpoint, told, note.format(name=name))
+
+    do.__doc__ = explanation
+    command(app, verb)(do)
 
 
-@app.command()
-def pin(name: Name, step: Step, generation: OfGeneration = None, output: Output = OutputFormat.TABLE) -> None:
-    """Keep a checkpoint: it is not deleted until it is unpinned."""
-    _do("pin_checkpoint", name, step, generation, output, "is pinned")
-
-
-@app.command()
-def unpin(name: Name, step: Step, generation: OfGeneration = None, output: Output = OutputFormat.TABLE) -> None:
-    """Let a pinned checkpoint be deleted again."""
-    _do("unpin_checkpoint", name, step, generation, output, "is not pinned")
-
-
-@app.command()
-def delete(name: Name, step: Step, generation: OfGeneration = None, output: Output = OutputFormat.TABLE) -> None:
-    """Delete a checkpoint from S3, for good; not a pinned one, nor the one that a job which has not ended would be restored from."""
-    _do("delete_checkpoint", name, step, generation, output, "is deleted")
-
-
-def _do(operation: str, name: str, step: int, generation: int | None, output: OutputFormat, words: str) -> None:
-    with connect() as service:
-        call: Any = getattr(service, operation)
-        checkpoint: Json = call(**without_none(TrainingJobName=name, Step=step, Generation=generation))
-    if output is OutputFormat.JSON:
-        show_json(checkpoint)
-        return
-    typer.echo(f"the checkpoint of step {checkpoint['Step']}, generation {checkpoint['Generation']}, {words}")
+_add(
+    "verify",
+    "Have a checkpoint read back and hashed against its manifest; the list shows the verdict.",
+    "is being read back",
+    "next: everstep checkpoints list {name}",
+)
+_add("pin", "Keep a checkpoint: it is not deleted until it is unpinned.", "is pinned")
+_add("unpin", "Let a pinned checkpoint be deleted again.", "is not pinned")
+_add(
+    "delete",
+    "Delete a checkpoint from S3, for good; not a pinned one, nor the one that a job which has not ended would be restored from.",
+    "is deleted",
+)
 
 
 def _verified(checkpoint: Json) -> str:

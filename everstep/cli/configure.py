@@ -1,4 +1,4 @@
-"""`everstep configure`: the endpoint and the token, written down for the command line, the SDK, plain boto3 and the AWS CLI."""
+"""`everstep configure`: endpoints and tokens, written down for the command line, the SDK, plain boto3 and the AWS CLI."""
 
 from __future__ import annotations
 
@@ -9,35 +9,40 @@ from typing import Annotated
 import typer
 
 from everstep import aws_models, config
-from everstep.cli.output import say
+from everstep.cli.commands import Shown, connect
 from everstep.config import ClientConfig, checked_endpoint
 
-PROFILE = "everstep"
+AWS_PROFILE = "everstep"
 
 
 def configure(
     endpoint_url: Annotated[str | None, typer.Option(help="URL of the service; asked for unless given.")] = None,
     token: Annotated[str | None, typer.Option(help="Bearer token; better left out: then it is asked for, or read from standard input.")] = None,
+    profile: Annotated[
+        str, typer.Option(help="Name for this service, where you use more than one; commands take it as --profile.")
+    ] = config.DEFAULT_PROFILE,
     region: Annotated[str, typer.Option(help="What the profile has for AWS's own services; Everstep needs none.")] = "us-east-1",
     ca_bundle: Annotated[str | None, typer.Option(help="PEM file with the authority of the service's certificate, where it is your own.")] = None,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Whether to ask the service if it takes the token.")] = True,
-) -> None:
-    """Set up this user: the command line, the SDK, plain boto3 and the AWS CLI speak to one service from now on."""
+) -> Shown:
+    """Set up this user: the command line, the SDK, plain boto3 and the AWS CLI speak to a service from now on."""
     url = checked_endpoint(endpoint_url or _ask("Endpoint URL", hide=False))
     configuration = ClientConfig(url, (token or _ask("Token", hide=True)).strip(), ca_bundle)
     if check:
-        from everstep import failures, sdk  # with botocore, which no --help needs
-
-        with failures.translated():
-            client = sdk.client(configuration.endpoint_url, configuration.token, ca_bundle=ca_bundle)
-            client.list_fleets()
-            client.close()
-    path = config.write(configuration)
-    models = aws_models.install(aws_models.default_directory(Path.home()), configuration)
-    _add_profile(Path.home() / ".aws" / "config", region, ca_bundle)
-    typer.echo(f"configured {url}")
-    say(f"written: {path}, {models[0].parent}, the profile {PROFILE!r} in ~/.aws/config")
-    say(f"now: everstep jobs list   aws --profile {PROFILE} everstep list-training-jobs   AWS_PROFILE={PROFILE} python your_boto3_script.py")
+        with connect(endpoint_url=url, token=configuration.token, ca_bundle=ca_bundle) as service:
+            service.list_fleets()
+    path = config.write(configuration, profile=profile)
+    others = config.profiles()
+    models = aws_models.install(aws_models.default_directory(Path.home()), others.pop(config.DEFAULT_PROFILE, None), *others.values())
+    aws_profile = AWS_PROFILE if profile == config.DEFAULT_PROFILE else f"{AWS_PROFILE}-{profile}"
+    _add_profile(Path.home() / ".aws" / "config", aws_profile, region, ca_bundle, None if profile == config.DEFAULT_PROFILE else url)
+    named = "" if profile == config.DEFAULT_PROFILE else f" --profile {profile}"
+    return Shown(
+        {"Profile": profile, "EndpointUrl": url, "Path": str(path), "ModelDirectory": str(models[0].parent), "AwsProfile": aws_profile},
+        f"configured {url}",
+        f"written: {path}, {models[0].parent}, the profile {aws_profile!r} in ~/.aws/config\nnow: everstep jobs list{named}   "
+        f"aws --profile {aws_profile} everstep list-training-jobs   AWS_PROFILE={aws_profile} python your_boto3_script.py",
+    )
 
 
 def _ask(what: str, *, hide: bool) -> str:
@@ -50,13 +55,14 @@ def _ask(what: str, *, hide: bool) -> str:
     return answer
 
 
-def _add_profile(path: Path, region: str, ca_bundle: str | None) -> None:
-    """Add the profile at the file's end; one that is there already is the user's and stays."""
+def _add_profile(path: Path, name: str, region: str, ca_bundle: str | None, endpoint_url: str | None) -> None:
+    """Add the profile at the file's end, with the endpoint that it means unless that is the default; one that is there is the user's and stays."""
     text = path.read_text() if path.exists() else ""
-    if f"[profile {PROFILE}]" in text.splitlines():
+    if f"[profile {name}]" in text.splitlines():
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("a") as file:
         gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
         bundle = f"ca_bundle = {Path(ca_bundle).resolve()}\n" if ca_bundle else ""
-        file.write(f"{gap}[profile {PROFILE}]\nregion = {region}\n{bundle}")
+        services = f"services = {name}\n\n[services {name}]\n{aws_models.SERVICE} =\n  endpoint_url = {endpoint_url}\n" if endpoint_url else ""
+        file.write(f"{gap}[profile {name}]\nregion = {region}\n{bundle}{services}")

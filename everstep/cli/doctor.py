@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.output import Columns, Output, OutputFormat, show_json, show_rows
+from everstep.cli.commands import Columns, Rows, Shown
+from everstep.cli.output import FAILED
 
 
 def doctor(
@@ -14,21 +15,22 @@ def doctor(
     aws: Annotated[bool | None, typer.Option("--aws/--no-aws", help="Whether AWS is asked; of a node unless said. Nothing is changed there.")] = None,
     instance_type: Annotated[str | None, typer.Option(help="Instance type whose quota is looked up.")] = None,
     node_count: Annotated[int, typer.Option(min=1, help="How many of them are to be launched.")] = 1,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+    profile: Annotated[str | None, typer.Option(help="Which of the services that everstep configure wrote down.")] = None,
+    region: Annotated[str | None, typer.Option(help="In which AWS is asked.")] = None,
+) -> Shown:
     """Check this machine, the service and AWS, and say what to do about what is wrong. Exit code 1 if anything is."""
     from everstep import doctor as judging  # with the client, which no --help needs
     from everstep import doctor_facts
 
     is_aws_asked = node if aws is None else aws
-    findings = judging.judge(doctor_facts.gather(is_node=node, with_aws=is_aws_asked, instance_type=instance_type, node_count=node_count))
+    facts = doctor_facts.gather(
+        is_node=node, with_aws=is_aws_asked, instance_type=instance_type, node_count=node_count, profile_name=profile, region_name=region
+    )
+    findings = judging.judge(facts)
     rows = [
         {"Check": finding.check, "Level": finding.level.value, "Message": finding.message, **({"Advice": finding.advice} if finding.advice else {})}
         for finding in findings
     ]
-    if output is OutputFormat.JSON:
-        show_json({"Findings": rows, "IsWrong": judging.is_wrong(findings)})
-    else:
-        columns: Columns = {"CHECK": "Check", "": "Level", "FOUND": "Message", "WHAT TO DO": lambda row: row.get("Advice", "")}
-        show_rows(rows, columns, empty="Nothing was looked at.")
-    raise typer.Exit(1 if judging.is_wrong(findings) else 0)
+    columns: Columns = {"CHECK": "Check", "": "Level", "FOUND": "Message", "WHAT TO DO": lambda row: row.get("Advice", "")}
+    is_wrong = judging.is_wrong(findings)
+    return Shown({"Findings": rows, "IsWrong": is_wrong}, Rows(rows, columns, empty="Nothing was looked at."), exit_code=FAILED if is_wrong else 0)

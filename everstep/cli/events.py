@@ -6,25 +6,23 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.output import Columns, Output, OutputFormat, connect, listed, show_json, show_rows, when
+from everstep.cli.commands import Columns, Pages, Rows, Service, Shown, command
+from everstep.cli.names import OnlyFleet, OnlyJob
+from everstep.cli.output import when
 
 app = typer.Typer(help="What happened, in order.", no_args_is_help=True)
 
 
-@app.command("list")
+@command(app, "list")
 def list_events(
-    job: Annotated[str | None, typer.Option(help="Only of this training job.")] = None,
-    fleet: Annotated[str | None, typer.Option(help="Only of this fleet.")] = None,
+    service: Service,
+    pages: Pages,
+    job: OnlyJob = None,
+    fleet: OnlyFleet = None,
     after: Annotated[int, typer.Option(min=0, help="Only events after this id.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, oldest first.")] = 1000,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+) -> Shown:
     """List events, oldest first."""
-    with connect() as service:
-        events = listed(service, "list_events", limit, TrainingJobName=job, FleetName=fleet, AfterEventId=after)
-    if output is OutputFormat.JSON:
-        show_json({"Events": events})
-        return
+    answer = pages.of(service, "list_events", TrainingJobName=job, FleetName=fleet, AfterEventId=after)
     columns: Columns = {
         "ID": "EventId",
         "TIME (UTC)": lambda event: when(event["Time"]),
@@ -32,4 +30,4 @@ def list_events(
         "ABOUT": lambda event: event.get("TrainingJobName") or event.get("NodeId") or event.get("FleetName") or "",
         "MESSAGE": "Message",
     }
-    show_rows(events, columns, empty="No events.")
+    return Shown(answer, Rows(answer["Events"], columns, empty="No events."))

@@ -7,15 +7,16 @@ from typing import Annotated
 import typer
 
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
-from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, moment, pairs, say, show_facts, show_json, show_rows, without_none
+from everstep.cli.commands import Columns, Facts, Json, Rows, Service, Shown, command
+from everstep.cli.names import FleetName
+from everstep.cli.output import moment, pairs, without_none
 
 app = typer.Typer(help="Auto Scaling groups that Everstep keeps.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="Name of the fleet.")]
 
-
-@app.command()
+@command(app)
 def create(
+    service: Service,
     name: Annotated[str, typer.Option(help="Name of the fleet.")],
     auto_scaling_group: Annotated[str, typer.Option(help="The group: tagged everstep:fleet, one Availability Zone, one launch template.")],
     spare_count: Annotated[int, typer.Option(min=0, help="Nodes that wait to take over.")] = 1,
@@ -26,39 +27,35 @@ def create(
     max_replacements_per_hour: Annotated[int | None, typer.Option(min=0, help="Nodes taken out by Everstep's own verdicts within an hour.")] = None,
     node_role_name: Annotated[str | None, typer.Option(help="IAM role of the group's instances: their agents join by it, without a token.")] = None,
     allow_drills: Annotated[bool, typer.Option("--allow-drills", help="Let administrators break its nodes on purpose.")] = False,
+    allow_commands: Annotated[bool, typer.Option("--allow-commands", help="Let submitters run programs beside their ranks.")] = False,
     project: Annotated[str | None, typer.Option(help="Project that the fleet belongs to.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+) -> Shown:
     """Register an Auto Scaling group: from now on only Everstep changes its size and ends its instances."""
-    with connect() as service:
-        fleet = service.create_fleet(
-            FleetName=name,
-            AutoScalingGroupName=auto_scaling_group,
-            SpareCount=spare_count,
-            MinNodeCount=min_node_count,
-            HoldFailedInstances=hold_failed_instances,
-            AllowDrills=allow_drills,
-            Tags=pairs("--tag", tag or []),
-            **without_none(
-                Project=project,
-                PriceUsdPerHour=price_usd_per_hour,
-                SparePolicy=_policy(spare_probability),
-                MaxReplacementsPerHour=max_replacements_per_hour,
-                NodeRoleName=node_role_name,
-            ),
-        )
-    _show(fleet, output)
+    fleet = service.create_fleet(
+        FleetName=name,
+        AutoScalingGroupName=auto_scaling_group,
+        SpareCount=spare_count,
+        MinNodeCount=min_node_count,
+        HoldFailedInstances=hold_failed_instances,
+        AllowDrills=allow_drills,
+        AllowCommands=allow_commands,
+        Tags=pairs("--tag", tag or []),
+        **without_none(
+            Project=project,
+            PriceUsdPerHour=price_usd_per_hour,
+            SparePolicy=_policy(spare_probability),
+            MaxReplacementsPerHour=max_replacements_per_hour,
+            NodeRoleName=node_role_name,
+        ),
+    )
+    return _shown(fleet)
 
 
-@app.command("list")
-def list_fleets(output: Output = OutputFormat.TABLE) -> None:
+@command(app, "list")
+def list_fleets(service: Service) -> Shown:
     """List all fleets."""
-    with connect() as service:
-        answer = service.list_fleets()
-    if output is OutputFormat.JSON:
-        show_json(answer)
-        return
+    answer = service.list_fleets()
     columns: Columns = {
         "NAME": "FleetName",
         "STATUS": "FleetStatus",
@@ -69,20 +66,20 @@ def list_fleets(output: Output = OutputFormat.TABLE) -> None:
         "ZONE": "AvailabilityZone",
         "REASON": "Reason",
     }
-    show_rows(answer["Fleets"], columns, empty="No fleets. Register one: everstep fleets create --help")
+    return Shown(answer, Rows(answer["Fleets"], columns, empty="No fleets. Register one: everstep fleets create --help"))
 
 
-@app.command()
-def describe(name: Name, output: Output = OutputFormat.TABLE) -> None:
+@command(app)
+def describe(service: Service, name: FleetName) -> Shown:
     """Show one fleet."""
-    with connect() as service:
-        fleet = service.describe_fleet(FleetName=name)
-    _show(fleet, output)
+    fleet = service.describe_fleet(FleetName=name)
+    return _shown(fleet)
 
 
-@app.command()
+@command(app)
 def update(
-    name: Name,
+    service: Service,
+    name: FleetName,
     spare_count: Annotated[int | None, typer.Option(min=0, help="Nodes that wait to take over.")] = None,
     min_node_count: Annotated[int | None, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")] = None,
     spare_probability: Annotated[float | None, typer.Option(help="Instead of a count: how probably a spare is free when a failure comes.")] = None,
@@ -95,8 +92,10 @@ def update(
     allow_drills: Annotated[
         bool | None, typer.Option("--allow-drills/--forbid-drills", help="Let administrators break its nodes on purpose, or not.")
     ] = None,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+    allow_commands: Annotated[
+        bool | None, typer.Option("--allow-commands/--forbid-commands", help="Let submitters run programs beside their ranks, or not.")
+    ] = None,
+) -> Shown:
     """Change how many nodes and spares a fleet keeps, what they cost, and what becomes of nodes that fail."""
     changes = without_none(
         SpareCount=spare_count,
@@ -107,45 +106,35 @@ def update(
         MaxReplacementsPerHour=max_replacements_per_hour,
         NodeRoleName=node_role_name,
         AllowDrills=allow_drills,
+        AllowCommands=allow_commands,
     )
-    with connect() as service:
-        fleet = service.update_fleet(FleetName=name, **changes)
-    _show(fleet, output)
+    fleet = service.update_fleet(FleetName=name, **changes)
+    return _shown(fleet)
 
 
-@app.command()
-def unfreeze(name: Name, output: Output = OutputFormat.TABLE) -> None:
+@command(app)
+def unfreeze(service: Service, name: FleetName) -> Shown:
     """Say of a fleet most of which is silent: who is silent is gone. Holds until most of it is heard again."""
-    with connect() as service:
-        fleet = service.unfreeze_fleet(FleetName=name)
-    _show(fleet, output)
+    fleet = service.unfreeze_fleet(FleetName=name)
+    return _shown(fleet)
 
 
-@app.command()
-def delete(name: Name, output: Output = OutputFormat.TABLE) -> None:
+@command(app)
+def delete(service: Service, name: FleetName) -> Shown:
     """End a fleet's nodes and forget it; refused while jobs on it have not ended."""
-    with connect() as service:
-        fleet = service.delete_fleet(FleetName=name)
-    if output is OutputFormat.JSON:
-        show_json(fleet)
-        return
-    typer.echo(f"{name} is being deleted")
+    fleet = service.delete_fleet(FleetName=name)
+    return Shown(fleet, f"{name} is being deleted")
 
 
-@app.command("join-token")
+@command(app, "join-token")
 def join_token(
-    name: Name,
+    service: Service,
+    name: FleetName,
     expires_in_seconds: Annotated[int | None, typer.Option(min=60, help="Good for this long; by default until it is revoked.")] = None,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+) -> Shown:
     """Make a token for the user data of a fleet's launch template; each instance may use it once. The fleet may be created later."""
-    with connect() as service:
-        token = service.create_join_token(FleetName=name, **without_none(ExpiresInSeconds=expires_in_seconds))
-    if output is OutputFormat.JSON:
-        show_json(token)
-        return
-    typer.echo(token["JoinToken"])
-    say("It is shown this once. User data: everstep agent --control-plane-url URL --join-token TOKEN")
+    token = service.create_join_token(FleetName=name, **without_none(ExpiresInSeconds=expires_in_seconds))
+    return Shown(token, token["JoinToken"], "It is shown this once. User data: everstep agent --control-plane-url URL --join-token TOKEN")
 
 
 def _policy(probability: float | None) -> Json | None:
@@ -157,33 +146,34 @@ def _spares(fleet: Json) -> str:
     return f"{fleet['SpareCount']} spares" if policy is None else f"as many spares as make it {policy['Probability']:.4%} probable that one is free"
 
 
-def _show(fleet: Json, output: OutputFormat) -> None:
-    if output is OutputFormat.JSON:
-        show_json(fleet)
-        return
+def _shown(fleet: Json) -> Shown:
     price, cost = fleet.get("PriceUsdPerHour"), fleet.get("CostUsd")
     counts = (("connected", "ConnectedNodeCount"), ("known", "NodeCount"), ("wanted", "DesiredNodeCount"), ("at most", "MaxNodeCount"))
-    show_facts(
-        [
-            ("name", fleet["FleetName"]),
-            ("status", fleet["FleetStatus"]),
-            ("reason", fleet["Reason"] or None),
-            ("group", fleet["AutoScalingGroupName"]),
-            ("nodes", ", ".join(f"{fleet[field]} {word}" for word, field in counts)),
-            ("kept", f"{fleet['MinNodeCount']} at least and {_spares(fleet)}"),
-            ("failed instances", "held for inspection" if fleet["HoldFailedInstances"] else "ended"),
-            ("replacements", f"{fleet['MaxReplacementsPerHour']} an hour at most"),
-            ("node role", fleet.get("NodeRoleName")),
-            ("drills", "allowed" if fleet.get("AllowDrills") else None),
-            ("instance type", fleet["InstanceType"] or None),
-            ("zone", fleet["AvailabilityZone"] or None),
-            ("price", None if price is None else f"${price} per node and hour"),
-            ("time of jobs", job_time(fleet)),
-            ("ETTR", ettr_words(fleet)),
-            ("incidents", incident_words(fleet)),
-            ("cost", None if cost is None else f"{dollars(cost)} for {hours(fleet['NodeSeconds'])} node-hours of jobs"),
-            ("drift", "\n".join(fleet["Drift"]) or None),
-            ("project", fleet["Project"]),
-            ("created", moment(fleet["CreationTime"])),
-        ]
+    return Shown(
+        fleet,
+        Facts(
+            [
+                ("name", fleet["FleetName"]),
+                ("status", fleet["FleetStatus"]),
+                ("reason", fleet["Reason"] or None),
+                ("group", fleet["AutoScalingGroupName"]),
+                ("nodes", ", ".join(f"{fleet[field]} {word}" for word, field in counts)),
+                ("kept", f"{fleet['MinNodeCount']} at least and {_spares(fleet)}"),
+                ("failed instances", "held for inspection" if fleet["HoldFailedInstances"] else "ended"),
+                ("replacements", f"{fleet['MaxReplacementsPerHour']} an hour at most"),
+                ("node role", fleet.get("NodeRoleName")),
+                ("drills", "allowed" if fleet.get("AllowDrills") else None),
+                ("commands", "allowed" if fleet.get("AllowCommands") else None),
+                ("instance type", fleet["InstanceType"] or None),
+                ("zone", fleet["AvailabilityZone"] or None),
+                ("price", None if price is None else f"${price} per node and hour"),
+                ("time of jobs", job_time(fleet)),
+                ("ETTR", ettr_words(fleet)),
+                ("incidents", incident_words(fleet)),
+                ("cost", None if cost is None else f"{dollars(cost)} for {hours(fleet['NodeSeconds'])} node-hours of jobs"),
+                ("drift", "\n".join(fleet["Drift"]) or None),
+                ("project", fleet["Project"]),
+                ("created", moment(fleet["CreationTime"])),
+            ]
+        ),
     )

@@ -7,23 +7,21 @@ from typing import Annotated
 import typer
 
 from everstep.cli.accounting import dollars
-from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, listed, moment, seconds, show_facts, show_json, show_rows, step, when
+from everstep.cli.commands import Columns, Facts, Json, Pages, Rows, Service, Shown, command
+from everstep.cli.names import OnlyJob
+from everstep.cli.output import moment, seconds, step, when
 
 app = typer.Typer(help="Failures and their recoveries.", no_args_is_help=True)
 
 
-@app.command("list")
+@command(app, "list")
 def list_incidents(
-    job: Annotated[str | None, typer.Option(help="Only of this training job.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+    service: Service,
+    pages: Pages,
+    job: OnlyJob = None,
+) -> Shown:
     """List incidents in the order they were opened."""
-    with connect() as service:
-        incidents = listed(service, "list_incidents", limit, TrainingJobName=job)
-    if output is OutputFormat.JSON:
-        show_json({"Incidents": incidents})
-        return
+    answer = pages.of(service, "list_incidents", TrainingJobName=job)
     columns: Columns = {
         "INCIDENT": "IncidentId",
         "JOB": "TrainingJobName",
@@ -38,36 +36,28 @@ def list_incidents(
         "RESTORE s": lambda row: seconds(row.get("RestoreSeconds")),
         "REWORK s": lambda row: seconds(row.get("ReworkSeconds")),
     }
-    show_rows(incidents, columns, empty="No incidents.")
+    return Shown(answer, Rows(answer["Incidents"], columns, empty="No incidents."))
 
 
-@app.command()
+@command(app)
 def describe(
+    service: Service,
     incident_id: Annotated[str, typer.Argument(help="Id of the incident, as `everstep incidents list` shows it.")],
-    output: Output = OutputFormat.TABLE,
-) -> None:
+) -> Shown:
     """Show one incident: its evidence, what was decided and why, and what it cost."""
-    with connect() as service:
-        incident = service.describe_incident(IncidentId=incident_id)
-    if output is OutputFormat.JSON:
-        show_json(incident)
-        return
-    show_facts(_facts(incident))
+    incident = service.describe_incident(IncidentId=incident_id)
+    return Shown(incident, Facts(_facts(incident)))
 
 
-@app.command("ack")
+@command(app, "ack")
 def acknowledge(
+    service: Service,
     incident_id: Annotated[str, typer.Argument(help="Id of the incident, as `everstep incidents list` shows it.")],
     note: Annotated[str, typer.Option(help="What others should know.")] = "",
-    output: Output = OutputFormat.TABLE,
-) -> None:
+) -> Shown:
     """Say to have seen an incident. The first who does so stays."""
-    with connect() as service:
-        incident = service.acknowledge_incident(IncidentId=incident_id, Note=note)
-    if output is OutputFormat.JSON:
-        show_json(incident)
-        return
-    typer.echo(f"{incident_id} was seen: {_seen(incident)}")
+    incident = service.acknowledge_incident(IncidentId=incident_id, Note=note)
+    return Shown(incident, f"{incident_id} was seen: {_seen(incident)}")
 
 
 def _seen(incident: Json) -> str | None:

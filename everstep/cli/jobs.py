@@ -1,4 +1,4 @@
-"""`everstep jobs …`: submit, list, describe, wait, logs, output, pause, resume, update, diff, stop, delete."""
+"""`everstep jobs …`: submit, list, describe, top, wait, logs, output, pause, resume, update, diff, stop, delete."""
 
 from __future__ import annotations
 
@@ -14,31 +14,16 @@ import typer
 from everstep.cli import logs as lines
 from everstep.cli import plans, submission
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
-from everstep.cli.output import (
-    Columns,
-    Json,
-    Output,
-    OutputFormat,
-    connect,
-    listed,
-    moment,
-    pairs,
-    say,
-    show_facts,
-    show_json,
-    show_rows,
-    size,
-    step,
-    when,
-    without_none,
-)
+from everstep.cli.board import Board, looked, picture
+from everstep.cli.commands import Columns, Facts, Json, Output, OutputFormat, Pages, Query, Rows, Service, Shown, command, searched, show_value
+from everstep.cli.names import JobName, OnlyFleet
+from everstep.cli.output import FAILED, moment, pairs, say, show, size, stdout, step, when, without_none
 from everstep.cli.progress import Progress
+from everstep.cli.top import jobs_under_way, live
 from everstep.cli.waiting import ended
 from everstep.errors import WaitFailed
 
 app = typer.Typer(help="Training jobs.", no_args_is_help=True)
-
-Name = Annotated[str, typer.Argument(help="Name of the training job.")]
 
 
 class Stream(StrEnum):
@@ -49,8 +34,9 @@ class Stream(StrEnum):
     BOTH = "both"
 
 
-@app.command()
+@command(app)
 def submit(
+    service: Service,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="The job as YAML or JSON, in the API's words; options win over it.")] = None,
     set_field: Annotated[list[str] | None, typer.Option("--set", help="Field=value, changes the file: NodeCount=8, HyperParameters.lr=1e-3.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the job; made of the entry point and the time where it is left out.")] = None,
@@ -83,7 +69,8 @@ def submit(
     third_slot: Annotated[bool, typer.Option("--third-slot", help="Keep a third slot per shard, so that uploads never delay snapshots.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Upload the code, show the plan, and start nothing.")] = False,
     output: Output = OutputFormat.TABLE,
-) -> None:
+    query: Query = None,
+) -> Shown:
     """Upload the code, show the plan, and start a training job."""
     options = without_none(
         TrainingJobName=name,
@@ -108,55 +95,48 @@ def submit(
     if source_dir is not None:
         written.pop("Source", None)
     request = submission.named(submission.joined(written, options))
-    with connect() as service:
-        directory = submission.directory_of(request)
-        if directory is not None:
-            request["Source"] = service.upload_source(Directory=directory)
-        if dry_run or output is OutputFormat.TABLE:
-            planned = service.create_training_job(**{**request, "DryRun": True})
-            if output is OutputFormat.TABLE:
-                show_facts(plans.facts(planned["Plan"]))
-        created = planned if dry_run else service.create_training_job(**request)
-    if output is OutputFormat.JSON:
-        show_json(created)
-        return
+    directory = submission.directory_of(request)
+    if directory is not None:
+        request["Source"] = service.upload_source(Directory=directory)
     name = request["TrainingJobName"]
+    planned: Json = service.create_training_job(**{**request, "DryRun": True}) if dry_run or output is OutputFormat.TABLE else {}
+    plan = Facts(plans.facts(planned["Plan"])) if planned else Facts(())
     if dry_run:
-        say(f"{name} can run as asked; nothing was started. next: the same command without --dry-run")
-        return
-    typer.echo(f"submitted {name}: {planned['Plan']['NodeCount']} nodes × {planned['Plan']['RanksPerNode']} ranks")
-    say(f"next: everstep jobs wait {name}   everstep jobs logs {name} --rank 0   everstep protection describe {name}")
+        return Shown(planned, plan, f"{name} can run as asked; nothing was started. next: the same command without --dry-run")
+    if planned and query is None:
+        show(plan)  # before anything is started: a refusal comes after what was refused
+    created = service.create_training_job(**request)
+    ranks = f"{planned['Plan']['NodeCount']} nodes × {planned['Plan']['RanksPerNode']} ranks" if planned else ""
+    commands = ("jobs top", "jobs wait", "jobs logs -f", "protection describe")
+    return Shown(created, f"submitted {name}: {ranks}", f"next: {'   '.join(f'everstep {each} {name}' for each in commands)}")
 
 
-@app.command("list")
+@command(app, "list")
 def list_jobs(
+    service: Service,
+    pages: Pages,
     status: Annotated[str | None, typer.Option(help="Only with this status: InProgress, Completed, Failed, Stopping, Stopped.")] = None,
     name_contains: Annotated[str | None, typer.Option(help="Only with this text in the name.")] = None,
-    fleet: Annotated[str | None, typer.Option(help="Only of this fleet.")] = None,
+    fleet: OnlyFleet = None,
     project: Annotated[str | None, typer.Option(help="Only of this project.")] = None,
     tag: Annotated[str | None, typer.Option(help="Only with this tag: name, or name=value.")] = None,
     sort_by: Annotated[str | None, typer.Option(help="CreationTime (unless said), LastModifiedTime, Name.")] = None,
     ascending: Annotated[bool, typer.Option("--ascending", help="The oldest, or the first by name, first.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+) -> Shown:
     """List training jobs, newest first unless sorted otherwise."""
     tag_key, equals, tag_value = (tag or "").partition("=")
-    query = {
-        "StatusEquals": status,
-        "NameContains": name_contains,
-        "FleetName": fleet,
-        "Project": project,
-        "TagKey": tag_key or None,
-        "TagValue": tag_value if equals else None,
-        "SortBy": sort_by,
-        "SortOrder": "Ascending" if ascending else None,
-    }
-    with connect() as service:
-        jobs = listed(service, "list_training_jobs", limit, **query)
-    if output is OutputFormat.JSON:
-        show_json({"TrainingJobSummaries": jobs})
-        return
+    answer = pages.of(
+        service,
+        "list_training_jobs",
+        StatusEquals=status,
+        NameContains=name_contains,
+        FleetName=fleet,
+        Project=project,
+        TagKey=tag_key or None,
+        TagValue=tag_value if equals else None,
+        SortBy=sort_by,
+        SortOrder="Ascending" if ascending else None,
+    )
     columns: Columns = {
         "NAME": "TrainingJobName",
         "STATUS": "TrainingJobStatus",
@@ -168,229 +148,221 @@ def list_jobs(
         "CREATED (UTC)": lambda job: when(job["CreationTime"]),
         "REASON": "Reason",
     }
-    show_rows(jobs, columns, empty="No training jobs. Submit one: everstep jobs submit --help")
+    return Shown(answer, Rows(answer["TrainingJobSummaries"], columns, empty="No training jobs. Submit one: everstep jobs submit --help"))
 
 
-@app.command()
-def describe(name: Name, output: Output = OutputFormat.TABLE) -> None:
+@command(app)
+def describe(service: Service, name: JobName) -> Shown:
     """Show everything about a training job."""
-    with connect() as service:
-        job = service.describe_training_job(TrainingJobName=name)
-    if output is OutputFormat.JSON:
-        show_json(job)
-        return
-    show_facts(_facts(job))
+    job = service.describe_training_job(TrainingJobName=name)
+    return Shown(job, Facts(_facts(job)))
 
 
-@app.command()
+@command(app)
+def top(
+    service: Service,
+    name: Annotated[str | None, typer.Argument(help="Only this training job.")] = None,
+    output: Output = OutputFormat.TABLE,
+    query: Query = None,
+) -> Shown | None:
+    """Watch the jobs that are under way: steps, pace, status and what happens, until ^C. Where stdout is not a terminal, as they are now."""
+    console = stdout()
+    if output is not OutputFormat.TABLE or query is not None:
+        return Shown({"TrainingJobSummaries": jobs_under_way(service, name)}, ())
+    if console.is_terminal:
+        live(service, name, console)
+    else:
+        now = datetime.now(UTC)
+        console.print(picture(looked(Board(), jobs_under_way(service, name), now), now))
+    return None
+
+
+@command(app)
 def wait(
-    name: Name,
+    service: Service,
+    name: JobName,
     timeout: Annotated[float | None, typer.Option(help="Give up after this many seconds.")] = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-) -> None:
-    """Follow a training job until it ends. Exit code 0 only when it is Completed."""
-    with connect() as service, Progress(service, name) as progress:
+) -> Shown:
+    """Follow a training job until it ends. Exit code 0 only when it is Completed, 255 when it has not ended in time."""
+    with Progress(service, name) as progress:
         job = ended(service, name, show=progress.show, interval_seconds=interval, timeout_seconds=timeout)
     status = job["TrainingJobStatus"]
     if status != "Completed":
         raise WaitFailed(f"{name} is {status}: {job['Reason']}", hint=f"everstep jobs logs {name} --rank 0")
-    typer.echo(f"{name} is Completed at step {step(job['MaxBoundary'])}, {job['IncidentCount']} incidents")
-    say(f"next: everstep jobs output {name} --to DIR")
+    told = f"{name} is Completed at step {step(job['MaxBoundary'])}, {job['IncidentCount']} incidents"
+    return Shown(job, told, f"next: everstep jobs output {name} --to DIR")
 
 
-@app.command()
+@command(app)
 def logs(
-    name: Name,
+    service: Service,
+    name: JobName,
     rank: Annotated[int | None, typer.Option(min=0, help="Only of this rank.")] = None,
     generation: Annotated[int | None, typer.Option(min=1, help="Only of this generation (launch of all ranks).")] = None,
     stream: Annotated[Stream, typer.Option(help="Which stream.")] = Stream.BOTH,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what all ranks print, merged, as it comes, until the job has ended.")] = False,
     since: Annotated[str | None, typer.Option(help="Merged over all ranks, from this time on: 90s, 10m, 2h, 1d ago, or 2026-03-01T12:00:00.")] = None,
     grep: Annotated[str | None, typer.Option(help="Merged over all ranks, only lines that have this in them.")] = None,
-    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="table prints the logs; json lists what there is.")] = OutputFormat.TABLE,
-) -> None:
+    output: Output = OutputFormat.TABLE,
+    query: Query = None,
+) -> Shown | None:
     """Print what the ranks printed, all generations in order; their stdout to stdout, all else to stderr."""
-    with connect() as service:
-        if follow or since is not None or grep is not None:
-            begin = None if since is None else lines.since_when(since, datetime.now(UTC))
-            query = without_none(Rank=rank, Generation=generation, FilterPattern=grep, StartTime=begin)
-            found = lines.follow(service, name, query) if follow else lines.read(service, name, query)
-            of_stream = (event for event in found if stream is Stream.BOTH or event["Stream"] in (stream.value, "gap"))
-            lines.show(of_stream, is_json=output is OutputFormat.JSON)
-            return
-        there = [entry for entry in service.list_logs(TrainingJobName=name)["Logs"] if entry.get("Bytes") != 0]
-        entries = [
-            entry
-            for entry in there
-            if (rank is None or entry["Rank"] == rank)
-            and (generation is None or entry["Generation"] == generation)
-            and (stream is Stream.BOTH or entry.get("Stream") in (stream.value, None))
-        ]
-        if output is OutputFormat.JSON:
-            show_json({"Logs": entries})
-            return
-        if not entries:
-            say(f"Nothing matches; there are logs of {_extent(there)}." if there else "Nothing has been printed or uploaded yet.")
-        for entry in entries:
-            _print_log(service, name, entry)
+    is_printed = output is OutputFormat.TABLE and query is None
+    if follow or since is not None or grep is not None:
+        begin = None if since is None else lines.since_when(since, datetime.now(UTC))
+        wanted = without_none(Rank=rank, Generation=generation, FilterPattern=grep, StartTime=begin)
+        found = lines.follow(service, name, wanted) if follow else lines.read(service, name, wanted)
+        of_stream = (event for event in found if stream is Stream.BOTH or event["Stream"] in (stream.value, "gap"))
+        lines.show(of_stream, None if is_printed else lambda event: show_value(searched(event, query), output, is_one_of_many=True))
+        return None
+    there = [entry for entry in service.list_logs(TrainingJobName=name)["Logs"] if entry.get("Bytes") != 0]
+    entries = [
+        entry
+        for entry in there
+        if (rank is None or entry["Rank"] == rank)
+        and (generation is None or entry["Generation"] == generation)
+        and (stream is Stream.BOTH or entry.get("Stream") in (stream.value, None))
+    ]
+    if not is_printed:
+        return Shown({"Logs": entries}, ())
+    if not entries:
+        say(f"Nothing matches; there are logs of {_extent(there)}." if there else "Nothing has been printed or uploaded yet.")
+    for entry in entries:
+        _print_log(service, name, entry)
+    return None
 
 
-@app.command("output")
+@command(app, "exec")
+def execute(
+    service: Service,
+    name: JobName,
+    words: Annotated[list[str], typer.Argument(metavar="-- PROGRAM [ARGUMENT]…", help="What to run; {pid} is the rank's process.")],
+    rank: Annotated[int, typer.Option(min=0, help="Beside which rank.")],
+    timeout: Annotated[int, typer.Option(min=1, max=50, help="It is ended after so many seconds.")] = 30,
+) -> Shown:
+    """Run a program beside a rank: jobs exec gpt --rank 0 -- py-spy dump. Without a shell; where the fleet allows it, and told in the history."""
+    answer = service.execute_command(TrainingJobName=name, Rank=rank, Command=words, TimeoutInSeconds=timeout)
+    cut = ["the rest of what it said is cut off"] if answer["IsOutputCut"] else []
+    late = [f"ended after {timeout} s"] if answer["IsTimedOut"] else []
+    told = [answer["Stderr"].removesuffix("\n")] if answer["Stderr"] else []
+    person = answer["Stdout"].removesuffix("\n") if answer["Stdout"] else ()
+    return Shown(answer, person, "\n".join([*told, *cut, *late]), exit_code=answer.get("ExitCode", FAILED))
+
+
+@command(app, "output")
 def download_output(
-    name: Name,
+    service: Service,
+    name: JobName,
     to: Annotated[Path, typer.Option("--to", help="Directory to write to, as rank=<r>/…; made if it is missing.")],
     generation: Annotated[int | None, typer.Option(min=1, help="Which generation's; by default the newest that left anything.")] = None,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+) -> Shown:
     """Download the files that the ranks left in EVERSTEP_OUTPUT_DIR."""
-    with connect() as service:
-        written = service.download_outputs(TrainingJobName=name, Directory=to, Generation=generation)
-    if output is OutputFormat.JSON:
-        show_json({"Files": [str(path) for path in written]})
-        return
-    typer.echo(f"{len(written)} files, {size(sum(path.stat().st_size for path in written))}, in {to}")
+    written = service.download_outputs(TrainingJobName=name, Directory=to, Generation=generation)
+    return Shown({"Files": [str(path) for path in written]}, f"{len(written)} files, {size(sum(path.stat().st_size for path in written))}, in {to}")
 
 
-@app.command()
-def stop(name: Name, output: Output = OutputFormat.TABLE) -> None:
+@command(app)
+def stop(service: Service, name: JobName) -> Shown:
     """Ask a training job to stop: all ranks stop at one agreed step, which is kept in S3."""
-    with connect() as service:
-        job = service.stop_training_job(TrainingJobName=name)
-    if output is OutputFormat.JSON:
-        show_json(job)
-        return
-    typer.echo(f"{name} is {job['TrainingJobStatus']}")
-    say(f"next: everstep jobs wait {name}")
+    job = service.stop_training_job(TrainingJobName=name)
+    return Shown(job, f"{name} is {job['TrainingJobStatus']}", f"next: everstep jobs wait {name}")
 
 
-@app.command()
+@command(app)
 def pause(
-    name: Name,
+    service: Service,
+    name: JobName,
     wait: Annotated[bool, typer.Option("--wait", help="Return when its nodes are free.")] = False,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+) -> Shown:
     """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes are free until it is resumed."""
-    with connect() as service:
-        job: Json = service.pause_training_job(TrainingJobName=name)
-        if wait:
-            service.get_waiter("training_job_paused").wait(TrainingJobName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 3600})
-            job = service.describe_training_job(TrainingJobName=name)
-    if output is OutputFormat.JSON:
-        show_json(job)
-        return
-    typer.echo(f"{name} is {job['SecondaryStatus']}")
-    say(f"next: everstep jobs describe {name}   everstep jobs resume {name}")
+    job: Json = service.pause_training_job(TrainingJobName=name)
+    if wait:
+        service.get_waiter("training_job_paused").wait(TrainingJobName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 3600})
+        job = service.describe_training_job(TrainingJobName=name)
+    return Shown(job, f"{name} is {job['SecondaryStatus']}", f"next: everstep jobs describe {name}   everstep jobs resume {name}")
 
 
-@app.command()
-def resume(name: Name, output: Output = OutputFormat.TABLE) -> None:
+@command(app)
+def resume(service: Service, name: JobName) -> Shown:
     """Let a paused training job go on from its checkpoint, once its turn in the queue has come."""
-    with connect() as service:
-        job = service.resume_training_job(TrainingJobName=name)
-    if output is OutputFormat.JSON:
-        show_json(job)
-        return
-    typer.echo(f"{name} is {job['SecondaryStatus']}: {job['Reason']}")
-    say(f"next: everstep jobs wait {name}")
+    job = service.resume_training_job(TrainingJobName=name)
+    return Shown(job, f"{name} is {job['SecondaryStatus']}: {job['Reason']}", f"next: everstep jobs wait {name}")
 
 
-@app.command()
+@command(app)
 def update(
-    name: Name,
+    service: Service,
+    name: JobName,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="The job as YAML or JSON; what differs from the job is changed.")] = None,
     set_field: Annotated[list[str] | None, typer.Option("--set", help="Field=value: Priority=5, StoppingCondition.MaxRuntimeInSeconds=0.")] = None,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+) -> Shown:
     """Change a training job that has not ended: a new revision. What cannot change is refused by name."""
     wanted = submission.changed(submission.from_file(file) if file is not None else {}, set_field or [])
-    with connect() as service:
-        request = submission.difference(service.describe_training_job(TrainingJobName=name), wanted)
-        answer: Json = service.update_training_job(**{**request, "TrainingJobName": name})
-    if output is OutputFormat.JSON:
-        show_json(answer)
-        return
+    request = submission.difference(service.describe_training_job(TrainingJobName=name), wanted)
+    answer: Json = service.update_training_job(**{**request, "TrainingJobName": name})
     if not answer["Changes"]:
-        typer.echo(f"{name} is so already: revision {answer['Revision']}")
-        return
-    typer.echo(f"{name} has revision {answer['Revision']}")
-    show_rows(answer["Changes"], _CHANGES, empty="")
+        return Shown(answer, f"{name} is so already: revision {answer['Revision']}")
+    return Shown(answer, (f"{name} has revision {answer['Revision']}", Rows(answer["Changes"], _CHANGES, empty="")))
 
 
-@app.command()
+@command(app)
 def diff(
-    name: Name,
+    service: Service,
+    name: JobName,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A job as YAML or JSON: show what an update with it would change.")] = None,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+) -> Shown:
     """Show what each revision of a training job has changed, or what a file would change."""
-    with connect() as service:
-        if file is not None:
-            job: Json = service.describe_training_job(TrainingJobName=name)
-            changes: list[Json] = list(submission.lines(job, submission.difference(job, submission.from_file(file))))
-        else:
-            revisions: Sequence[Json] = service.list_training_job_revisions(TrainingJobName=name)["Revisions"]
-            changes = [{"REVISION": str(each["Revision"]), "Time": each["Time"], **change} for each in revisions for change in each["Changes"]]
-    if output is OutputFormat.JSON:
-        show_json({"Changes": changes})
-        return
+    if file is not None:
+        job: Json = service.describe_training_job(TrainingJobName=name)
+        changes: list[Json] = list(submission.lines(job, submission.difference(job, submission.from_file(file))))
+    else:
+        revisions: Sequence[Json] = service.list_training_job_revisions(TrainingJobName=name)["Revisions"]
+        changes = [{"REVISION": str(each["Revision"]), "Time": each["Time"], **change} for each in revisions for change in each["Changes"]]
     columns: Columns = _CHANGES if file is not None else {"REVISION": "REVISION", "TIME (UTC)": lambda change: when(change["Time"]), **_CHANGES}
-    show_rows(changes, columns, empty="Nothing differs." if file is not None else "Nothing was changed since it was created.")
+    empty = "Nothing differs." if file is not None else "Nothing was changed since it was created."
+    return Shown({"Changes": changes}, Rows(changes, columns, empty))
 
 
-@app.command()
+@command(app)
 def delete(
-    name: Name,
+    service: Service,
+    name: JobName,
     delete_objects: Annotated[bool, typer.Option("--delete-objects", help="Its checkpoints, logs and outputs in S3, too; for good.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+) -> Shown:
     """Forget a training job that has ended; what it left in S3 stays unless asked."""
-    with connect() as service:
-        gone: Json = service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects, DryRun=dry_run)
-        count, total = gone["ObjectCount"], gone["ObjectBytes"]
-        while not dry_run and gone["HasMoreObjects"]:
-            say(f"{count} objects deleted, {size(total)}")
-            gone = service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects)
-            count, total = count + gone["ObjectCount"], total + gone["ObjectBytes"]
-    if output is OutputFormat.JSON:
-        show_json({**gone, "ObjectCount": count, "ObjectBytes": total})
-        return
+    gone: Json = service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects, DryRun=dry_run)
+    count, total = gone["ObjectCount"], gone["ObjectBytes"]
+    while not dry_run and gone["HasMoreObjects"]:
+        say(f"{count} objects deleted, {size(total)}")
+        gone = service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects)
+        count, total = count + gone["ObjectCount"], total + gone["ObjectBytes"]
+    whole = {**gone, "ObjectCount": count, "ObjectBytes": total}
     rows = f"{gone['GenerationCount']} generations, {gone['CheckpointCount']} checkpoints, {gone['IncidentCount']} incidents"
     more = "more than " if gone["HasMoreObjects"] else ""
     objects = f"{more}{count} objects, {size(total)}, below {', '.join(gone['S3Uris'])}"
     if dry_run:
-        typer.echo(f"{name} would be forgotten, with {rows}; {'deleted' if delete_objects else 'kept'} in S3: {objects}")
-        return
-    typer.echo(
-        f"{name} is forgotten, with {rows}"
-        + (f"; deleted in S3: {objects}" if delete_objects else f"; what it left in S3 stays: {', '.join(gone['S3Uris'])}")
-    )
+        return Shown(whole, f"{name} would be forgotten, with {rows}; {'deleted' if delete_objects else 'kept'} in S3: {objects}")
+    left = f"deleted in S3: {objects}" if delete_objects else f"what it left in S3 stays: {', '.join(gone['S3Uris'])}"
+    return Shown(whole, f"{name} is forgotten, with {rows}; {left}")
 
 
 _CHANGES: Columns = {"FIELD": "Field", "BEFORE": "Before", "AFTER": "After", "APPLIES": "Applies"}
 
 
-@app.command("take-over")
-def take_over(name: Name, reason: Annotated[str, typer.Option(help="Why; told in the history.")] = "", output: Output = OutputFormat.TABLE) -> None:
+@command(app, "take-over")
+def take_over(service: Service, name: JobName, reason: Annotated[str, typer.Option(help="Why; told in the history.")] = "") -> Shown:
     """Look after a training job yourself: Everstep observes it and decides nothing until it is handed back."""
-    with connect() as service:
-        job = service.take_over_training_job(TrainingJobName=name, Reason=reason)
-    if output is OutputFormat.JSON:
-        show_json(job)
-        return
-    typer.echo(f"{name} is yours")
-    say(f"next: everstep jobs describe {name}   everstep jobs hand-back {name}")
+    job = service.take_over_training_job(TrainingJobName=name, Reason=reason)
+    return Shown(job, f"{name} is yours", f"next: everstep jobs describe {name}   everstep jobs hand-back {name}")
 
 
-@app.command("hand-back")
-def hand_back(name: Name, output: Output = OutputFormat.TABLE) -> None:
+@command(app, "hand-back")
+def hand_back(service: Service, name: JobName) -> Shown:
     """Let Everstep look after a training job again."""
-    with connect() as service:
-        job = service.hand_back_training_job(TrainingJobName=name)
-    if output is OutputFormat.JSON:
-        show_json(job)
-        return
-    typer.echo(f"{name} is looked after by Everstep")
+    job = service.hand_back_training_job(TrainingJobName=name)
+    return Shown(job, f"{name} is looked after by Everstep")
 
 
 def _extent(entries: Sequence[Json]) -> str:

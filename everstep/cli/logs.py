@@ -5,7 +5,6 @@ Invariant: a connection that breaks loses and doubles nothing: following goes on
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import threading
@@ -16,11 +15,10 @@ from typing import Any, Final
 
 import typer
 
-from everstep.cli.output import Json, say
-from everstep.cli.waiting import UNANSWERED_SECONDS
-from everstep.errors import ServiceFailed
+from everstep.cli.following import kept_up
+from everstep.cli.output import Json, colored, say
+from everstep.cli.waiting import ENDED
 
-RETRY_SECONDS: Final = 1.0
 _COLORS: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -88,51 +86,37 @@ def follow(
     Raises:
         ServiceFailed: the service refuses, or nobody has answered for a minute.
     """
-    from urllib3.exceptions import HTTPError  # with botocore, which no --help needs
+    place = dict(query)
 
-    from everstep import failures
+    def is_over() -> bool:
+        return service.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] in ENDED
 
-    place, heard_at = dict(query), monotonic()
-    while True:
-        try:
-            with failures.translated():
-                stream = service.follow_logs(TrainingJobName=name, **place)["EventStream"]
-                try:
-                    for said in stream:
-                        heard_at = monotonic()
-                        yield from said["LogEvents"]["Events"]
-                        place = {**query, "NextToken": said["LogEvents"]["NextForwardToken"]}
-                finally:
-                    stream.close()
-                # A server that stops ends the stream, too: only a job that has ended has nothing to follow.
-                if service.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] in ("Completed", "Stopped", "Failed"):
-                    return
-        except HTTPError as error:
-            if monotonic() - heard_at >= UNANSWERED_SECONDS:
-                raise ServiceFailed(f"The log broke off: {error}", code=failures.UNAVAILABLE) from error
-        except ServiceFailed as error:
-            if error.code != failures.UNAVAILABLE or monotonic() - heard_at >= UNANSWERED_SECONDS:
-                raise
-        pause(RETRY_SECONDS)
+    def connect() -> Any:
+        return service.follow_logs(TrainingJobName=name, **place)["EventStream"]
+
+    for said in kept_up(connect, is_over=is_over, pause=pause, monotonic=monotonic):
+        yield from said["LogEvents"]["Events"]
+        place["NextToken"] = said["LogEvents"]["NextForwardToken"]
 
 
-def show(events: Iterator[Json], *, is_json: bool) -> None:
+def show(events: Iterator[Json], each: Callable[[Json], None] | None) -> None:
     """Print lines: stdout of ranks to stdout, their stderr and gaps to stderr.
 
     Args:
         events: of GetLogEvents.
-        is_json: one JSON object a line.
+        each: prints one for programs, instead.
     """
     has_any = False
     for event in events:
         has_any = True
-        if is_json:
-            typer.echo(json.dumps(event, default=datetime.isoformat))
+        if each is not None:
+            each(event)
+            sys.stdout.flush()
         elif event["Stream"] == "gap":
             say(f"--- generation {event['Generation']} · {event['Message']}")
         else:
             moment = event["Timestamp"].astimezone(UTC).strftime("%H:%M:%S.%f")[:-3]
-            who = typer.style(f"{moment} g{event['Generation']} r{event['Rank']}", fg=_COLORS[event["Rank"] % len(_COLORS)])
+            who = colored(f"{moment} g{event['Generation']} r{event['Rank']}", _COLORS[event["Rank"] % len(_COLORS)])
             typer.echo(f"{who} {event['Message']}", err=event["Stream"] == "stderr")
             sys.stdout.flush()
     if not has_any:

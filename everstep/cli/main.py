@@ -25,7 +25,9 @@ from everstep.cli import (
     protection,
     quotas,
     tokens,
+    waits,
 )
+from everstep.cli.commands import command
 from everstep.cli.output import tell
 from everstep.errors import EverstepError
 
@@ -34,7 +36,7 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="everstep",
     help="Train large models on EC2 Auto Scaling groups, every optimizer step kept in cluster memory.",
-    epilog="Exit codes: 0 done, 1 it did not work out, 2 wrong command or request, 3 not found, 4 not allowed, 5 conflict, 6 unavailable.",
+    epilog="Exit codes: 0 done, 1 it did not work out, 2 wrong command or request, 130 interrupted, 254 the service refuses, 255 timed out.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -48,10 +50,11 @@ app.add_typer(nodes.app, name="nodes")
 app.add_typer(drills.app, name="drills")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(quotas.app, name="quotas")
+app.add_typer(waits.app, name="wait")
 app.add_typer(local.app, name="local")
-app.command()(configure.configure)
-app.command()(tokens.whoami)
-app.command()(doctor.doctor)
+command(app)(configure.configure)
+command(app)(tokens.whoami)
+command(app)(doctor.doctor)
 programs.add_to(app)
 
 

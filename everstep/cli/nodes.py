@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, moment, show_facts, show_json, show_rows, size, when, without_none
+from everstep.cli.commands import Columns, Facts, Json, Rows, Service, Shown, command
+from everstep.cli.names import NodeId, OnlyFleet
+from everstep.cli.output import moment, size, when, without_none
 
 app = typer.Typer(help="Instances of the fleets, and what each is used for.", no_args_is_help=True)
 
 
-@app.command("list")
+@command(app, "list")
 def list_nodes(
-    fleet: Annotated[str | None, typer.Option(help="Only of this fleet.")] = None,
+    service: Service,
+    fleet: OnlyFleet = None,
     ended: Annotated[bool, typer.Option("--ended", help="Also those that have ended.")] = False,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+) -> Shown:
     """List nodes, oldest first."""
-    with connect() as service:
-        answer = service.list_nodes(**without_none(FleetName=fleet, IncludeEnded=ended))
-    if output is OutputFormat.JSON:
-        show_json(answer)
-        return
+    answer = service.list_nodes(**without_none(FleetName=fleet, IncludeEnded=ended))
     columns: Columns = {
         "NODE": "NodeId",
         "FLEET": "FleetName",
@@ -34,17 +32,13 @@ def list_nodes(
         "SINCE (UTC)": lambda node: when(node["CreationTime"]),
         "REASON": "Reason",
     }
-    show_rows(answer["Nodes"], columns, empty="No nodes.")
+    return Shown(answer, Rows(answer["Nodes"], columns, empty="No nodes."))
 
 
-@app.command()
-def describe(node_id: Annotated[str, typer.Argument(help="Id of the node: its EC2 instance id.")], output: Output = OutputFormat.TABLE) -> None:
+@command(app)
+def describe(service: Service, node_id: NodeId) -> Shown:
     """Show one node."""
-    with connect() as service:
-        node = service.describe_node(NodeId=node_id)
-    if output is OutputFormat.JSON:
-        show_json(node)
-        return
+    node = service.describe_node(NodeId=node_id)
     facts = [
         ("node", node["NodeId"]),
         ("fleet", node["FleetName"]),
@@ -65,70 +59,43 @@ def describe(node_id: Annotated[str, typer.Argument(help="Id of the node: its EC
         ("known since", moment(node["CreationTime"])),
         ("ended", moment(node.get("EndTime"))),
     ]
-    show_facts(facts)
+    return Shown(node, Facts(facts))
 
 
-@app.command()
+@command(app)
 def release(
-    node_id: Annotated[str, typer.Argument(help="Id of the node: its EC2 instance id.")],
+    service: Service,
+    node_id: NodeId,
     terminate: Annotated[bool, typer.Option("--terminate", help="End the instance instead of letting it work again.")] = False,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+) -> Shown:
     """Let a held node work again, or end its instance; or call off what was asked for and is not done."""
-    with connect() as service:
-        node = service.release_node(NodeId=node_id, Terminate=terminate)
-    if output is OutputFormat.JSON:
-        show_json(node)
-        return
+    node = service.release_node(NodeId=node_id, Terminate=terminate)
     if node["NodeStatus"] != "held":
-        typer.echo(f"{node_id} is {node['NodeStatus']}; nothing is asked for it any more")
-        return
-    typer.echo(f"{node_id} is released: {'its instance is ended' if terminate else 'it may work again'}")
+        return Shown(node, f"{node_id} is {node['NodeStatus']}; nothing is asked for it any more")
+    return Shown(node, f"{node_id} is released: {'its instance is ended' if terminate else 'it may work again'}")
 
 
-Id = Annotated[str, typer.Argument(help="Id of the node: its EC2 instance id.")]
 Reason = Annotated[str, typer.Option(help="Why; told with the node and in the history.")]
 
 
-@app.command()
-def drain(node_id: Id, reason: Reason = "", output: Output = OutputFormat.TABLE) -> None:
-    """Have its job leave a node at an agreed stop, without losing a step; then keep it out of use."""
-    with connect() as service:
-        node = service.drain_node(NodeId=node_id, Reason=reason)
-    _asked(node, output)
+def _add(verb: str, explanation: str) -> None:
+    """Add a command that asks for something to be done to a node."""
+
+    def ask(service: Service, node_id: NodeId, reason: Reason = "") -> Shown:
+        operation: Any = getattr(service, f"{verb}_node")
+        node: Json = operation(NodeId=node_id, Reason=reason)
+        job = node.get("TrainingJobName")
+        waits = f"; {job} leaves it first, once another node is there" if job else ""
+        return Shown(node, f"{node_id} is to be: {node['Request']}{waits}" if "Request" in node else f"{node_id} is {node['NodeStatus']}")
+
+    ask.__doc__ = explanation
+    command(app, verb)(ask)
 
 
-@app.command()
-def replace(node_id: Id, reason: Reason = "", output: Output = OutputFormat.TABLE) -> None:
-    """Have its job leave a node like drain; then end its instance, and another one comes."""
-    with connect() as service:
-        node = service.replace_node(NodeId=node_id, Reason=reason)
-    _asked(node, output)
-
-
-@app.command()
-def reboot(node_id: Id, reason: Reason = "", output: Output = OutputFormat.TABLE) -> None:
-    """Have its job leave a node like drain; then reboot it."""
-    with connect() as service:
-        node = service.reboot_node(NodeId=node_id, Reason=reason)
-    _asked(node, output)
-
-
-@app.command()
-def hold(node_id: Id, reason: Reason = "", output: Output = OutputFormat.TABLE) -> None:
-    """Keep a node that works for nobody out of use until it is released."""
-    with connect() as service:
-        node = service.hold_node(NodeId=node_id, Reason=reason)
-    _asked(node, output)
-
-
-def _asked(node: Json, output: OutputFormat) -> None:
-    if output is OutputFormat.JSON:
-        show_json(node)
-        return
-    job = node.get("TrainingJobName")
-    waits = f"; {job} leaves it first, once another node is there" if job else ""
-    typer.echo(f"{node['NodeId']} is to be: {node['Request']}{waits}" if "Request" in node else f"{node['NodeId']} is {node['NodeStatus']}")
+_add("drain", "Have its job leave a node at an agreed stop, without losing a step; then keep it out of use.")
+_add("replace", "Have its job leave a node like drain; then end its instance, and another one comes.")
+_add("reboot", "Have its job leave a node like drain; then reboot it.")
+_add("hold", "Keep a node that works for nobody out of use until it is released.")
 
 
 def _agent(node: Json) -> str:

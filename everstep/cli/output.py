@@ -1,35 +1,30 @@
-"""How commands read their options and show their results.
+"""How commands show their results, and how they end.
 
 exit code   meaning
 0           done; for `jobs wait`: the job is Completed
-1           it did not work out: the job ended another way, the service failed, a transfer broke
+1           it did not work out: the job ended another way, there is nothing to download, a transfer broke
 2           the command, its configuration or the request is wrong
-3           there is no such thing
-4           the token is not good, or not good enough
-5           the name is taken, or it is not in a state for that
-6           the service does not answer, or is throttling: the same command may work later
 130         interrupted
+254         the service refuses, or does not answer; the error names its code
+255         what was waited for has not come in time
+
+The last two are the AWS CLI's.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
-from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from everstep.errors import ConfigurationError, EverstepError, NothingToDownload, ServiceFailed, SourceRefused
-
-if TYPE_CHECKING:
-    from everstep.service import EverstepClient
+from everstep.errors import ConfigurationError, EverstepError, ServiceFailed, SourceRefused, WaitTimedOut
 
 Json = Mapping[str, Any]
 """What the service answers."""
@@ -38,60 +33,47 @@ Column = str | Callable[[Json], str]
 Columns = Mapping[str, Column]
 """By heading."""
 
-LARGEST_PAGE = 1_000
-"""Items that the service gives in one answer at the most."""
 PIPE_WIDTH = 240
 """Columns where stdout is not a terminal: nothing is cut."""
 
-_EXIT_CODES = {
-    "ValidationException": 2,
-    "ResourceNotFoundException": 3,
-    "AccessDeniedException": 4,
-    "ConflictException": 5,
-    "ThrottlingException": 6,
-    "ServiceUnavailableException": 6,
-}
-"""By the service's word for what went wrong."""
+FAILED, WRONG, SERVICE_FAILED, TIMED_OUT = 1, 2, 254, 255
+_THE_CALLERS = ("ValidationException", "ResourceNotFoundException", "AccessDeniedException", "ConflictException", "ThrottlingException")
+"""What the service's log need not be asked about."""
 
 
-class OutputFormat(StrEnum):
-    """How a result is shown."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table."""
 
-    TABLE = "table"
-    JSON = "json"
-
-
-Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="table for people, json for programs (the service's own answer).")]
-
-
-@contextmanager
-def connect() -> Iterator[EverstepClient]:
-    """Give a client with the user's configuration; what it raises can be told."""
-    from everstep import failures, sdk  # with botocore, which no --help needs
-
-    service = sdk.client()
-    try:
-        with failures.translated():
-            yield service
-    finally:
-        service.close()
+    rows: Sequence[Json]
+    columns: Columns
+    """In order."""
+    empty: str
+    """What to say, on stderr, when there are no rows."""
 
 
-def listed(service: Any, operation: str, limit: int, **query: Any) -> list[Json]:
-    """Return the first items of a list, fetched in pages as large as the service gives.
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Names and values, one a line; values that are None are left out."""
 
-    Args:
-        service: the client.
-        operation: one that has pages.
-        limit: how many items at the most.
-        **query: the operation's arguments, the page's size excepted; what is None is left out.
+    facts: Sequence[tuple[str, Any]]
 
-    Returns:
-        The items, in the service's order.
-    """
-    paginator = service.get_paginator(operation)
-    pages = paginator.paginate(**without_none(**query), PaginationConfig={"PageSize": min(limit, LARGEST_PAGE)})
-    return list(islice(pages.search(f"{paginator.result_keys[0].expression}[]"), limit))
+
+Part = str | Rows | Facts
+"""Of what a person sees of an answer; text is a line."""
+
+
+def show(person: Part | Sequence[Part]) -> None:
+    """Print what a person sees of an answer to stdout."""
+    for part in (person,) if isinstance(person, (str, Rows, Facts)) else person:
+        if isinstance(part, Facts):
+            show_cells((), [[name, str(value)] for name, value in part.facts if value is not None], is_first_a_name=True)
+        elif isinstance(part, Rows) and part.rows:
+            show_cells(list(part.columns), [[_cell(row, column) for column in part.columns.values()] for row in part.rows])
+        elif isinstance(part, Rows):
+            say(part.empty)
+        else:
+            typer.echo(part)
 
 
 def stdout() -> Console:
@@ -104,44 +86,22 @@ def stderr() -> Console:
     return Console(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH, highlight=False)
 
 
-def show_json(value: Json) -> None:
-    """Print one JSON document to stdout: what the service answered, times as text."""
-    typer.echo(json.dumps({name: inner for name, inner in value.items() if name != "ResponseMetadata"}, indent=2, default=_as_text))
-
-
-def _as_text(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
-
-
-def show_rows(rows: Sequence[Json], columns: Columns, *, empty: str) -> None:
-    """Print a table to stdout.
+def show_cells(headings: Sequence[str], cells: Sequence[Sequence[str]], *, is_first_a_name: bool = False) -> None:
+    """Print rows to stdout; nothing where there are none.
 
     Args:
-        rows: what to show.
-        columns: of the table, in order.
-        empty: what to say, on stderr, when there are no rows.
+        headings: of the columns; none where they have none.
+        cells: by row.
+        is_first_a_name: the first column says what the others are.
     """
-    if not rows:
-        stderr().print(empty, markup=False)
+    if not cells:
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in columns:
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*(escaped(_cell(row, column)) for column in columns.values()))
-    stdout().print(table)
-
-
-def show_facts(facts: Iterable[tuple[str, Any]]) -> None:
-    """Print names and values, one a line, to stdout; values that are None are left out."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts:
-        if value is not None:
-            table.add_row(name, escaped(str(value)))
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=bool(headings))
+    for number, heading in enumerate(headings or [""] * max(len(row) for row in cells)):
+        is_name = is_first_a_name and number == 0
+        table.add_column(heading, overflow="fold", style="bold" if is_name else "", no_wrap=is_name)
+    for row in cells:
+        table.add_row(*(escaped(cell) for cell in row))
     stdout().print(table)
 
 
@@ -214,24 +174,30 @@ def without_none(**fields: Any) -> Any:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def colored(text: str, color: str) -> str:
+    """Return text in a color, where people want colors (https://no-color.org); a pipe loses them when it is printed."""
+    return text if os.environ.get("NO_COLOR") else typer.style(text, fg=color)
+
+
 def tell(error: EverstepError) -> int:
     """Print an error as one clear line with its hint, and return the exit code."""
     console = stderr()
-    console.print(f"[bold red]error:[/] {escaped(error.message)}", soft_wrap=True)
+    code = f" ({error.code})" if isinstance(error, ServiceFailed) and error.code else ""
+    console.print(f"[bold red]error:[/] {escaped(error.message)}{code}", soft_wrap=True)
     if error.hint:
         console.print(f"hint: {error.hint}", markup=False, soft_wrap=True)
-    if isinstance(error, ServiceFailed) and error.request_id and exit_code(error) == 1:
+    if isinstance(error, ServiceFailed) and error.request_id and not error.code.endswith(_THE_CALLERS):
         console.print(f"request id: {error.request_id}", markup=False, soft_wrap=True)
     return exit_code(error)
 
 
 def exit_code(error: EverstepError) -> int:
     """Return the exit code of an error."""
+    if isinstance(error, WaitTimedOut):
+        return TIMED_OUT
     if isinstance(error, ServiceFailed):
-        return _EXIT_CODES.get(error.code, 1)
-    if isinstance(error, NothingToDownload):
-        return 3
-    return 2 if isinstance(error, (ConfigurationError, SourceRefused)) else 1
+        return WRONG if error.code == "ValidationException" else SERVICE_FAILED
+    return WRONG if isinstance(error, (ConfigurationError, SourceRefused)) else FAILED
 
 
 def _cell(row: Json, column: Column) -> str:

@@ -11,7 +11,8 @@ from typing import Any, Final, Self
 from rich.console import Console
 from rich.status import Status
 
-from everstep.cli.output import LARGEST_PAGE, Json, escaped, listed, seconds, stderr, step
+from everstep.cli.commands import Pages
+from everstep.cli.output import Json, escaped, seconds, stderr, step
 
 QUIET_SECONDS: Final = 10.0
 """Where nobody watches live, a step alone is worth a line this often."""
@@ -62,7 +63,7 @@ class Progress:
     def _show_incidents(self, job: Json) -> None:
         if not job["IncidentCount"]:
             return
-        for incident in listed(self._service, "list_incidents", LARGEST_PAGE, TrainingJobName=self._name):
+        for incident in Pages().of(self._service, "list_incidents", TrainingJobName=self._name)["Incidents"]:
             state = "closed" if incident.get("ClosedAt") else "open"
             if self._incidents.get(incident["IncidentId"]) != state:
                 self._incidents[incident["IncidentId"]] = state

@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import typer
 
-from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, moment, show_facts, show_json, show_rows, size, step
+from everstep.cli.commands import Columns, Facts, Json, Rows, Service, Shown, command
+from everstep.cli.names import JobName
+from everstep.cli.output import moment, size, step
 
 app = typer.Typer(help="Who holds what of a job right now.", no_args_is_help=True)
 
 
-@app.command()
-def describe(name: Annotated[str, typer.Argument(help="Name of the training job.")], output: Output = OutputFormat.TABLE) -> None:
+@command(app)
+def describe(service: Service, name: JobName) -> Shown:
     """Show how well a job's state is kept: every shard, and the nodes that hold it."""
-    with connect() as service:
-        protection = service.describe_protection(TrainingJobName=name)
-    if output is OutputFormat.JSON:
-        show_json(protection)
-        return
+    protection = service.describe_protection(TrainingJobName=name)
     checkpoint = protection.get("LastCheckpoint")
     state, reason = protection["ProtectionState"], protection["Reason"]
-    show_facts(
-        [
-            ("job", protection["TrainingJobName"]),
-            ("protection", f"{state}: {reason}" if reason else state),
-            ("generation", protection["Generation"]),
-            ("committed step", step(protection["CommittedStep"])),
-            ("proposed step", step(protection["ProposedStep"])),
-            ("boundary", step(protection["Boundary"])),
-            ("committed", moment(protection.get("CommittedAt"))),
-            ("copies", protection["Copies"]),
-            ("memory survives", _odds(protection["RecoveryOdds"])),
-            (
-                "last checkpoint",
-                f"step {checkpoint['Step']}, {size(checkpoint['Bytes'])}, {moment(checkpoint['CompletedAt'])}" if checkpoint else "none",
-            ),
-        ]
-    )
+    facts = [
+        ("job", protection["TrainingJobName"]),
+        ("protection", f"{state}: {reason}" if reason else state),
+        ("generation", protection["Generation"]),
+        ("committed step", step(protection["CommittedStep"])),
+        ("proposed step", step(protection["ProposedStep"])),
+        ("boundary", step(protection["Boundary"])),
+        ("committed", moment(protection.get("CommittedAt"))),
+        ("copies", protection["Copies"]),
+        ("memory survives", _odds(protection["RecoveryOdds"])),
+        ("last checkpoint", f"step {checkpoint['Step']}, {size(checkpoint['Bytes'])}, {moment(checkpoint['CompletedAt'])}" if checkpoint else "none"),
+    ]
     columns: Columns = {
         "RANK": "Rank",
         "COMMITTED": lambda shard: step(shard["CommittedStep"]),
@@ -46,7 +38,7 @@ def describe(name: Annotated[str, typer.Argument(help="Name of the training job.
         "HOLDERS (owner first)": _holders,
         "REASON": "Reason",
     }
-    show_rows(protection["Shards"], columns, empty="No shard is held in memory.")
+    return Shown(protection, (Facts(facts), Rows(protection["Shards"], columns, empty="No shard is held in memory.")))
 
 
 def _odds(odds: Sequence[Json]) -> str | None:

@@ -6,54 +6,45 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.output import Columns, Json, Output, OutputFormat, connect, show_json, show_rows, without_none
+from everstep.cli.commands import Columns, Json, Rows, Service, Shown, command
+from everstep.cli.output import without_none
 
 app = typer.Typer(help="What the jobs of each project may have.", no_args_is_help=True)
 
 Project = Annotated[str, typer.Argument(help="Name of the project.")]
 
 
-@app.command("list")
-def list_quotas(output: Output = OutputFormat.TABLE) -> None:
+@command(app, "list")
+def list_quotas(service: Service) -> Shown:
     """List quotas, by project."""
-    with connect() as service:
-        answer = service.list_project_quotas()
-    if output is OutputFormat.JSON:
-        show_json(answer)
-        return
+    answer = service.list_project_quotas()
     columns: Columns = {
         "PROJECT": "Project",
         "NODES OF A FLEET": lambda quota: _limit(quota, "MaxNodeCount"),
         "JOBS": lambda quota: _limit(quota, "MaxJobCount"),
     }
-    show_rows(answer["Quotas"], columns, empty="No project has a quota.")
+    return Shown(answer, Rows(answer["Quotas"], columns, empty="No project has a quota."))
 
 
-@app.command("set")
+@command(app, "set")
 def set_quota(
+    service: Service,
     project: Project,
     max_node_count: Annotated[int | None, typer.Option(min=0, help="Nodes of each fleet that all its jobs may hold; no limit unless said.")] = None,
     max_job_count: Annotated[int | None, typer.Option(min=0, help="Jobs that have not ended; no limit unless said.")] = None,
-    output: Output = OutputFormat.TABLE,
-) -> None:
+) -> Shown:
     """Set a project's quota, in place of the one that it had."""
-    with connect() as service:
-        quota = service.put_project_quota(**without_none(Project=project, MaxNodeCount=max_node_count, MaxJobCount=max_job_count))
-    if output is OutputFormat.JSON:
-        show_json(quota)
-        return
-    typer.echo(f"{project} may hold {_limit(quota, 'MaxNodeCount')} nodes of each fleet, and have {_limit(quota, 'MaxJobCount')} jobs under way")
+    quota = service.put_project_quota(**without_none(Project=project, MaxNodeCount=max_node_count, MaxJobCount=max_job_count))
+    return Shown(
+        quota, f"{project} may hold {_limit(quota, 'MaxNodeCount')} nodes of each fleet, and have {_limit(quota, 'MaxJobCount')} jobs under way"
+    )
 
 
-@app.command()
-def delete(project: Project, output: Output = OutputFormat.TABLE) -> None:
+@command(app)
+def delete(service: Service, project: Project) -> Shown:
     """Lift a project's quota."""
-    with connect() as service:
-        quota = service.delete_project_quota(Project=project)
-    if output is OutputFormat.JSON:
-        show_json(quota)
-        return
-    typer.echo(f"{project} has no quota any more")
+    quota = service.delete_project_quota(Project=project)
+    return Shown(quota, f"{project} has no quota any more")
 
 
 def _limit(quota: Json, field: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from everstep.cli.output import Json
-from everstep.errors import ServiceFailed, WaitFailed
+from everstep.errors import ServiceFailed, WaitTimedOut
 
 ENDED: Final = frozenset({"Completed", "Stopped", "Failed"})
 """Values of `TrainingJobStatus` that nothing follows."""
@@ -44,7 +44,7 @@ def ended(
         The job's last description.
 
     Raises:
-        WaitFailed: the time is up.
+        WaitTimedOut: the time is up.
         ServiceFailed: the service refuses to tell, or nobody has answered for a minute.
     """
     from everstep import failures  # with botocore, which no --help needs
@@ -63,5 +63,5 @@ def ended(
             if job["TrainingJobStatus"] in ENDED:
                 return job
         if timeout_seconds is not None and monotonic() - started_at >= timeout_seconds:
-            raise WaitFailed(f"The training job {name!r} has not ended within {timeout_seconds:g} s.")
+            raise WaitTimedOut(f"The training job {name!r} has not ended within {timeout_seconds:g} s.")
         pause(interval_seconds)

@@ -18,6 +18,8 @@ control plane sends commands that are idempotent: it repeats one until a report 
                                   ◀─────      KeepEvidence(place)     until report.evidence_key = place.key
                                   ◀─────      SendLines(run)          every few seconds, while anybody follows what its ranks print
     LogLines …                    ─────▶                              as they come; what is lost is in the object store
+                                  ◀─────      RunCommand(id, argv)    once: a person runs something beside a rank
+    CommandEnded(id)              ─────▶                              once, and again where the same id is asked for again
 
 Invariant: an agent acts on no command of a generation below the one it promised.
 """
@@ -35,6 +37,8 @@ from everstep.protocol.log_chunks import LogLine
 from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, Timeouts
 
 SEND_LINES_SECONDS = 10.0
+MAX_COMMAND_OUTPUT_BYTES = 256 * 1024
+"""Of each stream of a command that a person runs beside a rank."""
 
 
 class MemberPhase(StrEnum):
@@ -380,7 +384,47 @@ class LogLines(Message, frozen=True):
     lines: tuple[LogLine, ...]
 
 
-AgentToControl = Hello | AgentReport | LogLines
+class RunCommand(Message, frozen=True):
+    """Run a program beside a rank and say what came of it. Sent once: an id that was run already is not run again, it is answered again."""
+
+    run: RunId
+    generation: Generation
+    command_id: str
+    rank: Rank
+    argv: tuple[str, ...]
+    """The program and its arguments, as they are: no shell sees them."""
+    timeout_seconds: float
+
+
+class CommandEnded(Message, frozen=True):
+    """What came of a `RunCommand`. Where it is lost, whoever waits is told so, and may ask again with the same id."""
+
+    command_id: str
+    exit_code: int | None = None
+    """None: it did not end by itself. As a shell says it: 127 for a program that is not there, 128 and the signal's number."""
+    stdout: bytes = b""
+    stderr: bytes = b""
+    """The first `MAX_COMMAND_OUTPUT_BYTES` of each."""
+    is_cut: bool = False
+    """There was more."""
+    is_timed_out: bool = False
+    refusal: str = ""
+    """Why it was not run."""
+
+
+AgentToControl = Hello | AgentReport | LogLines | CommandEnded
 ControlToAgent = (
-    AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | TakeCheckpoint | TakeStacks | KillForDrill | Release | KeepEvidence | SendLines
+    AgentWelcome
+    | Prepare
+    | Load
+    | Start
+    | StopTraining
+    | HaltRanks
+    | TakeCheckpoint
+    | TakeStacks
+    | KillForDrill
+    | Release
+    | KeepEvidence
+    | SendLines
+    | RunCommand
 )

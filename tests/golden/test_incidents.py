@@ -174,6 +174,12 @@ class Teller:
             case ["stop"]:
                 with world.database.write() as session:
                     jobs.request_stop(session, "gpt", world.now)
+            case ["pause"]:
+                with world.database.write() as session:
+                    jobs.request_pause(session, "gpt", world.now)
+            case ["resume"]:
+                with world.database.write() as session:
+                    jobs.withdraw_pause(session, "gpt", world.now)
             case ["agreed"]:
                 world.is_stopped = False
                 await world.until(lambda: world.is_stopped)

@@ -97,6 +97,8 @@ export interface CreateFleetRequest {
   NodeRoleName?: string
   /** Let administrators break nodes of this fleet on purpose: StartDrill. false unless given. */
   AllowDrills?: boolean
+  /** Let those who may submit jobs run programs beside their ranks on nodes of this fleet: ExecuteCommand. false unless given. */
+  AllowCommands?: boolean
   Project?: string
   Tags?: Record<string, string>
 }
@@ -318,6 +320,34 @@ export interface Event {
   Detail: unknown
 }
 
+/** A program to be run beside a rank. */
+export interface ExecuteCommandRequest {
+  TrainingJobName: string
+  Rank: number
+  /** The program and its arguments, as they are: no shell sees them. `{pid}` in one is the rank's process. */
+  Command: string[]
+  /** It is ended after this long. 30 unless given. */
+  TimeoutInSeconds?: number
+  /** The same command asked for again with the same token is not run again: it is answered again. */
+  ClientRequestToken?: string
+}
+
+/** What a program beside a rank has said, and how it ended. */
+export interface ExecuteCommandResponse {
+  TrainingJobName: string
+  Rank: number
+  Generation: number
+  NodeId: string
+  /** As a shell says it; absent where it did not end in time. */
+  ExitCode?: number
+  Stdout: string
+  /** The first 256 KiB of each. */
+  Stderr: string
+  /** There was more. */
+  IsOutputCut: boolean
+  IsTimedOut: boolean
+}
+
 /** One field that was changed. */
 export interface FieldChange {
   /** Its path: `CheckpointConfig.EverySteps`. */
@@ -360,6 +390,7 @@ export interface Fleet {
   /** Absent: agents join with a join token alone. */
   NodeRoleName?: string
   AllowDrills: boolean
+  AllowCommands: boolean
   /** The group's MaxSize. */
   MaxNodeCount: number
   DesiredNodeCount: number
@@ -1176,6 +1207,7 @@ export interface UpdateFleetRequest {
   MaxReplacementsPerHour?: number
   NodeRoleName?: string
   AllowDrills?: boolean
+  AllowCommands?: boolean
 }
 
 /** Fields to change; what is left out stays. */
@@ -1225,6 +1257,7 @@ export interface Operations {
   DescribeSource: { request: DescribeSourceRequest; response: PutSourceResponse }
   DescribeTrainingJob: { request: DescribeTrainingJobRequest; response: TrainingJob }
   DrainNode: { request: DrainNodeRequest; response: Node }
+  ExecuteCommand: { request: ExecuteCommandRequest; response: ExecuteCommandResponse }
   FollowLogs: { request: FollowLogsRequest; response: FollowLogsResponse }
   GetCallerIdentity: { request: Record<string, never>; response: GetCallerIdentityResponse }
   GetHealth: { request: Record<string, never>; response: HealthResponse }
@@ -1284,6 +1317,7 @@ export const operations = {
   DescribeSource: { method: 'GET', path: '/v1/sources/{SourceId}', query: [] },
   DescribeTrainingJob: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
   DrainNode: { method: 'POST', path: '/v1/nodes/{NodeId}/drain', query: [] },
+  ExecuteCommand: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/ranks/{Rank}/commands', query: [] },
   FollowLogs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/follow', query: ['Rank', 'Generation', 'StartTime', 'FilterPattern', 'StartFromHead', 'NextToken'] },
   GetCallerIdentity: { method: 'GET', path: '/v1/caller-identity', query: [] },
   GetHealth: { method: 'GET', path: '/v1/health', query: [] },

@@ -45,7 +45,7 @@ from control_plane.db.events import NewEvent
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.tokens import NewToken, Role, TokenKind, TokenRecord
 from control_plane.loop.agents import AgentConnection
-from everstep.protocol.agent_messages import AgentReport, AgentWelcome, Hello, LogLines
+from everstep.protocol.agent_messages import AgentReport, AgentWelcome, CommandEnded, Hello, LogLines
 from everstep.protocol.codec import decode, encode
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import FleetName, NodeId
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 router = APIRouter()
 
 T = TypeVar("T")
-_SAID = AgentReport | LogLines
+_SAID = AgentReport | LogLines | CommandEnded
 """What an agent says after its Hello."""
 
 HELLO_SECONDS = 10.0
@@ -170,9 +170,12 @@ async def _read(websocket: WebSocket, services: Services, connection: AgentConne
                 data = await _receive(websocket)
         except TimeoutError as error:
             raise _Refusal(SILENT, f"nothing was heard for {patience:.0f} s") from error
-        report: AgentReport | LogLines = _decoded(data, _SAID)
+        report: AgentReport | LogLines | CommandEnded = _decoded(data, _SAID)
         if isinstance(report, LogLines):
             connection.lines(report)
+            continue
+        if isinstance(report, CommandEnded):
+            connection.command_ended(report)
             continue
         if report.node_id != node_id:
             raise _Refusal(MALFORMED, f"a report of node {report.node_id} on the connection of {node_id}")

@@ -46,6 +46,7 @@ def create_fleet(request: schemas.CreateFleetRequest, caller: Admin, services: S
                 hold_failed_instances=request.hold_failed_instances,
                 node_role_name=request.node_role_name or "",
                 allow_drills=request.allow_drills,
+                allow_commands=request.allow_commands,
                 max_replacements_per_hour=request.max_replacements_per_hour,
                 max_node_count=group.max_size,
                 instance_type=group.instance_type,
@@ -141,6 +142,8 @@ def _wishes(request: schemas.UpdateFleetRequest) -> FleetWishes:
         wishes["node_role_name"] = request.node_role_name
     if request.allow_drills is not None:
         wishes["allow_drills"] = request.allow_drills
+    if request.allow_commands is not None:
+        wishes["allow_commands"] = request.allow_commands
     if request.hold_failed_instances is not None:
         wishes["hold_failed_instances"] = request.hold_failed_instances
     if request.max_replacements_per_hour is not None:

@@ -16,7 +16,7 @@ from everstep.cli import main as cli
 from everstep.cli import programs
 from everstep.cli.progress import incident_line, line_of
 from everstep.cli.waiting import UNANSWERED_SECONDS, ended
-from everstep.errors import FieldError, ServiceFailed, SourceRefused, WaitFailed
+from everstep.errors import FieldError, ServiceFailed, SourceRefused, WaitFailed, WaitTimedOut
 from everstep.protocol.ids import NAME_PATTERN
 from everstep.sdk import Conveniences
 
@@ -130,23 +130,33 @@ class Client(Conveniences):
     def __getattr__(self, name: str):
         return lambda **request: self._call(name, request)
 
+    def get_waiter(self, name: str):
+        return self.answers["waiter"]
+
     def get_paginator(self, operation: str):
         items = {"list_training_jobs": "TrainingJobSummaries"}.get(operation, operation.removeprefix("list_").capitalize())
 
-        def search(query: dict, expression: str):
-            assert expression == f"{items}[]"
-            while True:
-                page = self._call(operation, query)
-                yield from page[items]
-                if "NextToken" not in page:
-                    return
-                query = {**query, "NextToken": page["NextToken"]}
+        def search(query: dict):
+            page = self._call(operation, query)
+            assert "NextToken" not in page
+            yield from page[items]
 
         def paginate(PaginationConfig=None, **query):
-            size = {"MaxResults": PaginationConfig["PageSize"]} if PaginationConfig else {}
-            return SimpleNamespace(search=lambda expression: search({**query, **size}, expression))
+            if PaginationConfig is None:
+                return SimpleNamespace(search=lambda _: search(query))
+            query |= {"MaxResults": PaginationConfig["PageSize"]}
+            query |= {"NextToken": PaginationConfig["StartingToken"]} if PaginationConfig["StartingToken"] else {}
+            found: list = []
+            while True:
+                page = self._call(operation, query)
+                found += page[items]
+                if "NextToken" not in page or len(found) >= PaginationConfig["MaxItems"]:
+                    break
+                query = {**query, "NextToken": page["NextToken"]}
+            cut = {"NextToken": "more"} if "NextToken" in page or len(found) > PaginationConfig["MaxItems"] else {}
+            return SimpleNamespace(build_full_result=lambda: {items: found[: PaginationConfig["MaxItems"]], **cut})
 
-        return SimpleNamespace(result_keys=[SimpleNamespace(expression=items)], paginate=paginate)
+        return SimpleNamespace(paginate=paginate)
 
     def _call(self, name: str, request: dict):
         self.calls.append((name, request))
@@ -166,7 +176,7 @@ def run(monkeypatch, capsys):
 
     def run(*arguments: str, **answers):
         client = Client(answers)
-        monkeypatch.setattr(sdk, "client", lambda: client)
+        monkeypatch.setattr(sdk, "client", lambda **_: client)
         monkeypatch.setattr(sys, "argv", ["everstep", *arguments])
         monkeypatch.setenv("COLUMNS", "200")
         monkeypatch.setenv("NO_COLOR", "1")
@@ -368,21 +378,22 @@ def test_a_wrong_option_is_wrong_usage(run, bad):
     [
         (ServiceFailed("NodeCount: 9 nodes.", hint="Fewer.", code="ValidationException", fields=[FieldError("NodeCount", "9 nodes")]), 2),
         (SourceRefused("a is a link."), 2),
-        (ServiceFailed("There is no training job named 'gpt'.", code="ResourceNotFoundException"), 3),
-        (ServiceFailed("No.", code="AccessDeniedException"), 4),
-        (ServiceFailed("There is already one.", code="ConflictException"), 5),
-        (ServiceFailed("Slow down.", code="ThrottlingException"), 6),
-        (ServiceFailed("Nobody answers.", code="ServiceUnavailableException"), 6),
-        (ServiceFailed("It failed [inside].", code="InternalServerException", request_id="r-9"), 1),
+        (ServiceFailed("There is no training job named 'gpt'.", code="ResourceNotFoundException", request_id="r-1"), 254),
+        (ServiceFailed("No.", code="AccessDeniedException"), 254),
+        (ServiceFailed("Nobody answers.", code="ServiceUnavailableException"), 254),
+        (ServiceFailed("It failed [inside].", code="InternalServerException", request_id="r-9"), 254),
+        (WaitFailed("It cannot come."), 1),
+        (WaitTimedOut("Not in time."), 255),
     ],
 )
 def test_errors_are_one_line_with_a_hint_and_an_exit_code(run, error, code):
     ended, out, err, _ = run("jobs", "describe", "gpt", describe_training_job=error)
     assert (ended, out) == (code, "")
-    assert err.startswith(f"error: {error.message}\n")
+    named = f" ({error.code})" if isinstance(error, ServiceFailed) else ""
+    assert err.startswith(f"error: {error.message}{named}\n")
     assert "Traceback" not in err
     assert ("hint: Fewer." in err) == bool(error.hint)
-    assert ("request id: r-9" in err) == (code == 1)
+    assert ("request id" in err) == ("inside" in error.message), "only where the service's log says more"
 
 
 @pytest.mark.parametrize(
@@ -610,13 +621,29 @@ def test_a_limited_list_is_as_long_as_asked_for_in_pages_that_the_service_gives(
         first = int(NextToken)
         return {items: list(range(first, first + MaxResults)), "NextToken": str(first + MaxResults)}
 
-    code, out, _, calls = run(*arguments, "--limit", "1500", "--output", "json", **{operation: page})
+    code, out, _, calls = run(*arguments, "--max-items", "1500", "--output", "json", **{operation: page})
     assert code == 0
-    assert json.loads(out) == {items: list(range(1500))}
+    assert json.loads(out) == {items: list(range(1500)), "NextToken": "more"}
     assert [request["MaxResults"] for _, request in calls] == [1000, 1000]
-    _, out, _, calls = run(*arguments, "--limit", "3", "--output", "json", **{operation: page})
-    assert json.loads(out) == {items: [0, 1, 2]}
+    _, out, _, calls = run(*arguments, "--max-items", "3", "--output", "json", **{operation: page})
+    assert json.loads(out)[items] == [0, 1, 2]
     assert [request["MaxResults"] for _, request in calls] == [3]
+    _, out, _, calls = run(*arguments, "--page-size", "2", "--max-items", "4", "--starting-token", "10", "-o", "json", **{operation: page})
+    assert json.loads(out)[items] == [10, 11, 12, 13]
+    assert [request["MaxResults"] for _, request in calls] == [2, 2]
+
+
+def test_one_page_is_the_services_own_answer(run):
+    answer = {"Incidents": [1, 2], "NextToken": "t"}
+    _, out, _, calls = run("incidents", "list", "--no-paginate", "--starting-token", "s", "-o", "json", list_incidents=answer)
+    assert json.loads(out) == answer
+    assert calls == [("list_incidents", {"MaxResults": 1000, "NextToken": "s"})]
+
+
+def test_a_list_that_is_cut_short_says_how_to_go_on(run):
+    _, out, err, _ = run("jobs", "list", "--max-items", "1", list_training_jobs={"TrainingJobSummaries": [JOB, JOB]})
+    assert len(out.splitlines()) == 2
+    assert "--starting-token more" in err
 
 
 # Waiting
@@ -666,7 +693,7 @@ def test_waiting_looks_until_the_job_has_ended():
 
 
 def test_waiting_gives_up_in_time():
-    with pytest.raises(WaitFailed, match="within 5 s"):
+    with pytest.raises(WaitTimedOut, match="within 5 s"):
         wait("InProgress", timeout_seconds=5)
 
 

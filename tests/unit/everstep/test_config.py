@@ -74,3 +74,57 @@ def test_a_wrong_file_is_named(home, text, words):
 
 def test_a_token_is_not_shown():
     assert "hush" not in repr(config.ClientConfig("http://127.0.0.1", "hush"))
+
+
+STAGING = 'endpoint_url = "http://127.0.0.1:1"\ntoken = "mine"\n[profiles.staging]\nendpoint_url = "http://127.0.0.1:2"\ntoken = "theirs"\n'
+
+
+def test_a_profile_that_is_named_wins_over_the_environment_and_the_environment_may_name_one(home):
+    write(home, STAGING)
+    environment = {"HOME": str(home), "EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:3", "EVERSTEP_TOKEN": "set"}
+    assert config.load(environment=environment, profile="staging") == config.ClientConfig("http://127.0.0.1:2", "theirs")
+    assert config.load(environment=environment, profile="default") == config.ClientConfig("http://127.0.0.1:1", "mine")
+    assert config.load(environment={"HOME": str(home), "EVERSTEP_PROFILE": "staging"}).token == "theirs"
+    assert config.load(environment={**environment, "EVERSTEP_PROFILE": "staging"}).token == "set"
+
+
+def test_a_profile_that_is_not_there_is_named_with_those_that_are(home):
+    write(home, STAGING)
+    with pytest.raises(ConfigurationError, match="no profile 'production'; it has: default, staging") as refused:
+        config.load(environment={"HOME": str(home)}, profile="production")
+    assert refused.value.hint == "everstep configure --profile production"
+
+
+def test_a_token_from_the_file_goes_to_its_own_endpoint_alone(home):
+    write(home, STAGING)
+    environment = {"HOME": str(home)}
+    assert config.load("http://127.0.0.1:1/", environment=environment).token == "mine"
+    for where in ({"endpoint_url": "http://127.0.0.1:9"}, {"environment": {**environment, "EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:9"}}):
+        with pytest.raises(ConfigurationError, match=r"is for http://127\.0\.0\.1:1; it is not sent to http://127\.0\.0\.1:9"):
+            config.load(**{"environment": environment, **where})
+    assert config.load("http://127.0.0.1:9", environment={**environment, "EVERSTEP_TOKEN": "its own"}).token == "its own"
+
+
+def test_writing_a_profile_leaves_the_others(home):
+    environment = {"HOME": str(home)}
+    write(home, STAGING)
+    config.write(config.ClientConfig("http://127.0.0.1:4", 'quoted "token"'), environment, profile="new")
+    config.write(config.ClientConfig("http://127.0.0.1:5", "mine now"), environment)
+    assert {name: (found.endpoint_url, found.token) for name, found in config.profiles(environment).items()} == {
+        "default": ("http://127.0.0.1:5", "mine now"),
+        "new": ("http://127.0.0.1:4", 'quoted "token"'),
+        "staging": ("http://127.0.0.1:2", "theirs"),
+    }
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a b", 'x"', "[x]", "x" * 64])
+def test_a_profile_has_a_plain_name(home, name):
+    with pytest.raises(ConfigurationError, match="cannot be called"):
+        config.write(config.ClientConfig("http://127.0.0.1:4", "t"), {"HOME": str(home)}, profile=name)
+
+
+@pytest.mark.parametrize("text", ["profiles = 1", "[profiles]\nx = 1", "[profiles.x]\ntoken = 1", "[profiles.x]\nother = 'x'"])
+def test_a_wrong_profile_is_refused(home, text):
+    write(home, text)
+    with pytest.raises(ConfigurationError):
+        config.load(environment={"HOME": str(home)})

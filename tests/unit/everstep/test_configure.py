@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +79,6 @@ def test_the_token_goes_nowhere_else(configured, service):
     assert service.admin_token not in told.stderr
 
 
-@pytest.mark.skipif(shutil.which("aws") is None, reason="the AWS CLI is not installed")
 def test_the_aws_cli_speaks_to_the_service(configured):
     command = ["aws", "--profile", "everstep", "everstep", "list-fleets", "--output", "json"]
     told = subprocess.run(command, env=environment(configured), cwd=configured, capture_output=True, text=True, timeout=50, check=False)
@@ -109,12 +107,29 @@ def test_a_profile_is_added_behind_those_that_are_there(home, monkeypatch):
     assert (home / ".aws" / "config").read_text() == "[default]\nregion = eu-west-3\n\n[profile everstep]\nregion = us-east-1\n"
 
 
+def test_each_profile_has_its_service_in_every_client(configured, service, monkeypatch):
+    """A second name for the same service, by another address: what goes where is told by what is refused."""
+    url = f"http://localhost:{service.address.rpartition(':')[2]}"
+    assert configure(monkeypatch, "--profile", "staging", "--endpoint-url", url, "--token", service.admin_token) == 0
+    assert config.load() == ClientConfig(f"http://{service.address}", service.admin_token), "the default is what it was"
+    assert config.load(profile="staging") == ClientConfig(url, service.admin_token)
+    (configured / ".aws" / "config").read_text().index(f"[services everstep-staging]\neverstep =\n  endpoint_url = {url}\n")
+    code = (
+        "import boto3, everstep\nprint(boto3.client('everstep').meta.endpoint_url, everstep.client(profile_name='staging').list_fleets()['Fleets'])\n"
+    )
+    code += "print(boto3.client('everstep').list_fleets()['Fleets'])"
+    told = run_python(configured, code, AWS_PROFILE="everstep-staging")
+    assert told.stdout == f"{url} []\n[]\n", told.stderr
+    told = run_python(configured, "import boto3; print(boto3.client('everstep').list_fleets()['Fleets'])", AWS_PROFILE="everstep")
+    assert told.stdout == "[]\n", told.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
         (("--endpoint-url", "http://10.0.0.1", "--token", "t"), 2),
-        (("--endpoint-url", "{url}", "--token", "wrong"), 4),
-        (("--endpoint-url", "http://127.0.0.1:9", "--token", "t"), 6),
+        (("--endpoint-url", "{url}", "--token", "wrong"), 254),
+        (("--endpoint-url", "http://127.0.0.1:9", "--token", "t"), 254),
     ],
 )
 def test_what_does_not_work_is_not_written_down(home, service, monkeypatch, arguments, code):

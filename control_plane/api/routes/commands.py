@@ -1,0 +1,110 @@
+"""Programs that people run beside a rank, through the agent of its node: to look what it does, where the fleet allows that.
+
+Invariant: who ran what where is an event before any agent hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import shlex
+from typing import Annotated, Final
+
+from fastapi import Path
+
+from control_plane.api import schemas
+from control_plane.api.auth import Caller, User
+from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
+from control_plane.api.errors import Forbidden, InUse, InvalidRequest, Throttled, Unavailable
+from control_plane.api.routes.jobs import find_job
+from control_plane.core.states import LAUNCHED_JOBS, JobState
+from control_plane.db import events, fleets, jobs
+from control_plane.db.events import NewEvent
+from control_plane.loop.command_desk import AnotherCommand, NotAnswered, NotAsked, TooManyCommands
+from everstep.protocol.agent_messages import RunCommand
+from everstep.protocol.ids import Generation, NodeId, Rank, RunId
+
+router = Router(prefix="/v1/training-jobs/{TrainingJobName}/ranks/{Rank}/commands", tags=["Training jobs"])
+
+RankPath = Annotated[int, Path(alias="Rank", ge=0, le=2**31 - 1)]
+TOLD_LENGTH: Final = 500
+"""Characters of a command that its event tells."""
+
+
+@router.post("", operation_id="ExecuteCommand")
+async def execute_command(
+    training_job_name: TrainingJobNamePath, rank: RankPath, request: schemas.ExecuteCommandRequest, caller: User, services: ServicesDep
+) -> schemas.ExecuteCommandResponse:
+    """Run a program beside a rank and answer what it has said: `py-spy dump --pid {pid}`. Only where the job's fleet sets AllowCommands.
+
+    It runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID; without a shell or a terminal. Who ran what is an event.
+    """
+    desk = services.registry.commands
+    node_id, command = await asyncio.to_thread(_ask, services, training_job_name, rank, request, caller)
+    try:
+        ended = await desk.run(node_id, command)
+    except TooManyCommands:
+        raise Throttled("As many commands run as this server serves.", hint="Try again in a moment.") from None
+    except NotAsked:
+        raise Unavailable(f"The agent of {node_id} is not connected to this server: nothing was run.", hint="Try again in a moment.") from None
+    except NotAnswered:
+        raise Unavailable(f"{node_id} has not answered: the command may have been run.") from None
+    except AnotherCommand:
+        raise InUse("The ClientRequestToken was used for another command.") from None
+    if ended.refusal:
+        raise InUse(f"There is no result: {ended.refusal}.")
+    return schemas.ExecuteCommandResponse(
+        training_job_name=training_job_name,
+        rank=rank,
+        generation=command.generation,
+        node_id=node_id,
+        exit_code=ended.exit_code,
+        stdout=ended.stdout.decode(errors="replace"),
+        stderr=ended.stderr.decode(errors="replace"),
+        is_output_cut=ended.is_cut,
+        is_timed_out=ended.is_timed_out,
+    )
+
+
+def _ask(services: Services, name: str, rank: int, request: schemas.ExecuteCommandRequest, caller: Caller) -> tuple[NodeId, RunCommand]:
+    """Return whom to ask for what; it is an event from then on. Blocks on the database."""
+    if any("\0" in word for word in request.command):
+        message = "no word may have a NUL in it"
+        raise InvalidRequest(f"Command: {message}.", fields=[schemas.FieldError(field="Command", message=message)])
+    with services.database.write() as session:
+        job = find_job(session, name, caller)
+        if not fleets.get(session, job.fleet_name).allow_commands:
+            hint = f"everstep fleets update {job.fleet_name} --allow-commands"
+            raise Forbidden(f"The fleet {job.fleet_name!r} does not allow commands.", hint=hint)
+        if JobState(job.state) not in LAUNCHED_JOBS:
+            raise InUse(f"The training job {job.name!r} is {job.state}: it has no ranks now.")
+        plan = jobs.generation(session, job.run_id, job.generation).plan
+        node = next((node for node in plan.nodes if rank in node.ranks), None)
+        if node is None:
+            message = f"is not one of the {plan.world_size} ranks of {job.name}"
+            raise InvalidRequest(f"Rank {message}.", fields=[schemas.FieldError(field="Rank", message=message)])
+        token = f"{job.run_id}:{caller.token.id}:{request.client_request_token or secrets.token_hex(16)}"
+        command = RunCommand(
+            run=RunId(job.run_id),
+            generation=Generation(job.generation),
+            command_id=hashlib.sha256(token.encode()).hexdigest(),
+            rank=Rank(rank),
+            argv=tuple(request.command),
+            timeout_seconds=float(request.timeout_in_seconds),
+        )
+        if not services.registry.commands.is_known(command.command_id):
+            told = shlex.join(request.command)
+            told = told if len(told) <= TOLD_LENGTH else f"{told[:TOLD_LENGTH]}…"
+            message = f"{caller.name} ran beside rank {rank} of {job.name}, generation {job.generation}: {told}"
+            event = NewEvent(
+                at=services.now(),
+                type="CommandExecuted",
+                message=message,
+                project=job.project,
+                fleet_name=job.fleet_name,
+                job_name=job.name,
+                node_id=node.node_id,
+            )
+            events.append(session, event)
+    return NodeId(node.node_id), command

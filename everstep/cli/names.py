@@ -1,0 +1,44 @@
+"""Names of jobs, fleets and nodes as commands take them, and what a shell offers for them after a tab: those that the service knows now.
+
+    everstep --install-completion        for bash, zsh, fish and PowerShell; everstep --show-completion prints it
+
+Invariant: completion never fails and never waits long: a service that does not answer offers nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from everstep.cli.commands import connect, searched
+from everstep.errors import EverstepError
+
+Offer = Callable[[typer.Context, str], list[str]]
+
+
+def _names(operation: str, query: str) -> Offer:
+    def offer(context: typer.Context, incomplete: str) -> list[str]:
+        from everstep import sdk  # with botocore, which no --help needs
+
+        try:
+            given = context.params
+            with connect(endpoint_url=given.get("endpoint_url"), profile_name=given.get("profile"), config=sdk.IMPATIENT) as service:
+                found: list[str] = searched(getattr(service, operation)(), query) or []
+        except EverstepError:
+            return []
+        return [name for name in found if name.startswith(incomplete)]
+
+    return offer
+
+
+_jobs = _names("list_training_jobs", "TrainingJobSummaries[].TrainingJobName")
+_fleets = _names("list_fleets", "Fleets[].FleetName")
+_nodes = _names("list_nodes", "Nodes[].NodeId")
+
+JobName = Annotated[str, typer.Argument(help="Name of the training job.", autocompletion=_jobs)]
+FleetName = Annotated[str, typer.Argument(help="Name of the fleet.", autocompletion=_fleets)]
+NodeId = Annotated[str, typer.Argument(help="Id of the node: its EC2 instance id.", autocompletion=_nodes)]
+OnlyJob = Annotated[str | None, typer.Option("--job", help="Only of this training job.", autocompletion=_jobs)]
+OnlyFleet = Annotated[str | None, typer.Option("--fleet", help="Only of this fleet.", autocompletion=_fleets)]

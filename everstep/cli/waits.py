@@ -1,0 +1,45 @@
+"""`everstep wait …`: until something is so. One command for each waiter of the service model; boto3 and the AWS CLI have the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from everstep.cli.commands import Json, Service, Shown, command
+
+MODEL = next((Path(__file__).parents[1] / "data" / "everstep").glob("*/waiters-2.json"))
+
+app = typer.Typer(
+    help="Wait until something is so. Exit code 1 when it cannot come any more, 255 when it has not come in time.", no_args_is_help=True
+)
+
+
+def _add(waiter: str, settings: Json) -> None:
+    argument = "FleetName" if settings["operation"] == "DescribeFleet" else "TrainingJobName"
+
+    def wait(
+        service: Service,
+        name: Annotated[str, typer.Argument(help="Name of what is waited for.")],
+        delay: Annotated[int, typer.Option(min=1, help="Seconds between two looks.")] = settings["delay"],
+        max_attempts: Annotated[int, typer.Option(min=1, help="Looks, before it has taken too long.")] = settings["maxAttempts"],
+    ) -> Shown:
+        asked = {argument: name}
+        any_service: Any = service
+        any_service.get_waiter(_words(waiter, "_")).wait(**asked, WaiterConfig={"Delay": delay, "MaxAttempts": max_attempts})
+        answer: Json = getattr(service, _words(settings["operation"], "_"))(**asked)
+        return Shown(answer, f"{name}: {_words(waiter.removeprefix('TrainingJob'), ' ')}")
+
+    wait.__doc__ = settings["description"]
+    command(app, _words(waiter.removeprefix("Training"), "-"))(wait)
+
+
+def _words(name: str, between: str) -> str:
+    return between.join(re.findall("[A-Z][a-z]+", name)).lower()
+
+
+for _waiter, _settings in json.loads(MODEL.read_text())["waiters"].items():
+    _add(_waiter, _settings)

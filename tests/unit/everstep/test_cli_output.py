@@ -1,0 +1,231 @@
+"""`--output`, `--query`, the connection's options, waiting and completion, as every command has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+import yaml
+from botocore.exceptions import WaiterError
+
+from everstep import failures, sdk
+from everstep.cli import main as cli
+from everstep.cli import output
+from everstep.cli.formats import OutputFormat, headings_and_cells, plain, rendered
+from everstep.errors import ServiceFailed, WaitFailed, WaitTimedOut
+from tests.unit.everstep.test_cli import Client, run  # noqa: F401  # the fixture
+
+AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
+FLEETS = {
+    "Fleets": [
+        {"FleetName": "main", "SpareCount": 1, "CreationTime": AT, "Drift": [], "Tags": {"team": "x"}},
+        {"FleetName": "other", "SpareCount": 2, "CreationTime": AT, "Drift": ["a", "b"], "Tags": {}},
+    ],
+    "ResponseMetadata": {"RequestId": "r"},
+}
+PLAIN = plain(FLEETS)
+
+
+def test_json_is_the_services_answer_unchanged():
+    assert json.loads(rendered(PLAIN, OutputFormat.JSON)) == PLAIN
+    assert PLAIN["Fleets"][0]["CreationTime"] == "2026-03-01T12:00:00Z"
+    assert "ResponseMetadata" not in PLAIN
+    assert "\n" not in rendered(PLAIN, OutputFormat.JSON, is_one_of_many=True)
+
+
+def test_yaml_says_the_same_and_several_can_be_read_one_after_the_other():
+    assert yaml.safe_load(rendered(PLAIN, OutputFormat.YAML)) == PLAIN
+    many = "\n".join(rendered(each, OutputFormat.YAML, is_one_of_many=True) for each in (PLAIN, {"a": 1}))
+    assert list(yaml.safe_load_all(many)) == [PLAIN, {"a": 1}]
+    assert rendered("main", OutputFormat.YAML) == "main"
+
+
+@pytest.mark.parametrize(
+    ("value", "lines"),
+    [
+        ("main", ["main"]),
+        (None, ["None"]),
+        ([], []),
+        (["a", 1, True], ["a\t1\tTrue"]),
+        ([["a", 1], ["b", None]], ["a\t1", "b\tNone"]),
+        ({"B": 1, "A": "x", "C": {"D": 2}, "E": ["u", "v"]}, ["x\t1", "C\t2", "E\tu", "E\tv"]),
+        ({"Rows": [{"A": 1, "B": 2}, {"A": 3}]}, ["ROWS\t1\t2", "ROWS\t3\t"]),
+    ],
+)
+def test_text_is_what_the_aws_cli_makes_of_it(value, lines):
+    assert rendered(value, OutputFormat.TEXT).splitlines() == lines
+
+
+def test_text_of_the_aws_cli_itself():
+    """Held against the AWS CLI's own formatter."""
+    from io import StringIO
+
+    from awscli.text import format_text
+
+    for value in (PLAIN, PLAIN["Fleets"], {"A": [[1, 2], [3]], "B": {"C": {"D": None}}}, [{"A": {"B": [1]}}, {"A": {"B": []}, "C": 1}], ["a", ["b"]]):
+        theirs = StringIO()
+        format_text(value, theirs)
+        assert rendered(value, OutputFormat.TEXT) == theirs.getvalue().removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("main", ([], [["main"]])),
+        (None, ([], [])),
+        (["a", "b"], ([], [["a"], ["b"]])),
+        ([["a", 1], ["b", 2]], ([], [["a", "1"], ["b", "2"]])),
+        ({"A": 1, "B": ["x"]}, ([], [["A", "1"], ["B", '["x"]']])),
+        ([{"A": 1}, {"A": 2, "B": None}], (["A", "B"], [["1", ""], ["2", "None"]])),
+    ],
+)
+def test_what_a_query_finds_is_a_table(value, expected):
+    assert headings_and_cells(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "out"),
+    [
+        (("--query", "Fleets[].FleetName", "--output", "text"), "main\tother\n"),
+        (("--query", "Fleets[?SpareCount > `1`].FleetName | [0]", "-o", "json"), '"other"\n'),
+        (("--query", "Fleets[0].Tags", "-o", "yaml"), "team: x\n"),
+        (("--query", "Fleets[].{Name: FleetName, Spares: SpareCount}"), "Name   Spares\nmain   1     \nother  2     \n"),
+        (("--query", "Nothing", "-o", "text"), "None\n"),
+    ],
+)
+def test_a_query_shows_what_was_asked_for(run, options, out):  # noqa: F811
+    code, shown, err, _ = run("fleets", "list", *options, list_fleets=FLEETS)
+    assert (code, shown, err) == (0, out, "")
+
+
+def test_a_query_that_is_wrong_is_refused_before_anything_is_asked(run):  # noqa: F811
+    code, out, err, calls = run("fleets", "delete", "main", "--query", "Fleets[", delete_fleet={})
+    assert (code, out, calls) == (2, "", [])
+    assert err.startswith("error: --query 'Fleets[':")
+    code, _, err, _ = run("fleets", "list", "--query", "length(Nothing)", list_fleets=FLEETS)
+    assert code == 2
+    assert "In function length()" in err
+
+
+def test_every_command_that_asks_the_service_takes_the_same_options(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(sdk, "client", lambda **options: asked.append(options) or Client({"list_fleets": FLEETS}))
+    words = ["--profile", "staging", "--endpoint-url", "https://x.example", "--region", "eu-west-1", "-o", "json"]
+    monkeypatch.setattr(sys, "argv", ["everstep", "fleets", "list", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code in (0, None)
+    assert asked == [{"profile_name": "staging", "endpoint_url": "https://x.example", "region_name": "eu-west-1"}]
+
+
+def test_colors_are_only_for_who_wants_them(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert output.colored("r0", "red") == "r0"
+    monkeypatch.delenv("NO_COLOR")
+    assert output.colored("r0", "red") == "\x1b[31mr0\x1b[0m"
+
+
+def test_logs_can_be_queried_line_by_line(run):  # noqa: F811
+    line = {"Timestamp": AT, "Generation": 1, "Rank": 0, "Stream": "stdout", "Message": "loss 1"}
+    pages = {"get_log_events": lambda **given: {"Events": [] if "NextToken" in given else [line, line], "NextForwardToken": "1"}}
+    _, out, _, _ = run("jobs", "logs", "gpt", "--grep", "loss", "-o", "json", **pages)
+    assert [json.loads(each)["Message"] for each in out.splitlines()] == ["loss 1", "loss 1"]
+    _, out, _, _ = run("jobs", "logs", "gpt", "--grep", "loss", "--query", "[Rank, Message]", "-o", "text", **pages)
+    assert out == "0\tloss 1\n" * 2
+    logs = {"list_logs": {"Logs": [{"Generation": 1, "Rank": 0, "Stream": "stdout", "Key": "k", "Bytes": 1}]}}
+    _, out, _, _ = run("jobs", "logs", "gpt", "--query", "Logs[].Key", "-o", "text", **logs)
+    assert out == "k\n"
+
+
+# Waiting
+
+
+class Waiter:
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+        self.asked: dict = {}
+
+    def wait(self, **asked: object) -> None:
+        self.asked = asked
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("reason", "last", "code", "words"),
+    [
+        (
+            "Max attempts exceeded. Previously accepted state: …",
+            {"SecondaryStatus": "Starting", "Reason": "2 of 4 nodes."},
+            255,
+            "It is Starting. 2 of",
+        ),
+        ("Waiter encountered a terminal failure state: …", {"FleetStatus": "Frozen"}, 1, "cannot come any more. It is Frozen."),
+        ("An error occurred", {"Error": {"Code": "ResourceNotFoundException", "Message": "none"}}, 254, "none (ResourceNotFoundException)"),
+    ],
+)
+def test_a_wait_that_fails_says_how_and_ends_as_the_aws_cli_does(run, reason, last, code, words):  # noqa: F811
+    waiter = Waiter(WaiterError(name="TrainingJobRunning", reason=reason, last_response=last))
+    ended, out, err, _ = _wait(run, waiter)
+    assert (ended, out) == (code, "")
+    assert words in err
+    assert waiter.asked == {"TrainingJobName": "gpt", "WaiterConfig": {"Delay": 1, "MaxAttempts": 2}}
+
+
+def _wait(run, waiter: Waiter):  # noqa: F811
+    return run("wait", "job-running", "gpt", "--delay", "1", "--max-attempts", "2", waiter=waiter, describe_training_job={})
+
+
+def test_a_wait_that_is_over_shows_what_is_so(run):  # noqa: F811
+    code, out, _, _ = _wait(run, Waiter(None))
+    assert (code, out) == (0, "gpt: running\n")
+
+
+def test_waiting_is_translated_for_other_programs_too():
+    for reason, kind in (("Max attempts exceeded", WaitTimedOut), ("terminal failure state", WaitFailed)):
+        with pytest.raises(kind), failures.translated():
+            raise WaiterError(name="FleetReady", reason=reason, last_response={})
+
+
+# Completion
+
+
+def completed(words: str, **environment: str) -> list[str]:
+    """Ask for completion as bash does."""
+    asked = {"_EVERSTEP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    program = "from everstep.cli.main import main; main()"
+    keep = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    told = subprocess.run(
+        [sys.executable, "-P", "-c", f"import sys; sys.argv = ['everstep']; {program}"],
+        env={**keep, **asked, **environment},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert told.stderr == ""
+    return told.stdout.split()
+
+
+def test_a_shell_completes_commands_and_options_and_a_silent_service_offers_nothing():
+    assert completed("everstep job") == ["jobs"]
+    assert completed("everstep jobs des") == ["describe"]
+    assert "--starting-token" in completed("everstep jobs list --st")
+    assert completed("everstep jobs describe g", EVERSTEP_ENDPOINT_URL="http://127.0.0.1:9", EVERSTEP_TOKEN="t") == []
+
+
+def test_a_shell_completes_names(monkeypatch):
+    from everstep.cli import names
+
+    jobs = {"TrainingJobSummaries": [{"TrainingJobName": "gpt"}, {"TrainingJobName": "gpt-2"}, {"TrainingJobName": "bert"}]}
+    asked = []
+    monkeypatch.setattr(sdk, "client", lambda **options: asked.append(options) or Client({"list_training_jobs": lambda: jobs}))
+    context = type("Context", (), {"params": {"profile": "staging", "endpoint_url": None}})()
+    assert names._jobs(context, "gp") == ["gpt", "gpt-2"]
+    assert asked == [{"endpoint_url": None, "profile_name": "staging", "config": sdk.IMPATIENT}]
+    monkeypatch.setattr(sdk, "client", lambda **_: Client({"list_training_jobs": ServiceFailed("No.", code="AccessDeniedException")}))
+    assert names._jobs(context, "gp") == []

@@ -1,0 +1,220 @@
+"""`everstep jobs top`: what the board says, when it looks again, and the stream of events that it follows."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+from botocore.exceptions import ClientError
+from rich.console import Console
+from urllib3.exceptions import ProtocolError
+
+from control_plane.db import events as stored
+from control_plane.db.events import NewEvent
+from control_plane.db.tokens import Role
+from everstep.cli import board, top
+from everstep.cli.board import Board
+from everstep.errors import ServiceFailed
+from everstep.event_stream import frames
+from tests.unit.control_plane.api.conftest import Service
+from tests.unit.everstep.test_cli import JOB, Client, run  # noqa: F401  # the fixture
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def job(name: str = "gpt", **fields: object) -> dict:
+    return {**JOB, "TrainingJobName": name, "RunId": name, "TrainingJobStatus": "InProgress", "SecondaryStatus": "Training", **fields}
+
+
+def event(message: str, number: int = 1) -> dict:
+    return {"EventId": number, "Time": NOW, "Type": "JobStateChanged", "Message": message, "TrainingJobName": "gpt"}
+
+
+def drawn(seen: Board, now: datetime = NOW) -> str:
+    console = Console(record=True, width=160, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(board.picture(seen, now))
+        return console.export_text()
+
+
+def test_the_board_says_where_each_job_stands_and_what_happened() -> None:
+    waiting = job("bert", SecondaryStatus="Pending", Boundary=-1, CommittedStep=-1, Reason="Waiting for [2] nodes.", TrainingStartTime=None)
+    seen = board.told(board.looked(Board(), [job(EttrRatio=0.91), waiting], NOW), event("Generation [3] trains."))
+    lines = drawn(seen, NOW + timedelta(seconds=3)).splitlines()
+    assert lines[0].startswith("everstep · 2026-03-01 12:00:03 UTC · 2 jobs under way, as of 3 s ago")
+    assert lines[3].split()[:7] == ["gpt", "Training", "200", "199", "-", "0.910", "4"]
+    assert lines[4].split()[:5] == ["bert", "Pending", "-", "-", "-"]
+    assert "Waiting for [2] nodes." in lines[4]
+    assert lines[6].split(maxsplit=2) == ["12:00:00", "JobStateChanged", "Generation [3] trains."]
+
+
+def test_an_empty_board_says_so() -> None:
+    assert "No job is under way." in drawn(board.looked(Board(), [], NOW))
+    assert "not asked yet · the service does not answer" in drawn(board.in_trouble(Board(), "the service does not answer"))
+
+
+def test_a_pace_is_taken_over_some_seconds_and_begins_anew_with_an_older_step() -> None:
+    seen = board.looked(Board(), [job(Boundary=100)], NOW)
+    seen = board.looked(seen, [job(Boundary=104)], NOW + timedelta(seconds=2))
+    assert seen.paces["gpt"].steps_per_second is None
+    seen = board.looked(seen, [job(Boundary=120)], NOW + timedelta(seconds=10))
+    assert seen.paces["gpt"].steps_per_second == 2.0
+    assert " 2.00 " in drawn(seen)
+    seen = board.looked(seen, [job(Boundary=90)], NOW + timedelta(seconds=12))
+    assert seen.paces["gpt"].steps_per_second is None
+    assert board.looked(seen, [], NOW).paces == {}
+
+
+def test_the_newest_events_alone_are_kept() -> None:
+    seen = Board()
+    for number in range(20):
+        seen = board.told(seen, event(f"m{number}"))
+    assert [each["Message"] for each in seen.events] == [f"m{number}" for number in range(20 - board.EVENTS_SHOWN, 20)]
+
+
+class World:
+    """A service and a clock that follow a script: each wait takes what comes next."""
+
+    def __init__(self, looks: list, comes: list) -> None:
+        self.looks, self.comes, self.waits, self.now = looks, comes, [], NOW
+
+    def describe_training_job(self, **_: object) -> dict:
+        found = self.looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def wait(self, seconds: float) -> dict | None:
+        self.waits.append(seconds)
+        self.now += timedelta(seconds=seconds)
+        return self.comes.pop(0)
+
+    def boards(self, count: int) -> list[Board]:
+        made = top.boards(self, "gpt", wait=self.wait, now=lambda: self.now)
+        return [next(made)[0] for _ in range(count)]
+
+
+def test_it_looks_again_for_every_burst_of_events_and_every_two_seconds_without() -> None:
+    world = World([job(Boundary=1), job(Boundary=2), job(Boundary=3)], [event("a", 1), event("b", 2), None, None])
+    first, second, third = world.boards(3)
+    assert [len(each.events) for each in (first, second, third)] == [0, 2, 2]
+    assert [each.jobs[0]["Boundary"] for each in (first, second, third)] == [1, 2, 3]
+    assert world.waits == [top.LOOK_SECONDS, 0, 0, top.LOOK_SECONDS]
+
+
+def test_a_service_that_does_not_answer_is_shown_with_what_was_known() -> None:
+    gone = ServiceFailed("Nobody answers.", code="ServiceUnavailableException")
+    first, second, third = World([job(), gone, job(Boundary=201)], [None, None]).boards(3)
+    assert (first.trouble, second.trouble, third.trouble) == ("", "the service does not answer", "")
+    assert second.jobs == first.jobs
+    with pytest.raises(ServiceFailed, match="none of that name"):
+        World([ServiceFailed("There is none of that name.", code="ResourceNotFoundException")], []).boards(1)
+
+
+def test_jobs_under_way_are_those_that_have_not_ended() -> None:
+    summaries = {"InProgress": [job("new", CreationTime=NOW)], "Stopping": [job("newer", CreationTime=NOW + timedelta(hours=1))]}
+    service = Client({"list_training_jobs": lambda StatusEquals, **_: {"TrainingJobSummaries": summaries[StatusEquals]}})
+    assert [each["TrainingJobName"] for each in top.jobs_under_way(service, None)] == ["newer", "new"]
+
+
+def test_where_nobody_watches_it_is_shown_once_and_programs_get_json(run) -> None:  # noqa: F811
+    code, out, _, _ = run("jobs", "top", "gpt", describe_training_job=job())
+    assert code == 0
+    assert "1 jobs under way, as of now" in out
+    _, out, _, _ = run("jobs", "top", "gpt", "-o", "json", describe_training_job=job())
+    assert json.loads(out)["TrainingJobSummaries"][0]["TrainingJobName"] == "gpt"
+
+
+# The stream
+
+
+def test_frames_are_whole_and_in_order() -> None:
+    said = b'retry: 1000\nid: 4\n\n: alive\n\nid: 5\ndata: {"EventId": 5}\n\nevent: end\ndata: {"Code": "x"}\n\nid: 6\ndata: {"Ev'
+    assert [(each.kind, each.data, each.event_id) for each in frames(said.split(b"\n"))] == [
+        ("position", {}, 4),
+        ("message", {"EventId": 5}, 5),
+        ("end", {"Code": "x"}, None),
+    ]
+
+
+class Stream:
+    def __init__(self, said: list, last_event_id: int | None) -> None:
+        self.said, self.last_event_id, self.is_closed = said, last_event_id, False
+
+    def __iter__(self):
+        for each in self.said:
+            if isinstance(each, Exception):
+                raise each
+            yield each
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_stream_that_breaks_goes_on_where_it_was(monkeypatch) -> None:
+    streams = [Stream([event("a"), ProtocolError("broken")], 7), Stream([ProtocolError("again")], 9), Stream([event("b")], 10)]
+    asked: list[dict] = []
+
+    def follow_events(**query: object) -> Stream:
+        asked.append(query)
+        return streams[len(asked) - 1]
+
+    kept_up = top.kept_up
+    monkeypatch.setattr(top, "kept_up", lambda connect, **options: kept_up(connect, **options, pause=lambda _: None))
+    found = top.events(SimpleNamespace(follow_events=follow_events), "gpt")
+    assert [next(found)["Message"] for _ in range(2)] == ["a", "b"]
+    found.close()
+    assert asked == [{"TrainingJobName": "gpt"}, {"TrainingJobName": "gpt", "AfterEventId": 7}, {"TrainingJobName": "gpt", "AfterEventId": 9}]
+    assert all(stream.is_closed for stream in streams)
+
+
+@pytest.fixture
+def service(tmp_path):
+    with Service(tmp_path) as running:
+        yield running
+
+
+def happen(service: Service, *messages: str) -> None:
+    with service.database.write() as session:
+        for message in messages:
+            stored.append(session, NewEvent(at=service.clock(), type="Test", message=message, job_name="gpt"))
+
+
+def test_the_client_reads_the_real_stream(service) -> None:
+    happen(service, "one", "two")
+    client = service.client()
+    stream = client.follow_events(AfterEventId=0, TrainingJobName="gpt")
+    found = iter(stream)
+    listed = client.list_events(TrainingJobName="gpt")["Events"]
+    assert [next(found), next(found)] == listed
+    assert stream.last_event_id == listed[-1]["EventId"]
+    happen(service, "three")
+    assert next(found)["Message"] == "three"
+    stream.close()
+    client.close()
+
+
+@pytest.mark.parametrize(("token", "code"), [("est_wrong", "AccessDeniedException")])
+def test_a_stream_that_is_refused_says_why(service, token, code) -> None:
+    client = service.client(token)
+    with pytest.raises(ClientError) as refused:
+        client.follow_events()
+    assert refused.value.response["Error"]["Code"] == code
+    client.close()
+
+
+def test_a_stream_whose_token_is_revoked_ends_with_the_reason(service) -> None:
+    admin, viewer = service.client(), service.client(service.token(Role.VIEWER))
+    found = iter(viewer.follow_events(AfterEventId=0))
+    happen(service, "one")
+    next(found)
+    for token in admin.list_tokens()["Tokens"]:
+        if token["Role"] == "viewer":
+            admin.revoke_token(TokenId=token["TokenId"])
+    with pytest.raises(ClientError, match="revoked") as ended:
+        next(found)
+    assert ended.value.response["Error"]["Code"] == "AccessDeniedException"
+    viewer.close()
+    admin.close()

@@ -1,0 +1,175 @@
+"""Programs beside a rank, with real processes: what they see, how they end, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep.protocol.agent_messages import MAX_COMMAND_OUTPUT_BYTES, CommandEnded, RunCommand
+from everstep.protocol.ids import Generation, Rank, RunId
+from worker import rank_commands
+from worker.rank_commands import RankCommands, words_for
+from worker.shim import cgroups
+from worker.shim.messages import RankRecord
+
+RUN = RunId("r" * 32)
+
+
+def command(*argv: str, name: str = "c", timeout_seconds: float = 30.0) -> RunCommand:
+    return RunCommand(run=RUN, generation=Generation(2), command_id=name, rank=Rank(5), argv=argv, timeout_seconds=timeout_seconds)
+
+
+def record(**changes: object) -> RankRecord:
+    fields: dict = {"pid": 4711, "start_ticks": 1, "started_at_seconds": 0.0, "is_warm": False, "stdout_path": "", "stderr_path": "", **changes}
+    return RankRecord(run=RUN, generation=Generation(2), rank=Rank(5), **fields)
+
+
+def python(code: str) -> tuple[str, ...]:
+    return sys.executable, "-c", code
+
+
+class Desk:
+    """The commands of a node, and their answers as they come."""
+
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[CommandEnded] = asyncio.Queue()
+        self.commands = RankCommands({"PATH": os.environ["PATH"]}, self.answers.put_nowait)
+
+    async def run(self, asked: RunCommand, rank: RankRecord | None = None) -> CommandEnded:
+        self.commands.take(asked, rank or record())
+        return await self.answers.get()
+
+
+@pytest.fixture
+async def desk():
+    made = Desk()
+    yield made
+    await made.commands.close()
+
+
+async def test_it_sees_the_rank_and_nothing_of_the_agent(desk, monkeypatch) -> None:
+    monkeypatch.setenv("EVERSTEP_JOIN_TOKEN", "hush")
+    code = "import os, sys; print(sorted(os.environ)); print(sys.argv, file=sys.stderr); sys.exit(7)"
+    ended = await desk.run(command(*python(code), "a; b", "$HOME"))
+    assert ended.exit_code == 7
+    assert {"EVERSTEP_RANK_PID", "RANK"} <= set(eval(ended.stdout)) <= {"EVERSTEP_RANK_PID", "RANK", "PATH", "LC_CTYPE"}
+    assert ended.stderr == b"['-c', 'a; b', '$HOME']\n", "words are words: no shell reads them"
+    ended = await desk.run(command("sh", "-c", "echo $RANK $EVERSTEP_RANK_PID", name="d"))
+    assert ended.stdout == b"5 4711\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("py-spy", "dump"), ["py-spy", "dump", "--pid", "9"]),
+        (("py-spy", "dump", "--pid", "1"), ["py-spy", "dump", "--pid", "1"]),
+        (("py-spy", "dump", "-p", "{pid}"), ["py-spy", "dump", "-p", "9"]),
+        (("py-spy", "record", "--", "python"), ["py-spy", "record", "--", "python"]),
+        (("py-spy",), ["py-spy"]),
+        (("cat", "/proc/{pid}/status"), ["cat", "/proc/9/status"]),
+    ],
+)
+def test_words_name_the_ranks_process(argv, words) -> None:
+    assert words_for(argv, 9) == words
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (("no-such-program",), 127, b"no-such-program: No such file or directory\n"),
+        (("/etc/passwd",), 127, b"/etc/passwd: Permission denied\n"),
+        (("sh", "-c", "kill -9 $$"), 137, b""),
+    ],
+)
+async def test_it_ends_as_a_shell_would_say_it(desk, argv, code, words) -> None:
+    ended = await desk.run(command(*argv))
+    assert (ended.exit_code, ended.stderr) == (code, words)
+
+
+async def test_what_is_too_much_is_cut_and_the_program_still_ends(desk) -> None:
+    ended = await desk.run(command(*python(f"print('x' * {10 * MAX_COMMAND_OUTPUT_BYTES})")))
+    assert (ended.exit_code, ended.is_cut, len(ended.stdout)) == (0, True, MAX_COMMAND_OUTPUT_BYTES)
+    ended = await desk.run(command(*python(f"print('x' * {MAX_COMMAND_OUTPUT_BYTES - 1})"), name="d"))
+    assert (ended.is_cut, len(ended.stdout)) == (False, MAX_COMMAND_OUTPUT_BYTES)
+
+
+async def test_what_takes_too_long_is_ended_with_what_it_has_started(desk) -> None:
+    ended = await desk.run(command("sh", "-c", "sleep 1000 & echo $!; wait", timeout_seconds=1.0))
+    assert (ended.is_timed_out, ended.exit_code) == (True, None)
+    await gone(int(ended.stdout))
+
+
+async def test_it_ends_with_its_generation_and_whoever_waits_is_told(desk, tmp_path) -> None:
+    fifo = tmp_path / "begun"
+    os.mkfifo(fifo)
+    desk.commands.take(command("sh", "-c", f"echo $$ > {fifo}; sleep 1000"), record())
+    pid = int(await asyncio.to_thread(fifo.read_text))
+    await desk.commands.close()
+    assert (await desk.answers.get()).refusal == "the generation ended"
+    await gone(pid)
+
+
+async def test_one_that_is_ended_before_it_began_is_answered_too(desk) -> None:
+    desk.commands.take(command("true"), record())
+    await desk.commands.close()
+    assert (await desk.answers.get()).refusal == "the generation ended"
+    assert desk.answers.empty()
+
+
+async def gone(pid: int) -> None:
+    """Wait until a process is not there any more; one that nobody reaps is dead."""
+    while True:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return
+        if state == "Z":
+            return
+        await asyncio.sleep(0.01)
+
+
+async def test_a_command_is_run_once_and_answered_as_often_as_it_is_asked_for(desk, tmp_path) -> None:
+    count = tmp_path / "count"
+    asked = command("sh", "-c", f"echo x >> {count}")
+    desk.commands.take(asked, record())
+    desk.commands.take(asked, record())  # while it runs
+    first = await desk.answers.get()
+    assert await desk.run(asked, record()) == first
+    assert desk.answers.empty()
+    assert count.read_text() == "x\n"
+
+
+async def test_where_the_rank_does_not_live_nothing_is_run(desk) -> None:
+    desk.commands.take(command("true"), None)
+    assert (await desk.answers.get()).refusal == "rank 5 of generation 2 does not run"
+
+
+async def test_a_node_runs_few_at_once(desk, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(rank_commands, "MAX_AT_ONCE", 1)
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+    desk.commands.take(command("cat", str(fifo)), record())
+    desk.commands.take(command("true", name="d"), record())
+    assert (await desk.answers.get()).refusal == "1 commands run on this node already"
+    await asyncio.to_thread(fifo.write_text, "")
+    assert (await desk.answers.get()).exit_code == 0
+
+
+async def test_it_is_in_the_ranks_cgroup(desk) -> None:
+    found, why = cgroups.find(f"everstep-test-{os.getpid()}")
+    if found is None:
+        pytest.fail(f"this test needs cgroups: {why}") if os.geteuid() == 0 and "cannot be written" not in why else None
+        assert why
+        return
+    folder = found.folder / "gen"
+    folder.mkdir()
+    try:
+        ended = await desk.run(command("cat", "/proc/self/cgroup"), record(cgroup=str(folder)))
+        assert f"{folder.parent.name}/gen" in ended.stdout.decode()
+    finally:
+        folder.rmdir()
+        found.close()

@@ -1,0 +1,159 @@
+"""What people run beside a rank of this node: a program, without a shell, bounded in time and output.
+
+    agent ──▶ python -P -m worker.beside CGROUP  PROGRAM ARGUMENT …      in the rank's cgroup, and gone with the agent
+                                                   │ stdout, stderr: the first 256 KiB
+                                                   └ ended with its process group, and all that is in its session
+
+Invariant: a command that was run is not run again. None outlives the generation that it was run for: it is ended with its ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shlex
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from everstep.protocol.agent_messages import MAX_COMMAND_OUTPUT_BYTES, CommandEnded, RunCommand
+from worker.shim.messages import RankRecord
+from worker.tasks import end
+
+log = logging.getLogger(__name__)
+
+MAX_AT_ONCE: Final = 4
+MAX_KEPT: Final = 8
+"""Answers that are kept for who asks again."""
+_ENDED: Final = "the generation ended"
+_READ_BYTES: Final = 64 * 1024
+
+
+class RankCommands:
+    """One per agent, which closes it with every generation."""
+
+    def __init__(self, environment: Mapping[str, str], answer: Callable[[CommandEnded], None]) -> None:
+        """Nothing runs yet.
+
+        Args:
+            environment: what ranks inherit from the node; no token is in it.
+            answer: takes what came of a command.
+        """
+        self._environment = environment
+        self._answer = answer
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._answers: OrderedDict[str, CommandEnded] = OrderedDict()
+
+    def take(self, command: RunCommand, rank: RankRecord | None) -> None:
+        """Run a command, unless it runs already or was run: then it is answered again.
+
+        Args:
+            command: what.
+            rank: the rank that it is about; None where it does not live here.
+        """
+        if command.command_id in self._running:
+            return
+        if (known := self._answers.get(command.command_id)) is not None:
+            self._answer(known)
+            return
+        if rank is None:
+            self._answer(CommandEnded(command_id=command.command_id, refusal=f"rank {command.rank} of generation {command.generation} does not run"))
+            return
+        if len(self._running) >= MAX_AT_ONCE:
+            self._answer(CommandEnded(command_id=command.command_id, refusal=f"{MAX_AT_ONCE} commands run on this node already"))
+            return
+        log.info("beside rank %d: %s", rank.rank, shlex.join(command.argv))
+        task = asyncio.create_task(self._run(command, rank), name=f"command beside rank {rank.rank}")
+        self._running[command.command_id] = task
+
+    async def close(self) -> None:
+        """End what runs; whoever waits is told."""
+        await end(*self._running.values())
+        for command_id in list(self._running):  # it was ended before it began
+            self._done(CommandEnded(command_id=command_id, refusal=_ENDED))
+
+    async def _run(self, command: RunCommand, rank: RankRecord) -> None:
+        answer = CommandEnded(command_id=command.command_id, refusal=_ENDED)
+        try:
+            answer = await run_beside(command, rank, self._environment)
+        except OSError as error:
+            answer = CommandEnded(command_id=command.command_id, refusal=f"it could not be started: {error}")
+        finally:
+            self._done(answer)
+
+    def _done(self, answer: CommandEnded) -> None:
+        del self._running[answer.command_id]
+        self._answers[answer.command_id] = answer
+        while len(self._answers) > MAX_KEPT:
+            self._answers.popitem(last=False)
+        self._answer(answer)
+
+
+def words_for(argv: Sequence[str], pid: int) -> list[str]:
+    """Return a command's words for a rank: `{pid}` is its process, and py-spy without a process is about the rank."""
+    words = [word.replace("{pid}", str(pid)) for word in argv]
+    is_about_another = any(word in ("-p", "--pid", "--") or word.startswith("--pid=") for word in words)
+    return [*words, "--pid", str(pid)] if words[0] == "py-spy" and len(words) > 1 and not is_about_another else words
+
+
+async def run_beside(command: RunCommand, rank: RankRecord, environment: Mapping[str, str]) -> CommandEnded:
+    """Run a command beside a rank.
+
+    Args:
+        command: what.
+        rank: the rank that it is about.
+        environment: of the node; the rank's number and process are added.
+
+    Returns:
+        What it said, and how it ended.
+
+    Raises:
+        OSError: no process can be made.
+    """
+    own = {**environment, "RANK": str(rank.rank), "EVERSTEP_RANK_PID": str(rank.pid)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "worker.beside", rank.cgroup or "-", *words_for(command.argv, rank.pid)),
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=own,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said: list[bytearray] = [bytearray(), bytearray()]
+    is_timed_out = False
+    try:
+        async with asyncio.timeout(command.timeout_seconds):
+            await asyncio.gather(_read(process.stdout, said[0]), _read(process.stderr, said[1]), process.wait())
+    except TimeoutError:
+        is_timed_out = True
+    finally:
+        await _end(process)
+    code = process.returncode
+    return CommandEnded(
+        command_id=command.command_id,
+        exit_code=None if is_timed_out or code is None else code if code >= 0 else 128 - code,
+        stdout=bytes(said[0][:MAX_COMMAND_OUTPUT_BYTES]),
+        stderr=bytes(said[1][:MAX_COMMAND_OUTPUT_BYTES]),
+        is_cut=any(len(stream) > MAX_COMMAND_OUTPUT_BYTES for stream in said),
+        is_timed_out=is_timed_out,
+    )
+
+
+async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
+    """Read a stream to its end; of what is too much, one byte is kept, to tell that there was more."""
+    while chunk := await stream.read(_READ_BYTES):
+        into += chunk[: MAX_COMMAND_OUTPUT_BYTES + 1 - len(into)]
+
+
+async def _end(process: Process) -> None:
+    """End a command and what it has started in its process group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await asyncio.shield(process.wait())
