@@ -22,6 +22,7 @@ from typing import Protocol
 import uvicorn
 from fastapi import FastAPI
 
+from control_plane.api.answers import Answers
 from control_plane.api.auth import is_token_good
 from control_plane.api.dashboard import Dashboard
 from control_plane.api.deps import Services, SourceLimits
@@ -40,8 +41,10 @@ from control_plane.cloud.s3 import S3ObjectStore
 from control_plane.core.timeouts import ladder
 from control_plane.db import schema
 from control_plane.db.session import Database
+from control_plane.db.versions import Versions
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.event_feed import EventFeed
+from control_plane.loop.metric_writer import MetricWriter
 from control_plane.loop.runner import LoopContext, Runner
 from control_plane.secrets import ensure_admin, server_id, server_secret
 from control_plane.settings import Settings
@@ -106,6 +109,7 @@ def create_app(
     except BaseException:
         database.close()
         raise
+    versions = Versions(database)
     registry = AgentRegistry()
     services = Services(
         database=database,
@@ -145,6 +149,7 @@ def create_app(
         finally:
             stop.set()
             await _finish(tasks)
+            versions.close()
             await asyncio.to_thread(database.close)
 
     app = make_surface(lifespan=lifespan)
@@ -153,6 +158,7 @@ def create_app(
     app.include_router(metrics.router)
     app.include_router(attestation_routes.router)
     app.router.default = Dashboard(otherwise=app.router.default)
+    app.add_middleware(Answers, versions=versions, now=now)
     app.add_middleware(WhileTokenIsGood, is_good=is_token_good)
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
     return app
@@ -183,7 +189,7 @@ def _loops(settings: Settings, services: Services, secret: bytes) -> Sequence[Lo
         now=services.now,
         retention=settings.retention,
     )
-    return (Runner(context),)
+    return Runner(context), MetricWriter(services.database, services.registry)
 
 
 def _tell_of_a_crash(task: asyncio.Task[None]) -> None:

@@ -8,7 +8,8 @@ to one database only: SQLite and PostgreSQL create the same tables from it.
     token ─ redemption                    ├─ checkpoint
     source   intent   event   spent_nonce ├─ revision
                               quota       ├─ incident
-                                          └─ drill
+                                          ├─ drill
+                                          └─ metric_log, metric, metric_chunk
 
 A job's fleet is a name, not a foreign key: jobs are history and outlive the fleet that they ran on. A token may name a fleet that is yet to be made.
 """
@@ -461,6 +462,47 @@ class Drill(Base):
     incident_id: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
     ended_at: Mapped[datetime | None]
     outcome: Mapped[str] = mapped_column(Text, default="")
+
+
+class MetricLog(Base):
+    """Whose logged values a run had last, and how many were lost on their way."""
+
+    __tablename__ = "metric_log"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
+    generation: Mapped[int]
+    """The newest that has logged anything."""
+    agent_id: Mapped[str]
+    next_number: Mapped[int]
+    """Of that agent's values: those before it are stored, or lost."""
+    dropped_count: Mapped[int]
+
+
+class Metric(Base):
+    """One name under which a run's script logs."""
+
+    __tablename__ = "metric"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    fine_from_step: Mapped[int]
+    """Earlier steps are folded: a value of theirs that comes late has no place any more."""
+    last_step: Mapped[int]
+    last_at: Mapped[datetime]
+    last_value: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    """As Python writes it: SQLite makes NULL of a NaN."""
+
+
+class MetricChunk(Base):
+    """Points of one metric and width, packed (`metrics.pack`)."""
+
+    __tablename__ = "metric_chunk"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    width: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    points: Mapped[bytes]
 
 
 class Event(Base):

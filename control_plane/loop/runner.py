@@ -47,6 +47,7 @@ from control_plane.loop.observer import Hearing, Observer, StoredFleet, StoredJo
 from control_plane.loop.verifier import Verifier
 from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import FleetName, NodeId, RunId
+from everstep.protocol.log_records import about
 from everstep.protocol.plan import Timeouts
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,8 @@ class Runner:
         live = [job for job in await asyncio.to_thread(self._live_jobs) if self._fleet_leases.holds(job.fleet_name)]
         for job in live:
             try:
-                await self.pass_over_job(RunId(job.run_id))
+                with about(job=job.name, run=job.run_id, generation=job.generation or None):
+                    await self.pass_over_job(RunId(job.run_id))
             except (StaleLease, NotFound) as stale:
                 log.info("job %s: %s", job.name, stale)
                 self._job_leases.drop(job.run_id)

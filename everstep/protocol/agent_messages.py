@@ -164,6 +164,16 @@ class MetricPoint(Message, frozen=True):
     generation: Generation
     step: Step
     values: dict[str, float]
+    at_seconds: float
+    """When, Unix time."""
+
+
+class MetricBatch(Message, frozen=True):
+    """Values of one run that the control plane has not said to have stored. An agent counts all that its ranks log, from 0, lost ones included."""
+
+    run: RunId
+    first_number: int
+    points: tuple[MetricPoint, ...]
 
 
 class NodeFault(Message, frozen=True):
@@ -242,8 +252,8 @@ class AgentReport(Message, frozen=True):
     sequence: int
     """Grows by one; a lower one is late."""
     member: MemberReport | None
-    metrics: tuple[MetricPoint, ...] = ()
-    """Since the last report; the only part that is not state."""
+    metrics: MetricBatch | None = None
+    """The only part that is not state: sent once, and again after a while or on a new connection, until `MetricsStored` says that it is kept."""
     refused_count: int = 0
     """Sessions and lines of other agents and of ranks that this agent has refused, or closed for what they said, since it started."""
     faults: tuple[NodeFault, ...] = ()
@@ -381,6 +391,29 @@ class LogLines(Message, frozen=True):
 
 
 AgentToControl = Hello | AgentReport | LogLines
+
+
+class MetricsStored(Message, frozen=True):
+    """Logged values are kept: the agent may forget them."""
+
+    agent_id: str
+    """Whose numbers these are: another agent of the node has its own."""
+    next_number: int
+    """Those before it are kept."""
+
+
 ControlToAgent = (
-    AgentWelcome | Prepare | Load | Start | StopTraining | HaltRanks | TakeCheckpoint | TakeStacks | KillForDrill | Release | KeepEvidence | SendLines
+    AgentWelcome
+    | Prepare
+    | Load
+    | Start
+    | StopTraining
+    | HaltRanks
+    | TakeCheckpoint
+    | TakeStacks
+    | KillForDrill
+    | Release
+    | KeepEvidence
+    | SendLines
+    | MetricsStored
 )
