@@ -262,6 +262,16 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("project", name=op.f("pk_quota")),
     )
     op.create_table(
+        "export",
+        sa.Column("name", sa.String(length=512), nullable=False),
+        sa.Column("position", sa.BigInteger(), nullable=False),
+        sa.Column("failing_since", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("failure", sa.Text(), nullable=False),
+        sa.Column("lease_owner", sa.String(length=255), nullable=True),
+        sa.Column("lease_counter", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_export")),
+    )
+    op.create_table(
         "metric_log",
         sa.Column("run_id", sa.String(length=64), nullable=False),
         sa.Column("generation", sa.BigInteger(), nullable=False),
@@ -432,6 +442,7 @@ def downgrade() -> None:
     op.drop_table("metric_chunk")
     op.drop_table("metric")
     op.drop_table("metric_log")
+    op.drop_table("export")
     op.drop_table("quota")
     with op.batch_alter_table("checkpoint", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_checkpoint_verify_requested_at"))

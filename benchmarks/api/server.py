@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import sys
 import threading
@@ -36,6 +37,7 @@ FLEET = "main"
 
 def main() -> None:
     """Serve until standard input ends."""
+    logging.getLogger("control_plane").setLevel(logging.ERROR)  # each line of an agent ends with what is no message
     directory, job_count, node_count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     settings = Settings(state_directory=directory, bucket=BUCKET, mode=CloudMode.LOCAL, aws_endpoint_url="http://127.0.0.1:1")
     directory.mkdir(parents=True)

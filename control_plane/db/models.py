@@ -6,7 +6,7 @@ to one database only: SQLite and PostgreSQL create the same tables from it.
     fleet ─ node ─┬─ notice          job ─┬─ generation
                   └─ implication          ├─ shard ─ replica
     token ─ redemption                    ├─ checkpoint
-    source   intent   event   spent_nonce ├─ revision
+    source   intent   event   export   spent_nonce ├─ revision
                               quota       ├─ incident
                                           ├─ drill
                                           └─ metric_log, metric, metric_chunk
@@ -520,6 +520,20 @@ class Event(Base):
     job_name: Mapped[str | None] = mapped_column(String(NAME_LENGTH), index=True)
     node_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Export(Base):
+    """How far events have been told to one place outside."""
+
+    __tablename__ = "export"
+
+    name: Mapped[str] = mapped_column(String(512), primary_key=True)
+    position: Mapped[int]
+    """Id of the last event that was told."""
+    failing_since: Mapped[datetime | None]
+    failure: Mapped[str] = mapped_column(Text)
+    lease_owner: Mapped[str | None]
+    lease_counter: Mapped[int] = mapped_column(default=0)
 
 
 class Intent(Base):
