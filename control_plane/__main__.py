@@ -117,6 +117,16 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         default=env("EVERSTEP_EVENTS_QUEUE_URL", ""),
         help="SQS queue that EventBridge delivers AWS's events to; without one AWS is polled only",
     )
+    parser.add_argument(
+        "--export-events",
+        action="append",
+        default=[],
+        metavar="ARN",
+        help="EventBridge bus or SNS topic that is told what happens to jobs, from now on; may be repeated",
+    )
+    parser.add_argument(
+        "--export-logs", default="", metavar="GROUP", help="CloudWatch log group, which exists, that what ranks print is copied to; none unless given"
+    )
     parser.add_argument("--bucket", default=env("EVERSTEP_BUCKET", ""), help="S3 bucket for sources, logs, outputs and checkpoints")
     parser.add_argument(
         "--detection-seconds", type=float, default=3.0, help="how soon a failure is noticed; all timeouts derive from it (default %(default)s)"
@@ -142,6 +152,8 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         region=given.region,
         aws_endpoint_url=given.aws_endpoint_url,
         events_queue_url=given.events_queue_url,
+        event_exports=tuple(given.export_events),
+        log_group=given.export_logs,
         database_url=given.database_url,
         host=given.host,
         port=given.port,

@@ -12,7 +12,7 @@ import hmac
 import logging
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -38,12 +38,16 @@ from control_plane.cloud.notices import EventQueue, SqsQueue
 from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.cloud.s3 import S3ObjectStore
-from control_plane.core.timeouts import ladder
+from control_plane.cloud.sinks import EventSink, LogGroupSink, LogSink, sink_of
+from control_plane.core.timeouts import grace_seconds, ladder
 from control_plane.db import schema
+from control_plane.db.leases import Leaser
 from control_plane.db.session import Database
 from control_plane.db.versions import Versions
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.event_feed import EventFeed
+from control_plane.loop.exporter import EventExporter
+from control_plane.loop.log_exporter import LogExporter
 from control_plane.loop.metric_writer import MetricWriter
 from control_plane.loop.runner import LoopContext, Runner
 from control_plane.secrets import ensure_admin, server_id, server_secret
@@ -92,10 +96,14 @@ def create_app(
     spool_directory = settings.state_directory / "spool"
     spool_directory.mkdir(mode=0o700, exist_ok=True)
     queue: EventQueue | None = None
+    sinks: dict[str, EventSink] = {}
+    log_sink: LogSink | None = None
     attestation: Attestation | None = None
     if operator is None or objects is None:
         connection = Connection(CloudSettings(mode=settings.mode, region=settings.region, endpoint_url=settings.aws_endpoint_url))
         queue = SqsQueue(connection, settings.events_queue_url) if settings.events_queue_url else None
+        sinks = {arn: sink_of(connection, arn) for arn in settings.event_exports}
+        log_sink = LogGroupSink(connection, settings.log_group) if settings.log_group else None
         operator = operator or AwsOperator(connection)
         if settings.mode is CloudMode.AWS:
             account = cache(lambda: connection.identify().account)
@@ -140,7 +148,7 @@ def create_app(
 
         app.state.services = replace(services, wake=wake)
         stop = asyncio.Event()
-        tasks = [asyncio.create_task(loop.run(stop)) for loop in (loops or partial(_loops, settings))(app.state.services, secret)]
+        tasks = [asyncio.create_task(loop.run(stop)) for loop in (loops or partial(_loops, settings, sinks, log_sink))(app.state.services, secret)]
         for task in tasks:
             task.add_done_callback(_tell_of_a_crash)
         try:
@@ -175,7 +183,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _loops(settings: Settings, services: Services, secret: bytes) -> Sequence[Loop]:
+def _loops(settings: Settings, sinks: Mapping[str, EventSink], log_sink: LogSink | None, services: Services, secret: bytes) -> Sequence[Loop]:
     context = LoopContext(
         database=services.database,
         operator=services.operator,
@@ -189,7 +197,14 @@ def _loops(settings: Settings, services: Services, secret: bytes) -> Sequence[Lo
         now=services.now,
         retention=settings.retention,
     )
-    return Runner(context), MetricWriter(services.database, services.registry)
+
+    def leaser() -> Leaser:
+        return Leaser(context.owner, grace_seconds(context.timeouts), context.monotonic)
+
+    exporters: list[Loop] = [EventExporter(services.database, name, sink, leaser(), context.now) for name, sink in sinks.items()]
+    if log_sink is not None:
+        exporters.append(LogExporter(services.database, services.objects, settings.log_group, log_sink, leaser(), context.now))
+    return Runner(context), MetricWriter(services.database, services.registry), *exporters
 
 
 def _tell_of_a_crash(task: asyncio.Task[None]) -> None:

@@ -45,12 +45,20 @@ class CheckpointConfig(TypedDict):
     """Prefix for checkpoints; the service's bucket by default."""
     ThirdSlot: NotRequired[bool]
     """Keep a third slot per shard, so that an upload never makes snapshots wait. false unless given."""
+    MaxCount: NotRequired[int]
+    """How many of its newest checkpoints a job keeps, pinned ones besides; all unless said."""
+    MaxAgeInSeconds: NotRequired[int]
+    """Checkpoints that are older are deleted. The newest one, what the job would be restored from, and pinned ones are always kept."""
 
 class CheckpointConfigUpdate(TypedDict):
     """What to change of the durable tier; where checkpoints go is set at creation."""
     EverySteps: NotRequired[int]
     ThirdSlot: NotRequired[bool]
     """Cannot be taken back once the job has run."""
+    MaxCount: NotRequired[int]
+    """0: no limit any more."""
+    MaxAgeInSeconds: NotRequired[int]
+    """0: no limit any more."""
 
 class CreateCheckpointResponse(TypedDict):
     """Which step is in S3, or on its way."""

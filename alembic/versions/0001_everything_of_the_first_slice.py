@@ -272,6 +272,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_export")),
     )
     op.create_table(
+        "log_export",
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("cursor", sa.Text(), nullable=False),
+        sa.Column("is_over", sa.Boolean(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_log_export_run_id_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("run_id", name=op.f("pk_log_export")),
+    )
+    op.create_table(
         "metric_log",
         sa.Column("run_id", sa.String(length=64), nullable=False),
         sa.Column("generation", sa.BigInteger(), nullable=False),
@@ -442,6 +450,7 @@ def downgrade() -> None:
     op.drop_table("metric_chunk")
     op.drop_table("metric")
     op.drop_table("metric_log")
+    op.drop_table("log_export")
     op.drop_table("export")
     op.drop_table("quota")
     with op.batch_alter_table("checkpoint", schema=None) as batch_op:

@@ -112,6 +112,10 @@ class CheckpointConfig(Request):
     """Prefix for checkpoints; the service's bucket by default."""
     third_slot: bool = False
     """Keep a third slot per shard, so that an upload never makes snapshots wait."""
+    max_count: int | None = Field(default=None, ge=1, le=100_000)
+    """How many of its newest checkpoints a job keeps, pinned ones besides; all unless said."""
+    max_age_in_seconds: int | None = Field(default=None, ge=60, le=3_660 * 86_400)
+    """Checkpoints that are older are deleted. The newest one, what the job would be restored from, and pinned ones are always kept."""
 
 
 class OutputDataConfig(Request):
@@ -291,6 +295,10 @@ class CheckpointConfigUpdate(Request):
     every_steps: int | None = Field(default=None, ge=0, le=1_000_000_000)
     third_slot: bool | None = None
     """Cannot be taken back once the job has run."""
+    max_count: int | None = Field(default=None, ge=0, le=100_000)
+    """0: no limit any more."""
+    max_age_in_seconds: int | None = Field(default=None, ge=0, le=3_660 * 86_400)
+    """0: no limit any more."""
 
 
 class UpdateTrainingJobRequest(Request):

@@ -183,7 +183,7 @@ _CODES: Final[tuple[tuple[type[CloudError], str], ...]] = (
     (ResourceContended, "ResourceContention ScalingActivityInProgress ResourceInUse ConditionalRequestConflict OperationAborted"),
     (AccessDenied, "AccessDenied AccessDeniedException UnauthorizedOperation AuthFailure OptInRequired SignatureDoesNotMatch"),
     (AccessDenied, "ExpiredToken ExpiredTokenException InvalidClientTokenId InvalidAccessKeyId"),
-    (NotFound, "NoSuchKey NoSuchBucket InvalidInstanceID.NotFound 404"),
+    (NotFound, "NoSuchKey NoSuchBucket InvalidInstanceID.NotFound ResourceNotFoundException 404"),
     (PreconditionFailed, "PreconditionFailed 412"),
     (CloudUnavailable, "RequestTimeout ServiceUnavailable InternalError InternalFailure"),
 )

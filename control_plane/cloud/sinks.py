@@ -1,4 +1,4 @@
-"""Where events go that others are to hear of: an EventBridge bus or an SNS topic.
+"""Where events and lines go that others are to hear of: an EventBridge bus or an SNS topic, and a log group of CloudWatch.
 
     EventBridge   source `everstep`, detail type = the event's type, resources = the job's name, detail as below
     SNS           message = the detail as JSON; attributes `type`, `training_job_name`, `project`; on a FIFO topic the group is the job, and
@@ -16,12 +16,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol
 
 from control_plane.cloud.connection import Connection, translated
-from control_plane.cloud.errors import CloudError, CloudUnavailable
+from control_plane.cloud.errors import CloudError, CloudUnavailable, NotFound
+from control_plane.core.log_batches import Line
 
 ENTRIES_AT_ONCE: Final = 10
 MAX_ENTRY_BYTES: Final = 24_000
@@ -145,3 +147,52 @@ def detail_of(fields: dict[str, Any]) -> str:
     if len(text.encode()) <= MAX_ENTRY_BYTES:
         return text
     return json.dumps({**kept, "Detail": {}, "Message": str(kept["Message"])[:2_000], "IsCut": True}, default=str)
+
+
+class LogSink(Protocol):
+    """Takes lines of logs. Synchronous; raises `CloudError` alone."""
+
+    def put_lines(self, stream: str, batch: Sequence[Line]) -> int:
+        """Append lines to a stream, which is made if there is none.
+
+        Args:
+            stream: its name.
+            batch: as `core.log_batches` makes them.
+
+        Returns:
+            How many the service did not take because of their time: too old or too far ahead.
+
+        Raises:
+            CloudError: none was taken, as far as is known.
+        """
+
+
+class LogGroupSink:
+    """`LogSink` over CloudWatch Logs.
+
+    Args:
+        connection: the cloud.
+        group: name of the log group; it exists.
+    """
+
+    def __init__(self, connection: Connection, group: str) -> None:
+        self._logs = connection.client("logs")
+        self._group = group
+
+    def put_lines(self, stream: str, batch: Sequence[Line]) -> int:
+        """Append lines (see `LogSink`)."""
+        try:
+            return self._put(stream, batch)
+        except NotFound:
+            with translated(), suppress(self._logs.exceptions.ResourceAlreadyExistsException):
+                self._logs.create_log_stream(logGroupName=self._group, logStreamName=stream)
+            return self._put(stream, batch)
+
+    def _put(self, stream: str, batch: Sequence[Line]) -> int:
+        lines = [{"timestamp": line.at_ms, "message": line.message} for line in batch]
+        with translated():
+            answer = self._logs.put_log_events(logGroupName=self._group, logStreamName=stream, logEvents=lines)
+        refused = answer.get("rejectedLogEventsInfo") or {}
+        early = max(refused.get("tooOldLogEventEndIndex", 0), refused.get("expiredLogEventEndIndex", 0))
+        late = len(lines) - refused["tooNewLogEventStartIndex"] if "tooNewLogEventStartIndex" in refused else 0
+        return int(early + late)

@@ -69,10 +69,15 @@ def _insert(session: Session) -> None:
     if not waiting:
         return
     session.flush()
-    if session.get_bind().dialect.name == "postgresql":
-        session.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+    _queue_up(session, session.get_bind().dialect.name)
     session.add_all([Event(**values_of(event)) for event in waiting])
     session.flush()
+
+
+def _queue_up(session: Session, dialect: str) -> None:
+    """Wait until no other transaction is between inserting its events and their being seen."""
+    if dialect == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(_LOCK)))
 
 
 def newest_id(session: Session) -> int:

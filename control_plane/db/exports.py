@@ -1,4 +1,4 @@
-"""How far what happens has been told to others: one row for each place that it is told to.
+"""How far what happens, and what ranks print, has been told to others: one row for each place that it is told to, and one for each log.
 
 Invariant: a position only grows, and only under the lease of its row.
 """
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypedDict, Unpack
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, not_, or_, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db import events, leases
 from control_plane.db.leases import Lease
-from control_plane.db.models import Export
+from control_plane.db.models import Export, Job, LogExport
 from control_plane.db.session import record_of
 
 
@@ -68,3 +68,34 @@ def change(session: Session, lease: Lease, **columns: Unpack[ExportUpdate]) -> N
     """
     leases.guard(session, lease)
     session.execute(update(Export).where(Export.name == lease.key).values(**columns))
+
+
+def logs_to_copy(session: Session) -> tuple[str, ...]:
+    """Return the runs whose log is not copied to its end: of jobs that have not ended, and of those whose copying has begun."""
+    is_over = LogExport.is_over.is_(True)
+    query = select(Job.run_id).outerjoin(LogExport, LogExport.run_id == Job.run_id)
+    wanted = or_(Job.ended_at.is_(None), and_(LogExport.run_id.is_not(None), not_(is_over)))
+    return tuple(session.scalars(query.where(wanted).order_by(Job.created_at)))
+
+
+def log_cursor(session: Session, run_id: str) -> str | None:
+    """Return how far a run's log was copied; None: not at all."""
+    return session.scalar(select(LogExport.cursor).where(LogExport.run_id == run_id))
+
+
+def store_log_cursor(session: Session, lease: Lease, run_id: str, *, cursor: str, is_over: bool) -> None:
+    """Store how far a run's log was copied.
+
+    Args:
+        session: a writing one.
+        lease: of the export.
+        run_id: the run.
+        cursor: as `loop.log_exporter` writes it.
+        is_over: nothing will ever follow.
+
+    Raises:
+        StaleLease: another replica goes on with it; nothing was written.
+    """
+    leases.guard(session, lease)
+    session.merge(LogExport(run_id=run_id, cursor=cursor, is_over=is_over))
+    session.flush()

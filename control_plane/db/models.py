@@ -9,7 +9,8 @@ to one database only: SQLite and PostgreSQL create the same tables from it.
     source   intent   event   export   spent_nonce ├─ revision
                               quota       ├─ incident
                                           ├─ drill
-                                          └─ metric_log, metric, metric_chunk
+                                          ├─ metric_log, metric, metric_chunk
+                                          └─ log_export
 
 A job's fleet is a name, not a foreign key: jobs are history and outlive the fleet that they ran on. A token may name a fleet that is yet to be made.
 """
@@ -534,6 +535,18 @@ class Export(Base):
     failure: Mapped[str] = mapped_column(Text)
     lease_owner: Mapped[str | None]
     lease_counter: Mapped[int] = mapped_column(default=0)
+
+
+class LogExport(Base):
+    """How far the log of a run has been copied to the log group."""
+
+    __tablename__ = "log_export"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
+    cursor: Mapped[str] = mapped_column(Text)
+    """`loop.log_exporter.text_of`."""
+    is_over: Mapped[bool]
+    """Nothing will ever follow."""
 
 
 class Intent(Base):

@@ -73,9 +73,7 @@ class EventExporter:
 
     def pause_seconds(self) -> float:
         """Return how long to wait before the next pass."""
-        if not self.failure_count:
-            return LOOK_SECONDS
-        return float(min(MOST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(self.failure_count - 1, 16)))
+        return retry_seconds(self.failure_count) if self.failure_count else LOOK_SECONDS
 
     def export_some(self) -> bool:
         """Make one pass. Blocks: called in a thread.
@@ -126,6 +124,11 @@ class EventExporter:
         if self._lease is not None:
             with self._database.write() as session:
                 self._leaser.release(session, self._lease)
+
+
+def retry_seconds(failure_count: int) -> float:
+    """Return how long to wait after so many failures in a row, at least one: twice as long each time, up to a limit."""
+    return float(min(MOST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failure_count - 1, 16)))
 
 
 class _Taken:

@@ -47,6 +47,10 @@ export interface CheckpointConfig {
   S3Uri?: string
   /** Keep a third slot per shard, so that an upload never makes snapshots wait. false unless given. */
   ThirdSlot?: boolean
+  /** How many of its newest checkpoints a job keeps, pinned ones besides; all unless said. */
+  MaxCount?: number
+  /** Checkpoints that are older are deleted. The newest one, what the job would be restored from, and pinned ones are always kept. */
+  MaxAgeInSeconds?: number
 }
 
 /** What to change of the durable tier; where checkpoints go is set at creation. */
@@ -54,6 +58,10 @@ export interface CheckpointConfigUpdate {
   EverySteps?: number
   /** Cannot be taken back once the job has run. */
   ThirdSlot?: boolean
+  /** 0: no limit any more. */
+  MaxCount?: number
+  /** 0: no limit any more. */
+  MaxAgeInSeconds?: number
 }
 
 export interface CreateCheckpointRequest {
