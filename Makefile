@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.set-up
 DASHBOARD := control_plane/static/index.html
 
-.PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-recovery
+.PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-recovery bench-api
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,6 +66,9 @@ bench-data-plane: setup  ## Everstep's data plane beside its peers and this mach
 
 bench-interleave: setup  ## GEMINI's Figure 16 in network namespaces (needs root): snapshots between collectives; writes docs/benchmarks-interleave.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.interleave
+
+bench-api: setup  ## how fast the API, the agents' line, followed logs and the command line answer; writes docs/benchmarks-api.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.api
 
 bench-recovery: setup  ## how long a failure holds training, beside torchrun and torchft; writes docs/benchmarks-recovery.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.interruption

@@ -29,6 +29,7 @@ from control_plane.errors import InvalidTimeouts
 from control_plane.secrets import admin_token_path, server_id, write_private
 from control_plane.settings import InvalidSettings, Settings
 from everstep.protocol.codec import MAX_MESSAGE_BYTES
+from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, LogFormat
 
 log = logging.getLogger("control_plane")
 
@@ -46,6 +47,7 @@ class Start:
     is_migrating: bool
     ready_file: Path | None
     is_asked_for_timeouts: bool
+    log_format: LogFormat
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
         settings, start = _parse(arguments)
+        if start.log_format == "json":
+            for handler in logging.getLogger().handlers:
+                handler.setFormatter(JsonFormatter())
         if start.is_asked_for_timeouts:
             sys.stdout.write("\n".join(explained(ladder(settings.detection_seconds))) + "\n")
             return 0
@@ -112,6 +117,16 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         default=env("EVERSTEP_EVENTS_QUEUE_URL", ""),
         help="SQS queue that EventBridge delivers AWS's events to; without one AWS is polled only",
     )
+    parser.add_argument(
+        "--export-events",
+        action="append",
+        default=[],
+        metavar="ARN",
+        help="EventBridge bus or SNS topic that is told what happens to jobs, from now on; may be repeated",
+    )
+    parser.add_argument(
+        "--export-logs", default="", metavar="GROUP", help="CloudWatch log group, which exists, that what ranks print is copied to; none unless given"
+    )
     parser.add_argument("--bucket", default=env("EVERSTEP_BUCKET", ""), help="S3 bucket for sources, logs, outputs and checkpoints")
     parser.add_argument(
         "--detection-seconds", type=float, default=3.0, help="how soon a failure is noticed; all timeouts derive from it (default %(default)s)"
@@ -122,6 +137,12 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     parser.add_argument(
         "--keep", action="append", default=[], metavar="WHAT=LIMIT", help=f"how long what only grows is kept, in days; may be repeated ({limits})"
     )
+    parser.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default=env("EVERSTEP_LOG_FORMAT", "text"),
+        help="text for people, json for machines: one object a line, with job, node and generation where it is about one (EVERSTEP_LOG_FORMAT)",
+    )
     parser.add_argument("--ready-file", type=Path, help="written, as JSON with url, pid and admin_token_path, as soon as the server answers")
     given = parser.parse_args(arguments)
     settings = Settings(
@@ -131,6 +152,8 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         region=given.region,
         aws_endpoint_url=given.aws_endpoint_url,
         events_queue_url=given.events_queue_url,
+        event_exports=tuple(given.export_events),
+        log_group=given.export_logs,
         database_url=given.database_url,
         host=given.host,
         port=given.port,
@@ -141,7 +164,11 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         max_source_bytes=given.max_source_bytes,
         retention=_retention(given.keep),
     )
-    return settings, Start(is_migrating=given.migrate, ready_file=given.ready_file, is_asked_for_timeouts=given.print_timeouts)
+    if given.log_format not in LOG_FORMATS:
+        raise InvalidSettings(f"EVERSTEP_LOG_FORMAT {given.log_format!r} is none of {', '.join(LOG_FORMATS)}")
+    return settings, Start(
+        is_migrating=given.migrate, ready_file=given.ready_file, is_asked_for_timeouts=given.print_timeouts, log_format=given.log_format
+    )
 
 
 def _retention(given: Sequence[str]) -> Retention:

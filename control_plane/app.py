@@ -11,7 +11,7 @@ import asyncio
 import hmac
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from typing import Protocol
 import uvicorn
 from fastapi import FastAPI
 
+from control_plane.api.answers import Answers
 from control_plane.api.auth import is_token_good
 from control_plane.api.dashboard import Dashboard
 from control_plane.api.deps import Services, SourceLimits
@@ -36,11 +37,17 @@ from control_plane.cloud.notices import EventQueue, SqsQueue
 from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.cloud.s3 import S3ObjectStore
-from control_plane.core.timeouts import ladder
+from control_plane.cloud.sinks import EventSink, LogGroupSink, LogSink, sink_of
+from control_plane.core.timeouts import grace_seconds, ladder
 from control_plane.db import schema
+from control_plane.db.leases import Leaser
 from control_plane.db.session import Database
+from control_plane.db.versions import Versions
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.event_feed import EventFeed
+from control_plane.loop.exporter import EventExporter
+from control_plane.loop.log_exporter import LogExporter
+from control_plane.loop.metric_writer import MetricWriter
 from control_plane.loop.runner import LoopContext, Runner
 from control_plane.replica import Replica
 from control_plane.secrets import ensure_admin, server_id, server_secret
@@ -89,10 +96,14 @@ def create_app(
     spool_directory = settings.state_directory / "spool"
     spool_directory.mkdir(mode=0o700, exist_ok=True)
     queue: EventQueue | None = None
+    sinks: dict[str, EventSink] = {}
+    log_sink: LogSink | None = None
     attestation: Attestation | None = None
     if operator is None or objects is None:
         connection = Connection(CloudSettings(mode=settings.mode, region=settings.region, endpoint_url=settings.aws_endpoint_url))
         queue = SqsQueue(connection, settings.events_queue_url) if settings.events_queue_url else None
+        sinks = {arn: sink_of(connection, arn) for arn in settings.event_exports}
+        log_sink = LogGroupSink(connection, settings.log_group) if settings.log_group else None
         operator = operator or AwsOperator(connection)
         if settings.mode is CloudMode.AWS:
             account = cache(lambda: connection.identify().account)
@@ -106,6 +117,7 @@ def create_app(
     except BaseException:
         database.close()
         raise
+    versions = Versions(database)
     registry = AgentRegistry()
     services = Services(
         database=database,
@@ -137,7 +149,7 @@ def create_app(
         app.state.services = replace(services, wake=wake)
         stop = asyncio.Event()
         with Replica(settings.state_directory) as replica:
-            make_loops = loops or partial(_loops, settings, replica.owner)
+            make_loops = loops or partial(_loops, settings, replica.owner, sinks, log_sink)
             tasks = [asyncio.create_task(loop.run(stop)) for loop in make_loops(app.state.services, secret)]
             for task in tasks:
                 task.add_done_callback(_tell_of_a_crash)
@@ -147,6 +159,7 @@ def create_app(
             finally:
                 stop.set()
                 await _finish(tasks)
+                versions.close()
                 await asyncio.to_thread(database.close)
 
     app = make_surface(lifespan=lifespan)
@@ -155,6 +168,7 @@ def create_app(
     app.include_router(metrics.router)
     app.include_router(attestation_routes.router)
     app.router.default = Dashboard(otherwise=app.router.default)
+    app.add_middleware(Answers, versions=versions, now=now)
     app.add_middleware(WhileTokenIsGood, is_good=is_token_good)
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
     return app
@@ -171,7 +185,9 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _loops(settings: Settings, owner: str, services: Services, secret: bytes) -> Sequence[Loop]:
+def _loops(
+    settings: Settings, owner: str, sinks: Mapping[str, EventSink], log_sink: LogSink | None, services: Services, secret: bytes
+) -> Sequence[Loop]:
     context = LoopContext(
         database=services.database,
         operator=services.operator,
@@ -185,7 +201,14 @@ def _loops(settings: Settings, owner: str, services: Services, secret: bytes) ->
         now=services.now,
         retention=settings.retention,
     )
-    return (Runner(context),)
+
+    def leaser() -> Leaser:
+        return Leaser(context.owner, grace_seconds(context.timeouts), context.monotonic)
+
+    exporters: list[Loop] = [EventExporter(services.database, name, sink, leaser(), context.now) for name, sink in sinks.items()]
+    if log_sink is not None:
+        exporters.append(LogExporter(services.database, services.objects, settings.log_group, log_sink, leaser(), context.now))
+    return Runner(context), MetricWriter(services.database, services.registry), *exporters
 
 
 def _tell_of_a_crash(task: asyncio.Task[None]) -> None:

@@ -5,10 +5,12 @@ Invariant: settings that exist are consistent; what is wrong with them is said i
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from control_plane.cloud.connection import LOCAL_REGION, CloudMode
+from control_plane.cloud.sinks import ARN
 from control_plane.db.retention import DEFAULT, Retention
 from everstep.protocol.loopback import is_loopback, is_this_machine, url_host
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN
@@ -34,6 +36,10 @@ class Settings:
     """0: the kernel chooses."""
     events_queue_url: str = ""
     """SQS queue that EventBridge delivers AWS's events to; empty: AWS is polled only."""
+    event_exports: tuple[str, ...] = ()
+    """ARNs of EventBridge buses and SNS topics that are told what happens to jobs."""
+    log_group: str = ""
+    """CloudWatch log group that what ranks print is copied to; empty: none."""
     is_other_host_allowed: bool = False
     """Without TLS, that is."""
     tls_certificate: Path | None = None
@@ -57,6 +63,16 @@ class Settings:
             raise InvalidSettings(f"--events-queue-url {self.events_queue_url!r} is not an http or https URL")
         if self.mode is CloudMode.LOCAL and self.events_queue_url and not is_loopback(self.events_queue_url):
             raise InvalidSettings(f"local mode needs --events-queue-url on this machine (127.0.0.0/8 or ::1), not {self.events_queue_url!r}")
+        for arn in self.event_exports:
+            match = ARN.fullmatch(arn)
+            if match is None:
+                raise InvalidSettings(f"--export-events {arn!r} is the ARN of neither an EventBridge bus nor an SNS topic")
+            if match["region"] != self.region:
+                raise InvalidSettings(f"--export-events {arn} is in {match['region']}, this server in {self.region}")
+        if self.log_group and re.fullmatch(r"[A-Za-z0-9_/.#-]{1,512}", self.log_group) is None:
+            raise InvalidSettings(f"--export-logs {self.log_group!r} is not the name of a log group")
+        if len(set(self.event_exports)) != len(self.event_exports):
+            raise InvalidSettings("--export-events names the same place twice")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InvalidSettings("--tls-certificate and --tls-key belong together")
         if not self.has_tls and not self.is_other_host_allowed and not is_this_machine(self.host):

@@ -51,12 +51,20 @@ class CheckpointConfig(TypedDict):
     """Prefix for checkpoints; the service's bucket by default."""
     ThirdSlot: NotRequired[bool]
     """Keep a third slot per shard, so that an upload never makes snapshots wait. false unless given."""
+    MaxCount: NotRequired[int]
+    """How many of its newest checkpoints a job keeps, pinned ones besides; all unless said."""
+    MaxAgeInSeconds: NotRequired[int]
+    """Checkpoints that are older are deleted. The newest one, what the job would be restored from, and pinned ones are always kept."""
 
 class CheckpointConfigUpdate(TypedDict):
     """What to change of the durable tier; where checkpoints go is set at creation."""
     EverySteps: NotRequired[int]
     ThirdSlot: NotRequired[bool]
     """Cannot be taken back once the job has run."""
+    MaxCount: NotRequired[int]
+    """0: no limit any more."""
+    MaxAgeInSeconds: NotRequired[int]
+    """0: no limit any more."""
 
 class CreateCheckpointResponse(TypedDict):
     """Which step is in S3, or on its way."""
@@ -270,6 +278,10 @@ class GetLogEventsResponse(TypedDict):
 class GetLogResponse(TypedDict):
     Body: NotRequired[StreamingBody]
 
+class GetMetricDataResponse(TypedDict):
+    """What a job has logged, by metric."""
+    MetricDataResults: list[MetricDataResult]
+
 class GetOutputResponse(TypedDict):
     Body: NotRequired[StreamingBody]
 
@@ -361,9 +373,10 @@ class ListLogsResponse(TypedDict):
     Logs: list[LogEntry]
 
 class ListMetricsResponse(TypedDict):
-    """What a job logged lately."""
+    """What a job has logged."""
     Metrics: list[Metric]
-    """The newest in memory; a restarted control plane begins anew."""
+    DroppedCount: int
+    """Steps whose values were lost on the way, because more was logged than could be taken, and values of more names than a job may have."""
 
 class ListNodesResponse(TypedDict):
     """All nodes asked for, oldest first."""
@@ -422,11 +435,29 @@ class LogEvents(TypedDict):
     """For FollowLogs and GetLogEvents: goes on after these lines."""
 
 class Metric(TypedDict):
-    """What rank 0 logged for one step."""
-    Generation: int
-    Step: int
-    Values: dict[str, float]
-    """By name. What is not finite is the text NaN, Infinity or -Infinity on the wire."""
+    """One name under which rank 0 logs."""
+    MetricName: str
+    LastStep: int
+    LastTime: datetime
+    LastValue: float
+    """What is not finite is the text NaN, Infinity or -Infinity on the wire."""
+
+class MetricDataResult(TypedDict):
+    """One metric as columns: the first entry of each is the first point, and so on, in order of steps. A point is one step or a span of them."""
+    MetricName: str
+    Steps: list[int]
+    """The first step of each point that has a value."""
+    LastSteps: list[int]
+    Times: list[float]
+    """When the last value of each point was logged, seconds since 1970."""
+    Counts: list[int]
+    """Values in each point."""
+    Minimums: list[float]
+    """Of the finite values, as means and maximums; NaN where there are none."""
+    Means: list[float]
+    Maximums: list[float]
+    LastValues: list[float]
+    """The last value of each point, finite or not. What is not finite is the text NaN, Infinity or -Infinity on the wire."""
 
 class Node(TypedDict):
     """An EC2 instance of a fleet and its agent."""
@@ -864,7 +895,7 @@ class EverstepClient(Protocol):
         """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
     def create_token(self, *, Role: Literal["admin", "submitter", "viewer"], Project: str = ..., Description: str = ..., ExpiresInSeconds: int = ...) -> CreateTokenResponse:
         """Make a token. Its secret is in this answer and nowhere else; asking again makes another token."""
-    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
+    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
         """Start a training job: it waits for its nodes, runs, and survives what happens to them. A DryRun creates nothing and answers the plan."""
     def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Delete a checkpoint from S3. Refused for pinned ones, and for the one that a job which has not ended would be restored from next."""
@@ -900,6 +931,8 @@ class EverstepClient(Protocol):
         """Stream one log, by the key that ListLogs gave."""
     def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: float = ..., EndTime: float = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
         """Read what a job's ranks printed, merged by time over all ranks and nodes, one generation after another. Times are seconds since 1970; FilterPattern is a part of the line. Without NextToken the newest lines are given, or with StartFromHead the first. NextForwardToken and NextBackwardToken read on in either direction: a page may be short or empty while there is more; nothing is left when a token comes back unchanged. What a node could not ship because it was lost is an event of its own, of the stream `gap`."""
+    def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ...) -> GetMetricDataResponse:
+        """Get what a job's rank 0 has logged. Of steps that were done again after a failure it is what was logged last. The newest 4,096 steps are kept as they were logged, older ones as points of 8, 64, 512 … steps. Where MaxPoints or a resolution asks for fewer points, several are joined into one; where a resolution asks for more than MaxPoints, points span twice as much, four times, and so on."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
         """Stream one output file, by the key that ListOutputs gave."""
     def hand_back_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
@@ -918,8 +951,8 @@ class EverstepClient(Protocol):
         """List incidents in the order they were opened, of all jobs or of one."""
     def list_logs(self, *, TrainingJobName: str) -> ListLogsResponse:
         """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
-    def list_metrics(self, *, TrainingJobName: str, AfterStep: int = ..., MaxResults: int = ...) -> ListMetricsResponse:
-        """List what a job's rank 0 has logged, by step; of a step that was done again, the newest values."""
+    def list_metrics(self, *, TrainingJobName: str) -> ListMetricsResponse:
+        """List the names under which a job's rank 0 has logged values, with the last value of each."""
     def list_nodes(self, *, FleetName: str = ..., IncludeEnded: bool = ...) -> ListNodesResponse:
         """List nodes, oldest first; those that have ended on request."""
     def list_outputs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListOutputsResponse:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from everstep.protocol.attestation import SERVER_ID_PATTERN
 from everstep.protocol.ids import NodeId
+from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter
 from everstep.protocol.loopback import is_loopback, url_host
 from worker.agent import Agent, AgentSettings
 from worker.attestation import Claim
@@ -95,6 +96,14 @@ def settings(arguments: list[str]) -> AgentSettings:
         default=environment.get("EVERSTEP_INPUT_BYTES"),
         help="disk that inputs of jobs may take, those kept for later jobs included (EVERSTEP_INPUT_BYTES; by default all but 5 percent of it)",
     )
+    parser.add_argument("--metrics-port", type=int, default=None, help="port for Prometheus, over plain http without a token; off unless given")
+    parser.add_argument("--metrics-address", default="127.0.0.1", help="address that it listens on (default %(default)s)")
+    parser.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default=environment.get("EVERSTEP_LOG_FORMAT", "text"),
+        help="text for people, json for machines: one object a line, with job, node and generation (EVERSTEP_LOG_FORMAT)",
+    )
     parser.add_argument("--peer-port", type=int, default=0, help="port for other agents; 0: the kernel chooses")
     parser.add_argument("--cold", action="store_true", help="do not keep a pre-imported process to fork ranks from")
     given = parser.parse_args(arguments)
@@ -120,6 +129,10 @@ def settings(arguments: list[str]) -> AgentSettings:
         parser.error("the address that peers reach this node at is not known: pass --address or set EVERSTEP_ADDRESS")
     state = given.state_dir.resolve()
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if given.metrics_port is not None and not 0 <= given.metrics_port <= 65_535:
+        parser.error(f"--metrics-port {given.metrics_port} is not a port")
+    if given.log_format not in LOG_FORMATS:
+        parser.error(f"EVERSTEP_LOG_FORMAT {given.log_format!r} is none of {', '.join(LOG_FORMATS)}")
     return AgentSettings(
         node_id=NodeId(given.instance_id),
         address=given.address,
@@ -134,6 +147,8 @@ def settings(arguments: list[str]) -> AgentSettings:
         claim=Claim(node_id=NodeId(given.instance_id), fleet=given.fleet, region=given.region, server_id=given.server_id) if given.fleet else None,
         is_warm=not given.cold,
         metadata_endpoint=endpoint_of(environment),
+        metrics_address=(given.metrics_address, given.metrics_port) if given.metrics_port is not None else None,
+        log_format=given.log_format,
     )
 
 
@@ -168,7 +183,11 @@ def main() -> None:
         cgroup=chosen.slots.name,
     )
     health = HealthWatch(gpus, state=chosen.state, slots=chosen.slots)
-    asyncio.run(serve(Agent(chosen, s3_store(), NodeAws(), supervisor, now=time.time, health=health, own_log=own_log)))
+    agent = Agent(chosen, s3_store(), NodeAws(), supervisor, now=time.time, health=health, own_log=own_log)
+    if chosen.log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter(agent.log_fields))
+    asyncio.run(serve(agent))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import shutil
 import signal
 import ssl
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from everstep.protocol.agent_messages import (
     LogLines,
     MemberPhase,
     MemberReport,
-    MetricPoint,
+    MetricsStored,
     NodeFault,
     Prepare,
     RankExit,
@@ -49,16 +49,19 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId
+from everstep.protocol.log_records import LogFormat
 from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord
 from worker.attestation import Claim, join
 from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
+from worker.core.metric_outbox import MetricOutbox
 from worker.errors import LoadFailed, RanksNotGone, StorageError
 from worker.health.watch import HealthWatch
 from worker.instance_metadata import InstanceMetadata
 from worker.logs import LogShipper, RankLogs
 from worker.member import Member, Node
 from worker.own_log import OwnLog
+from worker.prometheus import AgentFacts, MetricsEndpoint
 from worker.promise import Promise, PromiseFile
 from worker.rank_commands import RankCommands
 from worker.rank_environment import Supplied, node_environment
@@ -101,6 +104,9 @@ class AgentSettings:
     """How this instance joins without a token; None: with one."""
     input_bytes: int | None = None
     """What inputs of jobs may take of the disk, those that are kept for later ones included; None: what it has, less a part."""
+    log_format: LogFormat = "text"
+    metrics_address: tuple[str, int] | None = None
+    """Where Prometheus finds this agent's figures; None: nowhere."""
     metadata_endpoint: str | None = None
     """Where the instance's metadata service is; None: there is none, or this is no EC2 instance."""
 
@@ -142,7 +148,8 @@ class Agent:
         self._ranks = RankServer(settings.slots / "ranks.sock")
         self._supervisor = supervisor
         self._logs = RankLogs(settings.state, objects)
-        self._node = Node(settings.node_id, settings.address, settings.state, self._store, self._listener, objects, now)
+        self._outbox = MetricOutbox()
+        self._node = Node(settings.node_id, settings.address, settings.state, self._store, self._listener, objects, now, self._outbox)
         self._supplies = Supplies(settings.state, objects, aws, input_bytes=settings.input_bytes)
         self._metadata = InstanceMetadata(settings.metadata_endpoint, self._changed) if settings.metadata_endpoint else None
         self._control = ControlClient(
@@ -156,6 +163,8 @@ class Agent:
             command=self._take,
         )
         self._rank_commands = RankCommands(node_environment(os.environ, settings.address), self._control.send_answer)
+        self._reported: AgentReport | None = None
+        """What was said last."""
         self._commands: asyncio.Queue[Message] = asyncio.Queue()
         self._promise: Promise | None = None
         self._promising: tuple[RunId, int] | None = None
@@ -183,6 +192,7 @@ class Agent:
         self._listen()
         await self._ranks.start()
         await self._supervisor.start()
+        metrics = MetricsEndpoint(*self._settings.metrics_address, self._facts) if self._settings.metrics_address is not None else None
         if self._health is not None:
             loop = asyncio.get_running_loop()
             self._health.start(lambda: self._health_changed(loop))
@@ -208,6 +218,8 @@ class Agent:
             await self._supervisor.close()
             if self._health is not None:
                 await asyncio.to_thread(self._health.close)
+            if metrics is not None:
+                await asyncio.to_thread(metrics.close)
             self._store.close()
 
     def _listen(self) -> None:
@@ -251,6 +263,7 @@ class Agent:
     # -- the line to the control plane ----------------------------------------------------------------------------------------------------------
 
     def _hello(self) -> Hello:
+        self._outbox.connected()
         return Hello(
             node_id=self._settings.node_id,
             agent_id=self._agent_id,
@@ -263,20 +276,28 @@ class Agent:
 
     def _report(self) -> AgentReport:
         self._sequence += 1
-        metrics: tuple[MetricPoint, ...] = ()
-        if self._member is not None:
-            metrics, self._member.lines.metrics = tuple(self._member.lines.metrics), []
-        return AgentReport(
+        self._reported = AgentReport(
             node_id=self._settings.node_id,
             sequence=self._sequence,
             member=self._member_report(),
-            metrics=metrics,
+            metrics=self._outbox.due(time.monotonic()),
             refused_count=self._listener.refused_count + self._ranks.refused_count,
             notices=self._metadata.notices if self._metadata is not None else (),
             evidence_key=self._evidence_key,
             is_warm=self._supervisor.is_warm,
             faults=self._health.faults() if self._health is not None else (),
         )
+        return self._reported
+
+    def _facts(self) -> AgentFacts:
+        """Return what Prometheus is shown; called in another thread, so nothing is asked that could be changing."""
+        return AgentFacts(self._reported, self._control.is_connected, len(self._outbox), self._outbox.dropped_count)
+
+    def log_fields(self) -> Mapping[str, object]:
+        """Return what every line that is logged says of this node; called in any thread."""
+        promise = self._promise
+        of_job = {} if promise is None else {"job": promise.job, "run": promise.run, "generation": promise.generation}
+        return {"node": self._settings.node_id, **of_job}
 
     def _member_report(self) -> MemberReport | None:
         if self._promise is None or self._promising is not None:
@@ -330,6 +351,10 @@ class Agent:
             self._supervisor.halt_now(command.run, command.generation)
             if self._member is not None and self._member.server is not None:
                 self._member.server.halt()
+        if isinstance(command, MetricsStored):
+            if command.agent_id == self._agent_id:
+                self._outbox.confirm(command.next_number)
+            return
         self._commands.put_nowait(command)
 
     @property

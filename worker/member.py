@@ -26,6 +26,7 @@ from everstep.protocol.plan import GenerationPlan, RankPlan, ShardSource
 from everstep.protocol.rank_messages import StopState
 from everstep.protocol.rounds import Announcement, RankRound
 from everstep.protocol.slot import SlotState
+from worker.core.metric_outbox import MetricOutbox
 from worker.core.phases import PhaseClock
 from worker.core.rounds import NONE, Coordinator, Shard
 from worker.core.slots import Content, kept
@@ -67,6 +68,8 @@ class Node:
     objects: ObjectStore
     now: Callable[[], float]
     """Unix time, for what is shown to people."""
+    outbox: MetricOutbox
+    """Takes what rank 0 logs."""
 
 
 class _PeerDialler:
@@ -135,6 +138,7 @@ class Member:
                 max_slowdown=plan.max_slowdown,
                 on_distance=self._keep_distance,
             ),
+            outbox=node.outbox,
             slot_count=self._slot_count,
         )
         self._clocks = {rank: PhaseClock(plan.base_step) for rank in self.here.ranks}

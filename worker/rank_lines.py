@@ -33,6 +33,7 @@ from everstep.protocol.rank_messages import (
 )
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState
+from worker.core.metric_outbox import MetricOutbox
 from worker.core.rounds import NONE
 from worker.core.slots import Content, being_written, slot_bytes_per_node
 from worker.errors import NoRoom
@@ -45,8 +46,6 @@ from worker.tasks import end
 from worker.traffic import Traffic
 
 log = logging.getLogger(__name__)
-MAX_METRICS = 1000
-"""Logged values that wait for the control plane; the oldest are dropped beyond it."""
 FIRST_STEPS = 2
 """So many boundaries of a launch are told to the control plane at once; later ones when it hears of this node anyway."""
 NO_LAYOUT = "the rank's slots are not ready yet"
@@ -65,6 +64,7 @@ class RankLines:
         on_change: Callable[[], None],
         on_round_change: Callable[[], None],
         traffic: Traffic,
+        outbox: MetricOutbox,
         slot_count: int,
     ) -> None:
         """Begin.
@@ -77,10 +77,10 @@ class RankLines:
             on_change: something that the control plane should hear has changed.
             on_round_change: something that the coordinator should hear has changed.
             traffic: is told of boundaries, snapshots and idle spans.
+            outbox: takes what rank 0 logs.
             slot_count: slots per shard.
         """
         self.faults: dict[str, NodeFault] = {}
-        self.metrics: list[MetricPoint] = []
         self._plan = plan
         self._shards = shards
         self._store = store
@@ -88,6 +88,7 @@ class RankLines:
         self._on_change = on_change
         self._on_round_change = on_round_change
         self._traffic = traffic
+        self._outbox = outbox
         self._slot_count = slot_count
         self._lines: dict[Rank, RankLine] = {}
         self._waiting: dict[Rank, RankLine] = {}
@@ -182,9 +183,14 @@ class RankLines:
                 self._traffic.boundary(rank, message, shard.page.rank(), is_sending=any(shard.core.wanted(peer) != NONE for peer in shard.core.view))
             case IdleSpans():
                 self._traffic.spans(rank, message)
+            case Logged() if rank == 0:
+                points = [
+                    MetricPoint(generation=self.generation, step=each.step, values=each.values, at_seconds=each.at_seconds)
+                    for each in message.records
+                ]
+                self._outbox.add(self.run, points, message.dropped_count)
             case Logged():
-                points = [MetricPoint(generation=self.generation, step=each.step, values=each.values) for each in message.records]
-                self.metrics = (self.metrics + points)[-MAX_METRICS:] if rank == 0 else self.metrics
+                pass  # rank 0 speaks for all
             case RankFault():
                 self.fault(message.code, f"rank {rank}: {message.message}", is_permanent=message.code == "cannot_resume")
             case _:

@@ -263,6 +263,55 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("project", name=op.f("pk_quota")),
     )
     op.create_table(
+        "export",
+        sa.Column("name", sa.String(length=512), nullable=False),
+        sa.Column("position", sa.BigInteger(), nullable=False),
+        sa.Column("failing_since", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("failure", sa.Text(), nullable=False),
+        sa.Column("lease_owner", sa.String(length=255), nullable=True),
+        sa.Column("lease_counter", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_export")),
+    )
+    op.create_table(
+        "log_export",
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("cursor", sa.Text(), nullable=False),
+        sa.Column("is_over", sa.Boolean(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_log_export_run_id_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("run_id", name=op.f("pk_log_export")),
+    )
+    op.create_table(
+        "metric_log",
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("generation", sa.BigInteger(), nullable=False),
+        sa.Column("agent_id", sa.String(length=255), nullable=False),
+        sa.Column("next_number", sa.BigInteger(), nullable=False),
+        sa.Column("dropped_count", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_metric_log_run_id_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("run_id", name=op.f("pk_metric_log")),
+    )
+    op.create_table(
+        "metric",
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("name", sa.String(length=255), nullable=False),
+        sa.Column("fine_from_step", sa.BigInteger(), nullable=False),
+        sa.Column("last_step", sa.BigInteger(), nullable=False),
+        sa.Column("last_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("last_value", sa.String(length=64), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_metric_run_id_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("run_id", "name", name=op.f("pk_metric")),
+    )
+    op.create_table(
+        "metric_chunk",
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("name", sa.String(length=255), nullable=False),
+        sa.Column("width", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("points", sa.LargeBinary(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_metric_chunk_run_id_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("run_id", "name", "width", "number", name=op.f("pk_metric_chunk")),
+    )
+    op.create_table(
         "revision",
         sa.Column("run_id", sa.String(length=64), nullable=False),
         sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
@@ -399,6 +448,11 @@ def downgrade() -> None:
     op.drop_table("drill")
     op.drop_table("generation")
     op.drop_table("revision")
+    op.drop_table("metric_chunk")
+    op.drop_table("metric")
+    op.drop_table("metric_log")
+    op.drop_table("log_export")
+    op.drop_table("export")
     op.drop_table("quota")
     with op.batch_alter_table("checkpoint", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_checkpoint_verify_requested_at"))

@@ -83,6 +83,8 @@ def admit(
         environment=dict(request.environment),
         checkpoint_every_steps=request.checkpoint_config.every_steps,
         checkpoint_uri=_below(request.checkpoint_config.s3_uri, request.training_job_name) or f"{own}/checkpoints/",
+        checkpoint_max_count=request.checkpoint_config.max_count,
+        checkpoint_max_age_seconds=request.checkpoint_config.max_age_in_seconds,
         third_slot=request.checkpoint_config.third_slot,
         output_uri=_below(request.output_data_config.s3_output_path, request.training_job_name) or f"{own}/output/",
         log_uri=f"{own}/logs/",

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from control_plane.api import views
 from control_plane.core import accounting
+from control_plane.db.exports import ExportRecord
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.incidents import Recoveries
 from control_plane.db.jobs import JobRecord
@@ -46,6 +47,8 @@ class Facts:
     connected: frozenset[NodeId]
     refused_count: int
     """Messages of agents that were not taken."""
+    exports: tuple[ExportRecord, ...] = ()
+    newest_event_id: int = 0
 
 
 def exposition(facts: Facts) -> bytes:
@@ -76,6 +79,7 @@ def families(facts: Facts) -> Iterator[Metric]:
     yield from _of_jobs(facts)
     yield from _of_recoveries(facts.recoveries)
     yield from _of_fleets(facts)
+    yield from _of_exports(facts)
     yield CounterMetricFamily("everstep_agent_messages_refused", "Messages of agents that were not taken.", value=facts.refused_count)
 
 
@@ -122,6 +126,15 @@ def _of_recoveries(recoveries: Iterable[Recoveries]) -> Iterator[Metric]:
         for phase, seconds in each.phase_seconds.items():
             phases.add_metric([*of_these, phase], count_value=each.count, sum_value=seconds)
     yield from (count, steps, phases)
+
+
+def _of_exports(facts: Facts) -> Iterator[Metric]:
+    lag = GaugeMetricFamily("everstep_export_lag_events", "Events that were not looked at yet by an export.", labels=["export"])
+    failing = GaugeMetricFamily("everstep_export_failing", "1 while an export is refused and tried again.", labels=["export"])
+    for each in facts.exports:
+        lag.add_metric([each.name], max(0, facts.newest_event_id - each.position))
+        failing.add_metric([each.name], each.failing_since is not None)
+    yield from (lag, failing)
 
 
 def _of_fleets(facts: Facts) -> Iterator[Metric]:

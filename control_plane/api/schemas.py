@@ -8,7 +8,6 @@ Invariant: a request that validates is well formed by itself; what depends on a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -122,6 +121,10 @@ class CheckpointConfig(Request):
     """Prefix for checkpoints; the service's bucket by default."""
     third_slot: bool = False
     """Keep a third slot per shard, so that an upload never makes snapshots wait."""
+    max_count: int | None = Field(default=None, ge=1, le=100_000)
+    """How many of its newest checkpoints a job keeps, pinned ones besides; all unless said."""
+    max_age_in_seconds: int | None = Field(default=None, ge=60, le=3_660 * 86_400)
+    """Checkpoints that are older are deleted. The newest one, what the job would be restored from, and pinned ones are always kept."""
 
 
 class S3DataSource(Request):
@@ -337,6 +340,10 @@ class CheckpointConfigUpdate(Request):
     every_steps: int | None = Field(default=None, ge=0, le=1_000_000_000)
     third_slot: bool | None = None
     """Cannot be taken back once the job has run."""
+    max_count: int | None = Field(default=None, ge=0, le=100_000)
+    """0: no limit any more."""
+    max_age_in_seconds: int | None = Field(default=None, ge=0, le=3_660 * 86_400)
+    """0: no limit any more."""
 
 
 class UpdateTrainingJobRequest(Request):
@@ -683,19 +690,46 @@ class ListOutputsResponse(Shape):
 
 
 class Metric(Shape):
-    """What rank 0 logged for one step."""
+    """One name under which rank 0 logs."""
 
-    generation: int
-    step: int
-    values: Mapping[str, LoggedNumber]
-    """By name. What is not finite is the text NaN, Infinity or -Infinity on the wire."""
+    metric_name: str
+    last_step: int
+    last_time: datetime
+    last_value: LoggedNumber
+    """What is not finite is the text NaN, Infinity or -Infinity on the wire."""
 
 
 class ListMetricsResponse(Shape):
-    """What a job logged lately."""
+    """What a job has logged."""
 
     metrics: list[Metric]
-    """The newest in memory; a restarted control plane begins anew."""
+    dropped_count: int
+    """Steps whose values were lost on the way, because more was logged than could be taken, and values of more names than a job may have."""
+
+
+class MetricDataResult(Shape):
+    """One metric as columns: the first entry of each is the first point, and so on, in order of steps. A point is one step or a span of them."""
+
+    metric_name: str
+    steps: list[int]
+    """The first step of each point that has a value."""
+    last_steps: list[int]
+    times: list[float]
+    """When the last value of each point was logged, seconds since 1970."""
+    counts: list[int]
+    """Values in each point."""
+    minimums: list[LoggedNumber]
+    """Of the finite values, as means and maximums; NaN where there are none."""
+    means: list[LoggedNumber]
+    maximums: list[LoggedNumber]
+    last_values: list[LoggedNumber]
+    """The last value of each point, finite or not. What is not finite is the text NaN, Infinity or -Infinity on the wire."""
+
+
+class GetMetricDataResponse(Shape):
+    """What a job has logged, by metric."""
+
+    metric_data_results: list[MetricDataResult]
 
 
 # Incidents and events --------------------------------------------------------------------------------------------------------------------

@@ -117,7 +117,13 @@ def job(
         node_count=spec.node_count,
         ranks_per_node=spec.ranks_per_node,
         protection=schemas.ProtectionConfig(copies=spec.copies, max_slowdown=spec.max_slowdown),
-        checkpoint_config=schemas.CheckpointConfig(every_steps=spec.checkpoint_every_steps, s3_uri=spec.checkpoint_uri, third_slot=spec.third_slot),
+        checkpoint_config=schemas.CheckpointConfig(
+            every_steps=spec.checkpoint_every_steps,
+            s3_uri=spec.checkpoint_uri,
+            third_slot=spec.third_slot,
+            max_count=spec.checkpoint_max_count,
+            max_age_in_seconds=spec.checkpoint_max_age_seconds,
+        ),
         input_data_config=[_channel(each) for each in spec.inputs],
         output_data_config=schemas.OutputDataConfig(s3_output_path=spec.output_uri),
         stopping_condition=schemas.StoppingCondition(

@@ -94,11 +94,11 @@ class Connection:
         self._session = boto3.Session(botocore_session=core, region_name=settings.region, **self._keys())
         self._clients: dict[str, Any] = {}
         # boto3 sessions are not thread-safe, clients are: all are made here, before any thread can ask.
-        for service in ("autoscaling", "ec2", "s3", "sqs", "sts"):
+        for service in ("autoscaling", "ec2", "events", "logs", "s3", "sns", "sqs", "sts"):
             self._clients[service] = self._make(service)
 
     def client(self, service: str) -> Any:
-        """Return the client of `autoscaling`, `ec2`, `s3`, `sqs` or `sts`."""
+        """Return the client of one of the services above."""
         return self._clients[service]
 
     def identify(self) -> CloudIdentity:
@@ -183,7 +183,7 @@ _CODES: Final[tuple[tuple[type[CloudError], str], ...]] = (
     (ResourceContended, "ResourceContention ScalingActivityInProgress ResourceInUse ConditionalRequestConflict OperationAborted"),
     (AccessDenied, "AccessDenied AccessDeniedException UnauthorizedOperation AuthFailure OptInRequired SignatureDoesNotMatch"),
     (AccessDenied, "ExpiredToken ExpiredTokenException InvalidClientTokenId InvalidAccessKeyId"),
-    (NotFound, "NoSuchKey NoSuchBucket InvalidInstanceID.NotFound 404"),
+    (NotFound, "NoSuchKey NoSuchBucket InvalidInstanceID.NotFound ResourceNotFoundException 404"),
     (PreconditionFailed, "PreconditionFailed 412"),
     (CloudUnavailable, "RequestTimeout ServiceUnavailable InternalError InternalFailure"),
 )

@@ -1,12 +1,13 @@
 """When a set of uploaded shards becomes a checkpoint.
 
 Invariant: a manifest is put only for a step of which every rank's shard is complete in S3, was reported in the newest generation, and lies on its
-path. It is put last, and named by (generation, step), so the same set never makes two.
+path. It is put last, and named by (generation, step), so the same set never makes two. The newest checkpoint and what is needed are never surplus.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from control_plane.core import recovery
 from control_plane.core.actions import PutManifest
@@ -15,6 +16,43 @@ from everstep.protocol.agent_messages import MemberReport, UploadedShard
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard
 from everstep.protocol.plan import GenerationPlan, ObjectReference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptCheckpoint:
+    """A complete checkpoint, as far as it matters for whether it stays."""
+
+    generation: int
+    step: int
+    completed_at: float
+    """Unix time."""
+    is_needed: bool
+    """Pinned, being read back, or what the job would be restored from."""
+    is_counted: bool
+    """Among those that a job keeps by number; pinned ones are kept besides."""
+
+
+def surplus(kept: Sequence[KeptCheckpoint], max_count: int | None, max_age_seconds: int | None, now: float) -> tuple[tuple[int, int], ...]:
+    """Return what a job keeps no longer.
+
+    Args:
+        kept: its complete checkpoints.
+        max_count: the newest so many stay; None: any number.
+        max_age_seconds: older ones go; None: none for its age.
+        now: Unix seconds.
+
+    Returns:
+        Generation and step of each, the oldest step first; never the newest.
+    """
+    newest_first = sorted(kept, key=lambda each: (each.step, each.generation), reverse=True)
+    counted = [each for each in newest_first if each.is_counted]
+    beyond = set(counted[max_count:]) if max_count is not None else set()
+    going = [
+        each
+        for each in newest_first[1:]
+        if not each.is_needed and (each in beyond or (max_age_seconds is not None and now - each.completed_at > max_age_seconds))
+    ]
+    return tuple((each.generation, each.step) for each in reversed(going))
 
 
 def due(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select, union
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
@@ -22,7 +22,7 @@ from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 COMPLETE = "complete"
 """The manifest names every shard."""
 DELETING = "deleting"
-"""A person wants it gone: nobody restores from it, its objects are being deleted."""
+"""It is to go, at a person's word or by its job's limits: nobody restores from it, its objects are being deleted."""
 DELETED = "deleted"
 """Its objects are gone. The row stays with its job's, so that agents that still report its shards do not bring it back."""
 
@@ -114,6 +114,13 @@ def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state
     """Move a checkpoint towards its end and return it as it is now; what is deleted has no manifest any more."""
     dropped = {"manifest": None, "verify_requested_at": None} if state == DELETED else {}
     return _set(session, run_id, checkpoint, state=state, **dropped)
+
+
+def runs_to_look_after(session: Session) -> tuple[str, ...]:
+    """Return the runs of which something is being deleted, or may have become too much: those with two or more complete ones."""
+    several = select(Checkpoint.run_id).where(Checkpoint.state == COMPLETE).group_by(Checkpoint.run_id).having(func.count() > 1)
+    deleting = select(Checkpoint.run_id).where(Checkpoint.state == DELETING)
+    return tuple(session.scalars(union(several, deleting)))
 
 
 def ask_to_verify(session: Session, run_id: str, checkpoint: CheckpointRecord, now: datetime) -> CheckpointRecord:

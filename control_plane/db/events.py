@@ -1,6 +1,10 @@
 """Events: what happened, in order. Append-only.
 
-Invariant: an event is never changed; its id grows.
+Readers go on from the last id that they have seen, so no id may appear below one that was seen. A database gives ids when rows are inserted, and
+shows them when their transaction commits; so events are inserted last in a transaction, one transaction at a time. SQLite has one writer anyway;
+elsewhere it is a lock that is held from the insertion to the commit, under which nothing else is waited for.
+
+Invariant: an event is never changed; ids become visible in order.
 """
 
 from __future__ import annotations
@@ -11,10 +15,16 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select
+from sqlalchemy.event import listens_for
 from sqlalchemy.orm import Session
 
 from control_plane.db.models import Event
 from control_plane.db.session import record_of, values_of
+
+_WAITING = "everstep_events"
+"""Where a session keeps what is to be inserted before it commits."""
+_LOCK = 0x45560001
+"""PostgreSQL's number of the lock; of this database alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +58,26 @@ class EventRecord:
     detail: Mapping[str, Any]
 
 
-def append(session: Session, event: NewEvent) -> EventRecord:
-    """Store an event."""
-    row = Event(**values_of(event))
-    session.add(row)
+def append(session: Session, event: NewEvent) -> None:
+    """Store an event when the transaction commits: after all else, in the order of the calls."""
+    session.info.setdefault(_WAITING, []).append(event)
+
+
+@listens_for(Session, "before_commit")
+def _insert(session: Session) -> None:
+    waiting = session.info.pop(_WAITING, None)
+    if not waiting:
+        return
     session.flush()
-    return record_of(row, EventRecord)
+    _queue_up(session, session.get_bind().dialect.name)
+    session.add_all([Event(**values_of(event)) for event in waiting])
+    session.flush()
+
+
+def _queue_up(session: Session, dialect: str) -> None:
+    """Wait until no other transaction is between inserting its events and their being seen."""
+    if dialect == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(_LOCK)))
 
 
 def newest_id(session: Session) -> int:

@@ -56,6 +56,9 @@ class JobSpec:
     """0: only at an agreed stop."""
     checkpoint_uri: str
     """`s3://bucket/prefix/`; generation and step go below it."""
+    checkpoint_max_count: int | None = None
+    """The newest so many checkpoints are kept; None: all."""
+    checkpoint_max_age_seconds: int | None = None
     third_slot: bool = False
     output_uri: str
     log_uri: str

@@ -1,4 +1,4 @@
-"""Leases: which replica of the control plane works on a job or a fleet.
+"""Leases: which replica of the control plane works on a job, a fleet or an export.
 
     owner       claims before every pass, which bumps the counter
     contender   watches owner and counter; when both stood still for `ttl_seconds` on its own monotonic clock, it takes the row over
@@ -20,11 +20,12 @@ from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db.errors import NotFound, StaleLease
-from control_plane.db.models import Fleet, Job
+from control_plane.db.models import Export, Fleet, Job
 from control_plane.db.session import changed_rows
 from control_plane.replica import is_predecessor
 
-LeaseKind = Literal["job", "fleet"]
+LeaseKind = Literal["job", "fleet", "export"]
+_Table = type[Job] | type[Fleet] | type[Export]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Lease:
 
     kind: LeaseKind
     key: str
-    """Run id of a job, name of a fleet."""
+    """Run id of a job, name of a fleet or an export."""
     owner: str
     counter: int
 
@@ -142,9 +143,15 @@ def guard(session: Session, lease: Lease) -> None:
         raise StaleLease(f"the lease of {lease.kind} {lease.key} was taken over")
 
 
-def _row(kind: LeaseKind, key: str) -> tuple[type[Job] | type[Fleet], ColumnElement[bool]]:
-    return (Job, Job.run_id == key) if kind == "job" else (Fleet, Fleet.name == key)
+def _row(kind: LeaseKind, key: str) -> tuple[_Table, ColumnElement[bool]]:
+    match kind:
+        case "job":
+            return Job, Job.run_id == key
+        case "fleet":
+            return Fleet, Fleet.name == key
+        case "export":
+            return Export, Export.name == key
 
 
-def _held(table: type[Job] | type[Fleet], owner: str | None, counter: int) -> ColumnElement[bool]:
+def _held(table: _Table, owner: str | None, counter: int) -> ColumnElement[bool]:
     return table.lease_owner.is_not_distinct_from(owner) & (table.lease_counter == counter)

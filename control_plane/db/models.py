@@ -6,9 +6,11 @@ to one database only: SQLite and PostgreSQL create the same tables from it.
     fleet ─ node ─┬─ notice          job ─┬─ generation
                   └─ implication          ├─ shard ─ replica
     token ─ redemption                    ├─ checkpoint
-    source   intent   event   spent_nonce ├─ revision
+    source   intent   event   export   spent_nonce ├─ revision
                               quota       ├─ incident
-                                          └─ drill
+                                          ├─ drill
+                                          ├─ metric_log, metric, metric_chunk
+                                          └─ log_export
 
 A job's fleet is a name, not a foreign key: jobs are history and outlive the fleet that they ran on. A token may name a fleet that is yet to be made.
 """
@@ -464,6 +466,47 @@ class Drill(Base):
     outcome: Mapped[str] = mapped_column(Text, default="")
 
 
+class MetricLog(Base):
+    """Whose logged values a run had last, and how many were lost on their way."""
+
+    __tablename__ = "metric_log"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
+    generation: Mapped[int]
+    """The newest that has logged anything."""
+    agent_id: Mapped[str]
+    next_number: Mapped[int]
+    """Of that agent's values: those before it are stored, or lost."""
+    dropped_count: Mapped[int]
+
+
+class Metric(Base):
+    """One name under which a run's script logs."""
+
+    __tablename__ = "metric"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    fine_from_step: Mapped[int]
+    """Earlier steps are folded: a value of theirs that comes late has no place any more."""
+    last_step: Mapped[int]
+    last_at: Mapped[datetime]
+    last_value: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    """As Python writes it: SQLite makes NULL of a NaN."""
+
+
+class MetricChunk(Base):
+    """Points of one metric and width, packed (`metrics.pack`)."""
+
+    __tablename__ = "metric_chunk"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    width: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    points: Mapped[bytes]
+
+
 class Event(Base):
     """Something that happened; never changed. An id is never given twice, not even once the newest events are let go: clients go on from it."""
 
@@ -479,6 +522,32 @@ class Event(Base):
     job_name: Mapped[str | None] = mapped_column(String(NAME_LENGTH), index=True)
     node_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Export(Base):
+    """How far events have been told to one place outside."""
+
+    __tablename__ = "export"
+
+    name: Mapped[str] = mapped_column(String(512), primary_key=True)
+    position: Mapped[int]
+    """Id of the last event that was told."""
+    failing_since: Mapped[datetime | None]
+    failure: Mapped[str] = mapped_column(Text)
+    lease_owner: Mapped[str | None]
+    lease_counter: Mapped[int] = mapped_column(default=0)
+
+
+class LogExport(Base):
+    """How far the log of a run has been copied to the log group."""
+
+    __tablename__ = "log_export"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
+    cursor: Mapped[str] = mapped_column(Text)
+    """`loop.log_exporter.text_of`."""
+    is_over: Mapped[bool]
+    """Nothing will ever follow."""
 
 
 class Intent(Base):

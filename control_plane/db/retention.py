@@ -7,6 +7,7 @@
     generations    of ended jobs, all but the newest
     plans          of jobs that go on, all but the newest few; the lineage itself stays, because restores follow it
     protection     of ended jobs: their agents have let go of all slots
+    metrics        of ended jobs: what their scripts logged
 
 Jobs, incidents, checkpoints, sources and fleets are kept.
 
@@ -23,7 +24,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import ColumnElement, and_, delete, inspect, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from control_plane.db.models import Base, Event, Generation, Implication, Intent, Job, Node, Redemption, Shard, SpentNonce, Token
+from control_plane.db.models import Base, Event, Generation, Implication, Intent, Job, Metric, MetricChunk, Node, Redemption, Shard, SpentNonce, Token
 
 LET_GO = b""
 """In place of a plan."""
@@ -39,6 +40,7 @@ class Retention:
     tokens: int = 7
     generations: int = 30
     protection: int = 1
+    metrics: int = 90
     plans_per_job: int = 10
     batch_rows: int = 1_000
 
@@ -66,6 +68,7 @@ def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str,
     alive = select(Node.id).where(Node.ended_at.is_(None))
     ended = select(Job.run_id).where(Job.ended_at < before(retention.generations))
     silent = select(Job.run_id).where(Job.ended_at < before(retention.protection))
+    unread = select(Job.run_id).where(Job.ended_at < before(retention.metrics))
     newest = select(Job.generation).where(Job.run_id == Generation.run_id).scalar_subquery()
     is_of_a_node_that_is_gone = and_(Token.node_id.is_not(None), Token.node_id.not_in(alive), Token.created_at < before(retention.tokens))
     rules: dict[str, tuple[type[Base], ColumnElement[bool]]] = {
@@ -78,6 +81,8 @@ def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str,
         "redemptions": (Redemption, and_(Redemption.redeemed_at < before(retention.tokens), Redemption.node_id.not_in(alive))),
         "generations": (Generation, and_(Generation.run_id.in_(ended), Generation.number < newest)),
         "protection": (Shard, Shard.run_id.in_(silent)),
+        "metrics": (Metric, Metric.run_id.in_(unread)),
+        "metric chunks": (MetricChunk, MetricChunk.run_id.in_(unread)),
     }
     counts = {kind: _delete(session, table, which, retention.batch_rows) for kind, (table, which) in rules.items()}
     old = and_(Generation.number <= newest - retention.plans_per_job, Generation.plan != LET_GO)

@@ -6,6 +6,7 @@ it through `asyncio.to_thread`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -45,6 +46,9 @@ class Database:
         self.engine: Engine = create_engine(self.url, pool_pre_ping=self.url.get_backend_name() != "sqlite")
         if self.url.get_backend_name() == "sqlite":
             _make_sqlite_strict(self.engine)
+        self._commits = itertools.count(1)
+        self.commit_number = 0
+        """Another one after every commit of this process."""
         self._writing = self.engine.execution_options(everstep_writes=True)
 
     @contextmanager
@@ -58,6 +62,7 @@ class Database:
         """Yield a session that is committed when the block ends and rolled back when it raises."""
         with Session(self._writing, expire_on_commit=False) as session, session.begin():
             yield session
+        self.commit_number = next(self._commits)
 
     def create_tables(self) -> None:
         """Create every table at once, without migrations; for tests of what stands on the tables."""

@@ -22,16 +22,12 @@ from dataclasses import dataclass, replace
 
 from control_plane.loop.command_desk import CommandDesk
 from control_plane.loop.log_feed import LogFeed
-from everstep.protocol.agent_messages import AgentReport, CommandEnded, ControlToAgent, Hello, Load, LogLines, MetricPoint, Release
-from everstep.protocol.ids import FleetName, NodeId, RunId, Step
+from control_plane.loop.metric_writer import MetricInbox
+from everstep.protocol.agent_messages import AgentReport, CommandEnded, ControlToAgent, Hello, Load, LogLines, Release
+from everstep.protocol.ids import FleetName, NodeId, RunId
 
 QUEUE_LIMIT = 64
 """Messages waiting for one agent. An agent that does not read loses the oldest; the loop repeats what still matters."""
-METRICS_LIMIT = 20_000
-"""Logged steps kept per run, in memory."""
-RUNS_LIMIT = 64
-"""Runs whose logged values are kept, in memory."""
-
 MAX_DEPARTED = 1000
 """Ended nodes whose last word and whose count of refusals are kept."""
 
@@ -135,11 +131,12 @@ class AgentRegistry:
         self._departed: deque[NodeId] = deque()
         self._connections: dict[NodeId, AgentConnection] = {}
         self._refused: Counter[NodeId] = Counter()
-        self._metrics: OrderedDict[RunId, OrderedDict[Step, MetricPoint]] = OrderedDict()
         self.lines = LogFeed()
         """What ranks print, on its way to whoever follows it."""
         self.commands = CommandDesk(self.send, monotonic)
         """What people run beside ranks."""
+        self.logged = MetricInbox()
+        """What scripts log, on its way to the database."""
         self._changed = asyncio.Event()
         self._change_count = 1
         self._watched: frozenset[RunId] = frozenset()
@@ -271,10 +268,6 @@ class AgentRegistry:
         while self._lost:
             yield self._lost.popleft()
 
-    def metrics(self, run: RunId) -> tuple[MetricPoint, ...]:
-        """Return the values logged by a run's rank 0, by step; of a step trained twice, the later generation's."""
-        return tuple(sorted(self._metrics.get(run, OrderedDict()).values(), key=lambda point: point.step))
-
     def _reported(self, connection: AgentConnection, report: AgentReport) -> None:
         view = self._views[connection.node_id]
         is_late = view.report is not None and report.sequence <= view.report.sequence
@@ -286,8 +279,8 @@ class AgentRegistry:
         )
         if is_late:
             return
-        if report.member is not None and report.metrics:
-            self._log(report.member.run, report.metrics)
+        if report.metrics is not None:
+            self.logged.take(report.node_id, view.hello.agent_id, report.metrics)
         is_watched = report.member is not None and report.member.run in self._watched
         if is_watched or view.report is None or _news(report) != _news(view.report):
             self._wake()
@@ -296,17 +289,6 @@ class AgentRegistry:
         self._change_count += 1
         self._changed.set()
         self._changed = asyncio.Event()
-
-    def _log(self, run: RunId, logged: tuple[MetricPoint, ...]) -> None:
-        points = self._metrics.setdefault(run, OrderedDict())
-        for point in logged:
-            known = points.get(point.step)
-            if known is None or known.generation <= point.generation:
-                points[point.step] = point
-        while len(points) > METRICS_LIMIT:
-            points.popitem(last=False)
-        while len(self._metrics) > RUNS_LIMIT:
-            self._metrics.popitem(last=False)
 
     def _closed(self, connection: AgentConnection) -> None:
         if self._connections.get(connection.node_id) is connection:

@@ -19,8 +19,13 @@ from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from typing import Final
 
+from sqlalchemy.orm import Session
+
 from control_plane.cloud.errors import NotFound
 from control_plane.cloud.objects import ObjectStore
+from control_plane.core.states import ENDED_JOBS
+from control_plane.db import jobs, nodes
+from control_plane.db.jobs import JobRecord
 from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.log_chunks import FLUSH_SECONDS, NO_RANK, ChunkName, LogLine, decode_chunk, parse_name
 from everstep.protocol.plan import ObjectReference
@@ -281,6 +286,19 @@ class LogReader:
             at_ms = max(lines[-1].at_ms if lines else 0, 0) or over_ms
             gaps.append(LogEvent(at_ms=at_ms, generation=facts.number, node_id=node, rank=None, kind="gap", text=text))
         return is_settled, gaps
+
+
+def facts_of(session: Session, job: JobRecord) -> tuple[tuple[GenerationFacts, ...], frozenset[str]]:
+    """Return what the database says of a job's generations, none before it was first planned, and which nodes of its fleet have not ended."""
+    ranks = {record.number: {node.node_id: node.ranks for node in record.plan.nodes} for record in jobs.planned(session, job.run_id)}
+    lineage = jobs.lineage(session, job.run_id)
+    ended_at = job.ended_at if job.state in ENDED_JOBS else None
+    following = [*(entry.planned_at for entry in lineage), ended_at][1:] if lineage else []
+    found = tuple(
+        GenerationFacts(number=entry.number, ranks=ranks.get(entry.number, {}), over_since=over)
+        for entry, over in zip(lineage, following, strict=True)
+    )
+    return found, frozenset(node.id for node in nodes.of_fleet(session, job.fleet_name))
 
 
 def of_line(line: LogLine, node: NodeId, generation: int) -> LogEvent:

@@ -5,6 +5,7 @@
     fleet loop   woken likewise, and by AWS's answers                         lease of each fleet
     cloud watch  asks AWS in the background; the loops read its last answer
     verifier     reads checkpoints back when a person asks for it
+    keeper       deletes checkpoints that are to go
     notices      reads AWS's events, where there is a queue of them: hints for the cloud watch, and notices for the database
 
 Invariant: what a pass stores is stored under its lease in one transaction, or not at all; what it sends follows from what was stored before, so a
@@ -40,6 +41,7 @@ from control_plane.db.retention import DEFAULT, Retention, prune
 from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.checkpoint_keeper import CheckpointKeeper
 from control_plane.loop.cloud_watch import CloudView, CloudWatch
 from control_plane.loop.executor import Executor
 from control_plane.loop.notice_reader import NoticeReader
@@ -47,6 +49,7 @@ from control_plane.loop.observer import Hearing, Observer, StoredFleet, StoredJo
 from control_plane.loop.verifier import Verifier
 from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import FleetName, NodeId, RunId
+from everstep.protocol.log_records import about
 from everstep.protocol.plan import Timeouts
 
 log = logging.getLogger(__name__)
@@ -96,6 +99,7 @@ class Runner:
         self.observer = Observer(context.database, context.registry, self.cloud, self.hearing, context.timeouts, context.monotonic)
         self.executor = Executor(context.database, context.registry, context.operator, context.objects, context.secret, context.bucket, context.now)
         self.verifier = Verifier(context.database, context.objects, context.now)
+        self.keeper = CheckpointKeeper(context.database, context.objects, context.now)
         self.notices: NoticeReader | None = None
         if context.events is not None:
             self.notices = NoticeReader(context.events, context.database, context.operator, context.registry, self.cloud, context.now)
@@ -117,6 +121,7 @@ class Runner:
             group.create_task(self._sweep(stop, self.sweep_jobs))
             group.create_task(self._prune(stop))
             group.create_task(self.verifier.run(stop))
+            group.create_task(self.keeper.run(stop))
             if self.notices is not None:
                 group.create_task(self.notices.run(stop))
             await stop.wait()
@@ -134,7 +139,8 @@ class Runner:
         live = [job for job in await asyncio.to_thread(self._live_jobs) if self._fleet_leases.holds(job.fleet_name)]
         for job in live:
             try:
-                await self.pass_over_job(RunId(job.run_id))
+                with about(job=job.name, run=job.run_id, generation=job.generation or None):
+                    await self.pass_over_job(RunId(job.run_id))
             except (StaleLease, NotFound) as stale:
                 log.info("job %s: %s", job.name, stale)
                 self._job_leases.drop(job.run_id)

@@ -168,6 +168,16 @@ class MetricPoint(Message, frozen=True):
     generation: Generation
     step: Step
     values: dict[str, float]
+    at_seconds: float
+    """When, Unix time."""
+
+
+class MetricBatch(Message, frozen=True):
+    """Values of one run that the control plane has not said to have stored. An agent counts all that its ranks log, from 0, lost ones included."""
+
+    run: RunId
+    first_number: int
+    points: tuple[MetricPoint, ...]
 
 
 class NodeFault(Message, frozen=True):
@@ -246,8 +256,8 @@ class AgentReport(Message, frozen=True):
     sequence: int
     """Grows by one; a lower one is late."""
     member: MemberReport | None
-    metrics: tuple[MetricPoint, ...] = ()
-    """Since the last report; the only part that is not state."""
+    metrics: MetricBatch | None = None
+    """The only part that is not state: sent once, and again after a while or on a new connection, until `MetricsStored` says that it is kept."""
     refused_count: int = 0
     """Sessions and lines of other agents and of ranks that this agent has refused, or closed for what they said, since it started."""
     faults: tuple[NodeFault, ...] = ()
@@ -412,6 +422,15 @@ class CommandEnded(Message, frozen=True):
     """Why it was not run."""
 
 
+class MetricsStored(Message, frozen=True):
+    """Logged values are kept: the agent may forget them."""
+
+    agent_id: str
+    """Whose numbers these are: another agent of the node has its own."""
+    next_number: int
+    """Those before it are kept."""
+
+
 AgentToControl = Hello | AgentReport | LogLines | CommandEnded
 ControlToAgent = (
     AgentWelcome
@@ -427,4 +446,5 @@ ControlToAgent = (
     | KeepEvidence
     | SendLines
     | RunCommand
+    | MetricsStored
 )

@@ -284,6 +284,8 @@ class LogRecord(Message, frozen=True):
 
     step: Step
     values: dict[str, float]
+    at_seconds: float
+    """When, Unix time."""
 
 
 class Logged(Message, frozen=True):

@@ -6,6 +6,7 @@ Invariant: `add` never blocks and never grows without limit; what does not fit i
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -17,6 +18,7 @@ from everstep.training.errors import SessionMisuse
 
 RING_RECORDS = 4096
 SEND_SECONDS = 1.0
+MAX_NAME_LENGTH = 255
 
 
 def numbers(values: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
@@ -29,12 +31,14 @@ def numbers(values: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
         A number for each name.
 
     Raises:
-        SessionMisuse: something that is not one real number; by name.
+        SessionMisuse: something that is not one real number, or a name that is too long; by name.
     """
     return {name: _number(name, value) for name, value in values.items()}
 
 
 def _number(name: str, value: float | torch.Tensor) -> float:
+    if not 0 < len(name) <= MAX_NAME_LENGTH:
+        raise SessionMisuse(f"log({name[:40]}…=…): a name has 1 to {MAX_NAME_LENGTH} characters, not {len(name)}")
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex():
             raise SessionMisuse(f"log({name}=…): a {value.dtype} tensor of shape {list(value.shape)}; log takes one real number, reduce it first")
@@ -52,9 +56,13 @@ class MetricRing:
         generation: stamped on every message.
         send: takes a message without blocking.
         capacity: records that wait at most.
+        now: Unix time.
     """
 
-    def __init__(self, generation: Generation, send: Callable[[Logged], None], capacity: int = RING_RECORDS) -> None:
+    def __init__(
+        self, generation: Generation, send: Callable[[Logged], None], capacity: int = RING_RECORDS, now: Callable[[], float] = time.time
+    ) -> None:
+        self._now = now
         self._generation = generation
         self._send = send
         self._capacity = capacity
@@ -70,7 +78,7 @@ class MetricRing:
             if len(self._records) >= self._capacity:
                 self._dropped_count += 1
             else:
-                self._records.append(LogRecord(step=step, values=dict(values)))
+                self._records.append(LogRecord(step=step, values=dict(values), at_seconds=self._now()))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="everstep-metrics", daemon=True)
             self._thread.start()

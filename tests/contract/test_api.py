@@ -136,6 +136,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "ListIncidents": job,
         "ListLogs": job,
         "ListMetrics": job,
+        "GetMetricData": job,
         "ListNodes": {"FleetName": "main", "IncludeEnded": True},
         "ListOutputs": job,
         "ListTokens": {"MaxResults": 1},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,8 +16,9 @@ from pathlib import Path
 
 from control_plane.core.observed import NO_GENERATION
 from control_plane.core.states import JobState, NodeState
-from everstep.protocol.agent_messages import AgentReport, ExitClass, MemberPhase, MetricPoint, NodeFault
-from everstep.protocol.ids import Generation, Rank, Step
+from control_plane.loop.metric_writer import MetricWriter
+from everstep.protocol.agent_messages import AgentReport, ExitClass, MemberPhase, MetricBatch, MetricPoint, NodeFault
+from everstep.protocol.ids import Generation, Rank, RunId, Step
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.loop.world import BUCKET, Agent, World
 
@@ -60,6 +62,8 @@ class Story:
             f"{name}-{self.random.choice(('7b', '13b', '70b', 'moe'))}" for name in names
         )
         self.jobs: dict[str, Job] = {}
+        self.logged_counts: Counter[int] = Counter()
+        """By agent."""
 
     async def tell(self) -> None:
         """Live through all of it; afterwards the shortage is the incident that is still open."""
@@ -77,6 +81,7 @@ class Story:
             for job in self.jobs.values():
                 self._train(job, tick)
             await self.world.tick(tick)
+            await MetricWriter(self.world.database, self.world.registry).flush()
 
     async def _until(self, name: str, what: Callable[[], bool], ticks: int = 1500) -> None:
         """Let time pass: fine where decisions fall, ever coarser while nothing changes, as when instances boot."""
@@ -129,6 +134,7 @@ class Story:
             MetricPoint(
                 generation=generation,
                 step=Step(step),
+                at_seconds=self.world.now.timestamp(),
                 values={
                     "loss": round(1.7 + 6.5 * math.exp(-step / 180) + self.random.gauss(0, 0.04), 4),
                     "step_seconds": round(job.step_seconds * (1 + abs(self.random.gauss(0, 0.03))), 3),
@@ -137,7 +143,9 @@ class Story:
             for step in range(reached - steps + 1, reached + 1)
         )
         first.sequence += 1
-        first.connection.report(AgentReport(node_id=first.node_id, sequence=first.sequence, member=first.member(), metrics=points))
+        batch = MetricBatch(run=RunId(self.world.job(job.name).run_id), first_number=self.logged_counts[first.number], points=points)
+        self.logged_counts[first.number] += len(points)
+        first.connection.report(AgentReport(node_id=first.node_id, sequence=first.sequence, member=first.member(), metrics=batch))
 
     def _submit(self, name: str, *, nodes: int, **changes: object) -> Job:
         step_seconds = self.random.uniform(3.0, 9.0)

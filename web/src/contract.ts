@@ -54,6 +54,10 @@ export interface CheckpointConfig {
   S3Uri?: string
   /** Keep a third slot per shard, so that an upload never makes snapshots wait. false unless given. */
   ThirdSlot?: boolean
+  /** How many of its newest checkpoints a job keeps, pinned ones besides; all unless said. */
+  MaxCount?: number
+  /** Checkpoints that are older are deleted. The newest one, what the job would be restored from, and pinned ones are always kept. */
+  MaxAgeInSeconds?: number
 }
 
 /** What to change of the durable tier; where checkpoints go is set at creation. */
@@ -61,6 +65,10 @@ export interface CheckpointConfigUpdate {
   EverySteps?: number
   /** Cannot be taken back once the job has run. */
   ThirdSlot?: boolean
+  /** 0: no limit any more. */
+  MaxCount?: number
+  /** 0: no limit any more. */
+  MaxAgeInSeconds?: number
 }
 
 export interface CreateCheckpointRequest {
@@ -484,6 +492,25 @@ export interface GetLogResponse {
   Body?: Blob
 }
 
+export interface GetMetricDataRequest {
+  TrainingJobName: string
+  MetricName?: string
+  /** 0 unless given. */
+  FirstStep?: number
+  LastStep?: number
+  StartTime?: Timestamp
+  EndTime?: Timestamp
+  ResolutionInSteps?: number
+  ResolutionInSeconds?: number
+  /** 500 unless given. */
+  MaxPoints?: number
+}
+
+/** What a job has logged, by metric. */
+export interface GetMetricDataResponse {
+  MetricDataResults: MetricDataResult[]
+}
+
 export interface GetOutputRequest {
   TrainingJobName: string
   Key: string
@@ -635,16 +662,13 @@ export interface ListLogsResponse {
 
 export interface ListMetricsRequest {
   TrainingJobName: string
-  /** -1 unless given. */
-  AfterStep?: number
-  /** 1000 unless given. */
-  MaxResults?: number
 }
 
-/** What a job logged lately. */
+/** What a job has logged. */
 export interface ListMetricsResponse {
-  /** The newest in memory; a restarted control plane begins anew. */
   Metrics: Metric[]
+  /** Steps whose values were lost on the way, because more was logged than could be taken, and values of more names than a job may have. */
+  DroppedCount: number
 }
 
 export interface ListNodesRequest {
@@ -758,12 +782,31 @@ export interface LogEvents {
   NextForwardToken: string
 }
 
-/** What rank 0 logged for one step. */
+/** One name under which rank 0 logs. */
 export interface Metric {
-  Generation: number
-  Step: number
-  /** By name. What is not finite is the text NaN, Infinity or -Infinity on the wire. */
-  Values: Record<string, number | 'NaN' | 'Infinity' | '-Infinity'>
+  MetricName: string
+  LastStep: number
+  LastTime: Timestamp
+  /** What is not finite is the text NaN, Infinity or -Infinity on the wire. */
+  LastValue: number | 'NaN' | 'Infinity' | '-Infinity'
+}
+
+/** One metric as columns: the first entry of each is the first point, and so on, in order of steps. A point is one step or a span of them. */
+export interface MetricDataResult {
+  MetricName: string
+  /** The first step of each point that has a value. */
+  Steps: number[]
+  LastSteps: number[]
+  /** When the last value of each point was logged, seconds since 1970. */
+  Times: number[]
+  /** Values in each point. */
+  Counts: number[]
+  /** Of the finite values, as means and maximums; NaN where there are none. */
+  Minimums: (number | 'NaN' | 'Infinity' | '-Infinity')[]
+  Means: (number | 'NaN' | 'Infinity' | '-Infinity')[]
+  Maximums: (number | 'NaN' | 'Infinity' | '-Infinity')[]
+  /** The last value of each point, finite or not. What is not finite is the text NaN, Infinity or -Infinity on the wire. */
+  LastValues: (number | 'NaN' | 'Infinity' | '-Infinity')[]
 }
 
 /** An EC2 instance of a fleet and its agent. */
@@ -1263,6 +1306,7 @@ export interface Operations {
   GetHealth: { request: Record<string, never>; response: HealthResponse }
   GetLog: { request: GetLogRequest; response: GetLogResponse }
   GetLogEvents: { request: GetLogEventsRequest; response: GetLogEventsResponse }
+  GetMetricData: { request: GetMetricDataRequest; response: GetMetricDataResponse }
   GetOutput: { request: GetOutputRequest; response: GetOutputResponse }
   HandBackTrainingJob: { request: HandBackTrainingJobRequest; response: TrainingJobSummary }
   HoldNode: { request: HoldNodeRequest; response: Node }
@@ -1323,6 +1367,7 @@ export const operations = {
   GetHealth: { method: 'GET', path: '/v1/health', query: [] },
   GetLog: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/content', query: ['Key'] },
   GetLogEvents: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/events', query: ['Rank', 'Generation', 'StartTime', 'EndTime', 'FilterPattern', 'StartFromHead', 'Limit', 'NextToken'] },
+  GetMetricData: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metric-data', query: ['MetricName', 'FirstStep', 'LastStep', 'StartTime', 'EndTime', 'ResolutionInSteps', 'ResolutionInSeconds', 'MaxPoints'] },
   GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'] },
   HandBackTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/hand-back', query: [] },
   HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [] },
@@ -1332,7 +1377,7 @@ export const operations = {
   ListFleets: { method: 'GET', path: '/v1/fleets', query: [] },
   ListIncidents: { method: 'GET', path: '/v1/incidents', query: ['TrainingJobName', 'MaxResults', 'NextToken'] },
   ListLogs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs', query: [] },
-  ListMetrics: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metrics', query: ['AfterStep', 'MaxResults'] },
+  ListMetrics: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metrics', query: [] },
   ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded'] },
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
   ListProjectQuotas: { method: 'GET', path: '/v1/quotas', query: [] },

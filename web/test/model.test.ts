@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest'
 
 import { address, all, ApiError } from '../src/api/client'
-import type { Incident, TrainingJob, TrainingJobSummary } from '../src/contract'
+import type { Incident, MetricDataResult, TrainingJob, TrainingJobSummary } from '../src/contract'
 import { plain } from '../src/model/ansi'
 import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
 import { story } from '../src/model/incident'
@@ -107,13 +107,9 @@ describe('the list of jobs', () => {
 })
 
 describe('metrics', () => {
-  const data = series([
-    { Generation: 1, Step: 1, Values: { loss: 3 } },
-    { Generation: 1, Step: 2, Values: { loss: 2 } },
-    { Generation: 2, Step: 2, Values: { loss: 2.5, lr: 0.1 } },
-    { Generation: 2, Step: 3, Values: { loss: 'NaN' } },
-  ])
-  test('a step done again counts once, what is not finite is a gap', () => expect(data).toEqual({ names: ['loss', 'lr'], steps: [1, 2, 3], values: { loss: [3, 2.5, null], lr: [null, 0.1, null] } }))
+  const result = (MetricName: string, LastSteps: number[], Means: unknown[]) => ({ MetricName, Steps: LastSteps, LastSteps, Times: [], Counts: [], Minimums: Means, Means, Maximums: Means, LastValues: Means }) as MetricDataResult
+  const data = series([result('loss', [1, 2, 3], [3, 2.5, 'NaN']), result('lr', [2], [0.1])])
+  test('steps of all names, what is not finite or was not logged is a gap', () => expect(data).toEqual({ names: ['loss', 'lr'], steps: [1, 2, 3], values: { loss: [3, 2.5, null], lr: [null, 0.1, null] } }))
   test('as CSV', () => expect(csv(data)).toBe('step,loss,lr\n1,3,\n2,2.5,0.1\n3,,\n'))
 })
 

@@ -49,6 +49,7 @@ from everstep.protocol.agent_messages import AgentReport, AgentWelcome, CommandE
 from everstep.protocol.codec import decode, encode
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import FleetName, NodeId
+from everstep.protocol.log_records import about
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +116,9 @@ async def connect(websocket: WebSocket) -> None:
             raise _Refusal(TRY_AGAIN, ELSEWHERE)
         admission = await asyncio.to_thread(_admit, services, token, secret, hello)
         proven = hello.node_id
-        await asyncio.to_thread(_note, services, hello, admission)
-        await _serve(websocket, services, hello, admission)
+        with about(node=hello.node_id):
+            await asyncio.to_thread(_note, services, hello, admission)
+            await _serve(websocket, services, hello, admission)
     except _Refusal as refusal:
         log.warning("agent of node %s: closed with %d: %s", node_id, refusal.code, refusal.reason)
         _count(services, proven, refusal.code)

@@ -17,18 +17,13 @@ from control_plane.api import schemas, views
 from control_plane.api.auth import Caller, User
 from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
 from control_plane.api.routes.jobs import find_job
-from control_plane.cloud.objects import DELETED_AT_ONCE
-from control_plane.core.checkpoints import newest_restorable
-from control_plane.core.observed import CheckpointRecord as RestorableCheckpoint
 from control_plane.core.states import JobState
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.errors import Conflict
 from control_plane.db.events import NewEvent
 from control_plane.db.jobs import JobRecord
-from control_plane.loop import records
-from everstep.protocol.ids import Generation
-from everstep.protocol.plan import ObjectReference
+from control_plane.loop.checkpoint_keeper import delete, is_same, restorable
 
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}/checkpoints", tags=["Checkpoints"])
 
@@ -44,7 +39,7 @@ def create_checkpoint(training_job_name: TrainingJobNamePath, caller: User, serv
     now = services.now()
     with services.database.write() as session:
         job = find_job(session, training_job_name, caller)
-        newest = _newest_restorable(session, job)
+        newest = restorable(session, job)
         is_new = False
         if newest is not None and newest.step >= job.committed_step:
             wanted = int(newest.step)
@@ -114,22 +109,13 @@ def delete_checkpoint(
             _require_not_needed(session, job, found)
             found = checkpoints.set_state(session, job.run_id, found, checkpoints.DELETING)
     if found.state == checkpoints.DELETING:
-        _delete_objects(services, found)
-        with services.database.write() as session:
-            found = checkpoints.set_state(session, job.run_id, found, checkpoints.DELETED)
-            _tell(session, services, job, "CheckpointDeleted", f"The checkpoint of step {found.step} was deleted: {found.object_bytes:,} bytes.")
+        found = delete(services.database, services.objects, job.run_id, found, services.now())
     return views.checkpoint(found)
 
 
 def _find(session: Session, name: str, caller: Caller, step: int, generation: int | None) -> tuple[JobRecord, CheckpointRecord]:
     job = find_job(session, name, caller)
     return job, checkpoints.find(session, job.run_id, step=step, generation=generation)
-
-
-def _newest_restorable(session: Session, job: JobRecord) -> RestorableCheckpoint | None:
-    known = (records.checkpoint_record(each) for each in checkpoints.of_run(session, job.run_id))
-    lineage = [records.generation_record(entry) for entry in jobs.lineage(session, job.run_id)]
-    return newest_restorable([each for each in known if each is not None], lineage, Generation(job.generation))
 
 
 def _require_complete(found: CheckpointRecord) -> None:
@@ -142,22 +128,12 @@ def _require_not_needed(session: Session, job: JobRecord, found: CheckpointRecor
         raise Conflict(f"the checkpoint of step {found.step} is pinned; unpin it first (UnpinCheckpoint)")
     if job.ended_at is not None:
         return
-    newest = _newest_restorable(session, job)
-    if newest is not None and (newest.generation, newest.step) == (found.generation, found.step):
+    if is_same(found, restorable(session, job)):
         raise Conflict(
             f"the checkpoint of step {found.step} is the newest that {job.name!r} can be restored from; make another first (CreateCheckpoint)"
         )
     if job.state in (JobState.PREPARING, JobState.LOADING):
         raise Conflict(f"{job.name!r} is being restored, perhaps from the checkpoint of step {found.step}; try again once it trains")
-
-
-def _delete_objects(services: Services, found: CheckpointRecord) -> None:
-    """Delete the manifest first: an incomplete set never looks complete. All that lies beside it is of the same generation and step."""
-    services.objects.delete(found.bucket, [found.manifest_key])
-    folder, _, _ = found.manifest_key.rpartition("/")
-    keys = [info.reference.key for info in services.objects.list(ObjectReference(bucket=found.bucket, key=f"{folder}/"))]
-    for first in range(0, len(keys), DELETED_AT_ONCE):
-        services.objects.delete(found.bucket, keys[first : first + DELETED_AT_ONCE])
 
 
 def _why_none(job: JobRecord) -> str:

@@ -25,7 +25,7 @@ from control_plane.loop.command_desk import AnotherCommand, NotAnswered, NotAske
 from everstep.protocol.agent_messages import RunCommand
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId
 
-router = Router(prefix="/v1/training-jobs/{TrainingJobName}/ranks/{Rank}/commands", tags=["Training jobs"])
+router = Router(prefix="/v1/training-jobs/{TrainingJobName}/ranks/{Rank}/commands", tags=["TrainingJobs"])
 
 RankPath = Annotated[int, Path(alias="Rank", ge=0, le=2**31 - 1)]
 TOLD_LENGTH: Final = 500

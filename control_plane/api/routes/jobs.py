@@ -21,6 +21,7 @@ from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud.errors import CloudError
 from control_plane.core.observed import FleetJob
+from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, TrainingJobStatus
 from control_plane.db import checkpoints, events, fleets, incidents, job_lists, jobs, nodes, protection, quotas, sources
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
@@ -30,7 +31,6 @@ from control_plane.db.job_lists import JobFilter, SortBy
 from control_plane.db.jobs import JobRecord, JobSpec, NewJob
 from control_plane.db.quotas import QuotaRecord
 from control_plane.loop.observer import schedule_of
-from everstep.protocol.ids import RunId
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
@@ -151,8 +151,10 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
         job = find_job(session, training_job_name, caller)
         newest = jobs.generation(session, job.run_id, job.generation) if job.generation else None
         incident_totals = incidents.totals(session, run_id=job.run_id)
-        fleet = next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None)
-        turns = schedule_of(fleet, jobs.unfinished(session, job.fleet_name), nodes.of_fleet(session, job.fleet_name), services.now().timestamp())
+        turns = schedule((), 0, 0.0)
+        if job.state == JobState.QUEUED:
+            fleet = next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None)
+            turns = schedule_of(fleet, jobs.unfinished(session, job.fleet_name), nodes.of_fleet(session, job.fleet_name), services.now().timestamp())
     return views.job(
         job,
         plan=newest.plan if newest is not None else None,
@@ -221,23 +223,6 @@ def list_checkpoints(training_job_name: TrainingJobNamePath, caller: Reader, ser
         job = find_job(session, training_job_name, caller)
         found = [each for each in checkpoints.of_run(session, job.run_id) if each.state != checkpoints.DELETED]
     return schemas.ListCheckpointsResponse(checkpoints=[views.checkpoint(record) for record in found])
-
-
-@router.get("/{TrainingJobName}/metrics", operation_id="ListMetrics")
-def list_metrics(
-    training_job_name: TrainingJobNamePath,
-    caller: Reader,
-    services: ServicesDep,
-    after_step: Annotated[int, Query(alias="AfterStep", ge=-1)] = -1,
-    max_results: MaxResults = 1000,
-) -> schemas.ListMetricsResponse:
-    """List what a job's rank 0 has logged, by step; of a step that was done again, the newest values."""
-    with services.database.read() as session:
-        job = find_job(session, training_job_name, caller)
-    points = [point for point in services.registry.metrics(RunId(job.run_id)) if point.step > after_step][:max_results]
-    return schemas.ListMetricsResponse(
-        metrics=[schemas.Metric(generation=point.generation, step=point.step, values=point.values) for point in points]
-    )
 
 
 def find_job(session: Session, name: str, caller: Caller) -> JobRecord:

@@ -29,10 +29,10 @@ from control_plane.api.errors import InvalidRequest, Throttled
 from control_plane.api.event_stream import MEDIA_TYPE, message
 from control_plane.api.live import LiveResponse
 from control_plane.api.routes.jobs import find_job
-from control_plane.core.states import ENDED_JOBS
-from control_plane.db import jobs, nodes, tokens
+from control_plane.db import tokens
 from control_plane.loop.log_feed import LogFollower, TooManyLogFollowers
-from control_plane.loop.log_reader import Cursor, GenerationFacts, LogEvent, LogFilter, LogReader, Page, advanced, of_line
+from control_plane.loop.log_reader import Cursor, GenerationFacts, LogEvent, LogFilter, LogReader, Page, advanced, facts_of, of_line
+from control_plane.loop.records import prefix_of
 from everstep.protocol.agent_messages import SEND_LINES_SECONDS, SendLines
 from everstep.protocol.ids import NodeId, Rank, RunId
 from everstep.protocol.plan import ObjectReference
@@ -146,17 +146,7 @@ class _Facts:
 def _facts(services: Services, name: str, caller: Caller) -> _Facts:
     with services.database.read() as session:
         job = find_job(session, name, caller)
-        ranks = {record.number: {node.node_id: node.ranks for node in record.plan.nodes} for record in jobs.planned(session, job.run_id)}
-        lineage = jobs.lineage(session, job.run_id)
-        alive = frozenset(node.id for node in nodes.of_fleet(session, job.fleet_name))
-    ended_at = job.ended_at if job.state in ENDED_JOBS else None
-    following = [*(entry.planned_at for entry in lineage[1:]), ended_at]
-    found = tuple(
-        GenerationFacts(number=entry.number, ranks=ranks.get(entry.number, {}), over_since=over)
-        for entry, over in zip(lineage, following, strict=True)
-    )
-    bucket, _, key = job.spec.log_uri.removeprefix("s3://").partition("/")
-    return _Facts(name, job.run_id, ObjectReference(bucket=bucket, key=key), found, alive)
+        return _Facts(name, job.run_id, prefix_of(job.spec.log_uri), *facts_of(session, job))
 
 
 def _reader(services: Services, facts: _Facts) -> LogReader:

@@ -25,3 +25,21 @@ def test_a_url_that_is_none_is_refused_before_anything_is_made(tmp_path: Path, u
         settings(arguments(tmp_path / "state", url))
     assert f"--control-plane-url {url!r} is not an http or https URL" in capsys.readouterr().err
     assert not (tmp_path / "state").exists()
+
+
+def test_figures_for_prometheus_are_off_or_on_loopback_unless_said_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert settings(arguments(tmp_path)).metrics_address is None
+    assert settings([*arguments(tmp_path), "--metrics-port", "9500"]).metrics_address == ("127.0.0.1", 9500)
+    assert settings([*arguments(tmp_path), "--metrics-port", "9500", "--metrics-address", "10.0.0.1"]).metrics_address == ("10.0.0.1", 9500)
+    with pytest.raises(SystemExit):
+        settings([*arguments(tmp_path), "--metrics-port", "65536"])
+    assert "--metrics-port 65536 is not a port" in capsys.readouterr().err
+
+
+def test_the_log_is_for_people_unless_said_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert settings(arguments(tmp_path)).log_format == "text"
+    assert settings([*arguments(tmp_path), "--log-format", "json"]).log_format == "json"
+    monkeypatch.setenv("EVERSTEP_LOG_FORMAT", "xml")
+    with pytest.raises(SystemExit):
+        settings(arguments(tmp_path))
+    assert "EVERSTEP_LOG_FORMAT 'xml' is none of text, json" in capsys.readouterr().err

@@ -28,6 +28,7 @@ from everstep.protocol.rank_messages import (
 )
 from everstep.protocol.rounds import Announcement
 from tests.unit.worker.rank_plans import rank_plan
+from worker.core.metric_outbox import MetricOutbox
 from worker.core.rounds import NONE, Shard
 from worker.owned_shard import OwnedShard
 from worker.rank_lines import NO_LAYOUT, RankLines
@@ -65,6 +66,7 @@ class Place:
     def __init__(self, root: Path) -> None:
         self.store = SlotStore(root, memory_bytes=2**20)
         self.store.open_run(PLAN.job, PLAN.run)
+        self.outbox = MetricOutbox()
         self.page = RankPage(self.store.page_path(RANK), generation=PLAN.generation)
         self.shard = OwnedShard(
             rank=RANK,
@@ -83,6 +85,7 @@ class Place:
             on_change=lambda: None,
             on_round_change=lambda: None,
             traffic=Traffic([RANK], NodePacer(), replica_count=0, max_slowdown=0.01, on_distance=lambda distance: None),
+            outbox=self.outbox,
             slot_count=2,
         )
         self.line = Line()

@@ -1,5 +1,5 @@
 /** Logged values as columns over steps. Pure. */
-import type { Metric } from '../contract'
+import type { MetricDataResult } from '../contract'
 
 export interface Series {
   names: string[]
@@ -8,25 +8,21 @@ export interface Series {
   values: Record<string, (number | null)[]>
 }
 
-/** A step that was done again counts as its newest generation logged it. */
-export function series(metrics: Metric[]): Series {
-  const newest = new Map<number, Metric>()
-  for (const metric of metrics) {
-    const held = newest.get(metric.Step)
-    if (!held || metric.Generation >= held.Generation) newest.set(metric.Step, metric)
-  }
-  const rows = [...newest.values()].sort((a, b) => a.Step - b.Step)
-  const names = [...new Set(rows.flatMap((row) => Object.keys(row.Values ?? {})))].sort()
+/** A point of several steps is drawn at the last of them. */
+export function series(results: MetricDataResult[]): Series {
+  const names = results.map((result) => result.MetricName).sort()
+  const means = new Map(results.map((result) => [result.MetricName, new Map((result.LastSteps ?? []).map((step, index) => [step, result.Means?.[index]]))]))
+  const steps = [...new Set(results.flatMap((result) => result.LastSteps ?? []))].sort((a, b) => a - b)
   const values = Object.fromEntries(
     names.map((name) => [
       name,
-      rows.map((row) => {
-        const value = row.Values?.[name]
+      steps.map((step) => {
+        const value = means.get(name)!.get(step)
         return typeof value === 'number' && Number.isFinite(value) ? value : null
       }),
     ]),
   )
-  return { names, steps: rows.map((row) => row.Step), values }
+  return { names, steps, values }
 }
 
 export const csv = ({ names, steps, values }: Series): string =>

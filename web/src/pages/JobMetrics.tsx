@@ -10,7 +10,7 @@ import { csv, series } from '../model/metrics'
 import { Empty, Shown } from '../parts/Basics'
 
 export default function MetricsTab({ job }: { job: TrainingJob }) {
-  const query = useQuery(metricsQuery(job.TrainingJobName, job.Generation))
+  const query = useQuery(metricsQuery(job.TrainingJobName))
   const incidents = useQuery(incidentsQuery(job.TrainingJobName)).data
   const bands = useMemo(
     () => (incidents ?? []).filter((each) => each.RunId === job.RunId && each.FromStep !== undefined && each.ReachedStep !== undefined).map((each) => ({ from: each.FromStep!, to: each.ReachedStep! })),
@@ -30,7 +30,7 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
               ))}
             </div>
             <div className="row between">
-              <span className="dim">Bands: steps done again after a failure. Drag to zoom, double click for all. The server keeps the newest in memory, so a restarted control plane begins anew.</span>
+              <span className="dim">Bands: steps done again after a failure. Drag to zoom, double click for all. A point of a long run is the mean of several steps.</span>
               <Button
                 size="xs"
                 variant="default"

@@ -34,10 +34,10 @@ def http(service) -> Iterator[httpx.Client]:
 
 def append(service, *messages: str, project: str = "", job: str | None = None, fleet: str | None = None) -> list[int]:
     with service.database.write() as session:
-        return [
-            events.append(session, NewEvent(at=service.clock(), type="Test", message=message, project=project, job_name=job, fleet_name=fleet)).id
-            for message in messages
-        ]
+        before = events.newest_id(session)
+        for message in messages:
+            events.append(session, NewEvent(at=service.clock(), type="Test", message=message, project=project, job_name=job, fleet_name=fleet))
+    return list(range(before + 1, before + 1 + len(messages)))
 
 
 class Reader:

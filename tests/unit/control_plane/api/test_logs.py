@@ -40,6 +40,13 @@ def job(service, client, fleet, source) -> Job:
     return made
 
 
+def test_a_job_that_was_never_planned_has_an_empty_log_that_can_be_followed(service, client, fleet, source):
+    Job(service, client, source)
+    assert read(client)["Events"] == read(client, StartFromHead=True)["Events"] == []
+    with closing(client.follow_logs(TrainingJobName="gpt")["EventStream"]) as stream:
+        assert next(iter(stream))["LogEvents"]["Events"] == []
+
+
 def put(job: Job, node: int, *lines: LogLine, first: int = 0, generation: int = 1) -> None:
     name = ChunkName(NodeId(f"i-{node}"), first, lines[0].at_ms)
     job.put("logs", f"gen={generation}/{name.path}", encode_head(ChunkHead(first=first, positions={})) + encode_lines(lines))

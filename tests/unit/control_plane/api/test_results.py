@@ -15,7 +15,6 @@ from control_plane.db.nodes import AgentFacts
 from control_plane.db.protection import HolderRecord, ShardRecord
 from control_plane.errors import TooManyCases
 from everstep.errors import NothingToDownload, TransferFailed
-from everstep.protocol.agent_messages import MetricPoint
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard, encode_manifest
 from everstep.protocol.plan import ObjectReference, PlanNode, RankPlan
@@ -351,12 +350,3 @@ def test_nodes_show_whose_they_are(client, job, service):
     assert client.describe_node(NodeId="i-1")["EndTime"] is not None
     with refused("ResourceNotFoundException"):
         client.describe_node(NodeId="i-9")
-
-
-def test_a_loss_that_is_no_number_any_more_is_listed_all_the_same(service, client, job):
-    """JSON has neither NaN nor infinity: they travel as text, as AWS's do, and are numbers again here."""
-    point = MetricPoint(generation=Generation(1), step=Step(3), values={"loss": float("nan"), "norm": float("inf"), "rate": 0.5})
-    service.services.registry._log(RunId(job.run), (point,))
-    (metric,) = client.list_metrics(TrainingJobName="gpt")["Metrics"]
-    assert metric == {"Generation": 1, "Step": 3, "Values": metric["Values"]}
-    assert repr(metric["Values"]) == "{'loss': nan, 'norm': inf, 'rate': 0.5}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from control_plane.core import checkpoints
+from control_plane.core.checkpoints import KeptCheckpoint
 from control_plane.core.evidence import current_reports
 from everstep.protocol.ids import Generation, Step
 from tests.properties.control_plane.simulated import SimulatedJob, Simulation, fresh
@@ -68,3 +69,26 @@ def test_the_newest_durable_step() -> None:
     assert checkpoints.newest_step(job.checkpoints) == -1
     simulation.step()
     assert checkpoints.newest_step(job.checkpoints) == Step(3)
+
+
+def kept(step: int, *, generation: int = 1, at: float = 0.0, needed: bool = False, pinned: bool = False) -> KeptCheckpoint:
+    return KeptCheckpoint(generation=generation, step=step, completed_at=at, is_needed=needed or pinned, is_counted=not pinned)
+
+
+def test_what_is_beyond_a_number_goes_oldest_first() -> None:
+    assert checkpoints.surplus([kept(20), kept(10), kept(30), kept(40)], 2, None, 0.0) == ((1, 10), (1, 20))
+    assert checkpoints.surplus([kept(10), kept(20)], 2, None, 0.0) == ()
+    assert checkpoints.surplus([kept(10, generation=2), kept(10), kept(20)], 1, None, 0.0) == ((1, 10), (2, 10))
+
+
+def test_the_newest_and_the_needed_never_go() -> None:
+    assert checkpoints.surplus([kept(10)], None, 1, 1e9) == ()
+    assert checkpoints.surplus([], 1, 1, 1e9) == ()
+    assert checkpoints.surplus([kept(10, needed=True), kept(20), kept(30)], 1, 1, 1e9) == ((1, 20),)
+    assert checkpoints.surplus([kept(10), kept(20), kept(30, pinned=True)], 1, None, 0.0) == ((1, 10),)
+
+
+def test_old_ones_go_and_both_limits_count() -> None:
+    every = [kept(10, at=0.0), kept(20, at=50.0), kept(30, at=100.0)]
+    assert checkpoints.surplus(every, None, 60, 100.0) == ((1, 10),)
+    assert checkpoints.surplus(every, 1, 1_000, 100.0) == ((1, 10), (1, 20))

@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta, timezone
+from typing import ClassVar
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.event import listen, remove
 from sqlalchemy.exc import ArgumentError, IntegrityError, StatementError
+from sqlalchemy.orm import Session
 
 from control_plane.db import events
 from control_plane.db.events import NewEvent
-from control_plane.db.models import Checkpoint, Event
+from control_plane.db.models import Checkpoint, Event, Quota
 from control_plane.db.session import Database
 from tests.unit.control_plane.db.conftest import NOW
 
@@ -92,3 +96,38 @@ def test_two_writers_that_read_first_wait_for_each_other(database):
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ArgumentError):
         Database(url)
+
+
+def test_events_are_the_last_thing_that_a_transaction_writes_and_elsewhere_under_a_lock(database, monkeypatch):
+    """A reader goes on from the last id that it saw: ids have to become visible in order."""
+    said: list[str] = []
+    monkeypatch.setattr(events, "_queue_up", lambda session, dialect: said.append(f"queue up in {dialect}"))
+
+    def note(session, _context):
+        said.extend(type(row).__name__ for row in session.new)
+
+    listen(Session, "after_flush", note)
+    try:
+        with database.write() as session:
+            events.append(session, NewEvent(at=NOW, type="first", message="m"))
+            session.add(Quota(project="p", max_node_count=1, max_job_count=None))
+            events.append(session, NewEvent(at=NOW, type="second", message="m"))
+    finally:
+        remove(Session, "after_flush", note)
+    assert said == ["Quota", "queue up in sqlite", "Event", "Event"]
+    with database.read() as session:
+        found = events.page(session, job_name=None, fleet_name=None, project=None, after_id=0, limit=9)
+    assert [event.type for event in found] == ["first", "second"]
+
+
+def test_only_a_database_with_several_writers_needs_the_lock():
+    class Session:
+        said: ClassVar[list[str]] = []
+
+        def execute(self, statement):
+            self.said.append(str(statement.compile(dialect=postgresql.dialect())))
+
+    for dialect in ("sqlite", "postgresql"):
+        events._queue_up(Session(), dialect)
+    assert len(Session.said) == 1
+    assert "pg_advisory_xact_lock" in Session.said[0]

@@ -9,7 +9,8 @@ import pytest
 
 from control_plane.loop import agents
 from control_plane.loop.agents import AgentConnection, AgentRegistry
-from everstep.protocol.agent_messages import AgentReport, Hello, MemberPhase, MemberReport, MetricPoint, Prepare, RankStatus, Release
+from control_plane.loop.metric_writer import Received
+from everstep.protocol.agent_messages import AgentReport, Hello, MemberPhase, MemberReport, MetricBatch, MetricPoint, Prepare, RankStatus, Release
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 
 NODE = NodeId("i-1")
@@ -42,7 +43,7 @@ def accept(registry: AgentRegistry, agent_id: str = "one") -> AgentConnection:
     return registry.accept(hello(agent_id), FleetName("main"))
 
 
-def report(sequence: int, boundary: int = 0, *, metrics: tuple[MetricPoint, ...] = (), phase: MemberPhase = MemberPhase.RUNNING) -> AgentReport:
+def report(sequence: int, boundary: int = 0, *, metrics: MetricBatch | None = None, phase: MemberPhase = MemberPhase.RUNNING) -> AgentReport:
     member = MemberReport(
         job=JobName("gpt"), run=RUN, generation=Generation(1), phase=phase, ranks=(RankStatus(rank=Rank(0), boundary=Step(boundary)),)
     )
@@ -159,15 +160,19 @@ async def test_steps_alone_wake_nobody_unless_the_run_is_watched(registry: Agent
     assert await registry.wait_for_change(seen, 5) > seen
 
 
-async def test_logged_values_are_kept_by_step_and_the_later_generation_wins(registry: AgentRegistry) -> None:
-    def point(generation: int, step: int, loss: float) -> MetricPoint:
-        return MetricPoint(generation=Generation(generation), step=Step(step), values={"loss": loss})
+async def test_logged_values_wait_for_the_database_one_batch_a_node(registry: AgentRegistry) -> None:
+    def batch(first: int) -> MetricBatch:
+        point = MetricPoint(generation=Generation(1), step=Step(1), values={"loss": 1.0}, at_seconds=1.0)
+        return MetricBatch(run=RUN, first_number=first, points=(point,))
 
     connection = accept(registry)
-    connection.report(report(1, metrics=(point(1, 1, 3.0), point(1, 2, 2.0))))
-    connection.report(report(2, metrics=(point(2, 2, 1.5), point(1, 2, 9.0))))
-    assert [(found.step, found.values["loss"]) for found in registry.metrics(RUN)] == [(1, 3.0), (2, 1.5)]
-    assert registry.metrics(RunId("b" * 32)) == ()
+    connection.report(report(1, metrics=batch(0)))
+    connection.report(report(2, metrics=batch(0)))
+    connection.report(report(3))
+    assert registry.logged.filled.is_set()
+    assert registry.logged.empty() == {NODE: Received("one", batch(0))}
+    assert not registry.logged.filled.is_set()
+    assert registry.logged.empty() == {}
 
 
 def test_refusals_are_counted_until_the_node_is_long_gone(monkeypatch: pytest.MonkeyPatch) -> None:

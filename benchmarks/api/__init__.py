@@ -1,0 +1,1 @@
+"""How fast the service answers (`make bench-api`)."""

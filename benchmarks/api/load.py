@@ -1,0 +1,170 @@
+"""Load from one process: requests over connections that stay open, reports over websockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import websockets
+from websockets.asyncio.client import connect
+
+from benchmarks.errors import BenchmarkFailed
+from everstep.protocol.agent_messages import AgentReport, Hello, MemberPhase, MemberReport, RankStatus, ShardProtection
+from everstep.protocol.codec import encode
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+
+CONNECTIONS = 16
+"""Requests that are under way at one time."""
+
+
+class _Requester(asyncio.Protocol):
+    """Sends the next request when the answer before it is whole."""
+
+    def __init__(self, requests: Iterator[bytes], seconds: list[float], done: asyncio.Future[None]) -> None:
+        self._requests = requests
+        self._seconds = seconds
+        self._done = done
+        self._buffer = b""
+        self._sent_at = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._next()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head, found, body = self._buffer.partition(b"\r\n\r\n")
+        if not found:
+            return
+        if not head.startswith(b"HTTP/1.1 200"):
+            self._fail(BenchmarkFailed(f"answered {head.splitlines()[0].decode()}: {body[:200].decode(errors='replace')}"))
+            return
+        length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+        if len(body) == length:
+            self._buffer = b""
+            self._seconds.append(time.perf_counter() - self._sent_at)
+            self._next()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(BenchmarkFailed(f"the server closed a connection: {error}"))
+
+    def _next(self) -> None:
+        request = next(self._requests, None)
+        if request is None:
+            if not self._done.done():
+                self._done.set_result(None)
+            self._transport.close()
+            return
+        self._sent_at = time.perf_counter()
+        self._transport.write(request)
+
+    def _fail(self, error: BenchmarkFailed) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+        self._transport.close()
+
+
+def request(port: int, path: str, token: str | None = None) -> bytes:
+    """Return a GET as it goes over the line."""
+    authorization = f"authorization: Bearer {token}\r\n" if token is not None else ""
+    return f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n{authorization}accept: application/json\r\n\r\n".encode()
+
+
+def for_seconds(what: bytes, seconds: float) -> Iterator[bytes]:
+    """Yield the same request until the time is over."""
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        yield what
+
+
+def answer_seconds(port: int, requests: Iterator[bytes], connections: int = CONNECTIONS) -> tuple[list[float], float]:
+    """Send all requests; return how long each answer took, and all of them together.
+
+    Raises:
+        BenchmarkFailed: one was not answered with 200.
+    """
+
+    async def run() -> tuple[list[float], float]:
+        loop, seconds = asyncio.get_running_loop(), list[float]()
+        begun = time.perf_counter()
+        done = [loop.create_future() for _ in range(connections)]
+        for each in done:
+            await loop.create_connection(lambda each=each: _Requester(requests, seconds, each), "127.0.0.1", port)  # type: ignore[misc]
+        await asyncio.gather(*done)
+        return seconds, time.perf_counter() - begun
+
+    return asyncio.run(run())
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A crowd of agents that reported as fast as they could."""
+
+    reports: int
+    wall_seconds: float
+    bytes_per_report: int
+
+
+def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: int = 8) -> Heard:
+    """Have agents report as fast as they can, and wait until the server has taken all of it.
+
+    Raises:
+        BenchmarkFailed: a line ended before.
+    """
+    length = len(encode(_report(NodeId("i-" + "0" * 17), 1, ranks)))
+
+    async def agent(node: str, token: str, ready: asyncio.Event, go: asyncio.Event) -> None:
+        url = f"ws://127.0.0.1:{port}/v1/agents/connect"
+        headers = {"Authorization": f"Bearer {token}"}
+        async with connect(url, additional_headers=headers, compression=None, ping_interval=None, proxy=None, max_queue=None) as line:
+            await line.send(encode(Hello(node_id=NodeId(node), agent_id="a", address="127.0.0.1", peer_port=1, memory_bytes=1, version="1")))
+            await line.recv()
+            data = [encode(_report(NodeId(node), number, ranks)) for number in range(reports_each)]
+            ready.set()
+            await go.wait()
+            for each in data:
+                await line.send(each)
+            await line.send(b"that was all")  # what is no message ends the line, after all that came before it
+            try:
+                while True:
+                    await line.recv()
+            except websockets.ConnectionClosed as closed:
+                if closed.rcvd is None or closed.rcvd.code != 4400:
+                    raise BenchmarkFailed(f"the line of {node} ended: {closed}") from closed
+
+    async def run() -> float:
+        go = asyncio.Event()
+        ready = [asyncio.Event() for _ in sessions]
+        async with asyncio.TaskGroup() as group:
+            for (node, token), each in zip(sessions.items(), ready, strict=True):
+                group.create_task(agent(node, token, each, go))
+            for each in ready:
+                await each.wait()
+            begun = time.perf_counter()
+            go.set()
+        return time.perf_counter() - begun
+
+    return Heard(reports_each * len(sessions), asyncio.run(run()), length)
+
+
+def _report(node: NodeId, number: int, ranks: int) -> AgentReport:
+    """A node in the middle of training: `ranks` ranks, each with a shard on two nodes; only its steps are new."""
+    of_node: Sequence[int] = range(ranks)
+    member = MemberReport(
+        job=JobName("gpt"),
+        run=RunId("a" * 32),
+        generation=Generation(1),
+        phase=MemberPhase.RUNNING,
+        ranks=tuple(RankStatus(rank=Rank(rank), boundary=Step(number)) for rank in of_node),
+        protection=tuple(
+            ShardProtection(
+                rank=Rank(rank), committed=Step(number), holders=(node, NodeId("i-other")), in_view=(node, NodeId("i-other")), payload_bytes=2**30
+            )
+            for rank in of_node
+        ),
+    )
+    return msgspec.structs.replace(AgentReport(node_id=node, sequence=number + 1, member=member))

@@ -1,0 +1,218 @@
+"""The report of one run: what was to be reached, what was measured, and what that does not say. Pure but for `write`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.machine import Machine
+from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Summary, is_busy, moved_ratio
+
+COMMAND = "make bench-api"
+DESCRIBE_RATIO = 0.5
+LIST_MILLISECONDS = 50.0
+HEARTBEATS_PER_SECOND = 10_000.0
+FOLLOW_MILLISECONDS = 300.0
+HELP_MILLISECONDS = 200.0
+COMMAND_MILLISECONDS = 500.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run. What was left out is empty."""
+
+    machine: Machine
+    is_quick: bool
+    seconds: float
+    bare_rates: Sequence[float] = ()
+    """Answers per second of the bare route, before and after the others."""
+    describe_rates: Sequence[float] = ()
+    describe_new_rates: Sequence[float] = ()
+    """The same of jobs that were never asked for before: each answer is made."""
+    writes_per_second: float = 0.0
+    job_count: int = 0
+    list_seconds: Sequence[float] = ()
+    heartbeat_rates: Sequence[float] = ()
+    """Reports per second of the server's CPU time or of time, whichever is less."""
+    heartbeat_bytes: int = 0
+    agent_count: int = 0
+    follow_seconds: Sequence[float] = ()
+    command_seconds: dict[str, Sequence[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One thing that was to be reached."""
+
+    what: str
+    measured: float
+    limit: float
+    is_least: bool
+    unit: str
+    count: int
+    is_inconclusive: bool = False
+
+    @property
+    def falls_short(self) -> bool:
+        """It was not reached."""
+        return not self.is_inconclusive and (self.measured < self.limit if self.is_least else self.measured > self.limit)
+
+    @property
+    def verdict(self) -> str:
+        """As the table says it."""
+        return "inconclusive" if self.is_inconclusive else "**falls short**" if self.falls_short else "pass"
+
+
+def rows(run: Run) -> list[Row]:
+    """Return what was to be reached, as far as it was measured."""
+    found = []
+    if run.bare_rates and run.describe_rates:
+        found.append(
+            Row(
+                what="DescribeTrainingJob with a token, by the rate of a bare route",
+                measured=statistics.median(run.describe_rates) / statistics.median(run.bare_rates),
+                limit=DESCRIBE_RATIO,
+                is_least=True,
+                unit="×",
+                count=len(run.describe_rates),
+                is_inconclusive=moved_ratio(run.bare_rates[0], run.bare_rates[-1]) > FLOOR_TOLERANCE_RATIO,
+            )
+        )
+    if run.list_seconds:
+        found.append(
+            _most(f"ListTrainingJobs of {run.job_count:,} jobs, a page of 100, p99", _p99(run.list_seconds), LIST_MILLISECONDS, run.list_seconds)
+        )
+    if run.heartbeat_rates:
+        rate = statistics.median(run.heartbeat_rates)
+        found.append(
+            Row(
+                what="reports of agents on one core",
+                measured=rate,
+                limit=HEARTBEATS_PER_SECOND,
+                is_least=True,
+                unit="/s",
+                count=len(run.heartbeat_rates),
+            )
+        )
+    if run.follow_seconds:
+        found.append(_most("a line is printed → who follows has it, p99", _p99(run.follow_seconds), FOLLOW_MILLISECONDS, run.follow_seconds))
+    for command, seconds in run.command_seconds.items():
+        limit = HELP_MILLISECONDS if command.endswith("--help") else COMMAND_MILLISECONDS
+        found.append(_most(f"`{command}`, median", statistics.median(seconds), limit, seconds))
+    return found
+
+
+def _p99(seconds: Sequence[float]) -> float:
+    return Summary.of(seconds).p99
+
+
+def _most(what: str, seconds: float, limit: float, samples: Sequence[float]) -> Row:
+    return Row(what=what, measured=seconds * 1000, limit=limit, is_least=False, unit="ms", count=len(samples))
+
+
+def write(run: Run, figures: Path, document: Path) -> None:
+    """Write the report.
+
+    Args:
+        run: what was measured.
+        figures: the JSON file.
+        document: the Markdown file.
+    """
+    figures.parent.mkdir(parents=True, exist_ok=True)
+    content = dataclasses.asdict(run) | {"rows": [dataclasses.asdict(row) | {"falls_short": row.falls_short} for row in rows(run)]}
+    figures.write_text(json.dumps(content, indent=1) + "\n")
+    document.write_text(render(run))
+
+
+def render(run: Run) -> str:
+    """Return the document."""
+    return "\n\n".join([_head(run), _reached(run), _spread(run), _limits()]) + "\n"
+
+
+def _head(run: Run) -> str:
+    machine = run.machine
+    load = ", ".join(f"{value:.2f}" for value in machine.load_average)
+    lines = [
+        "# How fast the service answers",
+        "",
+        f"Written by `{COMMAND}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/api.json`.",
+        "",
+        f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, Python {machine.python}. "
+        f"Load average before the run: {load}.",
+        "- The server is one process with SQLite; the load comes from one other process, over loopback. 16 requests are under way at one time "
+        "for rates, one for latencies.",
+    ]
+    if run.describe_rates:
+        lines.append(
+            "- DescribeTrainingJob: requests for one job with an administrator's token, while another process commits to the database "
+            f"{run.writes_per_second:.0f} times a second: each commit makes all answers that are held void. The bare route is FastAPI's `async def` "
+            "that returns a dict with one entry, served by the same process on another port, without a token; it is measured before and after, "
+            f"and the row is inconclusive where the two differ by more than {FLOOR_TOLERANCE_RATIO:.0%}."
+        )
+    if run.list_seconds:
+        lines.append("- ListTrainingJobs: every page of the list in four orders. No page is asked for twice, so none was held.")
+    if run.heartbeat_rates:
+        lines.append(
+            f"- Reports: {run.agent_count} agents send what a node with 8 ranks reports in the middle of training ({run.heartbeat_bytes} bytes) as "
+            "fast as they can. A rate is what the server has taken by its CPU time, or by the time that passed if that was more. The loops do not "
+            "run; reports without news do not wake them."
+        )
+    if run.follow_seconds:
+        lines.append(
+            "- Followed logs: a job on one node of a local cluster prints the time; the delay is until boto3 has given the line to its caller."
+        )
+    if run.command_seconds:
+        lines.append("- Commands: a process each, its start included; `jobs list` shows a page of the same jobs.")
+    if run.is_quick:
+        lines += ["", "**This was a quick run with few samples: it tries the harness and measures nothing.**"]
+    if is_busy(machine.load_average[0], machine.cores):
+        lines += ["", f"**The machine was busy with other work when the run began (more than {BUSY_LOAD_RATIO} per core): run it again.**"]
+    return "\n".join(lines)
+
+
+def _reached(run: Run) -> str:
+    body = [
+        [
+            row.what,
+            f"**{row.measured:,.{0 if row.measured >= 100 else 2}f}** {row.unit}",
+            f"{'≥' if row.is_least else '≤'} {row.limit:,g} {row.unit}",
+            str(row.count),
+            row.verdict,
+        ]
+        for row in rows(run)
+    ]
+    return "## What was to be reached\n\n" + _table(("what", "measured", "to reach", "n", "verdict"), body)
+
+
+def _spread(run: Run) -> str:
+    rates = {
+        "bare route, answers/s": run.bare_rates,
+        "DescribeTrainingJob, answers/s": run.describe_rates,
+        "DescribeTrainingJob, each of another job, answers/s": run.describe_new_rates,
+        "reports of agents/s": run.heartbeat_rates,
+    }
+    timed = {"ListTrainingJobs, ms": run.list_seconds, "followed logs, ms": run.follow_seconds}
+    timed |= {f"`{command}`, ms": seconds for command, seconds in run.command_seconds.items()}
+    body = [[what, *(f"{value:,.0f}" for value in (min(found), statistics.median(found), max(found))), ""] for what, found in rates.items() if found]
+    for what, seconds in timed.items():
+        if seconds:
+            summary = Summary.of(seconds)
+            values = (summary.minimum, summary.median, summary.maximum, summary.p99)
+            body.append([what, *(f"{value * 1000:,.1f}" for value in values)])
+    return "## All figures\n\n" + _table(("what", "least", "median", "most", "p99"), body)
+
+
+def _limits() -> str:
+    return (
+        "## What this does not say\n\nOne machine: load and server share its cores, and the network is a loopback. An answer that is held costs a "
+        "fraction of one that is made; the row of jobs that were not asked for before is the other end. PostgreSQL was not measured."
+    )
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,139 @@
+"""The real application over a database with jobs in it, and a bare route of FastAPI's beside it, in one process.
+
+    python -P -m benchmarks.api.server DIRECTORY JOBS NODES
+
+Neither has loops; the cloud behind the application is the tests' fake. Writes one line of JSON when both answer, and ends when its input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+from control_plane.app import Server, create_app
+from control_plane.cloud.connection import CloudMode
+from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
+from control_plane.core.states import JobState
+from control_plane.db import fleets, jobs, schema, tokens
+from control_plane.db.jobs import JobSpec, NewJob
+from control_plane.db.session import Database
+from control_plane.db.tokens import NewToken, Role, TokenKind
+from control_plane.settings import Settings
+
+BUCKET = "everstep"
+FLEET = "main"
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    logging.getLogger("control_plane").setLevel(logging.ERROR)  # each line of an agent ends with what is no message
+    directory, job_count, node_count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    settings = Settings(state_directory=directory, bucket=BUCKET, mode=CloudMode.LOCAL, aws_endpoint_url="http://127.0.0.1:1")
+    directory.mkdir(parents=True)
+    database = Database(settings.database)
+    schema.migrate(database)
+    sessions = fill(database, job_count, node_count)
+    bare = FastAPI()
+
+    @bare.get("/bare")
+    async def answer() -> dict[str, str]:
+        return {"TrainingJobName": "job-0"}
+
+    app = create_app(settings, operator=FakeOperator(), objects=MemoryObjectStore(BUCKET), loops=lambda *_: ())
+    listeners = [socket.create_server(("127.0.0.1", 0), backlog=1024) for _ in range(2)]
+    servers: list[uvicorn.Server] = [
+        kind(
+            uvicorn.Config(each, log_level="warning", access_log=False, server_header=False, ws="websockets-sansio", ws_max_size=2**24, lifespan=life)
+        )
+        for kind, each, life in ((Server, app, "on"), (uvicorn.Server, bare, "off"))
+    ]
+    ports = [listener.getsockname()[1] for listener in listeners]
+
+    def end() -> None:
+        sys.stdin.read()
+        for server in servers:
+            server.should_exit = True
+
+    async def serve() -> None:
+        threading.Thread(target=end, daemon=True).start()
+        await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in zip(servers, listeners, strict=True)))
+
+    admin = (directory / "admin_token").read_text().strip()
+    # The sockets listen already: whoever reads this and comes at once is answered a little later.
+    print(json.dumps({"port": ports[0], "bare_port": ports[1], "token": admin, "sessions": sessions}), flush=True)
+    asyncio.run(serve())
+    database.close()
+
+
+def fill(database: Database, job_count: int, node_count: int) -> dict[str, str]:
+    """Store a fleet, jobs and tokens of nodes' agents; return the tokens by node."""
+    now = datetime.now(UTC)
+    with database.write() as session:
+        fleets.create(
+            session,
+            fleets.NewFleet(
+                name=FLEET,
+                auto_scaling_group_name="group",
+                project="",
+                state="active",
+                min_node_count=0,
+                spare_count=0,
+                max_node_count=64,
+                instance_type="p5.48xlarge",
+                availability_zone="us-east-1a",
+                tags={},
+            ),
+            now,
+        )
+        for number, job in enumerate(many(job_count)):
+            jobs.create(session, job, now - timedelta(seconds=job_count - number))
+        return {
+            node: tokens.mint(session, NewToken(kind=TokenKind.SESSION, role=Role.AGENT, project="", fleet_name=FLEET, node_id=node), now)[0]
+            for node in (f"i-{number:017x}" for number in range(node_count))
+        }
+
+
+def many(count: int) -> Iterator[NewJob]:
+    """Yield jobs as people submit them, all of them running but the first, which has completed, so that no list is shorter than another."""
+    for number in range(count):
+        spec = JobSpec(
+            source_sha256=f"{number % 50:064x}",
+            source_bucket=BUCKET,
+            source_key=f"sources/{number % 50}.tar.gz",
+            source_bytes=10_000,
+            entry_point="train.py",
+            node_count=8,
+            ranks_per_node=8,
+            copies=2,
+            checkpoint_uri=f"s3://{BUCKET}/jobs/job-{number}/checkpoints/",
+            output_uri=f"s3://{BUCKET}/jobs/job-{number}/output/",
+            log_uri=f"s3://{BUCKET}/jobs/job-{number}/logs/",
+            hyperparameters={"learning_rate": "3e-4", "sequence_length": "4096", "batch_size": "64", "warm_up_steps": "2000"},
+            environment={"NCCL_DEBUG": "WARN", "TOKENIZERS_PARALLELISM": "false"},
+        )
+        yield NewJob(
+            run_id=uuid.uuid4().hex,
+            name=f"job-{number}",
+            fleet_name=FLEET,
+            project=f"project-{number % 5}",
+            priority=0,
+            tags={"team": f"team-{number % 7}", "model": "gpt"},
+            spec=spec,
+            state=JobState.RUNNING if number else JobState.COMPLETED,
+            reason="All ranks train; every step is kept on two nodes.",
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Answers that are asked for again and again are made once, for as long as nothing was written to the database.
+
+    GET DescribeTrainingJob, ListTrainingJobs, with a token in the header
+      the same path, query and token, nothing committed since, at most `MAX_AGE_SECONDS` old    the same bytes
+      somebody else is being answered the same right now                                       that answer, when it is there
+      else                                                                                     made anew
+
+A dashboard, a waiter and a script that look at a job every second then cost one answer a change, not one each. What an answer shows is in the
+database alone, but for the time: the age is how late a token that expires, or a job whose turn comes at a time, is noticed at most. A revoked token
+is a commit. Where commits of other replicas cannot be seen (`Versions`), they are noticed as late as a stream of events tells of them.
+
+Invariant: an answer is given to whoever shows the token that it was made for, and was made from what is in the database now or, of other replicas'
+doing, a moment ago. What is held is bounded in bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from control_plane.db.versions import Versions
+
+MAX_AGE_SECONDS: Final = 1.0
+MAX_AGE_UNSEEN_SECONDS: Final = 0.2
+"""Where other replicas' commits are not seen."""
+MAX_BYTES: Final = 32 * 1024 * 1024
+MAX_ANSWER_BYTES: Final = 2 * 1024 * 1024
+_SHARED: Final = re.compile(r"/v1/training-jobs(/[^/]+)?")
+
+Key = tuple[bytes, bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was answered, and when."""
+
+    version: int
+    made_at: datetime
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class Answers:
+    """ASGI middleware around the routes, within what gives each request its id.
+
+    Args:
+        app: what is inside.
+        versions: of the database; looked at on the server's event loop.
+        now: the time in UTC.
+    """
+
+    def __init__(self, app: ASGIApp, versions: Versions, now: Callable[[], datetime]) -> None:
+        self._app = app
+        self._versions = versions
+        self._now = now
+        self._max_age_seconds = MAX_AGE_SECONDS if versions.sees_everything else MAX_AGE_UNSEEN_SECONDS
+        self._held: OrderedDict[Key, Answer] = OrderedDict()
+        self._held_bytes = 0
+        self._making: dict[tuple[Key, int], asyncio.Future[Answer | None]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; called by the server."""
+        key = _key(scope)
+        version = self._versions.current() if key is not None else None
+        if key is None or version is None:
+            await self._app(scope, receive, send)
+            return
+        answer = self._good(key, version)
+        if answer is None and (making := self._making.get((key, version))) is not None:
+            answer = await asyncio.shield(making)
+        if answer is None:
+            await self._make(key, version, scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": list(answer.headers)})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    def _good(self, key: Key, version: int) -> Answer | None:
+        answer = self._held.get(key)
+        if answer is None or answer.version != version or not 0 <= (self._now() - answer.made_at).total_seconds() < self._max_age_seconds:
+            return None
+        self._held.move_to_end(key)
+        return answer
+
+    async def _make(self, key: Key, version: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have it answered, and hold what was answered if it is whole and good."""
+        made_at = self._now()
+        done: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        self._making[key, version] = done
+        start: Message | None = None
+        body = bytearray()
+
+        async def send_kept(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                start = {**message, "headers": list(message["headers"])}  # who is outside adds this request's own
+            elif message["type"] == "http.response.body" and len(body) <= MAX_ANSWER_BYTES:
+                body.extend(message.get("body", b""))
+                if not message.get("more_body") and start is not None and start["status"] == 200 and len(body) <= MAX_ANSWER_BYTES:
+                    self._hold(key, answer := Answer(version, made_at, start["headers"], bytes(body)))
+                    done.set_result(answer)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_kept)
+        finally:
+            if self._making.get((key, version)) is done:
+                del self._making[key, version]
+            if not done.done():
+                done.set_result(None)  # whoever waits makes its own
+
+    def _hold(self, key: Key, answer: Answer) -> None:
+        before = self._held.pop(key, None)
+        self._held_bytes += len(answer.body) - (len(before.body) if before is not None else 0)
+        self._held[key] = answer
+        while self._held_bytes > MAX_BYTES:
+            _, oldest = self._held.popitem(last=False)
+            self._held_bytes -= len(oldest.body)
+
+
+def _key(scope: Scope) -> Key | None:
+    """Return what makes two requests the same, None for one that is not shared. The token itself is not kept."""
+    if scope["type"] != "http" or scope["method"] != "GET" or _SHARED.fullmatch(scope["path"]) is None:
+        return None
+    tokens = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(tokens) != 1:
+        return None
+    return scope["path"].encode(), scope["query_string"], hashlib.sha256(tokens[0]).digest()

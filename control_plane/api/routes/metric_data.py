@@ -1,0 +1,86 @@
+"""What scripts log: the names of a job's metrics, and their values over steps, as fine as they are kept or as coarse as asked."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+from pydantic import AwareDatetime
+
+from control_plane.api import schemas
+from control_plane.api.auth import Reader
+from control_plane.api.deps import Router, ServicesDep, TrainingJobNamePath
+from control_plane.api.errors import InvalidRequest
+from control_plane.api.routes.jobs import find_job
+from control_plane.api.schemas import FieldError
+from control_plane.core.metrics import Point, resampled
+from control_plane.db import metrics
+
+router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJobs"])
+
+
+@router.get("/metrics", operation_id="ListMetrics")
+def list_metrics(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> schemas.ListMetricsResponse:
+    """List the names under which a job's rank 0 has logged values, with the last value of each."""
+    with services.database.read() as session:
+        job = find_job(session, training_job_name, caller)
+        found, dropped = metrics.names(session, job.run_id), metrics.dropped_count(session, job.run_id)
+    return schemas.ListMetricsResponse(
+        metrics=[
+            schemas.Metric(metric_name=each.name, last_step=each.last_step, last_time=each.last_at, last_value=each.last_value) for each in found
+        ],
+        dropped_count=dropped,
+    )
+
+
+@router.get("/metric-data", operation_id="GetMetricData")
+def get_metric_data(
+    training_job_name: TrainingJobNamePath,
+    caller: Reader,
+    services: ServicesDep,
+    metric_name: Annotated[str | None, Query(alias="MetricName", min_length=1, max_length=metrics.MAX_NAME_LENGTH)] = None,
+    first_step: Annotated[int, Query(alias="FirstStep", ge=0)] = 0,
+    last_step: Annotated[int | None, Query(alias="LastStep", ge=0)] = None,
+    start_time: Annotated[AwareDatetime | None, Query(alias="StartTime")] = None,
+    end_time: Annotated[AwareDatetime | None, Query(alias="EndTime")] = None,
+    resolution_in_steps: Annotated[int | None, Query(alias="ResolutionInSteps", ge=1)] = None,
+    resolution_in_seconds: Annotated[int | None, Query(alias="ResolutionInSeconds", ge=1)] = None,
+    max_points: Annotated[int, Query(alias="MaxPoints", ge=1, le=5000)] = 500,
+) -> schemas.GetMetricDataResponse:
+    """Get what a job's rank 0 has logged. Of steps that were done again after a failure it is what was logged last.
+
+    The newest 4,096 steps are kept as they were logged, older ones as points of 8, 64, 512 … steps. Where MaxPoints or a resolution asks for fewer
+    points, several are joined into one; where a resolution asks for more than MaxPoints, points span twice as much, four times, and so on.
+    """
+    if resolution_in_steps is not None and resolution_in_seconds is not None:
+        message = "goes without ResolutionInSteps: points span steps or time"
+        raise InvalidRequest(
+            f"The request is not valid: ResolutionInSeconds: {message}", fields=[FieldError(field="ResolutionInSeconds", message=message)]
+        )
+    with services.database.read() as session:
+        job = find_job(session, training_job_name, caller)
+        found = metrics.read(session, job.run_id, name=metric_name, first_step=first_step, last_step=last_step)
+    start = start_time.timestamp() if start_time is not None else float("-inf")
+    end = end_time.timestamp() if end_time is not None else float("inf")
+    chosen = {name: tuple(point for point in points if start <= point.at <= end) for name, points in found.items()}
+    return schemas.GetMetricDataResponse(
+        metric_data_results=[
+            _result(name, resampled(points, max_points, steps=resolution_in_steps, seconds=resolution_in_seconds))
+            for name, points in chosen.items()
+            if points
+        ]
+    )
+
+
+def _result(name: str, points: tuple[Point, ...]) -> schemas.MetricDataResult:
+    return schemas.MetricDataResult(
+        metric_name=name,
+        steps=[point.step for point in points],
+        last_steps=[point.last_step for point in points],
+        times=[point.at for point in points],
+        counts=[point.count for point in points],
+        minimums=[point.minimum for point in points],
+        means=[point.mean for point in points],
+        maximums=[point.maximum for point in points],
+        last_values=[point.last for point in points],
+    )

@@ -1,0 +1,198 @@
+"""Where events and lines go that others are to hear of: an EventBridge bus or an SNS topic, and a log group of CloudWatch.
+
+    EventBridge   source `everstep`, detail type = the event's type, resources = the job's name, detail as below
+    SNS           message = the detail as JSON; attributes `type`, `training_job_name`, `project`; on a FIFO topic the group is the job, and
+                  the event's id deduplicates
+
+    detail        {"EventId", "Time", "Type", "Message", "Project", "FleetName", "TrainingJobName", "NodeId", "Detail"}, as ListEvents has them
+
+Invariant: a sink takes at most `ENTRIES_AT_ONCE` entries of different jobs, so that what is refused in the middle of a call cannot turn the order of
+a job's events around. What it did not take is said.
+Source: API references of EventBridge (PutEvents: 10 entries, 256 KB in all) and SNS (PublishBatch: 10 entries, 256 KB in all).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from control_plane.cloud.connection import Connection, translated
+from control_plane.cloud.errors import CloudError, CloudUnavailable, NotFound
+from control_plane.core.log_batches import Line
+
+ENTRIES_AT_ONCE: Final = 10
+MAX_ENTRY_BYTES: Final = 24_000
+"""Ten of them fit one call of either service."""
+ARN: Final = re.compile(
+    r"arn:aws[a-z-]*:(?P<service>events|sns):(?P<region>[a-z0-9-]+):\d{12}:(event-bus/[A-Za-z0-9._/-]{1,256}|[A-Za-z0-9_-]{1,256}(\.fifo)?)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One event on its way out."""
+
+    event_id: int
+    at: datetime
+    type: str
+    job_name: str
+    project: str
+    detail: str
+    """JSON, at most `MAX_ENTRY_BYTES` bytes."""
+
+
+class EventSink(Protocol):
+    """Takes events. Synchronous; raises `CloudError` alone."""
+
+    def put(self, entries: Sequence[Entry]) -> CloudError | None:
+        """Send entries of different jobs, all or some.
+
+        Args:
+            entries: at most `ENTRIES_AT_ONCE`.
+
+        Returns:
+            Why one or more were not taken; None when all were. They may be sent again: who receives them knows them by their ids.
+
+        Raises:
+            CloudError: none was taken, as far as is known.
+        """
+
+
+class EventBusSink:
+    """`EventSink` over EventBridge.
+
+    Args:
+        connection: the cloud.
+        arn: of the bus.
+    """
+
+    def __init__(self, connection: Connection, arn: str) -> None:
+        self._events = connection.client("events")
+        self._arn = arn
+
+    def put(self, entries: Sequence[Entry]) -> CloudError | None:
+        """Send entries (see `EventSink`)."""
+        with translated():
+            answer = self._events.put_events(Entries=[self._entry(entry) for entry in entries])
+        refused = next((entry for entry in answer["Entries"] if entry.get("ErrorCode")), None)
+        return None if refused is None else CloudUnavailable(f"PutEvents: {refused.get('ErrorMessage')}", code=str(refused["ErrorCode"]))
+
+    def _entry(self, entry: Entry) -> dict[str, Any]:
+        return {
+            "Time": entry.at,
+            "Source": "everstep",
+            "DetailType": entry.type,
+            "Resources": [entry.job_name],
+            "Detail": entry.detail,
+            "EventBusName": self._arn,
+        }
+
+
+class TopicSink:
+    """`EventSink` over SNS.
+
+    Args:
+        connection: the cloud.
+        arn: of the topic.
+    """
+
+    def __init__(self, connection: Connection, arn: str) -> None:
+        self._sns = connection.client("sns")
+        self._arn = arn
+
+    def put(self, entries: Sequence[Entry]) -> CloudError | None:
+        """Send entries (see `EventSink`)."""
+        with translated():
+            answer = self._sns.publish_batch(TopicArn=self._arn, PublishBatchRequestEntries=[self._entry(entry) for entry in entries])
+        refused = next(iter(answer.get("Failed", ())), None)
+        return None if refused is None else CloudUnavailable(f"PublishBatch: {refused.get('Message')}", code=str(refused.get("Code", "")))
+
+    def _entry(self, entry: Entry) -> dict[str, Any]:
+        named = {"type": entry.type, "training_job_name": entry.job_name, "project": entry.project}
+        made: dict[str, Any] = {
+            "Id": str(entry.event_id),
+            "Message": entry.detail,
+            "MessageAttributes": {name: {"DataType": "String", "StringValue": value} for name, value in named.items() if value},
+        }
+        if self._arn.endswith(".fifo"):
+            made |= {"MessageGroupId": entry.job_name, "MessageDeduplicationId": str(entry.event_id)}
+        return made
+
+
+def sink_of(connection: Connection, arn: str) -> EventSink:
+    """Return the sink that an ARN names.
+
+    Args:
+        connection: the cloud.
+        arn: that `ARN` matches.
+    """
+    match = ARN.fullmatch(arn)
+    assert match is not None
+    return EventBusSink(connection, arn) if match["service"] == "events" else TopicSink(connection, arn)
+
+
+def detail_of(fields: dict[str, Any]) -> str:
+    """Return an event's detail as JSON; of one that is too long, `Detail` goes and the message is cut.
+
+    Args:
+        fields: as above; a None is left out.
+    """
+    kept = {name: value for name, value in fields.items() if value is not None}
+    text = json.dumps(kept, default=str)
+    if len(text.encode()) <= MAX_ENTRY_BYTES:
+        return text
+    return json.dumps({**kept, "Detail": {}, "Message": str(kept["Message"])[:2_000], "IsCut": True}, default=str)
+
+
+class LogSink(Protocol):
+    """Takes lines of logs. Synchronous; raises `CloudError` alone."""
+
+    def put_lines(self, stream: str, batch: Sequence[Line]) -> int:
+        """Append lines to a stream, which is made if there is none.
+
+        Args:
+            stream: its name.
+            batch: as `core.log_batches` makes them.
+
+        Returns:
+            How many the service did not take because of their time: too old or too far ahead.
+
+        Raises:
+            CloudError: none was taken, as far as is known.
+        """
+
+
+class LogGroupSink:
+    """`LogSink` over CloudWatch Logs.
+
+    Args:
+        connection: the cloud.
+        group: name of the log group; it exists.
+    """
+
+    def __init__(self, connection: Connection, group: str) -> None:
+        self._logs = connection.client("logs")
+        self._group = group
+
+    def put_lines(self, stream: str, batch: Sequence[Line]) -> int:
+        """Append lines (see `LogSink`)."""
+        try:
+            return self._put(stream, batch)
+        except NotFound:
+            with translated(), suppress(self._logs.exceptions.ResourceAlreadyExistsException):
+                self._logs.create_log_stream(logGroupName=self._group, logStreamName=stream)
+            return self._put(stream, batch)
+
+    def _put(self, stream: str, batch: Sequence[Line]) -> int:
+        lines = [{"timestamp": line.at_ms, "message": line.message} for line in batch]
+        with translated():
+            answer = self._logs.put_log_events(logGroupName=self._group, logStreamName=stream, logEvents=lines)
+        refused = answer.get("rejectedLogEventsInfo") or {}
+        early = max(refused.get("tooOldLogEventEndIndex", 0), refused.get("expiredLogEventEndIndex", 0))
+        late = len(lines) - refused["tooNewLogEventStartIndex"] if "tooNewLogEventStartIndex" in refused else 0
+        return int(early + late)

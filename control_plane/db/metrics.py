@@ -1,0 +1,243 @@
+"""Values that scripts logged, by run, metric and step (`control_plane.core.metrics`).
+
+    metric_log      per run: whose values came last, and how many were lost on the way
+    metric          per run and name: what was logged last
+    metric_chunk    per run, name and width: points, packed
+
+    packed, little-endian   width 1: steps int64[n], at float64[n], values float64[n]
+                            wider:   step, last_step, count, finite_count int64[n] each; at, minimum, mean, maximum, last float64[n] each
+
+Invariant: storing the same batch twice is storing it once, and values of steps that a later generation does again are gone as soon as it has
+logged one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from control_plane.core import metrics
+from control_plane.core.metrics import FOLD, POINTS_PER_CHUNK, Point
+from control_plane.db.models import Generation, Job, Metric, MetricChunk, MetricLog
+from everstep.protocol.agent_messages import MetricBatch, MetricPoint
+
+MAX_NAMES = 256
+"""Metrics of one run; values of further ones are dropped and counted."""
+MAX_NAME_LENGTH = 255
+_INTS = ("step", "last_step", "count", "finite_count")
+_FLOATS = ("at", "minimum", "mean", "maximum", "last")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricRecord:
+    """One metric of a run."""
+
+    name: str
+    last_step: int
+    last_at: datetime
+    last_value: float
+
+
+def store(session: Session, agent_id: str, batch: MetricBatch) -> None:
+    """Store what an agent has sent.
+
+    Called once a second for each run that logs. Idempotent.
+
+    Args:
+        session: a writing one.
+        agent_id: the sender's; its numbers say what is new.
+        batch: as it was sent; of a run that is deleted nothing is stored.
+    """
+    if session.get(Job, batch.run, with_for_update={"read": True, "key_share": True}) is None:
+        return
+    log = session.get(MetricLog, batch.run, with_for_update=True)
+    if log is None:
+        log = MetricLog(run_id=batch.run, generation=0, agent_id=agent_id, next_number=batch.first_number, dropped_count=0)
+        session.add(log)
+        session.flush()
+    if log.agent_id != agent_id:
+        log.agent_id, log.next_number = agent_id, batch.first_number
+    log.dropped_count += max(0, batch.first_number - log.next_number)
+    fresh = batch.points[max(0, log.next_number - batch.first_number) :]
+    log.next_number = max(log.next_number, batch.first_number + len(batch.points))
+    by_generation: defaultdict[int, list[MetricPoint]] = defaultdict(list)
+    for point in fresh:
+        by_generation[point.generation].append(point)
+    for generation, points in sorted(by_generation.items()):
+        log.dropped_count += _store_generation(session, log, generation, points)
+    session.flush()
+
+
+def _store_generation(session: Session, log: MetricLog, generation: int, points: Sequence[MetricPoint]) -> int:
+    """Store values of one generation; return how many were dropped."""
+    if generation > log.generation:
+        base = _base_after(session, log.run_id, log.generation, generation)
+        if log.generation and base is not None:
+            _forget_after(session, log.run_id, base)
+        log.generation = generation
+    superseded_after = _base_after(session, log.run_id, generation, log.generation)
+    held = {row.name: row for row in session.scalars(select(Metric).where(Metric.run_id == log.run_id))}
+    by_name: defaultdict[str, dict[int, Point]] = defaultdict(dict)
+    dropped_count = 0
+    for point in points:
+        if superseded_after is not None and point.step > superseded_after:
+            continue
+        for name, value in point.values.items():
+            if name not in held and name not in by_name and (len(held.keys() | by_name.keys()) >= MAX_NAMES or not 0 < len(name) <= MAX_NAME_LENGTH):
+                dropped_count += 1
+            else:
+                by_name[name][point.step] = metrics.logged(point.step, point.at_seconds, value)
+    for name, found in by_name.items():
+        _append(session, log.run_id, name, held.get(name), [found[step] for step in sorted(found)])
+    return dropped_count
+
+
+def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | None:
+    """Return the lowest step that any generation after `before`, up to `upto`, went on from; None without one."""
+    is_later = (Generation.number > before) & (Generation.number <= upto) & (Generation.started_at.is_not(None) | (Generation.number == upto))
+    return session.scalar(select(func.min(Generation.base_step)).where(Generation.run_id == run_id, is_later))
+
+
+def _append(session: Session, run_id: str, name: str, metric: Metric | None, fresh: Sequence[Point]) -> None:
+    fine_from = metric.fine_from_step if metric is not None else 0
+    fresh = [point for point in fresh if point.step >= fine_from]
+    if not fresh:
+        return
+    if metric is None:
+        metric = Metric(run_id=run_id, name=name, fine_from_step=0, last_step=-1, last_at=_moment(fresh[0].at), last_value="nan")
+        session.add(metric)
+        session.flush()
+    by_chunk: defaultdict[int, list[Point]] = defaultdict(list)
+    for point in fresh:
+        by_chunk[metrics.chunk_of(point.step, 1)].append(point)
+    has_new_chunk = [_merge(session, run_id, name, 1, chunk, points) for chunk, points in by_chunk.items()]
+    if any(has_new_chunk):
+        session.flush()
+        _fold(session, metric)
+    if fresh[-1].step >= metric.last_step:
+        _note_last(metric, fresh[-1])
+
+
+def _merge(session: Session, run_id: str, name: str, width: int, chunk: int, fresh: Iterable[Point]) -> bool:
+    """Put points into a chunk; say whether it is new."""
+    row = session.get(MetricChunk, (run_id, name, width, chunk))
+    is_new = row is None
+    if row is None:
+        row = MetricChunk(run_id=run_id, name=name, width=width, number=chunk, points=b"")
+        session.add(row)
+    row.points = pack(metrics.replaced(unpack(row.points, width), fresh), width)
+    return is_new
+
+
+def _fold(session: Session, metric: Metric) -> None:
+    """Fold the oldest chunks until no width has more than it keeps."""
+    width = 1
+    while True:
+        of_width = (MetricChunk.run_id == metric.run_id, MetricChunk.name == metric.name, MetricChunk.width == width)
+        numbers = session.scalars(select(MetricChunk.number).where(*of_width).order_by(MetricChunk.number)).all()
+        surplus = numbers[: max(0, len(numbers) - metrics.kept_chunks(width))]
+        if not surplus:
+            return
+        for number in surplus:
+            row = session.get_one(MetricChunk, (metric.run_id, metric.name, width, number))
+            wider = metrics.folded(unpack(row.points, width), width * FOLD)
+            _merge(session, metric.run_id, metric.name, width * FOLD, number // FOLD, wider)
+            session.delete(row)
+            if width == 1:
+                metric.fine_from_step = max(metric.fine_from_step, metrics.first_step(number + 1, 1))
+        session.flush()
+        width *= FOLD
+
+
+def _forget_after(session: Session, run_id: str, step: int) -> None:
+    """Let go of what was logged for later steps: they are done again."""
+    start, end = MetricChunk.number * MetricChunk.width * POINTS_PER_CHUNK, (MetricChunk.number + 1) * MetricChunk.width * POINTS_PER_CHUNK
+    session.execute(delete(MetricChunk).where(MetricChunk.run_id == run_id, start > step), execution_options={"synchronize_session": False})
+    for row in session.scalars(select(MetricChunk).where(MetricChunk.run_id == run_id, end > step)).all():
+        points = metrics.until(unpack(row.points, row.width), step)
+        if points:
+            row.points = pack(points, row.width)
+        else:
+            session.delete(row)
+    session.flush()
+    for metric in session.scalars(select(Metric).where(Metric.run_id == run_id, Metric.last_step > step)).all():
+        of_metric = select(MetricChunk).where(MetricChunk.run_id == run_id, MetricChunk.name == metric.name)
+        newest = session.scalar(of_metric.order_by(MetricChunk.width, MetricChunk.number.desc()).limit(1))
+        if newest is None:
+            session.delete(metric)
+            continue
+        metric.fine_from_step = min(metric.fine_from_step, step + 1)
+        _note_last(metric, unpack(newest.points, newest.width)[-1])
+    session.flush()
+
+
+def _note_last(metric: Metric, point: Point) -> None:
+    metric.last_step, metric.last_at, metric.last_value = point.last_step, _moment(point.at), repr(point.last)
+
+
+def names(session: Session, run_id: str) -> tuple[MetricRecord, ...]:
+    """Return the metrics of a run, by name."""
+    rows = session.scalars(select(Metric).where(Metric.run_id == run_id).order_by(Metric.name))
+    return tuple(MetricRecord(name=row.name, last_step=row.last_step, last_at=row.last_at, last_value=float(row.last_value)) for row in rows)
+
+
+def dropped_count(session: Session, run_id: str) -> int:
+    """Return how many values of a run were lost on their way here, or were of more names than a run may have."""
+    return session.scalar(select(MetricLog.dropped_count).where(MetricLog.run_id == run_id)) or 0
+
+
+def read(session: Session, run_id: str, *, name: str | None, first_step: int, last_step: int | None) -> Mapping[str, tuple[Point, ...]]:
+    """Return points of a run's metrics.
+
+    Args:
+        session: any.
+        run_id: the run.
+        name: of one metric, or None for all.
+        first_step: points that end before it are left out.
+        last_step: points that begin after it are left out; None: up to the newest.
+
+    Returns:
+        By name, in order of steps.
+    """
+    query = select(MetricChunk.name, MetricChunk.width, MetricChunk.points).where(MetricChunk.run_id == run_id)
+    query = query.where((MetricChunk.number + 1) * MetricChunk.width * POINTS_PER_CHUNK > first_step)
+    if name is not None:
+        query = query.where(MetricChunk.name == name)
+    if last_step is not None:
+        query = query.where(MetricChunk.number * MetricChunk.width * POINTS_PER_CHUNK <= last_step)
+    found: defaultdict[str, list[Point]] = defaultdict(list)
+    for each, width, packed in session.execute(query):
+        found[each] += (point for point in unpack(packed, width) if point.last_step >= first_step and (last_step is None or point.step <= last_step))
+    return {each: tuple(sorted(points, key=lambda point: point.step)) for each, points in sorted(found.items()) if points}
+
+
+def pack(points: Sequence[Point], width: int) -> bytes:
+    """Return points as they are stored."""
+    if width == 1:
+        values = ([point.step for point in points], [point.at for point in points], [point.last for point in points])
+        return struct.pack(f"<{len(points)}q{2 * len(points)}d", *(value for column in values for value in column))
+    ints = [getattr(point, field) for field in _INTS for point in points]
+    floats = [getattr(point, field) for field in _FLOATS for point in points]
+    return struct.pack(f"<{len(ints)}q{len(floats)}d", *ints, *floats)
+
+
+def unpack(packed: bytes, width: int) -> tuple[Point, ...]:
+    """Return points as `pack` was given them."""
+    if width == 1:
+        n = len(packed) // 24
+        row = struct.unpack(f"<{n}q{2 * n}d", packed)
+        return tuple(metrics.logged(step, at, value) for step, at, value in zip(row[:n], row[n : 2 * n], row[2 * n :], strict=True))
+    fields = (*_INTS, *_FLOATS)
+    n = len(packed) // (8 * len(fields))
+    row = struct.unpack(f"<{len(_INTS) * n}q{len(_FLOATS) * n}d", packed)
+    return tuple(Point(**{field: row[index * n + i] for index, field in enumerate(fields)}) for i in range(n))
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,157 @@
+"""Deletes checkpoints from S3: those that a person wants gone, and those beyond what their job keeps (`CheckpointConfig`).
+
+    complete ──▶ deleting, in the database: nobody restores from it any more ──▶ its manifest, then its other objects ──▶ deleted, and an event
+
+A server that dies in between leaves it in deleting, and the next pass of any replica goes on. Deleting twice is deleting once.
+
+Invariant: what is pinned, what a job would be restored from next, and the newest are not begun with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy.orm import Session
+
+from control_plane.cloud.errors import CloudError
+from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectStore
+from control_plane.core.checkpoints import KeptCheckpoint, newest_restorable, surplus
+from control_plane.core.observed import CheckpointRecord as RestorableCheckpoint
+from control_plane.core.states import JobState
+from control_plane.db import checkpoints, events, jobs
+from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.errors import NotFound
+from control_plane.db.events import NewEvent
+from control_plane.db.jobs import JobRecord
+from control_plane.db.session import Database
+from control_plane.loop import records
+from everstep.protocol.ids import Generation
+from everstep.protocol.plan import ObjectReference
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 5.0
+AT_ONCE: Final = 16
+"""Checkpoints of one job that one pass begins to delete."""
+_RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
+"""A job that may be reading any of its checkpoints."""
+
+
+class CheckpointKeeper:
+    """The loop that deletes.
+
+    Args:
+        database: where checkpoints are listed.
+        objects: S3.
+        now: the time in UTC.
+    """
+
+    def __init__(self, database: Database, objects: ObjectStore, now: Callable[[], datetime]) -> None:
+        self._database = database
+        self._objects = objects
+        self._now = now
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Delete what is to go until `stop` is set."""
+        while not stop.is_set():
+            try:
+                await asyncio.to_thread(self.look)
+            except Exception:
+                log.exception("checkpoints could not be let go; it is tried again")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await stop.wait()
+
+    def look(self) -> None:
+        """Make one pass over all jobs. Blocks: called in a thread."""
+        with self._database.read() as session:
+            run_ids = checkpoints.runs_to_look_after(session)
+        for run_id in run_ids:
+            try:
+                self._begin(run_id)
+                with self._database.read() as session:
+                    deleting = [each for each in checkpoints.of_run(session, run_id) if each.state == checkpoints.DELETING]
+                for each in reversed(deleting):
+                    delete(self._database, self._objects, run_id, each, self._now())
+            except CloudError as error:
+                log.warning("run %s: a checkpoint could not be deleted and is tried again: %s", run_id, error)
+            except NotFound:
+                log.info("run %s: it is gone, and its checkpoints with it", run_id)
+
+    def _begin(self, run_id: str) -> None:
+        """Mark what is beyond a job's limits, in one transaction with the look at what it needs."""
+        with self._database.write() as session:
+            job = jobs.get_run(session, run_id)
+            if job.spec.checkpoint_max_count is None and job.spec.checkpoint_max_age_seconds is None:
+                return
+            if job.state in _RESTORING:
+                return
+            found = [each for each in checkpoints.of_run(session, run_id) if each.state == checkpoints.COMPLETE and each.completed_at is not None]
+            needed = restorable(session, job)
+            kept = [
+                KeptCheckpoint(
+                    generation=each.generation,
+                    step=each.step,
+                    completed_at=(each.completed_at or each.created_at).timestamp(),
+                    is_needed=each.pinned_at is not None or each.verify_requested_at is not None or is_same(each, needed),
+                    is_counted=each.pinned_at is None,
+                )
+                for each in found
+            ]
+            going = surplus(kept, job.spec.checkpoint_max_count, job.spec.checkpoint_max_age_seconds, self._now().timestamp())[:AT_ONCE]
+            by_key = {(each.generation, each.step): each for each in found}
+            for key in going:
+                checkpoints.set_state(session, run_id, by_key[key], checkpoints.DELETING)
+
+
+def restorable(session: Session, job: JobRecord) -> RestorableCheckpoint | None:
+    """Return the newest checkpoint that a job could be restored from, or None."""
+    known = (records.checkpoint_record(each) for each in checkpoints.of_run(session, job.run_id))
+    lineage = [records.generation_record(entry) for entry in jobs.lineage(session, job.run_id)]
+    return newest_restorable([each for each in known if each is not None], lineage, Generation(job.generation))
+
+
+def is_same(checkpoint: CheckpointRecord, other: RestorableCheckpoint | None) -> bool:
+    """Say whether a stored checkpoint is the one that the core speaks of."""
+    return other is not None and (checkpoint.generation, checkpoint.step) == (other.generation, other.step)
+
+
+def delete(database: Database, objects: ObjectStore, run_id: str, checkpoint: CheckpointRecord, now: datetime) -> CheckpointRecord:
+    """Delete the objects of a checkpoint that is in deleting, and tell of it once. Blocks on S3; may be repeated.
+
+    The manifest goes first: an incomplete set never looks complete. All that lies beside it is of the same generation and step.
+
+    Args:
+        database: where it is listed.
+        objects: S3.
+        run_id: the job's run.
+        checkpoint: which.
+        now: when.
+
+    Returns:
+        The checkpoint as it is now.
+
+    Raises:
+        CloudError: not all of it is gone; it stays in deleting.
+        NotFound: its job is gone.
+    """
+    objects.delete(checkpoint.bucket, [checkpoint.manifest_key])
+    folder, _, _ = checkpoint.manifest_key.rpartition("/")
+    keys = [info.reference.key for info in objects.list(ObjectReference(bucket=checkpoint.bucket, key=f"{folder}/"))]
+    for first in range(0, len(keys), DELETED_AT_ONCE):
+        objects.delete(checkpoint.bucket, keys[first : first + DELETED_AT_ONCE])
+    with database.write() as session:
+        job = jobs.get_run(session, run_id)
+        before = checkpoints.find(session, run_id, step=checkpoint.step, generation=checkpoint.generation)
+        if before.state == checkpoints.DELETED:
+            return before
+        after = checkpoints.set_state(session, run_id, before, checkpoints.DELETED)
+        message = f"The checkpoint of step {before.step} was deleted: {before.object_bytes:,} bytes."
+        event = NewEvent(at=now, type="CheckpointDeleted", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name)
+        events.append(session, event)
+    return after

@@ -1,0 +1,170 @@
+"""Tells others what happens to jobs: from the table of events to a bus or a topic, at least once, in order for each job.
+
+    claim the export's lease ──▶ read events after its position ──▶ send those of different jobs at once ──▶ store the position ──▶ …
+
+A server that dies between sending and storing sends again: who receives knows an event by its id. Another replica goes on from the position once the
+lease stands still. What is refused is tried again, later and later, and nothing behind it goes out before it.
+
+Invariant: a position is stored after everything up to it was taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Final
+
+from control_plane.cloud.errors import CloudError
+from control_plane.cloud.sinks import ENTRIES_AT_ONCE, Entry, EventSink, detail_of
+from control_plane.db import events, exports
+from control_plane.db.errors import StaleLease
+from control_plane.db.events import EventRecord
+from control_plane.db.leases import Lease, Leaser
+from control_plane.db.session import Database
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 1.0
+PAGE_LIMIT: Final = 200
+FIRST_RETRY_SECONDS: Final = 1.0
+MOST_RETRY_SECONDS: Final = 300.0
+
+
+class EventExporter:
+    """The loop of one export.
+
+    Args:
+        database: where events and the position are.
+        name: of the export: its ARN.
+        sink: where to.
+        leaser: of this replica, this loop's alone.
+        now: the time in UTC.
+    """
+
+    def __init__(self, database: Database, name: str, sink: EventSink, leaser: Leaser, now: Callable[[], datetime]) -> None:
+        self._database = database
+        self._name = name
+        self._sink = sink
+        self._leaser = leaser
+        self._now = now
+        self._lease: Lease | None = None
+        self.failure_count = 0
+        """In a row."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Export until `stop` is set; then another replica may go on at once."""
+        while not stop.is_set():
+            is_more = False
+            try:
+                is_more = await asyncio.to_thread(self.export_some)
+            except StaleLease as stale:
+                log.info("export to %s: %s", self._name, stale)
+            except Exception:
+                self.failure_count += 1
+                log.exception("export to %s: a pass failed; it is made again", self._name)
+            if not is_more:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.pause_seconds()):
+                        await stop.wait()
+        await asyncio.to_thread(self._release)
+
+    def pause_seconds(self) -> float:
+        """Return how long to wait before the next pass."""
+        return retry_seconds(self.failure_count) if self.failure_count else LOOK_SECONDS
+
+    def export_some(self) -> bool:
+        """Make one pass. Blocks: called in a thread.
+
+        Returns:
+            Whether there is more to send at once.
+
+        Raises:
+            StaleLease: another replica took the export over; what was sent is sent again there.
+        """
+        with self._database.write() as session:
+            exports.ensure(session, self._name)
+            self._lease = lease = self._leaser.claim(session, "export", self._name)
+            if lease is None:
+                return False
+            before = exports.get(session, self._name)
+            page = events.page(session, job_name=None, fleet_name=None, project=None, after_id=before.position, limit=PAGE_LIMIT)
+        taken = _first(page)
+        if taken.entries:
+            failure = self._put(taken.entries)
+            if failure is not None:
+                self._note_failure(lease, before, failure)
+                return False
+        self.failure_count = 0
+        sent = taken.position if taken.position is not None else before.position
+        if sent != before.position or before.failure:
+            with self._database.write() as session:
+                exports.change(session, lease, position=sent, failing_since=None, failure="")
+            if before.failure:
+                log.info("export to %s goes on", self._name)
+        return bool(page) and (sent < page[-1].id or len(page) == PAGE_LIMIT)
+
+    def _put(self, entries: Sequence[Entry]) -> CloudError | None:
+        try:
+            return self._sink.put(entries)
+        except CloudError as error:
+            return error
+
+    def _note_failure(self, lease: Lease, before: exports.ExportRecord, failure: CloudError) -> None:
+        self.failure_count += 1
+        words = f"{failure.code}: {failure.message}" if failure.code else failure.message
+        if words != before.failure:
+            log.warning("export to %s fails and is tried again: %s", self._name, words)
+        with self._database.write() as session:
+            exports.change(session, lease, failing_since=before.failing_since or self._now(), failure=words)
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            with self._database.write() as session:
+                self._leaser.release(session, self._lease)
+
+
+def retry_seconds(failure_count: int) -> float:
+    """Return how long to wait after so many failures in a row, at least one: twice as long each time, up to a limit."""
+    return float(min(MOST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failure_count - 1, 16)))
+
+
+class _Taken:
+    """What of a page can be sent in one call."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.position: int | None = None
+        """Everything up to here is sent with it, or is nobody's business."""
+
+
+def _first(page: Sequence[EventRecord]) -> _Taken:
+    """Return the first events of a page that may go out together: of different jobs."""
+    taken, jobs = _Taken(), set[str]()
+    for event in page:
+        if event.job_name is not None:
+            if event.job_name in jobs or len(taken.entries) == ENTRIES_AT_ONCE:
+                break
+            jobs.add(event.job_name)
+            taken.entries.append(entry_of(event))
+        taken.position = event.id
+    return taken
+
+
+def entry_of(event: EventRecord) -> Entry:
+    """Return an event of a job as others are told of it."""
+    assert event.job_name is not None
+    detail = {
+        "EventId": event.id,
+        "Time": event.at.isoformat(),
+        "Type": event.type,
+        "Message": event.message,
+        "Project": event.project or None,
+        "FleetName": event.fleet_name,
+        "TrainingJobName": event.job_name,
+        "NodeId": event.node_id,
+        "Detail": dict(event.detail),
+    }
+    return Entry(event_id=event.id, at=event.at, type=event.type, job_name=event.job_name, project=event.project, detail=detail_of(detail))

@@ -1,0 +1,111 @@
+"""Logged values from the agents' reports into the database.
+
+    report ──▶ MetricInbox.take         one batch per node, in memory; nothing waits for it
+    about once a second ──▶ store, one short transaction per batch ──▶ MetricsStored to the agent, which then sends the next batch
+
+An agent keeps what is not confirmed and sends it again, to whichever replica it is connected to. So a server that dies here loses nothing, and a
+database that is slow or away makes agents wait, not heartbeats.
+
+Invariant: a batch is confirmed after the transaction that holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from control_plane.db import metrics
+from control_plane.db.session import Database
+from everstep.protocol.agent_messages import MetricBatch, MetricsStored
+from everstep.protocol.ids import NodeId
+
+if TYPE_CHECKING:
+    from control_plane.loop.agents import AgentRegistry
+
+log = logging.getLogger(__name__)
+
+FLUSH_SECONDS: Final = 1.0
+REST_RATIO: Final = 3.0
+"""After storing it rests for so many times as long as that took: a fourth of the database's time is the most that logged values take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A batch, and whose it is."""
+
+    agent_id: str
+    batch: MetricBatch
+
+
+class MetricInbox:
+    """What agents have sent and is not stored, at most one batch a node: agents wait for its confirmation. On the server's event loop."""
+
+    def __init__(self) -> None:
+        self._received: dict[NodeId, Received] = {}
+        self.filled = asyncio.Event()
+
+    def take(self, node_id: NodeId, agent_id: str, batch: MetricBatch) -> None:
+        """Take a node's batch; one that comes again replaces itself."""
+        self._received[node_id] = Received(agent_id, batch)
+        self.filled.set()
+
+    def empty(self) -> dict[NodeId, Received]:
+        """Return all that waits, and hold nothing."""
+        received, self._received = self._received, {}
+        self.filled.clear()
+        return received
+
+
+class MetricWriter:
+    """The loop that stores.
+
+    Args:
+        database: where to.
+        registry: whose inbox is emptied, and through which agents are told.
+    """
+
+    def __init__(self, database: Database, registry: AgentRegistry) -> None:
+        self._database = database
+        self._registry = registry
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Store what comes until `stop` is set, then what is left."""
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                filled = asyncio.create_task(self._registry.logged.filled.wait())
+                await asyncio.wait((filled, stopping), return_when=asyncio.FIRST_COMPLETED)
+                filled.cancel()
+                begun = time.monotonic()
+                await self.flush()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(FLUSH_SECONDS, REST_RATIO * (time.monotonic() - begun))):
+                        await stop.wait()
+            await self.flush()
+        finally:
+            stopping.cancel()
+
+    async def flush(self) -> None:
+        """Store everything that waits and tell the agents. What cannot be stored now is sent again by its agent."""
+        for node_id, received in self._registry.logged.empty().items():
+            batch = received.batch
+            try:
+                await asyncio.to_thread(self._store, received)
+            except IntegrityError as error:
+                log.info("run %s: logged values of a job that is being deleted: %s", batch.run, error.orig)
+            except SQLAlchemyError as error:
+                log.warning("run %s: logged values could not be stored, their agent sends them again: %s", batch.run, error)
+                continue
+            except Exception:  # what cannot be stored at all must not come again for ever
+                log.exception("run %s: %d logged values were dropped", batch.run, len(batch.points))
+            self._registry.send(node_id, MetricsStored(agent_id=received.agent_id, next_number=batch.first_number + len(batch.points)))
+
+    def _store(self, received: Received) -> None:
+        with self._database.write() as session:
+            metrics.store(session, received.agent_id, received.batch)

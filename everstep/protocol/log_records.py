@@ -1,0 +1,64 @@
+"""How server and agent log where machines read it: one JSON object a line, with the same fields from both, so that one pipeline takes them together.
+
+    time        ISO 8601, UTC, microseconds         job, run, generation, node   where the line is about one
+    level       debug, info, warning, error …       exception                    the traceback, where there is one
+    logger      the module
+    message     as in text
+
+Invariant: a line is one line and always valid JSON, whatever was logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+LogFormat = Literal["text", "json"]
+LOG_FORMATS: Final[tuple[LogFormat, ...]] = ("text", "json")
+
+_about: ContextVar[Mapping[str, object]] = ContextVar("_about", default={})  # noqa: B039  # a mapping that nobody can change through its type
+
+
+@contextmanager
+def about(**fields: object) -> Iterator[None]:
+    """Say what everything that is logged within, in this task and the threads that it waits for, is about.
+
+    Args:
+        **fields: job, run, generation, node; None is left out.
+    """
+    token = _about.set({**_about.get(), **{name: value for name, value in fields.items() if value is not None}})
+    try:
+        yield
+    finally:
+        _about.reset(token)
+
+
+class JsonFormatter(logging.Formatter):
+    """Makes the lines.
+
+    Args:
+        always: more fields, asked for at every line; `about` comes after them.
+    """
+
+    def __init__(self, always: Callable[[], Mapping[str, object]] = dict) -> None:
+        super().__init__()
+        self._always = always
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line. Called by `logging`, in any thread."""
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self._always(),
+            **_about.get(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)

@@ -1,0 +1,102 @@
+"""Where events go, over boto3 against moto: an EventBridge bus, a topic, a FIFO topic; each heard through a queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from control_plane.cloud.errors import CloudError
+from control_plane.cloud.sinks import ARN, Entry, EventBusSink, TopicSink, sink_of
+from tests.unit.local_cloud.served import ServedAws, served_aws
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAws]:
+    with served_aws(tmp_path_factory.mktemp("aws")) as aws:
+        yield aws
+
+
+@pytest.fixture
+def connection(served: ServedAws) -> Connection:
+    return Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=served.url))
+
+
+def entries(*jobs: str) -> list[Entry]:
+    return [
+        Entry(event_id=n, at=NOW, type="JobStateChanged", job_name=job, project="p", detail=json.dumps({"EventId": n}))
+        for n, job in enumerate(jobs, start=1)
+    ]
+
+
+def queue(connection: Connection, name: str, **attributes: str) -> tuple[str, str]:
+    sqs = connection.client("sqs")
+    url = sqs.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]
+    return url, sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+
+
+def bodies(connection: Connection, url: str) -> list[dict[str, Any]]:
+    messages = connection.client("sqs").receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages", [])
+    return [json.loads(message["Body"]) for message in messages]
+
+
+def test_a_bus_takes_events_with_their_source_type_and_job(connection: Connection) -> None:
+    bridge = connection.client("events")
+    arn = bridge.create_event_bus(Name="ops")["EventBusArn"]
+    url, queue_arn = queue(connection, "of-the-bus")
+    bridge.put_rule(Name="all", EventBusName="ops", EventPattern=json.dumps({"source": ["everstep"]}))
+    bridge.put_targets(Rule="all", EventBusName="ops", Targets=[{"Id": "1", "Arn": queue_arn}])
+    sink = sink_of(connection, arn)
+    assert isinstance(sink, EventBusSink)
+    assert sink.put(entries("a", "b")) is None
+    found = bodies(connection, url)
+    assert [(each["source"], each["detail-type"], each["resources"], each["detail"]) for each in found] == [
+        ("everstep", "JobStateChanged", ["a"], {"EventId": 1}),
+        ("everstep", "JobStateChanged", ["b"], {"EventId": 2}),
+    ]
+
+
+@pytest.mark.parametrize("suffix", ["", ".fifo"])
+def test_a_topic_takes_events_and_a_fifo_one_knows_those_that_come_again(connection: Connection, suffix: str) -> None:
+    sns, fifo = connection.client("sns"), {"FifoQueue": "true"} if suffix else {}
+    arn = sns.create_topic(Name=f"ops{suffix}", Attributes={"FifoTopic": "true"} if suffix else {})["TopicArn"]
+    url, queue_arn = queue(connection, f"of-the-topic{suffix}", **fifo)
+    sns.subscribe(TopicArn=arn, Protocol="sqs", Endpoint=queue_arn)
+    sink = sink_of(connection, arn)
+    assert isinstance(sink, TopicSink)
+    assert sink.put(entries("a", "b")) is None
+    if suffix:
+        assert sink.put(entries("a")) is None
+    found = bodies(connection, url)
+    assert [json.loads(each["Message"]) for each in found] == [{"EventId": 1}, {"EventId": 2}]
+    assert found[0]["MessageAttributes"]["training_job_name"]["Value"] == "a"
+
+
+@pytest.mark.parametrize("arn", ["arn:aws:sns:us-east-1:123456789012:nowhere", "arn:aws:events:us-east-1:123456789012:event-bus/nowhere"])
+def test_what_is_not_there_is_a_cloud_error_or_a_refusal(connection: Connection, arn: str) -> None:
+    refusal: CloudError | None = None
+    try:
+        refusal = sink_of(connection, arn).put(entries("a"))
+    except CloudError as error:
+        refusal = error
+    assert refusal is not None
+
+
+@pytest.mark.parametrize(
+    ("arn", "is_one"),
+    [
+        ("arn:aws:sns:eu-west-1:123456789012:ops.fifo", True),
+        ("arn:aws-us-gov:events:us-gov-west-1:123456789012:event-bus/default", True),
+        ("arn:aws:sqs:eu-west-1:123456789012:queue", False),
+        ("arn:aws:sns:eu-west-1:12:ops", False),
+        ("ops", False),
+    ],
+)
+def test_what_an_export_may_be_sent_to(arn: str, is_one: bool) -> None:
+    assert (ARN.fullmatch(arn) is not None) is is_one

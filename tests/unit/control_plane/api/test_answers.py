@@ -1,0 +1,169 @@
+"""Answers that are held: for the same token, while nothing is written, for a second."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from control_plane.api import answers
+from control_plane.api.answers import Answers
+from control_plane.db.tokens import Role
+from tests.unit.control_plane.api.conftest import START, Clock, refused
+
+
+class Versions:
+    sees_everything = True
+
+    def __init__(self) -> None:
+        self.number: int | None = 1
+
+    def current(self) -> int | None:
+        return self.number
+
+
+class Inside:
+    """An application that counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.status = 200
+        self.body = b"answer %d"
+        self.is_asked = asyncio.Event()
+        self.may_go = asyncio.Event()
+        self.may_go.set()
+
+    async def __call__(self, scope, receive, send) -> None:
+        self.count += 1
+        self.is_asked.set()
+        body = self.body % self.count
+        await self.may_go.wait()
+        await send({"type": "http.response.start", "status": self.status, "headers": [(b"content-length", str(len(body)).encode())]})
+        await send({"type": "http.response.body", "body": body[:2], "more_body": True})
+        await send({"type": "http.response.body", "body": body[2:]})
+
+
+class World:
+    def __init__(self) -> None:
+        self.inside = Inside()
+        self.versions = Versions()
+        self.clock = Clock()
+        self.answers = Answers(self.inside, self.versions, self.clock)  # type: ignore[arg-type]
+
+    async def ask(self, path: str = "/v1/training-jobs/gpt", token: str | None = "a", method: str = "GET", query: bytes = b"") -> bytes:
+        headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
+        body = b""
+
+        async def send(message) -> None:
+            nonlocal body
+            body += message.get("body", b"")
+            if message["type"] == "http.response.start":
+                message["headers"].append((b"x-amzn-requestid", b"of this request"))
+
+        await self.answers({"type": "http", "method": method, "path": path, "query_string": query, "headers": headers}, None, send)  # type: ignore[arg-type]
+        return body
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_the_same_is_answered_once_until_something_is_written(world: World) -> None:
+    assert await world.ask() == await world.ask() == b"answer 1"
+    world.versions.number = 2
+    assert await world.ask() == await world.ask() == b"answer 2"
+    (held,) = world.answers._held.values()
+    assert held.headers == [(b"content-length", b"8")]  # and no other request's id
+
+
+@pytest.mark.parametrize("other", [{"token": "b"}, {"path": "/v1/training-jobs/other"}, {"query": b"MaxResults=1"}, {"path": "/v1/training-jobs"}])
+async def test_what_differs_is_answered_by_itself(world: World, other: dict) -> None:
+    assert await world.ask() == b"answer 1"
+    assert await world.ask(**other) == b"answer 2"
+    assert await world.ask(**other) == b"answer 2"
+    assert await world.ask() == b"answer 1"
+
+
+@pytest.mark.parametrize("kind", [{"token": None}, {"method": "DELETE"}, {"path": "/v1/training-jobs/gpt/logs"}, {"path": "/v1/fleets"}])
+async def test_what_is_not_shared_is_never_held(world: World, kind: dict) -> None:
+    assert await world.ask(**kind) == b"answer 1"
+    assert await world.ask(**kind) == b"answer 2"
+
+
+async def test_an_answer_gets_old_also_when_a_clock_steps_back(world: World) -> None:
+    await world.ask()
+    world.clock.advance(0.9)
+    assert await world.ask() == b"answer 1"
+    world.clock.advance(0.2)
+    assert await world.ask() == b"answer 2"
+    world.clock.advance(-5)
+    assert await world.ask() == b"answer 3"
+
+
+async def test_where_other_replicas_are_not_seen_it_gets_old_sooner(world: World) -> None:
+    world.versions.sees_everything = False
+    world.answers = Answers(world.inside, world.versions, world.clock)  # type: ignore[arg-type]
+    await world.ask()
+    world.clock.advance(0.25)
+    assert await world.ask() == b"answer 2"
+
+
+async def test_a_refusal_and_what_cannot_be_dated_are_not_held(world: World) -> None:
+    world.inside.status = 404
+    assert [await world.ask(), await world.ask()] == [b"answer 1", b"answer 2"]
+    world.inside.status, world.versions.number = 200, None
+    assert [await world.ask(), await world.ask()] == [b"answer 3", b"answer 4"]
+
+
+async def test_who_asks_while_it_is_made_waits_for_it(world: World) -> None:
+    world.inside.may_go.clear()
+    asking = [asyncio.create_task(world.ask()) for _ in range(5)]
+    await world.inside.is_asked.wait()
+    world.inside.may_go.set()
+    assert await asyncio.gather(*asking) == [b"answer 1"] * 5
+
+
+async def test_who_waits_for_one_that_fails_makes_its_own(world: World) -> None:
+    world.inside.may_go.clear()
+    world.inside.status = 500
+    asking = [asyncio.create_task(world.ask()) for _ in range(2)]
+    await world.inside.is_asked.wait()
+    world.inside.may_go.set()
+    assert sorted(await asyncio.gather(*asking)) == [b"answer 1", b"answer 2"]
+    assert not world.answers._making
+
+
+async def test_what_is_held_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "MAX_BYTES", 20)
+    for name in "abc":
+        await world.ask(f"/v1/training-jobs/{name}")
+    assert len(world.answers._held) == 2
+    assert world.answers._held_bytes == 16
+    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 7)
+    assert await world.ask("/v1/training-jobs/d") == b"answer 4"
+    assert await world.ask("/v1/training-jobs/d") == b"answer 5"
+
+
+def test_a_revoked_token_is_refused_at_once_and_an_expired_one_soon(service, client, fleet, source):
+    client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=2)
+    made = client.create_token(Role=Role.VIEWER, Project="default", ExpiresInSeconds=3600)
+    other = service.client(made["Secret"])
+    assert other.describe_training_job(TrainingJobName="gpt")["TrainingJobName"] == "gpt"
+    service.clock.advance(3601)
+    with refused("AccessDeniedException"):
+        other.describe_training_job(TrainingJobName="gpt")
+    made = client.create_token(Role=Role.VIEWER, Project="default")
+    other = service.client(made["Secret"])
+    assert other.list_training_jobs()["TrainingJobSummaries"]
+    client.revoke_token(TokenId=made["Token"]["TokenId"])
+    with refused("AccessDeniedException"):
+        other.list_training_jobs()
+
+
+def test_whoever_changes_a_job_sees_it_at_once(client, fleet, source):
+    client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=2)
+    assert "StopRequestedTime" not in client.describe_training_job(TrainingJobName="gpt")
+    client.stop_training_job(TrainingJobName="gpt")
+    assert client.describe_training_job(TrainingJobName="gpt")["StopRequestedTime"] >= START - timedelta(seconds=1)

@@ -1,0 +1,147 @@
+"""Checkpoints beyond what a job keeps go by themselves; what is pinned, newest or needed stays; a death in between is made good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from control_plane.cloud.errors import CloudUnavailable
+from control_plane.db import checkpoints, jobs
+from control_plane.db.leases import Leaser
+from control_plane.loop.checkpoint_keeper import CheckpointKeeper
+from everstep.protocol.plan import ObjectReference
+from tests.unit.control_plane.api.conftest import BUCKET, START
+from tests.unit.control_plane.api.test_results import Job
+
+
+@pytest.fixture
+def make(service, client, fleet, source) -> Callable[..., Job]:
+    def make(**config: int) -> Job:
+        create = client.create_training_job
+        client.create_training_job = lambda **request: create(CheckpointConfig=config, **request)
+        job = Job(service, client, source)
+        client.create_training_job = create
+        job.launch(1)
+        job.run_ranks()
+        return job
+
+    return make
+
+
+def keeper(service) -> CheckpointKeeper:
+    return CheckpointKeeper(service.database, service.objects, service.clock)
+
+
+def steps(client) -> list[int]:
+    return [each["Step"] for each in client.list_checkpoints(TrainingJobName="gpt")["Checkpoints"]]
+
+
+def keys(service, job: Job) -> set[str]:
+    """The steps of which anything is in S3."""
+    place = ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={job.run}/checkpoints/")
+    return {info.reference.key.partition("step=")[2].partition("/")[0] for info in service.objects.list(place)}
+
+
+def test_the_newest_so_many_stay_and_each_that_goes_is_told_once(service, client, make):
+    job = make(MaxCount=2)
+    for step in (10, 20, 30, 40):
+        job.checkpoint(step)
+    for _ in range(2):
+        keeper(service).look()
+    assert steps(client) == [40, 30]
+    assert keys(service, job) == {"40", "30"}
+    told = [event["Message"] for event in client.list_events(TrainingJobName="gpt")["Events"] if event["Type"] == "CheckpointDeleted"]
+    assert [message.partition(" was")[0] for message in told] == ["The checkpoint of step 10", "The checkpoint of step 20"]
+
+
+def test_pinned_ones_are_kept_besides(service, client, make):
+    job = make(MaxCount=1)
+    for step in (10, 20, 30):
+        job.checkpoint(step)
+    client.pin_checkpoint(TrainingJobName="gpt", Step=10)
+    keeper(service).look()
+    assert steps(client) == [30, 10]
+    client.unpin_checkpoint(TrainingJobName="gpt", Step=10)
+    keeper(service).look()
+    assert steps(client) == [30]
+
+
+def test_old_ones_go_but_never_the_newest(service, client, make):
+    job = make(MaxAgeInSeconds=60)
+    job.checkpoint(10)
+    job.checkpoint(20)
+    keeper(service).look()
+    assert steps(client) == [20, 10]
+    service.clock.advance(timedelta(days=9).total_seconds())
+    keeper(service).look()
+    assert steps(client) == [20]
+
+
+def test_what_a_job_would_be_restored_from_stays_though_a_newer_one_is_there(service, client, make):
+    """A checkpoint of a generation that the newest one did not come from is newer, and of no use to it."""
+    job = make(MaxCount=1)
+    job.checkpoint(10)
+    job.launch(2, base=10)
+    job.checkpoint(30)  # of generation 1, beyond the base of generation 2
+    keeper(service).look()
+    assert steps(client) == [30, 10]
+
+
+@pytest.mark.parametrize("config", [{}, {"EverySteps": 5}])
+def test_without_a_limit_all_stay(service, client, make, config):
+    job = make(**config)
+    for step in (10, 20):
+        job.checkpoint(step)
+    keeper(service).look()
+    assert steps(client) == [20, 10]
+
+
+def test_a_limit_can_be_given_and_taken_back_later(service, client, make):
+    job = make()
+    for step in (10, 20, 30):
+        job.checkpoint(step)
+    client.update_training_job(TrainingJobName="gpt", CheckpointConfig={"MaxCount": 2})
+    assert client.describe_training_job(TrainingJobName="gpt")["CheckpointConfig"]["MaxCount"] == 2
+    keeper(service).look()
+    assert steps(client) == [30, 20]
+    client.update_training_job(TrainingJobName="gpt", CheckpointConfig={"MaxCount": 0})
+    assert "MaxCount" not in client.describe_training_job(TrainingJobName="gpt")["CheckpointConfig"]
+
+
+@pytest.mark.parametrize("after", ["nothing", "the manifest"])
+def test_a_server_that_dies_while_deleting_leaves_it_to_the_next_one(service, client, make, after, monkeypatch):
+    job = make(MaxCount=1)
+    job.checkpoint(10)
+    job.checkpoint(20)
+    calls = []
+    real = service.objects.delete
+
+    def dying(bucket: str, keys: list[str]) -> None:
+        calls.append(keys)
+        if after == "nothing" or len(calls) > 1:
+            raise CloudUnavailable("no answer")
+        real(bucket, keys)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.objects, "delete", dying)
+        keeper(service).look()
+    assert calls[0] == [f"jobs/gpt/run={job.run}/checkpoints/run={job.run}/gen=1/step=10/manifest.json"]
+    with service.database.read() as session:
+        state = {each.step: each.state for each in checkpoints.of_run(session, job.run)}
+    assert state == {10: checkpoints.DELETING, 20: checkpoints.COMPLETE}
+    keeper(service).look()
+    assert steps(client) == [20]
+    assert keys(service, job) == {"20"}
+
+
+def test_nothing_is_begun_with_while_a_job_is_restored(service, client, make):
+    job = make(MaxCount=1)
+    job.checkpoint(10)
+    job.checkpoint(20)
+    with service.database.write() as session:
+        lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "job", job.run)
+        jobs.transition(session, lease, before="running", after="loading", now=START, reason="restores")
+    keeper(service).look()
+    assert steps(client) == [20, 10]

@@ -1,0 +1,72 @@
+"""What scripts log, as callers get it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from control_plane.db import metrics
+from everstep.protocol.agent_messages import MetricBatch, MetricPoint
+from everstep.protocol.ids import Generation, RunId, Step
+from tests.unit.control_plane.api.conftest import refused
+
+
+@pytest.fixture
+def log(service, client, source, fleet):
+    """Logs values of one name for steps, one a second."""
+    run = RunId(client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=2)["RunId"])
+    numbers = iter(range(10_000))
+
+    def log(name: str, values: dict[int, float]) -> None:
+        points = tuple(
+            MetricPoint(generation=Generation(1), step=Step(step), values={name: value}, at_seconds=1000.0 + step) for step, value in values.items()
+        )
+        with service.database.write() as session:
+            metrics.store(session, "agent", MetricBatch(run=run, first_number=next(numbers) * 1000, points=points))
+
+    return log
+
+
+def test_what_is_no_number_any_more_is_told_all_the_same(client, log):
+    """JSON has neither NaN nor infinity: they travel as text, as AWS's do, and are numbers again here."""
+    log("loss", {3: float("nan"), 4: float("inf"), 5: 0.5})
+    (result,) = client.get_metric_data(TrainingJobName="gpt")["MetricDataResults"]
+    assert (result["MetricName"], result["Steps"], result["LastSteps"], result["Times"], result["Counts"]) == (
+        "loss",
+        [3, 4, 5],
+        [3, 4, 5],
+        [1003, 1004, 1005],
+        [1, 1, 1],
+    )
+    assert repr(result["LastValues"]) == "[nan, inf, 0.5]"
+    assert repr(result["Means"]) == repr(result["Minimums"]) == repr(result["Maximums"]) == "[nan, nan, 0.5]"
+
+
+def test_metrics_are_listed_by_name_with_what_came_last(client, log):
+    log("loss", {1: 3.0, 2: 2.0})
+    log("norm", {2: float("nan")})
+    found = client.list_metrics(TrainingJobName="gpt")
+    assert found["Metrics"][0] == {"MetricName": "loss", "LastStep": 2, "LastTime": datetime.fromtimestamp(1002, UTC), "LastValue": 2.0}
+    assert [metric["MetricName"] for metric in found["Metrics"]] == ["loss", "norm"]
+    assert found["DroppedCount"] == 998  # numbers that the agent has given to what never came
+
+
+def test_data_is_narrowed_by_name_steps_and_time_and_made_coarser(client, log):
+    log("loss", {step: float(step) for step in range(1, 101)})
+    log("norm", {1: 1.0})
+
+    def steps(**how: object) -> list[int]:
+        (result,) = client.get_metric_data(TrainingJobName="gpt", MetricName="loss", **how)["MetricDataResults"]
+        return result["Steps"]
+
+    assert steps() == list(range(1, 101))
+    assert steps(FirstStep=10, LastStep=12) == [10, 11, 12]
+    assert steps(StartTime=datetime.fromtimestamp(1098, UTC), EndTime=datetime.fromtimestamp(1099, UTC)) == [98, 99]
+    assert steps(ResolutionInSteps=50) == [1, 50, 100]
+    assert steps(ResolutionInSeconds=500) == [1]
+    assert len(steps(MaxPoints=10)) <= 10
+    assert len(steps(MaxPoints=10, ResolutionInSteps=1)) <= 10
+    assert client.get_metric_data(TrainingJobName="gpt", FirstStep=500)["MetricDataResults"] == []
+    with refused("ValidationException"):
+        client.get_metric_data(TrainingJobName="gpt", ResolutionInSteps=1, ResolutionInSeconds=1)

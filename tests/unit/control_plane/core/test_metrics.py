@@ -1,0 +1,67 @@
+"""Points over steps: joined, folded, replaced, forgotten, resampled."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.core import metrics
+from control_plane.core.metrics import Point, folded, joined, logged, resampled, until
+
+steps = st.lists(st.integers(0, 10_000), min_size=1, max_size=200, unique=True).map(sorted)
+
+
+def ramp(found: list[int]) -> list[Point]:
+    return [logged(step, float(step), float(step)) for step in found]
+
+
+def test_a_joined_point_tells_of_finite_values_and_of_the_last_one() -> None:
+    point = joined([logged(1, 10.0, 4.0), logged(2, 20.0, math.inf), logged(3, 30.0, 1.0), logged(5, 50.0, math.nan)])
+    assert (point.step, point.last_step, point.at, point.count, point.finite_count) == (1, 5, 50.0, 4, 2)
+    assert (point.minimum, point.mean, point.maximum) == (1.0, 2.5, 4.0)
+    assert math.isnan(point.last)
+    nothing = joined([logged(1, 1.0, math.nan)])
+    assert nothing.finite_count == 0
+    assert math.isnan(nothing.mean)
+
+
+def test_a_mean_of_means_is_weighted() -> None:
+    assert joined([joined(ramp([0, 3])), logged(6, 6.0, 6.0)]).mean == 3.0
+
+
+def test_means_of_huge_values_do_not_overflow() -> None:
+    assert joined([logged(0, 0.0, 1.7e308), logged(1, 1.0, 1.7e308)]).mean == 1.7e308
+
+
+@given(steps, st.sampled_from([8, 64, 512]))
+def test_folding_counts_every_step_once_and_crosses_no_border(found: list[int], width: int) -> None:
+    points = folded(ramp(found), width)
+    assert sum(point.count for point in points) == len(found)
+    assert all(point.step // width == point.last_step // width for point in points)
+    assert [(p.step, p.last_step, p.count) for p in folded(folded(ramp(found), 8), 64)] == [
+        (p.step, p.last_step, p.count) for p in folded(ramp(found), 64)
+    ]
+
+
+@given(steps, st.integers(1, 50))
+def test_resampling_keeps_the_limit_and_every_value(found: list[int], limit: int) -> None:
+    for points in (
+        resampled(ramp(found), limit),
+        resampled(ramp(found), limit, steps=7),
+        resampled(ramp(found), limit, seconds=3.0),
+    ):
+        assert len(points) <= limit
+        assert sum(point.count for point in points) == len(found)
+        assert points[-1].last == found[-1]
+
+
+def test_what_spans_a_step_that_is_done_again_goes() -> None:
+    points = folded(ramp([0, 1, 8, 9, 16]), 8)
+    assert [point.last_step for point in until(points, 8)] == [1]
+    assert [point.last_step for point in until(points, 9)] == [1, 9]
+
+
+def test_fresh_points_replace_those_of_the_same_step() -> None:
+    assert [point.last for point in metrics.replaced(ramp([1, 2]), [logged(2, 0.0, 7.0), logged(3, 0.0, 8.0)])] == [1.0, 7.0, 8.0]

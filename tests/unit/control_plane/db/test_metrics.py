@@ -1,0 +1,190 @@
+"""Logged values in the database: bounded, once each, and of steps done again the newest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+from sqlalchemy import func, select
+
+from control_plane.core.metrics import Point, folded, logged
+from control_plane.db import jobs, metrics
+from control_plane.db.leases import Lease
+from control_plane.db.models import MetricChunk
+from control_plane.db.retention import Retention, prune
+from control_plane.db.session import Database
+from everstep.protocol.agent_messages import MetricBatch, MetricPoint
+from everstep.protocol.ids import Generation, RunId, Step
+from tests.unit.control_plane.db.conftest import NOW
+from tests.unit.control_plane.db.test_jobs import plan
+
+RUN = RunId("gpt".ljust(32, "0"))
+
+
+class Log:
+    """One agent that logs."""
+
+    def __init__(self, database: Database, agent_id: str = "one") -> None:
+        self.database = database
+        self.agent_id = agent_id
+        self.next_number = 0
+
+    def send(self, batch: MetricBatch) -> None:
+        with self.database.write() as session:
+            metrics.store(session, self.agent_id, batch)
+
+    def log(self, steps: Iterable[int], *, generation: int = 1, offset: float = 0.0) -> MetricBatch:
+        points = tuple(
+            MetricPoint(generation=Generation(generation), step=Step(step), values={"loss": step + offset}, at_seconds=float(step)) for step in steps
+        )
+        batch = MetricBatch(run=RUN, first_number=self.next_number, points=points)
+        self.next_number += len(points)
+        self.send(batch)
+        return batch
+
+    def points(self, first: int = 0, last: int | None = None) -> tuple[Point, ...]:
+        with self.database.read() as session:
+            return metrics.read(session, RUN, name="loss", first_step=first, last_step=last).get("loss", ())
+
+    def values(self) -> dict[int, float]:
+        return {point.step: point.last for point in self.points()}
+
+
+@pytest.fixture
+def log(database: Database, lease: Lease) -> Log:
+    start(database, lease, 1, base=0)
+    return Log(database)
+
+
+def start(database: Database, lease: Lease, number: int, *, base: int) -> None:
+    with database.write() as session:
+        jobs.add_generation(session, lease, plan(number, base), NOW)
+        jobs.mark_generation_started(session, lease, number, NOW)
+
+
+def test_the_same_batch_twice_is_stored_once_also_by_another_replica(log: Log) -> None:
+    batch = log.log(range(1, 4))
+    log.send(batch)
+    assert log.values() == {1: 1.0, 2: 2.0, 3: 3.0}
+    with log.database.read() as session:
+        (metric,) = metrics.names(session, RUN)
+        assert (metric.last_step, metric.last_value, metrics.dropped_count(session, RUN)) == (3, 3.0, 0)
+
+
+def test_numbers_that_never_came_are_counted_once(log: Log) -> None:
+    log.log([1])
+    log.next_number += 7
+    batch = log.log([9])
+    log.send(batch)
+    with log.database.read() as session:
+        assert metrics.dropped_count(session, RUN) == 7
+    restarted = Log(log.database, "two")
+    restarted.next_number = 40  # what it counted for a job before this one
+    restarted.log([10])
+    with log.database.read() as session:
+        assert metrics.dropped_count(session, RUN) == 7
+    assert log.values() == {1: 1.0, 9: 9.0, 10: 10.0}
+
+
+def test_values_of_one_step_are_put_together(log: Log) -> None:
+    both = tuple(MetricPoint(generation=Generation(1), step=Step(1), values={name: 2.0}, at_seconds=1.0) for name in ("loss", "rate"))
+    log.send(MetricBatch(run=RUN, first_number=0, points=both))
+    with log.database.read() as session:
+        assert [each.name for each in metrics.names(session, RUN)] == ["loss", "rate"]
+
+
+def test_steps_that_are_done_again_replace_the_lost_ones(log: Log, lease: Lease) -> None:
+    log.log(range(1, 21))
+    start(log.database, lease, 2, base=15)
+    assert len(log.values()) == 20
+    log.log([18], generation=2, offset=0.5)
+    assert log.values() == {**{step: float(step) for step in range(1, 16)}, 18: 18.5}
+    late = Log(log.database, "of the lost node")
+    late.log([14, 16, 21])  # of generation 1
+    assert sorted(log.values()) == [*range(1, 16), 18]
+
+
+def test_a_job_that_begins_again_from_nothing_has_nothing_of_before(log: Log, lease: Lease) -> None:
+    log.log(range(1, 21))
+    start(log.database, lease, 2, base=0)
+    start(log.database, lease, 3, base=0)
+    log.send(
+        MetricBatch(run=RUN, first_number=20, points=(MetricPoint(generation=Generation(3), step=Step(1), values={"rate": 1.0}, at_seconds=1.0),))
+    )
+    assert log.values() == {}
+    with log.database.read() as session:
+        assert [each.name for each in metrics.names(session, RUN)] == ["rate"]
+
+
+def test_a_long_run_takes_bounded_room_and_counts_every_step_once(log: Log) -> None:
+    for first in range(1, 40_001, 1000):
+        log.log(range(first, first + 1000))
+    points = log.points()
+    assert sum(point.count for point in points) == 40_000
+    assert (points[0].step, points[-1].last_step) == (1, 40_000)
+    assert all(before.last_step < after.step for before, after in pairwise(points))
+    assert all(point.count == 1 for point in points if point.step > 40_000 - 31 * 128)
+    with log.database.read() as session:
+        by_width = dict(session.execute(select(MetricChunk.width, func.count()).group_by(MetricChunk.width)).all())
+    assert by_width == {1: 32, 8: 8, 64: 4}
+    middle = next(point for point in points if point.count == 64)
+    assert (middle.minimum, middle.mean, middle.maximum) == (middle.step, middle.step + 31.5, middle.last_step)
+
+
+def test_a_fall_back_beyond_what_is_fine_doubles_nothing(log: Log, lease: Lease) -> None:
+    for first in range(1, 20_001, 1000):
+        log.log(range(first, first + 1000))
+    start(log.database, lease, 2, base=10_003)
+    log.log(range(10_004, 20_001), generation=2, offset=0.5)
+    points = log.points()
+    again = [point for point in points if point.last_step > 10_003]
+    assert sum(point.count for point in again) == 9_997
+    assert all(point.last == point.last_step + 0.5 for point in again)
+    assert 10_003 - 64 <= sum(point.count for point in points) - 9_997 <= 10_003  # what spanned the base is forgotten, nothing else
+    assert all(before.last_step < after.step for before, after in pairwise(points))
+
+
+def test_a_late_value_of_a_step_that_is_folded_has_no_place(log: Log) -> None:
+    log.log(range(1, 6000))
+    total = sum(point.count for point in log.points())
+    log.log([5])
+    assert sum(point.count for point in log.points()) == total
+
+
+def test_a_run_has_a_limited_number_of_names(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MAX_NAMES", 2)
+    values = {"a": 1.0, "b": 1.0, "c": 1.0, "x" * 300: 1.0}
+    log.send(MetricBatch(run=RUN, first_number=0, points=(MetricPoint(generation=Generation(1), step=Step(1), values=values, at_seconds=1.0),)))
+    with log.database.read() as session:
+        assert [each.name for each in metrics.names(session, RUN)] == ["a", "b"]
+        assert metrics.dropped_count(session, RUN) == 2
+
+
+def test_points_are_read_as_they_were_packed() -> None:
+    fine = (logged(1, 1.5, math.inf), logged(2, 2.5, -0.25), logged(2**40, 3.5, math.nan))
+    assert repr(metrics.unpack(metrics.pack(fine, 1), 1)) == repr(fine)
+    coarse = folded(fine, 8)
+    assert repr(metrics.unpack(metrics.pack(coarse, 8), 8)) == repr(coarse)
+
+
+def test_steps_narrow_what_is_read(log: Log) -> None:
+    log.log(range(1, 1001))
+    assert [point.step for point in log.points(127, 129)] == [127, 128, 129]
+    assert log.points(1001) == ()
+
+
+def test_what_a_deleted_or_long_ended_job_logged_goes(log: Log, lease: Lease, database: Database) -> None:
+    log.log([1])
+    with database.write() as session:
+        jobs.change(session, lease, ended_at=NOW)
+    with database.write() as session:
+        counts = prune(session, Retention(metrics=2), NOW + timedelta(days=3))
+    assert (counts["metrics"], counts["metric chunks"]) == (1, 1)
+    log.log([2])
+    with database.write() as session:
+        jobs.remove(session, RUN)
+    log.log([3])
+    assert log.points() == ()

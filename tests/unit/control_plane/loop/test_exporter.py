@@ -1,0 +1,215 @@
+"""Events on their way to others: every one at least once, in order for each job, whatever dies or is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from control_plane.cloud.errors import AccessDenied, CloudError, CloudUnavailable
+from control_plane.cloud.sinks import ENTRIES_AT_ONCE, MAX_ENTRY_BYTES, Entry
+from control_plane.db import events, exports
+from control_plane.db.errors import StaleLease
+from control_plane.db.events import NewEvent
+from control_plane.db.leases import Leaser
+from control_plane.db.session import Database
+from control_plane.loop.exporter import LOOK_SECONDS, MOST_RETRY_SECONDS, EventExporter
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+NAME = "arn:aws:events:us-east-1:123456789012:event-bus/ops"
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.taken: list[Entry] = []
+        self.calls: list[int] = []
+        self.refusals: list[CloudError] = []
+        self.is_partial = False
+        self.dies = False
+
+    def put(self, entries: Sequence[Entry]) -> CloudError | None:
+        self.calls.append(len(entries))
+        if self.refusals:
+            error = self.refusals.pop(0)
+            if not self.is_partial:
+                raise error
+            self.taken += entries[1:]  # the first was refused, what came after it was not
+            return error
+        self.taken += entries
+        if self.dies:
+            raise KeyboardInterrupt
+        return None
+
+    @property
+    def ids(self) -> list[int]:
+        return [entry.event_id for entry in self.taken]
+
+
+class World:
+    def __init__(self, directory: Path) -> None:
+        self.database = Database(f"sqlite:///{directory / 'test.db'}")
+        self.database.create_tables()
+        self.seconds = 0.0
+        self.sink = Sink()
+        self.exporter = self.replica("one")
+        self.exporter.export_some()
+
+    def replica(self, owner: str) -> EventExporter:
+        return EventExporter(self.database, NAME, self.sink, Leaser(owner, 9.0, lambda: self.seconds), lambda: NOW)
+
+    def tell(self, *jobs: str | None, message: str = "m") -> None:
+        with self.database.write() as session:
+            for job in jobs:
+                events.append(session, NewEvent(at=NOW, type="JobStateChanged", message=message, project="p", job_name=job, detail={"n": 1}))
+
+    def export_all(self) -> None:
+        while self.exporter.export_some():
+            pass
+
+    @property
+    def record(self) -> exports.ExportRecord:
+        with self.database.read() as session:
+            return exports.get(session, NAME)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.database.close()
+
+
+def test_what_happens_to_jobs_goes_out_once_and_nothing_else(world: World) -> None:
+    world.tell("a", None, "b", "a", None)
+    world.export_all()
+    world.export_all()
+    assert world.sink.ids == [1, 3, 4]
+    assert world.record.position == 5
+    first = world.sink.taken[0]
+    assert (first.job_name, first.project, first.type, first.at) == ("a", "p", "JobStateChanged", NOW)
+    assert json.loads(first.detail) == {
+        "EventId": 1,
+        "Time": "2026-03-01T12:00:00+00:00",
+        "Type": "JobStateChanged",
+        "Message": "m",
+        "Project": "p",
+        "TrainingJobName": "a",
+        "Detail": {"n": 1},
+    }
+
+
+def test_what_happened_before_it_was_asked_for_stays_untold(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.tell("a")
+    sink = Sink()
+    late = EventExporter(world.database, "arn:another", sink, Leaser("one", 9.0, lambda: 0.0), lambda: NOW)
+    late.export_some()
+    world.tell("b")
+    late.export_some()
+    assert [entry.job_name for entry in sink.taken] == ["b"]
+    world.database.close()
+
+
+def test_a_call_has_different_jobs_and_at_most_ten(world: World) -> None:
+    world.tell("a", "b", "a", "a", *(f"job-{n}" for n in range(25)))
+    world.export_all()
+    assert world.sink.calls == [2, 1, 10, 10, 6]
+    assert max(world.sink.calls) <= ENTRIES_AT_ONCE
+    assert world.sink.ids == sorted(world.sink.ids)
+
+
+def test_what_is_refused_comes_again_before_anything_behind_it_and_is_shown(world: World) -> None:
+    world.tell("a", "b")
+    world.sink.refusals = [AccessDenied("PutEvents: not allowed", code="AccessDeniedException")] * 3
+    waits = []
+    for _ in range(3):
+        assert not world.exporter.export_some()
+        waits.append(world.exporter.pause_seconds())
+    assert waits == [1.0, 2.0, 4.0]
+    assert (world.record.position, world.record.failure, world.record.failing_since) == (0, "AccessDeniedException: PutEvents: not allowed", NOW)
+    world.tell("a")
+    world.export_all()
+    assert world.sink.ids == [1, 2, 3]
+    assert (world.record.position, world.record.failure, world.record.failing_since) == (3, "", None)
+    assert world.exporter.pause_seconds() == LOOK_SECONDS
+
+
+def test_waits_grow_to_a_limit(world: World) -> None:
+    world.exporter.failure_count = 10_000
+    assert world.exporter.pause_seconds() == MOST_RETRY_SECONDS
+
+
+def test_a_call_that_is_taken_in_part_is_repeated_whole_and_no_job_is_out_of_order(world: World) -> None:
+    world.tell("a", "b", "a", "b")
+    world.sink.is_partial, world.sink.refusals = True, [CloudUnavailable("PutEvents: one was not taken")]
+    world.export_all()
+    world.export_all()
+    assert world.sink.ids == [2, 1, 2, 3, 4]
+    for job in "ab":
+        told = [entry.event_id for entry in world.sink.taken if entry.job_name == job]
+        assert [*dict.fromkeys(told)] == sorted(set(told))
+
+
+def test_a_server_that_dies_after_sending_sends_again_and_another_one_goes_on(world: World) -> None:
+    world.tell("a")
+    world.sink.dies = True
+    with pytest.raises(KeyboardInterrupt):
+        world.exporter.export_some()
+    world.sink.dies = False
+    other = world.replica("two")
+    assert not other.export_some()
+    assert world.sink.ids == [1]  # the lease may still be held
+    world.seconds += 10
+    other.export_some()
+    assert world.sink.ids == [1, 1]
+    assert world.record.position == 1
+
+
+def test_who_lost_the_lease_stores_nothing(world: World) -> None:
+    world.tell("a")
+    other = world.replica("two")
+
+    class Slow(Sink):
+        def put(self, entries: Sequence[Entry]) -> CloudError | None:
+            other.export_some()
+            world.seconds += 10
+            other.export_some()
+            return None
+
+    world.exporter._sink = Slow()
+    with pytest.raises(StaleLease):
+        world.exporter.export_some()
+    assert world.record.position == 1
+    assert world.sink.ids == [1]
+
+
+def test_an_event_that_is_too_long_is_cut_and_holds_nothing_up(world: World) -> None:
+    world.tell("a", message="ü" * MAX_ENTRY_BYTES)
+    world.export_all()
+    (entry,) = world.sink.taken
+    assert len(entry.detail.encode()) <= MAX_ENTRY_BYTES
+    assert json.loads(entry.detail)["IsCut"] is True
+
+
+async def test_a_server_that_stops_leaves_the_export_to_another_one_at_once(world: World) -> None:
+    stop, told = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    class Telling(Sink):
+        def put(self, entries: Sequence[Entry]) -> CloudError | None:
+            loop.call_soon_threadsafe(told.set)
+            return super().put(entries)
+
+    world.exporter._sink = Telling()
+    world.tell("a")
+    running = asyncio.create_task(world.exporter.run(stop))
+    await told.wait()
+    stop.set()
+    await running
+    world.tell("b")
+    world.replica("two").export_some()
+    assert [entry.job_name for entry in world.sink.taken] == ["b"]

@@ -1,0 +1,122 @@
+"""What an agent measures of its node, as Prometheus reads it: the agent's newest report in other words.
+
+Series are as many as the node has ranks (64 at most) and kinds of faults; the one job of the node is a label, no step ever is.
+
+Invariant: a scrape reads what the agent said last, in a thread of its own; it asks nothing of the agent.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+from everstep import __version__
+from everstep.protocol.agent_messages import AgentReport
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What an agent shows."""
+
+    report: AgentReport | None
+    """The newest; None before the first."""
+    is_connected: bool
+    waiting_count: int
+    """Logged steps that the control plane has not kept yet."""
+    dropped_count: int
+    """Logged steps that were lost on this node."""
+
+
+def families(facts: AgentFacts) -> Iterator[Metric]:
+    """Yield every family of series."""
+    build = InfoMetricFamily("everstep_agent_build", "The version of this agent.")
+    build.add_metric([], {"version": __version__})
+    yield build
+    yield GaugeMetricFamily("everstep_agent_connected", "1 while the line to the control plane is open.", value=facts.is_connected)
+    yield GaugeMetricFamily(
+        "everstep_agent_metrics_waiting_steps", "Logged steps that the control plane has not kept yet.", value=facts.waiting_count
+    )
+    yield CounterMetricFamily("everstep_agent_metrics_dropped_steps", "Logged steps that were lost on this node.", value=facts.dropped_count)
+    report = facts.report
+    if report is None:
+        return
+    yield CounterMetricFamily("everstep_agent_refused", "Sessions and lines of others that this agent refused or closed.", value=report.refused_count)
+    yield GaugeMetricFamily("everstep_agent_warm", "1 while ranks can be started without importing first.", value=report.is_warm)
+    member = report.member
+    faults = GaugeMetricFamily("everstep_node_faults", "Faults of the node or its job that are told now.", labels=["code"])
+    every = [*report.faults, *(member.faults if member is not None else ())]
+    for code, count in sorted(Counter(fault.code for fault in every).items()):
+        faults.add_metric([code], count)
+    yield faults
+    if member is None:
+        return
+    generation = GaugeMetricFamily("everstep_node_generation", "The generation that the node has promised.", labels=["job"])
+    generation.add_metric([member.job], member.generation)
+    phase = GaugeMetricFamily("everstep_node_phase", "1 for the phase that the node is in.", labels=["job", "phase"])
+    phase.add_metric([member.job, member.phase.value], 1)
+    load = GaugeMetricFamily("everstep_node_load_seconds", "How long the node took to load its shards for this generation.", labels=["job"])
+    load.add_metric([member.job], member.load_seconds)
+    yield from (generation, phase, load)
+    of_rank = ["job", "rank"]
+    step = GaugeMetricFamily("everstep_rank_step", "The newest step that the rank has finished.", labels=of_rank)
+    committed = GaugeMetricFamily(
+        "everstep_shard_committed_step", "The newest step of the rank's shard that every holder has verified.", labels=of_rank
+    )
+    lag = GaugeMetricFamily("everstep_shard_replica_lag_steps", "From the rank's newest step to its shard's committed one.", labels=of_rank)
+    size = GaugeMetricFamily("everstep_shard_bytes", "The rank's shard, one copy.", labels=of_rank)
+    holders = GaugeMetricFamily("everstep_shard_holders", "Nodes that count as holders of the shard now, its own included.", labels=of_rank)
+    boundaries = {status.rank: max(status.boundary, 0) for status in member.ranks}
+    for rank, boundary in sorted(boundaries.items()):
+        step.add_metric([member.job, str(rank)], boundary)
+    for shard in member.protection:
+        labels = [member.job, str(shard.rank)]
+        committed.add_metric(labels, max(shard.committed, 0))
+        lag.add_metric(labels, max(0, boundaries.get(shard.rank, 0) - max(shard.committed, 0)))
+        size.add_metric(labels, shard.payload_bytes)
+        holders.add_metric(labels, len(shard.in_view))
+    yield from (step, committed, lag, size, holders)
+
+
+class _Facts(Collector):
+    def __init__(self, facts: Callable[[], AgentFacts]) -> None:
+        self._facts = facts
+
+    def collect(self) -> Iterable[Metric]:
+        return families(self._facts())
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+class MetricsEndpoint:
+    """`GET /metrics` of one agent, over plain HTTP and without a token: keep it on loopback or in a network of your own.
+
+    Args:
+        address: to listen on.
+        port: to listen on; 0: the kernel chooses.
+        facts: what is shown; asked for in the endpoint's threads.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+
+    def __init__(self, address: str, port: int, facts: Callable[[], AgentFacts]) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Facts(facts))
+        self._server: WSGIServer
+        self._thread: threading.Thread
+        self._server, self._thread = start_http_server(port, addr=address, registry=registry)
+        self.port = self._server.server_port
+
+    def close(self) -> None:
+        """Stop listening; blocks for a moment."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
