@@ -75,8 +75,8 @@ class Leaser:
         if found is None:
             raise NotFound(kind, key)
         owner, counter = found
-        is_free = owner is None or owner == self.owner or is_predecessor(self.owner, owner) or at_once
-        if not is_free and not self._stood_still(kind, key, owner, counter):
+        is_ours = owner is None or owner == self.owner or is_predecessor(self.owner, owner)
+        if owner is not None and not is_ours and not at_once and not self._stood_still(kind, key, owner, counter):
             return None
         self._watched.pop((kind, key), None)
         self._moved_at.pop((kind, key), None)
