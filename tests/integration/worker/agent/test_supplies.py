@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
@@ -186,3 +187,39 @@ async def test_requirements_that_cannot_be_installed_fail_the_job_with_pips_word
         assert "Requirements: requirements.txt: pip ended with code 1; its last lines:" in fault.message
         assert "No matching distribution found for everstep-none==7" in fault.message
     assert not any(node.shim.ranks for node in fleet.nodes)
+
+
+ROLE = "arn:aws:iam::123456789012:role/training"
+
+
+async def test_a_jobs_role_reads_its_data_and_its_secrets_and_ranks_are_led_to_its_keys(fleet: Fleet) -> None:
+    fleet.objects.put_bytes(ObjectReference(bucket=BUCKET, key="set/a"), b"first")
+    for node in fleet.nodes:
+        node.aws.roles.add(ROLE)
+        node.aws.secrets["token"] = "hunter2"
+    needs = Needs(fleet, {"role_arn": ROLE, "inputs": (SET,), "secrets": {"TOKEN": "ssm:token"}})
+    await fleet.prepare()
+    await needs.load()
+    await fleet.start()
+    for node in fleet.nodes:
+        assert {key for _, key in node.aws.used} == {f"ASIA{1:016}"}, "nothing of the job's is read with the node's own keys"
+        assert [what for what, _ in node.aws.used] == ["ssm:token", "objects"]
+        assert node.shim.supplied["AWS_CONTAINER_CREDENTIALS_FULL_URI"].startswith("http://127.0.0.1:")
+    first = fleet.nodes[0].shim.supplied
+    await fleet.nodes[0].stop()
+    fleet.nodes[0].start()
+    await fleet.connected()
+    port = int(first["AWS_CONTAINER_CREDENTIALS_FULL_URI"].split(":")[2].split("/")[0])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET /role HTTP/1.1\r\nAuthorization: {first['AWS_CONTAINER_AUTHORIZATION_TOKEN']}\r\n\r\n".encode())
+    assert b"200 OK" in await reader.read(), "ranks that run find the restarted agent"
+    writer.close()
+    await fleet.release()
+
+
+async def test_a_role_that_nodes_may_not_assume_fails_the_job(fleet: Fleet) -> None:
+    needs = Needs(fleet, {"role_arn": ROLE})
+    await fleet.prepare()
+    await needs.load(MemberPhase.LOAD_FAILED)
+    assert {(fault.code, fault.is_permanent) for fault in needs.faults()} == {("role_unavailable", True)}
+    assert f"RoleArn: {ROLE}: everstep-job is not authorized to perform: sts:AssumeRole" in needs.faults()[0].message

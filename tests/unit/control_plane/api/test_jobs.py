@@ -21,6 +21,7 @@ def names(client, **query):
     return [job["TrainingJobName"] for job in client.list_training_jobs(**query)["TrainingJobSummaries"]]
 
 
+ROLE = "arn:aws:iam::123456789012:role/team/training"
 SECRETS = {
     "A": "secretsmanager:team/token",
     "B": "ssm:/team/token",
@@ -45,6 +46,7 @@ def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service)
 def test_a_request_can_say_everything(client, request_):
     inputs = [
         {"ChannelName": "train", "DataSource": {"S3DataSource": {"S3Uri": "s3://mine/set"}}},
+        {"ChannelName": "ours", "DataSource": {"S3DataSource": {"S3Uri": f"s3://{BUCKET}/jobs/mine"}}},  # the role's permissions decide
         {"ChannelName": "words", "DataSource": {"FileSystemDataSource": {"DirectoryPath": "/mnt/words"}}},
     ]
     client.create_training_job(
@@ -58,6 +60,7 @@ def test_a_request_can_say_everything(client, request_):
         InputDataConfig=inputs,
         Secrets=SECRETS,
         Requirements="train.py",
+        RoleArn=ROLE,
         OutputDataConfig={"S3OutputPath": "s3://mine/out/"},
         StoppingCondition={"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60},
         RetryStrategy={"MaxAttempts": 5},
@@ -68,7 +71,7 @@ def test_a_request_can_say_everything(client, request_):
     job = client.describe_training_job(TrainingJobName="gpt")
     assert job["HyperParameters"] == {"steps": "200", "learning-rate": "1e-3"}
     assert job["CheckpointConfig"] == {"EverySteps": 100, "S3Uri": "s3://mine/checkpoints/gpt/", "ThirdSlot": True}
-    assert (job["InputDataConfig"], job["Secrets"], job["Requirements"]) == (inputs, SECRETS, "train.py")
+    assert (job["InputDataConfig"], job["Secrets"], job["Requirements"], job["RoleArn"]) == (inputs, SECRETS, "train.py", ROLE)
     assert job["OutputDataConfig"] == {"S3OutputPath": "s3://mine/out/gpt/"}
     assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60}
     assert (job["RanksPerNode"], job["Protection"], job["Priority"], job["Project"]) == (2, {"Copies": 3, "MaxSlowdown": 0.05}, 7, "speech")
