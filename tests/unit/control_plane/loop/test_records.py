@@ -20,8 +20,6 @@ async def test_what_a_job_needs_is_in_its_plans(world: World) -> None:
     inputs = (jobs.JobInput(name="a", uri="s3://b/set/one"), jobs.JobInput(name="b", directory="/here"))
     needs = {"inputs": inputs, "secrets": {"A": "ssm:/a"}, "requirements": "r.txt", "role_arn": "arn:x"}
     script = records.job_spec(replace(job, spec=replace(job.spec, **needs))).script
-        replace(job, spec=replace(job.spec, inputs=inputs, secrets={"A": "ssm:/a"}, requirements="r.txt", role_arn="arn:x"))
-    ).script
     assert script.role_arn == "arn:x"
     assert script.requirements == "r.txt"
     assert script.secrets == {"A": "ssm:/a"}
