@@ -56,6 +56,7 @@ def test_an_exit_is_described_with_the_end_of_stderr(tmp_path: Path) -> None:
     assert told.last_lines == "Traceback\nValueError: no\nand a remark"
 
 
+@pytest.mark.covers("CreateTrainingJob.HyperParameters", "CreateTrainingJob.RanksPerNode")
 def test_the_variables_are_those_of_torchrun_and_ours() -> None:
     plan = rank_plan(addresses=("127.0.0.2", "127.0.0.3"), ranks_per_node=2, generation=5, hyperparameters={"steps": "10", "lr": "1e-3"})
     found = rank_environment(plan, plan.nodes[1], Rank(3), PATHS, {"HOME": "/home"}, {})
@@ -80,6 +81,7 @@ def test_the_variables_are_those_of_torchrun_and_ours() -> None:
     assert json.loads(found["EVERSTEP_HYPERPARAMETERS"]) == plan.script.hyperparameters
 
 
+@pytest.mark.covers("CreateTrainingJob.Environment")
 def test_the_user_wins_except_over_reserved_names() -> None:
     plan = rank_plan(
         environment={"OMP_NUM_THREADS": "4", "RANK": "9", "EVERSTEP_TOKEN": "x", "LOCAL_SIZE": "1", "MINE": "1", "GLOO_SOCKET_IFNAME": "eth7"}

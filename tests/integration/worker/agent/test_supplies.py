@@ -47,6 +47,11 @@ class Needs:
         return [fault for member in members if member is not None for fault in member.faults]
 
 
+@pytest.mark.covers(
+    "CreateTrainingJob.InputDataConfig[].ChannelName",
+    "CreateTrainingJob.InputDataConfig[].DataSource.S3DataSource.S3Uri",
+    "CreateTrainingJob.InputDataConfig[].DataSource.FileSystemDataSource.DirectoryPath",
+)
 async def test_ranks_find_their_channels_and_get_them_again_in_the_next_generation(fleet: Fleet, tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
@@ -91,6 +96,7 @@ async def test_a_job_that_has_trained_is_not_given_up_for_a_channel(fleet: Fleet
     assert {fault.is_permanent for fault in needs.faults()} == {False}
 
 
+@pytest.mark.covers("CreateTrainingJob.Secrets")
 async def test_secrets_are_read_for_each_launch_and_are_nowhere_else(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for node in fleet.nodes:
@@ -161,6 +167,7 @@ def with_files(fleet: Fleet, files: dict[str, bytes]) -> dict[str, Any]:
     return {"source": SourceArchive(object=place, sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), bytes=len(buffer.getvalue()))}
 
 
+@pytest.mark.covers("CreateTrainingJob.Requirements")
 async def test_requirements_are_installed_before_ranks_start_and_pips_words_are_in_the_log(fleet: Fleet, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "wheels", "everstep_example", "1.0")
     wanted = b"--no-index\n--find-links .\neverstep_example\n"
@@ -192,6 +199,7 @@ async def test_requirements_that_cannot_be_installed_fail_the_job_with_pips_word
 ROLE = "arn:aws:iam::123456789012:role/training"
 
 
+@pytest.mark.covers("CreateTrainingJob.RoleArn")
 async def test_a_jobs_role_reads_its_data_and_its_secrets_and_ranks_are_led_to_its_keys(fleet: Fleet) -> None:
     fleet.objects.put_bytes(ObjectReference(bucket=BUCKET, key="set/a"), b"first")
     for node in fleet.nodes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from control_plane.core.observed import Cause, Exclusion, FailureRecord, IncidentRecord, RefusedSource, Silence
 from control_plane.core.states import IncidentState
 from control_plane.db import jobs
@@ -14,6 +16,7 @@ from everstep.protocol.plan import InputChannel, ObjectReference
 from tests.unit.control_plane.loop.world import World
 
 
+@pytest.mark.covers("CreateTrainingJob.Secrets", "CreateTrainingJob.RoleArn", "CreateTrainingJob.Requirements")
 async def test_what_a_job_needs_is_in_its_plans(world: World) -> None:
     world.submit()
     job = world.job()
