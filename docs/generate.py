@@ -3,6 +3,7 @@
     docs/states.md        every state machine, drawn from its transition table
     ARCHITECTURE.md       between its two markers: every module and the first sentence of its docstring
     docs/operations.md    between its two markers: what role each operation of the API takes at least
+    docs/reference/field-coverage.md   every field of every request, and the tests that show what it does, as they say themselves (`covers`)
 
 python docs/generate.py             writes both anew
 python docs/generate.py --check     says which are stale, and exits with 1 if any is
@@ -12,14 +13,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from control_plane.api.surface import least_roles
+from control_plane.api.surface import API_VERSION, least_roles
 from control_plane.core import states
 from everstep.protocol.agent_messages import MemberPhase
 from worker.core import generation
@@ -32,6 +34,8 @@ S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=StrEnum)
 OPERATIONS = ROOT / "docs" / "operations.md"
 ROLES_BEGIN, ROLES_END = "<!-- roles: begin (python docs/generate.py) -->", "<!-- roles: end -->"
+COVERAGE = ROOT / "docs" / "reference" / "field-coverage.md"
+MODEL = ROOT / "everstep" / "data" / "everstep" / API_VERSION / "service-2.json"
 BEGIN, END = "<!-- modules: begin (python docs/generate.py) -->", "<!-- modules: end -->"
 
 
@@ -102,6 +106,7 @@ def main(arguments: list[str]) -> int:
         The exit code.
     """
     wanted = {
+        COVERAGE: coverage_document(request_fields(json.loads(MODEL.read_text())), covered(sorted((ROOT / "tests").rglob("test_*.py")))),
         STATES: states_document(),
         ARCHITECTURE: architecture_document(ARCHITECTURE.read_text()),
         OPERATIONS: operations_document(OPERATIONS.read_text()),
@@ -187,6 +192,89 @@ def _roles() -> Iterator[str]:
     for role in ("none", "viewer", "submitter", "admin"):
         yield f"| {role} | {', '.join(by_role.pop(role, []))} |"
     yield ""
+
+
+# -- fields of requests -------------------------------------------------------------------------------------------------------------------------
+
+
+def request_fields(model: Mapping[str, Any]) -> list[str]:
+    """Return every field of every request that has no fields of its own.
+
+    Args:
+        model: service-2.json.
+
+    Returns:
+        `Operation.Field.Inner`, of lists `Field[].Inner`.
+    """
+    shapes = model["shapes"]
+
+    def below(name: str, path: str) -> Iterator[str]:
+        shape = shapes[name]
+        if shape["type"] == "structure" and shape["members"]:
+            for member, reference in shape["members"].items():
+                yield from below(reference["shape"], f"{path}.{member}")
+        elif shape["type"] == "list" and shapes[shape["member"]["shape"]]["type"] == "structure":
+            yield from below(shape["member"]["shape"], f"{path}[]")
+        else:
+            yield path
+
+    return [
+        path for name, operation in sorted(model["operations"].items()) if "input" in operation for path in below(operation["input"]["shape"], name)
+    ]
+
+
+def covered(paths: Iterable[Path]) -> dict[str, list[str]]:
+    """Return which tests say of themselves that they show what a field does: `@pytest.mark.covers("Operation.Field", …)`.
+
+    Args:
+        paths: of files with tests.
+
+    Returns:
+        By field, `path::test`.
+    """
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        text = path.read_text()
+        if "mark.covers(" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for mark in node.decorator_list:
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.covers":
+                    for field in mark.args:
+                        found.setdefault(ast.literal_eval(field), []).append(f"{path.relative_to(ROOT)}::{node.name}")
+    return found
+
+
+def coverage_document(fields: Iterable[str], tests: Mapping[str, list[str]]) -> str:
+    """Return docs/reference/field-coverage.md.
+
+    Args:
+        fields: of all requests.
+        tests: by field.
+
+    Returns:
+        The page; a field without a test has a dash.
+
+    Raises:
+        ValueError: a test names a field that is none.
+    """
+    known = list(fields)
+    if strange := sorted(tests.keys() - set(known)):
+        raise ValueError(f"tests cover fields that no request has: {', '.join(strange)}")
+    lines = [
+        "# Fields and their tests\n",
+        "Written by `python docs/generate.py`. Each field of each request, and the tests that show that it changes what happens: they say so with",
+        "`@pytest.mark.covers`. A field without a test fails `tests/tidy`.\n",
+        "| operation | field | tests |",
+        "| --- | --- | --- |",
+    ]
+    for field in known:
+        operation, _, name = field.partition(".")
+        shown = "<br>".join(f"`{each}`" for each in sorted(tests.get(field, []))) or "–"
+        lines.append(f"| {operation} | `{name}` | {shown} |")
+    return "\n".join(lines) + "\n"
 
 
 # -- modules ----------------------------------------------------------------------------------------------------------------------------------

@@ -131,6 +131,8 @@ class Facts:
     gpus: tuple[str, ...] = ()
     gpu_error: str = ""
     """Why the driver says nothing; empty where it speaks or there is none."""
+    is_ec2: bool = False
+    """The firmware says that this is an EC2 instance."""
     aws: AwsFacts | None = None
     """None: not asked."""
 
@@ -144,7 +146,7 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
     Returns:
         At least one finding for each thing.
     """
-    return tuple(finding for look in (_versions, _service, _clock, _token, _memory, _ports, _gpus, _aws) for finding in look(facts))
+    return tuple(finding for look in (_versions, _service, _clock, _token, _memory, _ports, _gpus, _isolation, _aws) for finding in look(facts))
 
 
 def is_wrong(findings: tuple[Finding, ...]) -> bool:
@@ -249,6 +251,14 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
         yield Finding("gpu", Level.WRONG if facts.is_node else Level.WARNING, facts.gpu_error, advice)
     else:
         yield Finding("gpu", Level.OK, ", ".join(facts.gpus) if facts.gpus else "no GPU here; ranks train on CPUs")
+
+
+def _isolation(facts: Facts) -> Iterator[Finding]:
+    if facts.is_node and facts.is_ec2:
+        message = "ranks run as the agent's user: a job's code can ask this instance's metadata for the keys of its role, and read the agent's files"
+        yield Finding(
+            "isolation", Level.WARNING, message, "Let only people submit who may have what the instance's role has, and let that role do little."
+        )
 
 
 def _aws(facts: Facts) -> Iterator[Finding]:

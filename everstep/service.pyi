@@ -658,6 +658,7 @@ class TrainingJob(TypedDict):
     Environment: dict[str, str]
     Secrets: dict[str, str]
     """Where the values are, by variable."""
+    RoleArn: NotRequired[str]
     NodeCount: int
     RanksPerNode: int
     Protection: ProtectionConfig

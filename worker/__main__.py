@@ -173,6 +173,10 @@ def main() -> None:
     chosen = settings(sys.argv[1:])
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)
+    if chosen.metadata_endpoint is not None:
+        logging.getLogger("worker").warning(
+            "ranks run as this agent's user: jobs get no keys of this instance's role, but their code can ask the instance's metadata for them"
+        )
     gpus = gpu_reader()
     tmpfs.mount(chosen.slots, chosen.memory_bytes + PAGES_BYTES)
     supervisor = Supervisor(

@@ -150,7 +150,7 @@ class Agent:
         self._logs = RankLogs(settings.state, objects)
         self._outbox = MetricOutbox()
         self._node = Node(settings.node_id, settings.address, settings.state, self._store, self._listener, objects, now, self._outbox)
-        self._supplies = Supplies(settings.state, objects, aws, input_bytes=settings.input_bytes)
+        self._supplies = Supplies(settings.state, objects, aws, now=now, input_bytes=settings.input_bytes)
         self._metadata = InstanceMetadata(settings.metadata_endpoint, self._changed) if settings.metadata_endpoint else None
         self._control = ControlClient(
             settings.control_plane_urls,
@@ -214,6 +214,7 @@ class Agent:
             if self._member is not None:
                 await self._member.detach()
             await self._ranks.close()
+            await self._supplies.close()
             await self._listener.close()
             await self._supervisor.close()
             if self._health is not None:
@@ -258,6 +259,7 @@ class Agent:
                 self._ranks.events = self._member.lines
                 self._ship(self._member)
                 self._member.begin_rounds(is_restarted=True)
+                await self._supplies.adopt(promise.plan, promise.key)
                 await self._run_ranks(promise, self._member)
 
     # -- the line to the control plane ----------------------------------------------------------------------------------------------------------
@@ -281,7 +283,7 @@ class Agent:
             sequence=self._sequence,
             member=self._member_report(),
             metrics=self._outbox.due(time.monotonic()),
-            refused_count=self._listener.refused_count + self._ranks.refused_count,
+            refused_count=self._listener.refused_count + self._ranks.refused_count + self._supplies.refused_count,
             notices=self._metadata.notices if self._metadata is not None else (),
             evidence_key=self._evidence_key,
             is_warm=self._supervisor.is_warm,
@@ -481,6 +483,7 @@ class Agent:
         self._ranks.events = None
         self._supplied = None
         await self._supervisor.stop_all()
+        await self._supplies.withdraw()
         member, self._member = self._member, None
         if member is not None:
             await member.close()
@@ -562,7 +565,7 @@ class Agent:
 
             async def supply_ranks() -> None:
                 nonlocal watching
-                self._supplied = await self._supplies.gather(member.plan, member.here, entry)
+                self._supplied = await self._supplies.gather(member.plan, promise.key, member.here, entry)
                 if not wait_for_start(member.plan):
                     await self._start_ranks(promise, member, self._supplied)
                 watching = asyncio.create_task(self._watch_exits(promise, member), name="exits before the start")
@@ -595,10 +598,10 @@ class Agent:
             unborn = set(member.here.ranks) - {
                 key.rank for key in self._supervisor.records if (key.run, key.generation) == (promise.run, promise.generation)
             }
+            supplied = self._supplied or Supplied()
             try:
-                supplied = self._supplied or (
-                    await self._supplies.gather(member.plan, member.here, Path(promise.entry_point)) if unborn else Supplied()
-                )
+                if unborn and self._supplied is None:
+                    supplied = await self._supplies.gather(member.plan, promise.key, member.here, Path(promise.entry_point))
             except LoadFailed as error:
                 for rank in sorted(unborn):
                     self._supervisor.fail_rank(member.plan, rank, str(error))

@@ -1,8 +1,8 @@
 """A job's input channels on this node: fetched from S3 once, verified, kept for later jobs; or found where every node has them.
 
-    <state>/inputs/objects/<sha256 of bucket, key, ETag, size>   one file an object, read-only, shared by all runs
-    <state>/inputs/runs/<run>/<channel>/…                        a channel as its ranks see it: hard links to these
-    <state>/inputs/runs/<run>/<channel>.json                     what it consists of, written last
+    <state>/inputs/objects/<sha256 of reader, bucket, key, ETag, size>   one file an object, read-only, shared by the runs of one role
+    <state>/inputs/runs/<run>/<channel>/…                                a channel as its ranks see it: hard links to these
+    <state>/inputs/runs/<run>/<channel>.json                             what it consists of, written last
 
 A file of the cache gets its name when it is whole, verified and on disk; a directory gets its name when all of its links are there, and counts when
 its index is written. So whatever dies in the middle, nothing half there has a name that is read. The number of links says what is in use, and
@@ -66,11 +66,13 @@ class IndexedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Wanted:
     place: PurePosixPath
     object: StoredObject
+    reader: str
+    """Whose permission it was listed with; whoever may list an object may not always read it."""
 
     @property
     def name(self) -> str:
         where, told = self.object.reference, self.object
-        return hashlib.sha256("\0".join((where.bucket, where.key, told.etag, str(told.bytes))).encode()).hexdigest()
+        return hashlib.sha256("\0".join((self.reader, where.bucket, where.key, told.etag, str(told.bytes))).encode()).hexdigest()
 
 
 _index = msgspec.json.Decoder(tuple[IndexedFile, ...])
@@ -101,7 +103,9 @@ class InputCache:
         """
         return all(channel.prefix is None or self._is_whole(run, channel) for channel in channels)
 
-    def fetch(self, store: ObjectStore, run: RunId, channels: Sequence[InputChannel], cancelled: threading.Event) -> dict[str, Path]:
+    def fetch(
+        self, store: ObjectStore, run: RunId, channels: Sequence[InputChannel], cancelled: threading.Event, *, reader: str = ""
+    ) -> dict[str, Path]:
         """Have all channels of a run on this node. Doing it again fetches nothing. In a thread.
 
         Args:
@@ -109,6 +113,7 @@ class InputCache:
             run: that they are of.
             channels: all of its channels.
             cancelled: ends it between two pieces; what is fetched by then stays.
+            reader: whose permissions the store has: what was fetched with others' is not used.
 
         Returns:
             The directory of each, by its name.
@@ -124,7 +129,7 @@ class InputCache:
                     continue
                 found[channel.name] = self._runs / run / channel.name
                 if not self._is_whole(run, channel):
-                    listed[channel.name] = _listed(store, channel.prefix)
+                    listed[channel.name] = _listed(store, channel.prefix, reader)
             except (StorageError, Misplaced, OSError) as error:
                 raise _refused(channel.name, error) from error
         if listed:
@@ -270,7 +275,7 @@ class InputCache:
         return all(_is_sound(folder / file.place, file.name, file.bytes) for file in files)
 
 
-def _listed(store: ObjectStore, prefix: ObjectReference) -> tuple[_Wanted, ...]:
+def _listed(store: ObjectStore, prefix: ObjectReference, reader: str) -> tuple[_Wanted, ...]:
     """Return what a channel consists of: one object, or what lies below a folder of keys."""
     folder = prefix.key if not prefix.key or prefix.key.endswith("/") else f"{prefix.key}/"
     wanted: list[_Wanted] = []
@@ -278,11 +283,11 @@ def _listed(store: ObjectStore, prefix: ObjectReference) -> tuple[_Wanted, ...]:
         if len(wanted) == MAX_OBJECTS:
             raise Misplaced(f"there are more than {MAX_OBJECTS:,} objects below s3://{prefix.bucket}/{folder}")
         if (place := place_of(told.reference.key, folder)) is not None:
-            wanted.append(_Wanted(place, told))
+            wanted.append(_Wanted(place, told, reader))
     if not wanted and folder != prefix.key and (alone := store.head(prefix)) is not None:
         place = place_of(prefix.key, prefix.key[: prefix.key.rfind("/") + 1])
         assert place is not None, "its key does not end with a slash"
-        wanted.append(_Wanted(place, alone))
+        wanted.append(_Wanted(place, alone, reader))
     if not wanted:
         raise ObjectMissing(f"there is no object at or below s3://{prefix.bucket}/{prefix.key}")
     check_places([each.place for each in wanted])

@@ -77,6 +77,9 @@ class _Installed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     modules: tuple[str, ...]
 
 
+_installed = msgspec.json.Decoder(_Installed)
+
+
 class PackageLayers:
     """The layers of one node. One owner: the agent.
 
@@ -247,7 +250,7 @@ def _modules(folder: Path) -> Iterable[str]:
 def _found(layer: Path) -> Packages | None:
     """Return a layer that is whole, and note that it was used."""
     try:
-        installed = msgspec.json.decode((layer / "installed.json").read_bytes(), type=_Installed)
+        installed = _installed.decode((layer / "installed.json").read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):
         return None
     os.utime(layer)

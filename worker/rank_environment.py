@@ -34,8 +34,31 @@ _RESERVED = frozenset(
         "TORCHELASTIC_RUN_ID",
         "TORCHELASTIC_RESTART_COUNT",
         "TORCHELASTIC_MAX_RESTARTS",
+        "AWS_EC2_METADATA_DISABLED",
     }
 )
+_CREDENTIALS = frozenset(
+    {
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_SECURITY_TOKEN",
+        "AWS_CREDENTIAL_EXPIRATION",
+        "AWS_PROFILE",
+        "AWS_DEFAULT_PROFILE",
+        "AWS_CONFIG_FILE",
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "AWS_ROLE_ARN",
+        "AWS_ROLE_SESSION_NAME",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    }
+)
+"""Where AWS SDKs look for whose keys they are to use. Those of the node are the agent's alone."""
+_NO_CREDENTIALS = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
 _RESERVED_PREFIX = "EVERSTEP_"
 
 
@@ -75,13 +98,17 @@ def node_environment(environment: Mapping[str, str], address: str) -> dict[str, 
     """Choose what of the agent's own environment ranks inherit.
 
     Args:
-        environment: the agent's. Whatever is Everstep's own (tokens among it) stays behind.
+        environment: the agent's. Whatever is Everstep's own (tokens among it) stays behind, and the node's AWS credentials.
         address: this node's. On loopback, gloo is told so: left to itself it takes the interface that the machine's name leads to.
 
     Returns:
         It; also the environment of the shim and its template, which warm ranks are forked from.
     """
-    inherited = {name: value for name, value in environment.items() if not is_reserved(name) and name != "PYTHONSAFEPATH"}
+    hidden = _CREDENTIALS | {"PYTHONSAFEPATH"}
+    inherited = {
+        name: value for name, value in environment.items() if not (is_reserved(name) or name in hidden or name.startswith("AWS_BEARER_TOKEN"))
+    }
+    inherited |= _NO_CREDENTIALS
     # DeepSpeed compiles its operator with the `ninja` that stands beside this interpreter.
     programs = os.path.dirname(sys.executable)
     path = inherited.get("PATH", os.defpath).split(os.pathsep)

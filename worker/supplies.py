@@ -12,17 +12,19 @@ import asyncio
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from everstep.protocol.ids import RunId
 from everstep.protocol.plan import GenerationPlan, PlanNode, channel_variable
+from worker.credentials import RoleCredentials
 from worker.errors import InputRefused, LoadFailed, RequirementsRefused, StorageError, StoreRefused
 from worker.inputs import InputCache
 from worker.packages import Order, PackageLayers
 from worker.rank_environment import Packages, Supplied, job_environment, node_environment, source_folder
 from worker.rank_files import RankFiles
 from worker.shm.store import in_thread
-from worker.storage.aws import Aws
+from worker.storage.aws import Aws, RoleKeys
 from worker.storage.object_store import ObjectStore
 
 
@@ -33,21 +35,24 @@ class Supplies:
         state: the agent's directory.
         objects: S3, with the node's permissions.
         aws: the rest of AWS, with the node's permissions.
+        now: Unix time, seconds.
         input_bytes: what inputs may take of the disk; None: what it has, less a part.
     """
 
-    def __init__(self, state: Path, objects: ObjectStore, aws: Aws, *, input_bytes: int | None = None) -> None:
+    def __init__(self, state: Path, objects: ObjectStore, aws: Aws, *, now: Callable[[], float], input_bytes: int | None = None) -> None:
         self._state = state
         self._objects = objects
         self._aws = aws
         self._inputs = InputCache(state, input_bytes)
         self._packages = PackageLayers(state)
+        self._credentials = RoleCredentials(state, aws, now)
 
-    async def gather(self, plan: GenerationPlan, here: PlanNode, entry: Path) -> Supplied:
+    async def gather(self, plan: GenerationPlan, key: bytes, here: PlanNode, entry: Path) -> Supplied:
         """Have everything that the ranks of a generation need. Doing it again costs little. Once a generation, and once more by a restarted agent.
 
         Args:
             plan: of the generation.
+            key: of the generation.
             here: this node in it.
             entry: the script, in its unpacked source tree.
 
@@ -57,11 +62,41 @@ class Supplies:
         Raises:
             LoadFailed: with a code and a sentence for the user.
         """
-        secrets = await self._secrets(plan)  # the quickest to fail comes first
+        keys = await self._assume(plan, key)  # the quickest to fail comes first
+        secrets = await self._secrets(plan, keys)
         packages = await self._install(plan, here, entry)
-        return Supplied(environment={**secrets, **await self._channels(plan)}, packages=packages)
+        channels = await self._channels(plan, keys)
+        role = self._credentials.variables() if keys is not None else {}
+        return Supplied(environment={**secrets, **channels, **role}, packages=packages)
 
-    async def _secrets(self, plan: GenerationPlan) -> dict[str, str]:
+    @property
+    def refused_count(self) -> int:
+        """How many questions for keys had no token of a job that runs here."""
+        return self._credentials.refused_count
+
+    async def adopt(self, plan: GenerationPlan, key: bytes) -> None:
+        """Serve ranks that an earlier agent of this node has started."""
+        if plan.script.role_arn:
+            await self._credentials.adopt(plan, key)
+
+    async def withdraw(self) -> None:
+        """Serve the ranks of the generation no more: they are gone."""
+        await self._credentials.withdraw()
+
+    async def close(self) -> None:
+        """Let go of what this agent holds open."""
+        await self._credentials.close()
+
+    async def _assume(self, plan: GenerationPlan, key: bytes) -> RoleKeys | None:
+        """Have the keys of the job's role, which its ranks get from then on; without one there are none for them."""
+        if not plan.script.role_arn:
+            return None
+        try:
+            return await self._credentials.begin(plan, key)
+        except StorageError as error:
+            raise _failed(plan, "role_unavailable", f"RoleArn: {error}", is_passing=error.retryable) from error
+
+    async def _secrets(self, plan: GenerationPlan, keys: RoleKeys | None) -> dict[str, str]:
         """Read them anew for each launch: one that was changed meanwhile has its new value, and none is kept on the node."""
 
         def read(cancelled: threading.Event) -> dict[str, str]:
@@ -70,7 +105,7 @@ class Supplies:
                 if cancelled.is_set():
                     break
                 try:
-                    values[variable] = self._aws.secret(reference, None)
+                    values[variable] = self._aws.secret(reference, keys)
                     if "\0" in values[variable]:
                         raise StoreRefused(f"{reference}: it contains a zero byte, and a variable cannot")
                 except StorageError as error:
@@ -79,13 +114,14 @@ class Supplies:
 
         return await in_thread(read) if plan.script.secrets else {}
 
-    async def _channels(self, plan: GenerationPlan) -> dict[str, str]:
+    async def _channels(self, plan: GenerationPlan, keys: RoleKeys | None) -> dict[str, str]:
         inputs = plan.script.inputs
         if not inputs:
             return {}
 
         def fetch(cancelled: threading.Event) -> dict[str, Path]:
-            return self._inputs.fetch(self._objects, plan.run, inputs, cancelled)
+            objects = self._objects if keys is None else self._aws.objects(keys)
+            return self._inputs.fetch(objects, plan.run, inputs, cancelled, reader=plan.script.role_arn)
 
         try:
             found = await in_thread(fetch)

@@ -17,10 +17,14 @@ from everstep.protocol.plan import channel_variable
 
 RESERVED_VARIABLES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"}
+    | {"AWS_EC2_METADATA_DISABLED"}
 )
 RESERVED_PREFIX = "EVERSTEP_"
-_NOT_YET = (("role_arn", "RoleArn"),)
-"""Fields of the contract that nothing acts on yet: refused, because a job that runs without its secrets is worse than none."""
+KEY_VARIABLES = frozenset(
+    {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"}
+    | {"AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN"}
+)
+"""What would lead AWS SDKs away from the keys of RoleArn."""
 
 
 def admit(
@@ -56,7 +60,6 @@ def admit(
     """
     copies = copies_of(request)
     wrong = [
-        *_not_yet(request),
         *_reserved(request),
         *_inputs(request, bucket),
         *_does_not_fit(request, copies, fleet, max_node_count),
@@ -95,6 +98,7 @@ def admit(
         preemptible=request.preemptible,
         fleet_names=[fleet.name, *request.alternative_fleet_names] if request.alternative_fleet_names else [],
         requirements=request.requirements or "",
+        role_arn=request.role_arn or "",
         secrets=dict(request.secrets),
         inputs=tuple(_input(channel) for channel in request.input_data_config),
     )
@@ -106,17 +110,13 @@ def copies_of(request: CreateTrainingJobRequest) -> int:
     return asked.copies if asked is not None and "copies" in asked.model_fields_set else min(2, request.node_count)
 
 
-def _not_yet(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
-    for attribute, field in _NOT_YET:
-        if getattr(request, attribute) is not None:
-            yield FieldError(field=field, message="is not available in this version; leave it out")
-
-
 def _reserved(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
     for field, names in (("Environment", request.environment), ("Secrets", request.secrets)):
         for name in names:
             if name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX):
                 yield FieldError(field=f"{field}.{name}", message="is set by Everstep for every rank and cannot be changed")
+            if request.role_arn is not None and name in KEY_VARIABLES:
+                yield FieldError(field=f"{field}.{name}", message="would keep ranks from the keys of RoleArn")
     for name in sorted(request.secrets.keys() & request.environment.keys()):
         yield FieldError(field=f"Secrets.{name}", message="is in Environment, too")
 
@@ -135,8 +135,9 @@ def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldErr
         source = channel.data_source
         if (source.s3_data_source is None) == (source.file_system_data_source is None):
             yield FieldError(field=f"{field}.DataSource", message="names one of S3DataSource and FileSystemDataSource")
-        if source.s3_data_source is not None and source.s3_data_source.s3_uri.removeprefix("s3://").partition("/")[0] == bucket:
-            message = f"{bucket} is the service's own bucket: what is in it belongs to jobs of every project. Copy the data to a bucket of yours"
+        uri = source.s3_data_source.s3_uri if source.s3_data_source is not None else ""
+        if request.role_arn is None and uri.removeprefix("s3://").partition("/")[0] == bucket:
+            message = f"{bucket} is the service's own bucket, and has what belongs to other projects; name a RoleArn that may read it"
             yield FieldError(field=f"{field}.DataSource.S3DataSource.S3Uri", message=message)
 
 

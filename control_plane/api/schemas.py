@@ -27,6 +27,7 @@ MAX_PRICE_USD_PER_HOUR = 10_000
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """1-63 letters, digits and single hyphens (SageMaker's rule for TrainingJobName)."""
 RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_+=,.@-]{1,64}$")]
+RoleArn = Annotated[str, StringConstraints(pattern=r"^arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9_+=,.@/-]{1,512}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f]{0,900})?$")]
 ShortText = Annotated[str, StringConstraints(max_length=256)]
@@ -207,8 +208,9 @@ class CreateTrainingJobRequest(Request):
     secrets: Annotated[dict[VariableName, SecretReference], Field(max_length=100)] = Field(default_factory=dict)
     """Variables of ranks whose values are in AWS: `secretsmanager:NAME`, `ssm:NAME` or an ARN of either. Each node reads them when it starts its
     ranks; values are stored, shown and logged nowhere."""
-    role_arn: str | None = None
-    """Not available yet."""
+    role_arn: RoleArn | None = None
+    """Ranks have this role's short-lived keys, renewed before they end; Secrets and InputDataConfig are read with them, too. Nodes must be allowed to
+    assume it. Without it ranks have no AWS credentials."""
     node_count: int = Field(ge=1, le=MAX_NODE_COUNT)
     ranks_per_node: int = Field(default=1, ge=1, le=MAX_RANKS_PER_NODE)
     protection: ProtectionConfig | None = None
@@ -471,6 +473,7 @@ class TrainingJob(Shape):
     environment: dict[str, str]
     secrets: dict[str, str]
     """Where the values are, by variable."""
+    role_arn: str | None
     node_count: int
     ranks_per_node: int
     protection: ProtectionConfig

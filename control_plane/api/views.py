@@ -114,6 +114,7 @@ def job(
         hyper_parameters=spec.hyperparameters,
         environment=spec.environment,
         secrets=spec.secrets,
+        role_arn=spec.role_arn or None,
         node_count=spec.node_count,
         ranks_per_node=spec.ranks_per_node,
         protection=schemas.ProtectionConfig(copies=spec.copies, max_slowdown=spec.max_slowdown),

@@ -74,6 +74,7 @@ class JobSpec:
     inputs: tuple[JobInput, ...] = ()
     requirements: str = ""
     """Path of a file in the source; empty: nothing is installed."""
+    role_arn: str = ""
     secrets: dict[str, str] = field(default_factory=dict)
     """By variable, where its value is; never a value."""
 

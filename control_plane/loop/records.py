@@ -103,6 +103,7 @@ def job_spec(job: jobs.JobRecord) -> JobSpec:
             output=prefix_of(spec.output_uri),
             logs=prefix_of(spec.log_uri),
             inputs=tuple(_channel(given) for given in spec.inputs),
+            role_arn=spec.role_arn,
             requirements=spec.requirements,
             secrets=dict(spec.secrets),
         ),

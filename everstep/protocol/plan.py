@@ -122,6 +122,8 @@ class ScriptPlan(Message, frozen=True):
     """Key prefix; a rank's output directory goes to `<key>gen=<g>/rank=<r>/<path>`."""
     logs: ObjectReference
     """Key prefix; a rank's streams go to `<key>gen=<g>/rank=<r>.stdout` and `.stderr`."""
+    role_arn: str = ""
+    """Whose short-lived keys ranks have; empty: nobody's."""
     requirements: str = ""
     """Relative path of a requirements file in the source tree; empty: nothing is installed."""
     inputs: tuple[InputChannel, ...] = ()

@@ -62,6 +62,12 @@ def test_every_link_leads_to_a_file(document: Path) -> None:
     assert [target for target in targets if "://" not in target and not (document.parent / target).exists()] == []
 
 
+def test_every_field_of_every_request_has_a_test() -> None:
+    rows = [line.split(" | ") for line in (ROOT / "docs/reference/field-coverage.md").read_text().splitlines() if " | `" in line]
+    assert len(rows) > 150
+    assert [f"{operation.removeprefix('| ')}.{field.strip('`')}" for operation, field, tests in rows if tests == "– |"] == []
+
+
 def test_decisions_are_numbered_without_gaps() -> None:
     numbers = [int(path.name[:4]) for path in sorted((ROOT / "docs/adr").glob("*.md"))]
     assert numbers == list(range(1, len(numbers) + 1))

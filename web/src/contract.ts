@@ -165,7 +165,7 @@ export interface CreateTrainingJobRequest {
   Environment?: Record<string, string>
   /** Variables of ranks whose values are in AWS: `secretsmanager:NAME`, `ssm:NAME` or an ARN of either. Each node reads them when it starts its ranks; values are stored, shown and logged nowhere. */
   Secrets?: Record<string, string>
-  /** Not available yet. */
+  /** Ranks have this role's short-lived keys, renewed before they end; Secrets and InputDataConfig are read with them, too. Nodes must be allowed to assume it. Without it ranks have no AWS credentials. */
   RoleArn?: string
   NodeCount: number
   /** 1 unless given. */
@@ -1101,6 +1101,7 @@ export interface TrainingJob {
   Environment: Record<string, string>
   /** Where the values are, by variable. */
   Secrets: Record<string, string>
+  RoleArn?: string
   NodeCount: number
   RanksPerNode: number
   Protection: ProtectionConfig

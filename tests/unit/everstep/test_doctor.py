@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +75,7 @@ QUOTA = Quota(name="P instances", limit=384, needed=768, instance_type="p5.48xla
         ({"listen_error": "Permission denied"}, "ports", Level.WRONG, "Permission denied"),
         ({"local_ports": (10_000, 65_000)}, "ports", Level.WARNING, "10000 to 65000"),
         ({"gpu_error": "nvidia-smi: no devices"}, "gpu", Level.WRONG, "no devices"),
+        ({"is_ec2": True}, "isolation", Level.WARNING, "ask this instance's metadata for the keys of its role"),
         (aws(error="no credentials"), "aws", Level.WRONG, "no credentials"),
         (aws(permissions={"s3:PutObject": False, "s3:GetObject": True}), "permissions", Level.WRONG, "not allowed: s3:PutObject"),
         (aws(permissions={"s3:PutObject": None}), "permissions", Level.WARNING, "nobody could say"),
@@ -150,6 +152,15 @@ def test_the_quota_is_that_of_the_family(kind: str, code: str) -> None:
     assert quotas.asked == [("get_service_quota", {"ServiceCode": "ec2", "QuotaCode": code})]
     with pytest.raises(LookupError, match="knows no instance type"):
         doctor_facts.quota_of(Answers(describe_instance_types={"InstanceTypes": []}), quotas, kind, 1)
+
+
+def test_an_instance_is_known_by_its_firmware(tmp_path: Path) -> None:
+    assert not doctor_facts._is_ec2(tmp_path)
+    (tmp_path / "sys_vendor").write_text("Amazon EC2\n")
+    (tmp_path / "bios_vendor").write_text("Xen\n")
+    assert doctor_facts._is_ec2(tmp_path)
+    (tmp_path / "sys_vendor").write_text("Xen\n")
+    assert not doctor_facts._is_ec2(tmp_path)
 
 
 def test_this_machine_has_facts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,11 @@ from worker.rank_files import RankFiles, last_lines
 from worker.shim.messages import RankEnd
 from worker.supervisor import ExitedRank, classify
 
+AWS_KEYS = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"),
+    *("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_BEARER_TOKEN_BEDROCK"),
+    *("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+)
 PATHS = RankPaths(agent_socket=Path("/run/ranks.sock"), output_dir=Path("/state/out"))
 
 
@@ -51,6 +56,7 @@ def test_an_exit_is_described_with_the_end_of_stderr(tmp_path: Path) -> None:
     assert told.last_lines == "Traceback\nValueError: no\nand a remark"
 
 
+@pytest.mark.covers("CreateTrainingJob.HyperParameters", "CreateTrainingJob.RanksPerNode")
 def test_the_variables_are_those_of_torchrun_and_ours() -> None:
     plan = rank_plan(addresses=("127.0.0.2", "127.0.0.3"), ranks_per_node=2, generation=5, hyperparameters={"steps": "10", "lr": "1e-3"})
     found = rank_environment(plan, plan.nodes[1], Rank(3), PATHS, {"HOME": "/home"}, {})
@@ -75,6 +81,7 @@ def test_the_variables_are_those_of_torchrun_and_ours() -> None:
     assert json.loads(found["EVERSTEP_HYPERPARAMETERS"]) == plan.script.hyperparameters
 
 
+@pytest.mark.covers("CreateTrainingJob.Environment")
 def test_the_user_wins_except_over_reserved_names() -> None:
     plan = rank_plan(
         environment={"OMP_NUM_THREADS": "4", "RANK": "9", "EVERSTEP_TOKEN": "x", "LOCAL_SIZE": "1", "MINE": "1", "GLOO_SOCKET_IFNAME": "eth7"}
@@ -93,12 +100,20 @@ def test_what_a_launch_is_supplied_with_wins_over_the_user_and_not_over_the_agen
 
 def test_a_node_passes_on_its_environment_but_nothing_of_ours() -> None:
     found = node_environment(
-        {"EVERSTEP_JOIN_TOKEN": "secret", "RANK": "1", "TORCHELASTIC_USE_AGENT_STORE": "True", "LOCAL_SIZE": "4", "AWS_REGION": "r", "PATH": "/bin"},
+        {
+            **{"EVERSTEP_JOIN_TOKEN": "secret", "RANK": "1", "TORCHELASTIC_USE_AGENT_STORE": "True", "LOCAL_SIZE": "4", "PATH": "/bin"},
+            **{"AWS_REGION": "r", "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_EC2_METADATA_DISABLED": "false"},
+            **dict.fromkeys(AWS_KEYS, "the node's"),
+        },
         "127.0.0.9",
     )
     programs = os.path.dirname(sys.executable)
     assert found == {
         "AWS_REGION": "r",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
         "PATH": f"{programs}{os.pathsep}/bin",
         "OMP_NUM_THREADS": "1",
         "KINETO_LOG_LEVEL": "6",

@@ -135,6 +135,7 @@ def test_a_rank_that_does_not_iterate_leaves_the_network_to_snapshots(half: Rank
     asyncio.run(work())
 
 
+@pytest.mark.covers("CreateTrainingJob.Protection.MaxSlowdown")
 def test_snapshots_that_cost_more_than_the_budget_come_less_often() -> None:
     node = Node(max_slowdown=0.1)
     node.iterate()

@@ -30,6 +30,7 @@ export function requestOf(job: TrainingJob): Draft {
     HyperParameters: job.HyperParameters,
     Environment: job.Environment,
     Secrets: job.Secrets,
+    RoleArn: job.RoleArn,
     NodeCount: job.NodeCount,
     RanksPerNode: job.RanksPerNode,
     Protection: job.Protection,

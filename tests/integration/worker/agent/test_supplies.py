@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
@@ -46,6 +47,11 @@ class Needs:
         return [fault for member in members if member is not None for fault in member.faults]
 
 
+@pytest.mark.covers(
+    "CreateTrainingJob.InputDataConfig[].ChannelName",
+    "CreateTrainingJob.InputDataConfig[].DataSource.S3DataSource.S3Uri",
+    "CreateTrainingJob.InputDataConfig[].DataSource.FileSystemDataSource.DirectoryPath",
+)
 async def test_ranks_find_their_channels_and_get_them_again_in_the_next_generation(fleet: Fleet, tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
@@ -90,6 +96,7 @@ async def test_a_job_that_has_trained_is_not_given_up_for_a_channel(fleet: Fleet
     assert {fault.is_permanent for fault in needs.faults()} == {False}
 
 
+@pytest.mark.covers("CreateTrainingJob.Secrets")
 async def test_secrets_are_read_for_each_launch_and_are_nowhere_else(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for node in fleet.nodes:
@@ -160,6 +167,7 @@ def with_files(fleet: Fleet, files: dict[str, bytes]) -> dict[str, Any]:
     return {"source": SourceArchive(object=place, sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), bytes=len(buffer.getvalue()))}
 
 
+@pytest.mark.covers("CreateTrainingJob.Requirements")
 async def test_requirements_are_installed_before_ranks_start_and_pips_words_are_in_the_log(fleet: Fleet, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "wheels", "everstep_example", "1.0")
     wanted = b"--no-index\n--find-links .\neverstep_example\n"
@@ -186,3 +194,40 @@ async def test_requirements_that_cannot_be_installed_fail_the_job_with_pips_word
         assert "Requirements: requirements.txt: pip ended with code 1; its last lines:" in fault.message
         assert "No matching distribution found for everstep-none==7" in fault.message
     assert not any(node.shim.ranks for node in fleet.nodes)
+
+
+ROLE = "arn:aws:iam::123456789012:role/training"
+
+
+@pytest.mark.covers("CreateTrainingJob.RoleArn")
+async def test_a_jobs_role_reads_its_data_and_its_secrets_and_ranks_are_led_to_its_keys(fleet: Fleet) -> None:
+    fleet.objects.put_bytes(ObjectReference(bucket=BUCKET, key="set/a"), b"first")
+    for node in fleet.nodes:
+        node.aws.roles.add(ROLE)
+        node.aws.secrets["token"] = "hunter2"
+    needs = Needs(fleet, {"role_arn": ROLE, "inputs": (SET,), "secrets": {"TOKEN": "ssm:token"}})
+    await fleet.prepare()
+    await needs.load()
+    await fleet.start()
+    for node in fleet.nodes:
+        assert {key for _, key in node.aws.used} == {f"ASIA{1:016}"}, "nothing of the job's is read with the node's own keys"
+        assert [what for what, _ in node.aws.used] == ["ssm:token", "objects"]
+        assert node.shim.supplied["AWS_CONTAINER_CREDENTIALS_FULL_URI"].startswith("http://127.0.0.1:")
+    first = fleet.nodes[0].shim.supplied
+    await fleet.nodes[0].stop()
+    fleet.nodes[0].start()
+    await fleet.connected()
+    port = int(first["AWS_CONTAINER_CREDENTIALS_FULL_URI"].split(":")[2].split("/")[0])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET /role HTTP/1.1\r\nAuthorization: {first['AWS_CONTAINER_AUTHORIZATION_TOKEN']}\r\n\r\n".encode())
+    assert b"200 OK" in await reader.read(), "ranks that run find the restarted agent"
+    writer.close()
+    await fleet.release()
+
+
+async def test_a_role_that_nodes_may_not_assume_fails_the_job(fleet: Fleet) -> None:
+    needs = Needs(fleet, {"role_arn": ROLE})
+    await fleet.prepare()
+    await needs.load(MemberPhase.LOAD_FAILED)
+    assert {(fault.code, fault.is_permanent) for fault in needs.faults()} == {("role_unavailable", True)}
+    assert f"RoleArn: {ROLE}: everstep-job is not authorized to perform: sts:AssumeRole" in needs.faults()[0].message

@@ -267,6 +267,7 @@ def test_an_instance_that_is_about_to_leave(service, instance) -> None:
     refused(instance.ask(instance.request()), "not a member of the group")
 
 
+@pytest.mark.covers("CreateFleet.NodeRoleName")
 def test_a_fleet_that_names_no_role_lets_nobody_in_this_way(service, client, instance, sts) -> None:
     service.operator.create_group("second", max_size=1)
     client.create_fleet(FleetName="second", AutoScalingGroupName="second")

@@ -46,6 +46,7 @@ def wanted(service):
         return job.checkpoint_wanted_step, job.checkpoint_wanted_at
 
 
+@pytest.mark.covers("CreateCheckpoint.TrainingJobName")
 def test_a_checkpoint_is_asked_for_once_and_is_there_once_it_is(service, client, job):
     job.write(jobs.change, committed_step=9)
     first = client.create_checkpoint(**GPT)
@@ -105,6 +106,7 @@ def object_of(service, job, manifest, rank):
     return ObjectReference(bucket=BUCKET, key=manifest.shards[rank].key)
 
 
+@pytest.mark.covers("VerifyCheckpoint.TrainingJobName", "VerifyCheckpoint.Step")
 def test_an_intact_checkpoint_is_found_so(service, client, job, verifier):
     job.checkpoint(8)
     assert listed(client)[8]["Verification"] == "NotVerified"
@@ -186,6 +188,9 @@ def test_a_cloud_that_does_not_answer_is_no_verdict(service, client, job, verifi
 # Keeping and letting go
 
 
+@pytest.mark.covers(
+    "PinCheckpoint.Step", "UnpinCheckpoint.TrainingJobName", "UnpinCheckpoint.Step", "DeleteCheckpoint.TrainingJobName", "DeleteCheckpoint.Step"
+)
 def test_a_pinned_checkpoint_is_not_deleted(service, client, job):
     for step in (4, 8):
         job.checkpoint(step)
@@ -256,6 +261,7 @@ def test_a_deletion_that_broke_off_goes_on_and_what_is_deleted_does_not_come_bac
     assert manifest.step == 4
 
 
+@pytest.mark.covers("PinCheckpoint.TrainingJobName", "PinCheckpoint.Step", "PinCheckpoint.Generation")
 def test_two_of_one_step_are_told_apart_by_their_generation(service, client, job):
     job.checkpoint(4)
     job.launch(2, base=0)

@@ -60,6 +60,7 @@ def others():
     return sorted(["output/of-another/gen=1/rank=0/model.bin", "checkpoints/run=another/gen=1/step=8/manifest.json"])
 
 
+@pytest.mark.covers("DeleteTrainingJob.DryRun")
 def test_a_dry_run_says_what_would_go_and_takes_nothing(service, client, job):
     end(service, job)
     before = keys(service)
@@ -72,6 +73,7 @@ def test_a_dry_run_says_what_would_go_and_takes_nothing(service, client, job):
     client.describe_training_job(**GPT)
 
 
+@pytest.mark.covers("DeleteTrainingJob.TrainingJobName")
 def test_the_rows_go_and_the_objects_stay_unless_asked(service, client, job):
     end(service, job)
     before = keys(service)
@@ -88,6 +90,7 @@ def test_the_rows_go_and_the_objects_stay_unless_asked(service, client, job):
         client.delete_training_job(**GPT)
 
 
+@pytest.mark.covers("DeleteTrainingJob.DeleteObjects")
 def test_its_objects_go_when_asked_and_nobody_elses(service, client, job):
     end(service, job)
     assert client.delete_training_job(**GPT, DeleteObjects=True)["ObjectCount"] == 3

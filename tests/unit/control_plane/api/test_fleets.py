@@ -7,6 +7,7 @@ import pytest
 from tests.unit.control_plane.api.conftest import GROUP, START, refused, without_metadata
 
 
+@pytest.mark.covers("CreateFleet.FleetName", "CreateFleet.AutoScalingGroupName", "CreateFleet.Tags", "DescribeFleet.FleetName")
 def test_a_fleet_is_registered_and_its_group_brought_to_the_contract(client, service):
     fleet = client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, SpareCount=1, MinNodeCount=4, Tags={"a": "b"})
     assert (fleet["FleetStatus"], fleet["SpareCount"], fleet["MinNodeCount"], fleet["MaxNodeCount"]) == ("active", 1, 4, 8)
@@ -29,6 +30,7 @@ def test_a_fleet_is_registered_and_its_group_brought_to_the_contract(client, ser
         ({}, {"FleetName": "bad name"}, "FleetName", "must match ^"),
     ],
 )
+@pytest.mark.covers("CreateFleet.AutoScalingGroupName", "CreateFleet.MinNodeCount", "CreateFleet.SpareCount")
 def test_a_group_that_does_not_fit_is_refused_and_left_as_it_was(client, service, group, request_, field, figure):
     service.operator.create_group("odd", **group)
     calls = len(service.operator.calls)
@@ -46,6 +48,13 @@ def test_names_and_groups_are_taken_once(client, fleet, service):
         client.create_fleet(FleetName="other", AutoScalingGroupName=GROUP)
 
 
+@pytest.mark.covers(
+    "UpdateFleet.FleetName",
+    "UpdateFleet.SpareCount",
+    "UpdateFleet.MinNodeCount",
+    "UpdateFleet.PriceUsdPerHour",
+    "UpdateFleet.SparePolicy.Probability",
+)
 def test_figures_change_one_by_one(client, fleet):
     assert client.update_fleet(FleetName="main", SpareCount=2)["MinNodeCount"] == 4
     assert client.update_fleet(FleetName="main", MinNodeCount=0)["SpareCount"] == 2
@@ -59,6 +68,7 @@ def test_figures_change_one_by_one(client, fleet):
         client.update_fleet(FleetName="other", SpareCount=1)
 
 
+@pytest.mark.covers("DeleteFleet.FleetName")
 def test_a_fleet_goes_only_without_jobs(client, fleet, source):
     client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=1)
     with refused("ConflictException", "training jobs that have not ended: 1"):
@@ -72,6 +82,7 @@ def test_a_deleted_fleet_takes_no_jobs(client, fleet, source):
         client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=1)
 
 
+@pytest.mark.covers("CreateJoinToken.FleetName", "CreateJoinToken.ExpiresInSeconds")
 def test_a_join_token_may_come_before_its_fleet(client, service):
     made = client.create_join_token(FleetName="later", ExpiresInSeconds=60)
     assert made["JoinToken"].startswith("est_")

@@ -52,10 +52,26 @@ def names(client, **query):
         ({"StatusEquals": "Failed"}, ""),
     ],
 )
+@pytest.mark.covers(
+    "ListTrainingJobs.MaxResults",
+    "ListTrainingJobs.StatusEquals",
+    "ListTrainingJobs.NameContains",
+    "ListTrainingJobs.FleetName",
+    "ListTrainingJobs.Project",
+    "ListTrainingJobs.CreationTimeAfter",
+    "ListTrainingJobs.CreationTimeBefore",
+    "ListTrainingJobs.LastModifiedTimeAfter",
+    "ListTrainingJobs.LastModifiedTimeBefore",
+    "ListTrainingJobs.TagKey",
+    "ListTrainingJobs.TagValue",
+    "ListTrainingJobs.SortBy",
+    "ListTrainingJobs.SortOrder",
+)
 def test_lists(client, three, query, expected):
     assert names(client, **query) == list(expected)
 
 
+@pytest.mark.covers("ListTrainingJobs.NextToken")
 def test_a_token_belongs_to_its_order(client, three):
     token = client.list_training_jobs(MaxResults=1)["NextToken"]
     with refused("ValidationException", match="sorted by CreationTime, Descending"):

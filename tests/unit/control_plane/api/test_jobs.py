@@ -21,6 +21,7 @@ def names(client, **query):
     return [job["TrainingJobName"] for job in client.list_training_jobs(**query)["TrainingJobSummaries"]]
 
 
+ROLE = "arn:aws:iam::123456789012:role/team/training"
 SECRETS = {
     "A": "secretsmanager:team/token",
     "B": "ssm:/team/token",
@@ -42,9 +43,11 @@ def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service)
     assert [event["Type"] for event in client.list_events(TrainingJobName="gpt")["Events"]] == ["TrainingJobCreated"]
 
 
+@pytest.mark.covers("CreateTrainingJob.CheckpointConfig.S3Uri", "CreateTrainingJob.OutputDataConfig.S3OutputPath", "CreateTrainingJob.Tags")
 def test_a_request_can_say_everything(client, request_):
     inputs = [
         {"ChannelName": "train", "DataSource": {"S3DataSource": {"S3Uri": "s3://mine/set"}}},
+        {"ChannelName": "ours", "DataSource": {"S3DataSource": {"S3Uri": f"s3://{BUCKET}/jobs/mine"}}},  # the role's permissions decide
         {"ChannelName": "words", "DataSource": {"FileSystemDataSource": {"DirectoryPath": "/mnt/words"}}},
     ]
     client.create_training_job(
@@ -58,6 +61,7 @@ def test_a_request_can_say_everything(client, request_):
         InputDataConfig=inputs,
         Secrets=SECRETS,
         Requirements="train.py",
+        RoleArn=ROLE,
         OutputDataConfig={"S3OutputPath": "s3://mine/out/"},
         StoppingCondition={"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60},
         RetryStrategy={"MaxAttempts": 5},
@@ -68,13 +72,14 @@ def test_a_request_can_say_everything(client, request_):
     job = client.describe_training_job(TrainingJobName="gpt")
     assert job["HyperParameters"] == {"steps": "200", "learning-rate": "1e-3"}
     assert job["CheckpointConfig"] == {"EverySteps": 100, "S3Uri": "s3://mine/checkpoints/gpt/", "ThirdSlot": True}
-    assert (job["InputDataConfig"], job["Secrets"], job["Requirements"]) == (inputs, SECRETS, "train.py")
+    assert (job["InputDataConfig"], job["Secrets"], job["Requirements"], job["RoleArn"]) == (inputs, SECRETS, "train.py", ROLE)
     assert job["OutputDataConfig"] == {"S3OutputPath": "s3://mine/out/gpt/"}
     assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60}
     assert (job["RanksPerNode"], job["Protection"], job["Priority"], job["Project"]) == (2, {"Copies": 3, "MaxSlowdown": 0.05}, 7, "speech")
     assert (job["RetryStrategy"], job["Tags"], job["Environment"]) == ({"MaxAttempts": 5}, {"team": "a"}, {"MODE": "fast"})
 
 
+@pytest.mark.covers("CreateTrainingJob.NodeCount", "CreateTrainingJob.Protection.Copies")
 def test_one_node_has_one_copy(client, request_):
     client.create_training_job(**{**request_, "NodeCount": 1})
     assert client.describe_training_job(TrainingJobName="gpt")["Protection"]["Copies"] == 1
@@ -97,6 +102,7 @@ def test_a_missing_field_is_named(client, fleet):
     assert [(error.field, error.message) for error in caught.value.fields] == [("Source", "is missing"), ("EntryPoint", "is missing")]
 
 
+@pytest.mark.covers("CreateTrainingJob.TrainingJobName")
 def test_a_name_is_taken_once(client, request_):
     client.create_training_job(**request_)
     with refused("ConflictException", "already a training job named 'gpt'") as caught:
@@ -104,6 +110,7 @@ def test_a_name_is_taken_once(client, request_):
     assert (caught.value.code, bool(caught.value.hint)) == ("ConflictException", True)
 
 
+@pytest.mark.covers("CreateTrainingJob.ClientRequestToken")
 def test_the_same_request_again_is_answered_with_the_job_that_it_made(client, request_, service):
     """As when the answer was lost on its way: botocore sends the same body again, token included."""
     made = client.create_training_job(**request_, ClientRequestToken="once")
@@ -128,6 +135,7 @@ def test_two_of_the_same_request_at_once_make_one_job(client, request_, service,
     assert names(client) == ["gpt"]
 
 
+@pytest.mark.covers("CreateTrainingJob.FleetName")
 def test_the_fleet_may_be_left_out_only_where_there_is_one(client, request_, service):
     service.operator.create_group("another")
     client.create_fleet(FleetName="second", AutoScalingGroupName="another")
@@ -160,6 +168,7 @@ def test_jobs_are_listed_in_pages_newest_first(client, request_, service):
             client.list_training_jobs(**query)
 
 
+@pytest.mark.covers("StopTrainingJob.TrainingJobName")
 def test_a_stop_is_a_wish_until_the_loop_has_granted_it(client, request_, service):
     client.create_training_job(**request_)
     assert client.stop_training_job(TrainingJobName="gpt")["TrainingJobStatus"] == "Stopping"
@@ -180,12 +189,14 @@ def test_a_failed_job_says_why(client, request_, service):
     assert [(entry["Status"], entry.get("EndTime") is None) for entry in job["SecondaryStatusTransitions"]] == [("Pending", False), ("Failed", False)]
 
 
+@pytest.mark.covers("DescribeTrainingJob.TrainingJobName")
 def test_what_is_not_there_is_not_found(client, fleet):
     for call in (client.describe_training_job, client.stop_training_job, client.describe_protection, client.list_checkpoints, client.list_logs):
         with refused("ResourceNotFoundException", "no training job named 'nothing'"):
             call(TrainingJobName="nothing")
 
 
+@pytest.mark.covers("CreateTrainingJob.Project")
 def test_roles_and_projects(client, request_, service):
     client.create_training_job(**request_, Project="speech")
     speaker, viewer = service.client(service.token(Role.SUBMITTER, "speech")), service.client(service.token(Role.VIEWER, "speech"))

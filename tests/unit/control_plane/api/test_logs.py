@@ -69,6 +69,7 @@ def everything(client, **query) -> list[str]:
     return found
 
 
+@pytest.mark.covers("GetLogEvents.Limit", "GetLogEvents.StartFromHead")
 def test_lines_of_all_nodes_are_merged_by_time_and_pages_lose_and_double_nothing(job, client) -> None:
     put(job, 0, *(line(f"a{number}", 10 * number) for number in range(5)))
     put(job, 0, *(line(f"a{number}", 10 * number) for number in range(5, 10)), first=5)
@@ -87,6 +88,7 @@ def test_lines_of_all_nodes_are_merged_by_time_and_pages_lose_and_double_nothing
 
 
 @pytest.mark.parametrize("limit", [1, 3, 100])
+@pytest.mark.covers("GetLogEvents.NextToken", "GetLogEvents.StartFromHead")
 def test_the_newest_come_first_and_reading_back_gives_the_rest(job, client, limit) -> None:
     job.launch(2)
     for generation in (1, 2):
@@ -111,6 +113,14 @@ def test_what_a_node_ships_late_comes_late_and_is_not_missed(job, client) -> Non
     assert messages(read(client, NextToken=page["NextForwardToken"])) == ["late", "c"]
 
 
+@pytest.mark.covers(
+    "GetLogEvents.TrainingJobName",
+    "GetLogEvents.Rank",
+    "GetLogEvents.Generation",
+    "GetLogEvents.FilterPattern",
+    "GetLogEvents.StartTime",
+    "GetLogEvents.EndTime",
+)
 def test_filters(job, client) -> None:
     job.launch(2)
     put(job, 0, line("step 1 loss 0.5", 0), line("step 2 loss 0.4", 2000), END)
@@ -225,6 +235,7 @@ def test_lines_of_agents_come_at_once_and_what_is_missing_comes_from_the_store(s
 
 
 @pytest.mark.usefixtures("loop")
+@pytest.mark.covers("FollowLogs.TrainingJobName", "FollowLogs.StartFromHead", "FollowLogs.NextToken")
 def test_a_follower_begins_with_what_is_stored_goes_on_with_its_token_and_ends_with_the_job(service, job, client) -> None:
     put(job, 0, line("a"))
     following = Following(client, StartFromHead=True)

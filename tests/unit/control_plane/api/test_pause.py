@@ -24,6 +24,7 @@ def move(service, job, before, after):
     job.write(jobs.transition, before=before, after=after, now=service.clock(), reason=f"is {after}")
 
 
+@pytest.mark.covers("PauseTrainingJob.TrainingJobName", "ResumeTrainingJob.TrainingJobName")
 def test_a_pause_shows_at_once_and_lasts_until_it_is_resumed(service, client, job):
     job.launch(1)
     job.write(jobs.change, started_at=service.clock(), reason="trains")

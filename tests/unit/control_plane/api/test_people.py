@@ -31,6 +31,7 @@ def hold(service, **changes):
         implications.record(session, lease, [line, line])
 
 
+@pytest.mark.covers("ReleaseNode.NodeId", "ReleaseNode.Terminate")
 def test_a_held_node_tells_its_history_and_is_released_as_a_person_says(client, fleet, service):
     hold(service)
     described = client.describe_node(NodeId="i-1")
@@ -55,6 +56,7 @@ def test_only_a_held_node_is_released_and_only_by_an_administrator(client, fleet
         service.client(service.token(Role.SUBMITTER)).release_node(NodeId="i-1")
 
 
+@pytest.mark.covers("UnfreezeFleet.FleetName")
 def test_a_person_says_that_who_is_silent_is_gone(client, fleet, service):
     client.unfreeze_fleet(FleetName="main")
     service.clock.advance(5)
@@ -68,6 +70,7 @@ def test_a_person_says_that_who_is_silent_is_gone(client, fleet, service):
         service.client(service.token(Role.SUBMITTER)).unfreeze_fleet(FleetName="main")
 
 
+@pytest.mark.covers("UpdateFleet.HoldFailedInstances", "UpdateFleet.MaxReplacementsPerHour")
 def test_what_becomes_of_failed_instances_is_the_fleets(client, fleet):
     before = client.describe_fleet(FleetName="main")
     assert (before["HoldFailedInstances"], before["MaxReplacementsPerHour"]) == (False, 20)
@@ -80,6 +83,16 @@ OPERATIONS = ("drain_node", "replace_node", "reboot_node", "hold_node")
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.covers(
+    "DrainNode.NodeId",
+    "DrainNode.Reason",
+    "ReplaceNode.NodeId",
+    "ReplaceNode.Reason",
+    "RebootNode.NodeId",
+    "RebootNode.Reason",
+    "HoldNode.NodeId",
+    "HoldNode.Reason",
+)
 def test_what_is_asked_of_a_node_is_stored_shown_and_told_once(client, fleet, service, operation):
     hold(service, state="spare", hold=None)
     for _ in range(2):
@@ -125,6 +138,7 @@ def test_a_node_that_is_held_for_a_person_is_that_already(client, fleet, service
     assert "Request" not in client.hold_node(NodeId="i-1")
 
 
+@pytest.mark.covers("AcknowledgeIncident.IncidentId", "AcknowledgeIncident.Note")
 def test_who_saw_an_incident_first_stays(client, fleet, service, source):
     job = Job(service, client, source)
     job.launch(1)
@@ -141,6 +155,7 @@ def test_who_saw_an_incident_first_stays(client, fleet, service, source):
         service.client(service.token(Role.SUBMITTER, "other")).acknowledge_incident(IncidentId="inc-7")
 
 
+@pytest.mark.covers("TakeOverTrainingJob.TrainingJobName", "TakeOverTrainingJob.Reason", "HandBackTrainingJob.TrainingJobName")
 def test_a_job_is_taken_over_and_handed_back(client, fleet, service, source):
     job = Job(service, client, source)
     with refused("ConflictException", "is queued: there is nothing to take over"):
@@ -171,6 +186,14 @@ def test_a_job_is_taken_over_and_handed_back(client, fleet, service, source):
 # Drills
 
 
+@pytest.mark.covers(
+    "UpdateFleet.AllowDrills",
+    "StartDrill.TrainingJobName",
+    "StartDrill.DrillType",
+    "StartDrill.NodeId",
+    "StartDrill.Rank",
+    "ListDrills.TrainingJobName",
+)
 def test_a_drill_is_for_fleets_that_allow_it_and_jobs_that_train(client, fleet, service, source):
     job = Job(service, client, source)
     job.launch(1)

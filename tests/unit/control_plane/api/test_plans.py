@@ -36,6 +36,7 @@ def planned(client, wanted, **changes):
     return client.create_training_job(**{**wanted, **changes})["Plan"]
 
 
+@pytest.mark.covers("CreateTrainingJob.DryRun")
 def test_a_dry_run_creates_nothing(service, client, fleet, wanted):
     told = without_metadata(client.create_training_job(**wanted))
     assert told.keys() == {"TrainingJobName", "Plan"}
@@ -68,6 +69,7 @@ def test_an_empty_fleet_tells_what_it_knows(client, fleet, wanted):
     }
 
 
+@pytest.mark.covers("CreateTrainingJob.RanksPerNode", "CreateTrainingJob.CheckpointConfig.ThirdSlot", "CreateTrainingJob.Protection.Copies")
 def test_memory_is_counted_as_the_agents_count_it(service, client, fleet, wanted):
     spares(service, 2, 64 * GIB)
     plan = planned(client, wanted, Protection={"Copies": 3}, CheckpointConfig={"ThirdSlot": True})
@@ -92,6 +94,7 @@ def test_its_place_is_the_one_that_it_would_have(client, fleet, wanted):
     assert planned(client, wanted, Priority=4)["QueuePosition"] == 1
 
 
+@pytest.mark.covers("UpdateFleet.PriceUsdPerHour")
 def test_cost_and_ettr_come_from_the_fleet_alone(service, client, fleet, source, wanted):
     job = Job(service, client, source)
     job.write(jobs.change, node_microseconds=10 * 3_600_000_000)

@@ -13,6 +13,7 @@ def wanted(fleet, source):
     return {"Source": source, "EntryPoint": "train.py", "NodeCount": 4, "Project": "speech"}
 
 
+@pytest.mark.covers("DeleteProjectQuota.Project", "PutProjectQuota.Project", "PutProjectQuota.MaxNodeCount")
 def test_a_quota_is_put_listed_and_lifted(service, client, fleet):
     assert client.list_project_quotas()["Quotas"] == []
     put = without_metadata(client.put_project_quota(Project="speech", MaxNodeCount=4, MaxJobCount=2))
@@ -32,6 +33,7 @@ def test_a_quota_is_put_listed_and_lifted(service, client, fleet):
     assert [event["Type"] for event in client.list_events()["Events"]].count("QuotaSet") == 2
 
 
+@pytest.mark.covers("PutProjectQuota.MaxNodeCount")
 def test_a_job_that_could_never_run_is_refused(client, wanted):
     client.put_project_quota(Project="speech", MaxNodeCount=3)
     with refused("ValidationException", match="NodeCount: 4 nodes; jobs of the project speech may hold 3 nodes of a fleet"):
@@ -39,6 +41,7 @@ def test_a_job_that_could_never_run_is_refused(client, wanted):
     client.create_training_job(TrainingJobName="a", **{**wanted, "Project": "vision"})
 
 
+@pytest.mark.covers("PutProjectQuota.MaxJobCount")
 def test_no_more_jobs_than_its_quota_are_under_way(client, wanted):
     client.put_project_quota(Project="speech", MaxJobCount=1)
     client.create_training_job(TrainingJobName="a", **wanted)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.control_plane.api.conftest import BUCKET, GROUP, Service, refused
 
+ROLE = "arn:aws:iam::123456789012:role/training"
 S3 = {"S3DataSource": {"S3Uri": "s3://data/set"}}
 HERE = {"FileSystemDataSource": {"DirectoryPath": "/data"}}
 
@@ -65,7 +66,10 @@ def request_(client, tmp_path_factory):
         ({"Secrets": {"SM_CHANNEL_X": "ssm:/a"}, "InputDataConfig": [channel("x")]}, "Secrets.SM_CHANNEL_X", "is set by the channel 'x'"),
         ({"Requirements": "requirements.txt"}, "Requirements", "'requirements.txt' is not among the 2 files of the source"),
         ({"Requirements": ""}, "Requirements", "must have at least 1 characters"),
-        ({"RoleArn": "arn:aws:iam::1:role/x"}, "RoleArn", "not available"),
+        ({"RoleArn": "arn:aws:iam::1:role/x"}, "RoleArn", "must match ^arn:aws"),
+        ({"RoleArn": ROLE, "Environment": {"AWS_PROFILE": "x"}}, "Environment.AWS_PROFILE", "would keep ranks from the keys of RoleArn"),
+        ({"RoleArn": ROLE, "Secrets": {"AWS_ACCESS_KEY_ID": "ssm:/x"}}, "Secrets.AWS_ACCESS_KEY_ID", "would keep ranks from the keys of RoleArn"),
+        ({"Environment": {"AWS_EC2_METADATA_DISABLED": "false"}}, "Environment.AWS_EC2_METADATA_DISABLED", "set by Everstep"),
         ({"InputDataConfig": [{"ChannelName": "x"}]}, "InputDataConfig[0].DataSource", "is missing"),
         ({"InputDataConfig": [{"ChannelName": "x", "DataSource": {}}]}, "InputDataConfig[0].DataSource", "names one of S3DataSource and FileSys"),
         ({"InputDataConfig": [{"ChannelName": "x", "DataSource": {**S3, **HERE}}]}, "InputDataConfig[0].DataSource", "names one of"),
@@ -96,6 +100,7 @@ def request_(client, tmp_path_factory):
         ({"HyperParameters": {"steps": 200}}, "HyperParameters.steps", "must be text, not '200'"),
     ],
 )
+@pytest.mark.covers("CreateTrainingJob.EntryPoint", "CreateTrainingJob.Source.SourceId")
 def test_what_cannot_run_is_refused_by_field_and_figure_and_leaves_nothing(client, request_, change, field, figure):
     with refused("ValidationException") as caught:
         client.create_training_job(**{**request_, **change})

@@ -154,6 +154,7 @@ def test_protection_of_a_job_that_has_not_begun(client, job):
     assert answer["Reason"] == "No step has been committed yet: Waiting for its turn in the fleet main."
 
 
+@pytest.mark.covers("DescribeProtection.TrainingJobName")
 def test_protection_of_a_job_that_runs(client, job):
     job.launch(1)
     job.write(jobs.change, committed_step=9, proposed_step=10, boundary=10, committed_at=START)
@@ -224,6 +225,7 @@ def test_holders_of_an_older_generation_do_not_count(client, job):
     assert client.describe_protection(TrainingJobName="gpt")["Shards"] == []
 
 
+@pytest.mark.covers("ListCheckpoints.TrainingJobName")
 def test_checkpoints_are_listed_and_the_last_complete_one_is_shown(client, job):
     for step, manifest in ((100, b"m"), (200, None)):
         record = CheckpointRecord(
@@ -247,6 +249,7 @@ def test_checkpoints_are_listed_and_the_last_complete_one_is_shown(client, job):
     client.get_waiter("checkpoint_available").wait(TrainingJobName="gpt", WaiterConfig={"MaxAttempts": 1})
 
 
+@pytest.mark.covers("ListLogs.TrainingJobName", "GetLog.TrainingJobName", "GetLog.Key")
 def test_logs_come_in_order_and_what_is_missing_is_said(client, job):
     job.connect("i-0")
     job.launch(1)
@@ -274,6 +277,7 @@ def test_only_keys_of_the_job_are_read(client, job, service):
             client.get_log(TrainingJobName="gpt", Key=key)["Body"].read()
 
 
+@pytest.mark.covers("GetOutput.TrainingJobName", "GetOutput.Key", "ListOutputs.TrainingJobName", "ListOutputs.MaxResults", "ListOutputs.NextToken")
 def test_outputs_of_the_newest_generation_are_downloaded(client, job, tmp_path):
     for path, body in {
         "gen=1/rank=0/model.bin": b"old",
@@ -315,6 +319,7 @@ def test_a_job_without_outputs_says_so(client, job, tmp_path):
         client.download_outputs(TrainingJobName="gpt", Directory=tmp_path)
 
 
+@pytest.mark.covers("DescribeIncident.IncidentId", "ListIncidents.TrainingJobName", "ListIncidents.MaxResults", "ListIncidents.NextToken")
 def test_incidents_are_listed_and_described(client, job):
     for number in range(3):
         job.open_incident(f"inc-{number}", number)
@@ -331,6 +336,7 @@ def test_incidents_are_listed_and_described(client, job):
         client.list_incidents(NextToken="bm9uc2Vuc2U=")
 
 
+@pytest.mark.covers("ListEvents.AfterEventId", "ListEvents.MaxResults", "ListEvents.NextToken")
 def test_events_go_on_where_they_ended(client, job):
     first = client.list_events(MaxResults=1)
     assert [event["EventId"] for event in all_pages(client, "list_events", MaxResults=1)] == [1, 2]
@@ -339,6 +345,7 @@ def test_events_go_on_where_they_ended(client, job):
     assert client.list_events(AfterEventId=99)["Events"] == []
 
 
+@pytest.mark.covers("DescribeNode.NodeId", "ListNodes.FleetName", "ListNodes.IncludeEnded")
 def test_nodes_show_whose_they_are(client, job, service):
     job.connect("i-0", "i-1")
     with service.database.write() as session:

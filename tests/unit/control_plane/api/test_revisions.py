@@ -28,6 +28,15 @@ def told(answer):
     return {change["Field"]: (change.get("Before"), change.get("After"), change["Applies"]) for change in answer["Changes"]}
 
 
+@pytest.mark.covers(
+    "UpdateTrainingJob.TrainingJobName",
+    "UpdateTrainingJob.Priority",
+    "UpdateTrainingJob.Preemptible",
+    "UpdateTrainingJob.RetryStrategy.MaxAttempts",
+    "UpdateTrainingJob.CheckpointConfig.ThirdSlot",
+    "UpdateTrainingJob.Tags",
+    "UpdateTrainingJob.Protection.Copies",
+)
 def test_what_can_change_at_once_does_and_the_plan_changes_with_the_next_generation(service, client, job):
     trains(service, job)
     service.clock.advance(60)
@@ -74,6 +83,7 @@ def test_what_is_so_already_makes_no_revision(client, job):
     assert [event["Type"] for event in client.list_events(**GPT)["Events"]].count("TrainingJobUpdated") == 1
 
 
+@pytest.mark.covers("ListTrainingJobRevisions.TrainingJobName")
 def test_revisions_are_listed(service, client, job):
     client.update_training_job(**GPT, Priority=7)
     service.clock.advance(5)
@@ -86,6 +96,11 @@ def test_revisions_are_listed(service, client, job):
     ]
 
 
+@pytest.mark.covers(
+    "UpdateTrainingJob.StoppingCondition.MaxPendingTimeInSeconds",
+    "UpdateTrainingJob.StoppingCondition.MaxCostUsd",
+    "UpdateTrainingJob.StoppingCondition.MaxRuntimeInSeconds",
+)
 def test_zero_lifts_a_limit(client, job):
     client.update_training_job(**GPT, StoppingCondition={"MaxRuntimeInSeconds": 60, "MaxPendingTimeInSeconds": 70})
     answer = client.update_training_job(**GPT, StoppingCondition={"MaxRuntimeInSeconds": 0})
@@ -123,6 +138,7 @@ def test_more_memory_is_held_against_what_the_nodes_have(service, client, job):
     client.update_training_job(**GPT, Protection={"Copies": 1})
 
 
+@pytest.mark.covers("UpdateTrainingJob.CheckpointConfig.ThirdSlot")
 def test_a_third_slot_is_not_taken_back(service, client, job):
     client.update_training_job(**GPT, CheckpointConfig={"ThirdSlot": True})
     client.update_training_job(**GPT, CheckpointConfig={"ThirdSlot": False})

@@ -50,6 +50,7 @@ def special(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
     return info
 
 
+@pytest.mark.covers("PutSource.SourceId", "PutSource.Body")
 def test_a_source_is_stored_under_its_digest_once(client, service):
     body = archive(special("pkg", tarfile.DIRTYPE), ("train.py", b"print()"), ("pkg/model.py", b"x = 1"))
     source_id = client.upload_source(Body=body)["SourceId"]

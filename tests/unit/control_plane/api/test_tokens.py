@@ -19,6 +19,7 @@ from everstep import doctor_facts
 from tests.unit.control_plane.api.conftest import Service, all_pages, refused
 
 
+@pytest.mark.covers("CreateToken.Role", "CreateToken.Project", "CreateToken.Description", "CreateToken.ExpiresInSeconds", "ListTokens.IncludeEnded")
 def test_a_token_is_shown_once_and_listed_without_its_secret(client, service) -> None:
     made = client.create_token(Role="submitter", Project="speech", Description="ci", ExpiresInSeconds=60)
     listed = client.list_tokens()["Tokens"]
@@ -37,6 +38,7 @@ def test_a_token_is_shown_once_and_listed_without_its_secret(client, service) ->
     assert len(client.list_tokens(IncludeEnded=True)["Tokens"]) == 2
 
 
+@pytest.mark.covers("ListTokens.Project", "ListTokens.MaxResults", "ListTokens.NextToken")
 def test_tokens_are_listed_by_project_page_by_page_and_agents_are_not_among_them(client, service) -> None:
     for number in range(3):
         client.create_token(Role="viewer", Project="speech", Description=str(number))
@@ -62,6 +64,7 @@ def test_an_admin_has_no_project(client) -> None:
         client.create_token(Role="admin", Project="speech")
 
 
+@pytest.mark.covers("RevokeToken.TokenId")
 def test_a_revoked_token_is_refused_at_once_and_revoking_again_changes_nothing(client, service) -> None:
     made = client.create_token(Role="viewer")
     viewer = service.client(made["Secret"])

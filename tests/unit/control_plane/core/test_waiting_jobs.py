@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from control_plane.core import jobs
 from control_plane.core.capacity import FIRST_RETRY_SECONDS
 from control_plane.core.observed import JobObserved, JobRecord, Policy
@@ -81,12 +83,14 @@ def test_standing_aside_doubles_up_to_a_limit() -> None:
     assert [stand_aside_seconds(count) for count in (1, 2, 3, 4, 50)] == [900, 1800, 3600, 7200, 7200]
 
 
+@pytest.mark.covers("CreateTrainingJob.StoppingCondition.MaxPendingTimeInSeconds")
 def test_pending_is_the_time_before_the_first_start() -> None:
     limited = replace(SPEC, max_pending_seconds=60.0)
     assert decide(JobState.QUEUED, spec=limited).state is JobState.STOPPED
     assert decide(JobState.QUEUED, spec=limited, record={"started_at": 9_010.0}).state is JobState.QUEUED
 
 
+@pytest.mark.covers("CreateTrainingJob.StoppingCondition.MaxRuntimeInSeconds")
 def test_time_without_nodes_is_no_runtime() -> None:
     limited = replace(SPEC, max_runtime_seconds=600.0)
     ran = {"started_at": 9_010.0, "base_step": Step(5), "accounted_until": NOW}

@@ -101,6 +101,7 @@ async def test_a_lost_group_waits_for_instances_and_resumes_from_s3(world: World
     phases_add_up(world)
 
 
+@pytest.mark.covers("CreateTrainingJob.RetryStrategy.MaxAttempts")
 async def test_a_crash_loop_ends_with_the_last_lines(world: World) -> None:
     world.submit(max_attempts=3)
     for generation in (1, 2, 3, 4):  # the fourth is the rank's on another node

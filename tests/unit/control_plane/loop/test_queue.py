@@ -43,6 +43,7 @@ async def low_and_high(world: World) -> None:
     world.submit("high", nodes=4, priority=5)
 
 
+@pytest.mark.covers("CreateTrainingJob.Priority", "CreateTrainingJob.Preemptible")
 async def test_a_job_gives_way_to_a_higher_priority_and_resumes_by_itself(small: World) -> None:
     await low_and_high(small)
     await stands(small)
@@ -68,6 +69,7 @@ async def test_a_job_gives_way_to_a_higher_priority_and_resumes_by_itself(small:
 
 
 @pytest.mark.parametrize(("changes", "priority"), [({"preemptible": False}, 5), ({"preemptible": True}, 0)])
+@pytest.mark.covers("CreateTrainingJob.Priority", "CreateTrainingJob.Preemptible")
 async def test_a_job_that_need_not_give_way_does_not(small: World, changes: dict[str, object], priority: int) -> None:
     small.submit("low", nodes=4, **changes)
     await small.running("low")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from control_plane.core.observed import Cause, Exclusion, FailureRecord, IncidentRecord, RefusedSource, Silence
 from control_plane.core.states import IncidentState
 from control_plane.db import jobs
@@ -14,11 +16,14 @@ from everstep.protocol.plan import InputChannel, ObjectReference
 from tests.unit.control_plane.loop.world import World
 
 
+@pytest.mark.covers("CreateTrainingJob.Secrets", "CreateTrainingJob.RoleArn", "CreateTrainingJob.Requirements")
 async def test_what_a_job_needs_is_in_its_plans(world: World) -> None:
     world.submit()
     job = world.job()
     inputs = (jobs.JobInput(name="a", uri="s3://b/set/one"), jobs.JobInput(name="b", directory="/here"))
-    script = records.job_spec(replace(job, spec=replace(job.spec, inputs=inputs, secrets={"A": "ssm:/a"}, requirements="r.txt"))).script
+    needs = {"inputs": inputs, "secrets": {"A": "ssm:/a"}, "requirements": "r.txt", "role_arn": "arn:x"}
+    script = records.job_spec(replace(job, spec=replace(job.spec, **needs))).script
+    assert script.role_arn == "arn:x"
     assert script.requirements == "r.txt"
     assert script.secrets == {"A": "ssm:/a"}
     assert script.inputs == (

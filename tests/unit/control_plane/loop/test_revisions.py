@@ -28,6 +28,9 @@ def revise(world: World, *, priority: int = 0, **changes: object) -> None:
         revisions.revise(session, job, spec=spec, priority=priority, tags={}, changes=(change,), now=world.now)
 
 
+@pytest.mark.covers(
+    "UpdateTrainingJob.Protection.Copies", "UpdateTrainingJob.Protection.MaxSlowdown", "UpdateTrainingJob.CheckpointConfig.EverySteps"
+)
 async def test_a_plan_never_changes_and_the_next_one_follows_the_newest_revision(world: World) -> None:
     world.submit()
     await world.running()
@@ -45,6 +48,7 @@ async def test_a_plan_never_changes_and_the_next_one_follows_the_newest_revision
         assert [jobs.generation(session, world.job().run_id, number).revision for number in (1, 2)] == [1, 2]
 
 
+@pytest.mark.covers("UpdateTrainingJob.StoppingCondition.MaxRuntimeInSeconds")
 async def test_limits_hold_at_once(world: World) -> None:
     world.submit()
     await world.running()
@@ -54,6 +58,7 @@ async def test_limits_hold_at_once(world: World) -> None:
     assert "MaxRuntimeInSeconds (1) is over" in world.job().reason
 
 
+@pytest.mark.covers("CreateTrainingJob.StoppingCondition.MaxCostUsd")
 async def test_a_budget_stops_the_job_when_it_is_spent(world: World) -> None:
     world.wish(price_usd_per_hour=3600.0)  # a dollar a second and node
     world.submit(max_cost_usd=100.0)

@@ -101,6 +101,7 @@ def test_nothing_follows_twice() -> None:
     assert core.report(*core.ranks) == core
 
 
+@pytest.mark.covers("CreateTrainingJob.CheckpointConfig.EverySteps")
 def test_steps_fall_on_the_interval_of_checkpoints_and_each_is_persisted_once() -> None:
     core = Coordinator.begin(world_size=1, base=Step(0), every_steps=5)
     persisted = []

@@ -1,0 +1,167 @@
+"""What a field of a request does, for those that no other test is about."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from control_plane.db import drills, jobs
+from control_plane.db.drills import NewDrill
+from control_plane.db.models import Drill
+from control_plane.db.tokens import Role
+from everstep.protocol.agent_messages import MetricPoint
+from everstep.protocol.ids import Generation, RunId, Step
+from tests.unit.control_plane.api.conftest import GROUP, START, all_pages, refused
+from tests.unit.control_plane.api.test_logs import END, Following, line, put
+from tests.unit.control_plane.api.test_results import Job
+
+GPT = {"TrainingJobName": "gpt"}
+
+
+@pytest.fixture
+def job(service, client, fleet, source) -> Job:
+    made = Job(service, client, source)
+    made.launch(1)
+    made.connect("i-0", "i-1")
+    return made
+
+
+@pytest.mark.covers(
+    "CreateFleet.SparePolicy.Probability",
+    "CreateFleet.PriceUsdPerHour",
+    "CreateFleet.HoldFailedInstances",
+    "CreateFleet.MaxReplacementsPerHour",
+    "CreateFleet.AllowDrills",
+    "CreateFleet.NodeRoleName",
+    "UpdateFleet.NodeRoleName",
+)
+def test_a_fleet_begins_as_it_is_asked_for(client, service):
+    asked = {
+        "SparePolicy": {"Probability": 0.5},
+        "PriceUsdPerHour": 2.5,
+        "HoldFailedInstances": True,
+        "MaxReplacementsPerHour": 3,
+        "AllowDrills": True,
+        "NodeRoleName": "training-nodes",
+    }
+    client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, **asked)
+    made = client.describe_fleet(FleetName="main")
+    assert {name: made[name] for name in asked} == asked
+    service.operator.create_group("plain", max_size=1)
+    plain = client.create_fleet(FleetName="plain", AutoScalingGroupName="plain")
+    assert all(plain.get(name) != value for name, value in asked.items())
+    assert client.update_fleet(FleetName="plain", NodeRoleName="others")["NodeRoleName"] == "others"
+
+
+@pytest.mark.covers("CreateFleet.Project", "ListEvents.FleetName", "ListEvents.TrainingJobName")
+def test_a_fleets_events_are_its_projects(client, service, job):
+    service.operator.create_group("speech", max_size=1)
+    client.create_fleet(FleetName="speech", AutoScalingGroupName="speech", Project="speech")
+    told = client.list_events(FleetName="speech")["Events"]
+    assert [(event["Type"], event["FleetName"]) for event in told] == [("FleetCreated", "speech")]
+    with closing(service.client(service.token(Role.VIEWER, "speech"))) as reader:
+        assert reader.list_events()["Events"] == told
+    assert {event["TrainingJobName"] for event in client.list_events(**GPT)["Events"]} == {"gpt"}
+
+
+@pytest.mark.covers("UnpinCheckpoint.Generation", "DeleteCheckpoint.Generation", "VerifyCheckpoint.Generation")
+def test_of_two_checkpoints_of_one_step_the_named_one_is_meant(client, service, job):
+    job.write(jobs.transition, before="queued", after="running", now=START, reason="trains", started_at=START)
+    job.checkpoint(4)
+    job.launch(2, base=0)
+    job.checkpoint(4, generation=2)
+    for generation in (1, 2):
+        client.pin_checkpoint(**GPT, Step=4, Generation=generation)
+
+    def shown(field: str) -> dict[int, object]:
+        return {each["Generation"]: each[field] for each in client.list_checkpoints(**GPT)["Checkpoints"]}
+
+    client.unpin_checkpoint(**GPT, Step=4, Generation=1)
+    assert shown("IsPinned") == {1: False, 2: True}
+    client.verify_checkpoint(**GPT, Step=4, Generation=2)
+    assert shown("Verification") == {1: "NotVerified", 2: "Verifying"}
+    client.delete_checkpoint(**GPT, Step=4, Generation=1)
+    assert shown("Status") == {2: "Complete"}
+
+
+@pytest.mark.covers("DescribeSource.SourceId")
+def test_a_source_is_found_by_its_digest(client, source):
+    told = client.describe_source(SourceId=source["SourceId"])
+    assert told["SourceId"] == source["SourceId"]
+    with refused("ResourceNotFoundException"):
+        client.describe_source(SourceId="0" * 64)
+
+
+@pytest.mark.covers("FollowLogs.Rank", "FollowLogs.Generation", "FollowLogs.StartTime", "FollowLogs.FilterPattern")
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"Rank": 1}, ["other rank"]),
+        ({"Generation": 2}, ["again"]),
+        ({"FilterPattern": "loss"}, ["loss 1", "loss 2"]),
+        ({"StartTime": START.timestamp() + 2}, ["loss 2", "again"]),
+    ],
+)
+def test_a_follower_is_told_what_it_asks_for(client, job, query, expected):
+    job.launch(2)
+    put(job, 0, line("loss 1", 0), line("loss 2", 3000), END)
+    put(job, 1, line("other rank", 1000, rank=1), END)
+    put(job, 0, line("again", 9000), generation=2)
+    following = Following(client, StartFromHead=True, **query)
+    try:
+        assert following.lines(len(expected)) == expected
+    finally:
+        following.stream.close()
+
+
+@pytest.mark.covers("ListDrills.MaxResults", "ListDrills.NextToken")
+def test_drills_come_in_pages(client, service, job):
+    with service.database.write() as session:
+        for number in range(3):
+            made = drills.create(
+                session,
+                NewDrill(
+                    run_id=job.run,
+                    job_name="gpt",
+                    fleet_name="main",
+                    project="default",
+                    kind="kill-rank",
+                    node_id=f"i-{number}",
+                    rank=number,
+                    requested_by="somebody",
+                    requested_at=START,
+                    state="absorbed",
+                ),
+            )
+            row = session.get(Drill, made.id)
+            row.ended_at = START
+            session.flush()
+    paged = all_pages(client, "list_drills", TrainingJobName="gpt", MaxResults=1)
+    assert sorted(each["NodeId"] for each in paged) == ["i-0", "i-1", "i-2"]
+    assert paged == client.list_drills(TrainingJobName="gpt")["Drills"]
+
+
+@pytest.mark.covers("ListMetrics.TrainingJobName", "ListMetrics.AfterStep", "ListMetrics.MaxResults")
+def test_values_that_were_logged_are_read_on(client, service, job):
+    points = tuple(MetricPoint(generation=Generation(1), step=Step(step), values={"loss": 1.0 / step}) for step in range(1, 6))
+    service.services.registry._log(RunId(job.run), points)
+
+    def steps(**query) -> list[int]:
+        return [each["Step"] for each in client.list_metrics(**GPT, **query)["Metrics"]]
+
+    assert steps() == [1, 2, 3, 4, 5]
+    assert steps(AfterStep=3) == [4, 5]
+    assert len(steps(MaxResults=2)) == 2
+    with refused("ResourceNotFoundException"):
+        client.list_metrics(TrainingJobName="other")
+
+
+@pytest.mark.covers("UpdateTrainingJob.StoppingCondition.MaxCostUsd", "UpdateTrainingJob.StoppingCondition.MaxPendingTimeInSeconds")
+def test_limits_are_set_and_lifted(client, job):
+    client.update_fleet(FleetName="main", PriceUsdPerHour=1.0)
+    limits = {"MaxCostUsd": 7.5, "MaxPendingTimeInSeconds": 60}
+    client.update_training_job(**GPT, StoppingCondition=limits)
+    assert client.describe_training_job(**GPT)["StoppingCondition"] == limits
+    client.update_training_job(**GPT, StoppingCondition={"MaxCostUsd": 0, "MaxPendingTimeInSeconds": 0})
+    assert client.describe_training_job(**GPT)["StoppingCondition"] == {}
