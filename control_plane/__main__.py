@@ -210,6 +210,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         app = create_app(settings, when_ready=lambda: _tell(url, settings, ready_file))
         config = uvicorn.Config(
             app,
+            log_config=None,  # its lines look like ours
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -119,3 +119,13 @@ def test_timeouts_are_explained_and_nothing_is_touched(tmp_path: Path) -> None:
     assert "2.0 s  detection_seconds" in done.stdout
     assert "80.0 s  blind_wait" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_line_is_json_where_that_is_asked_for(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "control_plane", "--state-dir", str(tmp_path), "--bucket", "b", "--log-format", "json"]
+    local = ["--mode", "local", "--aws-endpoint-url", "http://127.0.0.1:1", "--detection-seconds", "0"]
+    done = subprocess.run([*command, *local], capture_output=True, text=True, check=False, timeout=50)
+    assert done.returncode == 2
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (lines[-1]["level"], lines[-1]["logger"]) == ("error", "control_plane")
+    assert lines[-1]["message"].startswith("not started: ")
