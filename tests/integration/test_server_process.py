@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from control_plane.__main__ import listening
 
 pytestmark = pytest.mark.integration
 
@@ -94,6 +97,13 @@ def test_a_server_starts_answers_restarts_and_stops(tmp_path, cloud):
         assert httpx.get(f"{ready['url']}/v1/fleets", headers=headers, trust_env=False).status_code == 200
     finally:
         assert stop(process, signal.SIGINT) == 0
+
+
+def test_an_answer_does_not_wait_until_its_head_is_acknowledged():
+    with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()[:2]):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_server_does_not_start_on_a_schema_it_does_not_know_and_says_why(tmp_path, cloud):
