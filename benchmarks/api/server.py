@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import sys
 import threading
 import uuid
@@ -21,6 +20,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
+from control_plane.__main__ import listening
 from control_plane.app import Server, create_app
 from control_plane.cloud.connection import CloudMode
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
@@ -51,7 +51,7 @@ def main() -> None:
         return {"TrainingJobName": "job-0"}
 
     app = create_app(settings, operator=FakeOperator(), objects=MemoryObjectStore(BUCKET), loops=lambda *_: ())
-    listeners = [socket.create_server(("127.0.0.1", 0), backlog=1024) for _ in range(2)]
+    listeners = [listening("127.0.0.1", 0) for _ in range(2)]
     servers: list[uvicorn.Server] = [
         kind(
             uvicorn.Config(each, log_level="warning", access_log=False, server_header=False, ws="websockets-sansio", ws_max_size=2**24, lifespan=life)

@@ -158,7 +158,7 @@ def require_user(record: TokenRecord | None) -> TokenRecord:
     return record
 
 
-def user(caller: Annotated[Caller, Depends(reader)]) -> Caller:
+async def user(caller: Annotated[Caller, Depends(reader)]) -> Caller:
     """Let those pass who may run jobs.
 
     Args:
@@ -175,7 +175,7 @@ def user(caller: Annotated[Caller, Depends(reader)]) -> Caller:
     return caller
 
 
-def admin(caller: Annotated[Caller, Depends(reader)]) -> Caller:
+async def admin(caller: Annotated[Caller, Depends(reader)]) -> Caller:
     """Let administrators pass.
 
     Args:

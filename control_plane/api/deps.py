@@ -79,8 +79,8 @@ class Services:
     """Makes the loops look again; from any thread."""
 
 
-def services(request: Request) -> Services:
-    """Return the services of the application that the request came to."""
+async def services(request: Request) -> Services:
+    """Return the services of the application that the request came to. A coroutine, so that no thread is asked for what takes no time."""
     found: Services = request.app.state.services
     return found
 

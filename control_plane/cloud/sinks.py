@@ -130,6 +130,9 @@ def sink_of(connection: Connection, arn: str) -> EventSink:
     Args:
         connection: the cloud.
         arn: that `ARN` matches.
+
+    Returns:
+        A sink of its own.
     """
     match = ARN.fullmatch(arn)
     assert match is not None
@@ -141,6 +144,9 @@ def detail_of(fields: dict[str, Any]) -> str:
 
     Args:
         fields: as above; a None is left out.
+
+    Returns:
+        At most `MAX_ENTRY_BYTES` bytes of JSON.
     """
     kept = {name: value for name, value in fields.items() if value is not None}
     text = json.dumps(kept, default=str)

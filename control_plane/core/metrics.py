@@ -87,6 +87,9 @@ def folded(points: Iterable[Point], width: int) -> tuple[Point, ...]:
     Args:
         points: of smaller widths that divide it, in order of steps.
         width: steps per point.
+
+    Returns:
+        The points, in order of steps.
     """
     return _by(points, lambda point: point.step // width)
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.db import metrics
 from control_plane.db.session import Database
@@ -97,8 +97,6 @@ class MetricWriter:
             batch = received.batch
             try:
                 await asyncio.to_thread(self._store, received)
-            except IntegrityError as error:
-                log.info("run %s: logged values of a job that is being deleted: %s", batch.run, error.orig)
             except SQLAlchemyError as error:
                 log.warning("run %s: logged values could not be stored, their agent sends them again: %s", batch.run, error)
                 continue

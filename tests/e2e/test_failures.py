@@ -193,6 +193,14 @@ def test_the_control_plane_is_killed_and_comes_back(place: Workplace, start: Cal
     assert job.incidents() == []
     assert_identical(job)
 
+    def logged() -> dict[int, float]:
+        results = place.client.get_metric_data(TrainingJobName=job.name, MetricName="loss")["MetricDataResults"]
+        return {step: value for result in results for step, value in zip(result["Steps"], result["LastValues"], strict=True)}
+
+    wait_until("every logged value", lambda: len(logged()) == STEPS, logged)
+    losses = [float.fromhex(loss) for loss in job.results()[0]["losses"]]
+    assert logged() == dict(enumerate(losses, start=1)), "what was logged while nobody listened is there, too"
+
 
 @pytest.mark.parametrize("whose", ["coordinator", "member"])
 def test_an_agent_is_killed_and_comes_back(place: Workplace, start: Callable[..., Job], whose: str) -> None:

@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from control_plane.__main__ import listening
 
 pytestmark = pytest.mark.integration
 
@@ -96,6 +99,13 @@ def test_a_server_starts_answers_restarts_and_stops(tmp_path, cloud):
         assert stop(process, signal.SIGINT) == 0
 
 
+def test_an_answer_does_not_wait_until_its_head_is_acknowledged():
+    with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()[:2]):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_server_does_not_start_on_a_schema_it_does_not_know_and_says_why(tmp_path, cloud):
     ended = subprocess.run(command(tmp_path, cloud), cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
     assert ended.returncode == 2
@@ -119,3 +129,13 @@ def test_timeouts_are_explained_and_nothing_is_touched(tmp_path: Path) -> None:
     assert "2.0 s  detection_seconds" in done.stdout
     assert "80.0 s  blind_wait" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_line_is_json_where_that_is_asked_for(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "control_plane", "--state-dir", str(tmp_path), "--bucket", "b", "--log-format", "json"]
+    local = ["--mode", "local", "--aws-endpoint-url", "http://127.0.0.1:1", "--detection-seconds", "0"]
+    done = subprocess.run([*command, *local], capture_output=True, text=True, check=False, timeout=50)
+    assert done.returncode == 2
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (lines[-1]["level"], lines[-1]["logger"]) == ("error", "control_plane")
+    assert lines[-1]["message"].startswith("not started: ")

@@ -61,6 +61,9 @@ class MetricOutbox:
 
         Args:
             now: monotonic seconds.
+
+        Returns:
+            Values of one run without a gap, the oldest first.
         """
         if not self._waiting or (self._sent_at is not None and now - self._sent_at < AGAIN_SECONDS):
             return None

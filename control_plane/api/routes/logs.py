@@ -14,6 +14,7 @@ import binascii
 import json
 import time
 import zlib
+from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,10 +31,10 @@ from control_plane.api.event_stream import MEDIA_TYPE, message
 from control_plane.api.live import LiveResponse
 from control_plane.api.routes.jobs import find_job
 from control_plane.db import tokens
-from control_plane.loop.log_feed import LogFollower, TooManyLogFollowers
+from control_plane.loop.log_feed import WAITING_LIMIT, LogFollower, TooManyLogFollowers
 from control_plane.loop.log_reader import Cursor, GenerationFacts, LogEvent, LogFilter, LogReader, Page, advanced, facts_of, of_line
 from control_plane.loop.records import prefix_of
-from everstep.protocol.agent_messages import SEND_LINES_SECONDS, SendLines
+from everstep.protocol.agent_messages import SEND_LINES_SECONDS, LogLines, SendLines
 from everstep.protocol.ids import NodeId, Rank, RunId
 from everstep.protocol.plan import ObjectReference
 
@@ -161,6 +162,8 @@ async def _follow(
         cursor = await asyncio.to_thread(reader.head if is_from_head else reader.tail, wanted)
     yield (), cursor
     asked = spoken = time.monotonic() - SEND_LINES_SECONDS
+    ahead: deque[tuple[NodeId, LogLines]] = deque(maxlen=WAITING_LIMIT)
+    """What agents have sent beyond a line that is missing: it follows once the store has given that one."""
     while True:
         if time.monotonic() - asked > SEND_LINES_SECONDS / 3:
             asked = time.monotonic()
@@ -177,15 +180,18 @@ async def _follow(
             return
         if is_more:
             continue
-        until, is_missing = time.monotonic() + STORED_SECONDS, False
+        again, until, is_missing = deque(ahead), time.monotonic() + STORED_SECONDS, False
+        ahead.clear()
         while (left := until - time.monotonic()) > 0 and not (is_missing and left < STORED_SECONDS - CATCH_UP_SECONDS):
-            taken = await follower.take(min(left, CATCH_UP_SECONDS) if is_missing else left)
+            taken = again.popleft() if again else await follower.take(min(left, CATCH_UP_SECONDS) if is_missing else left)
             if taken is None:
                 continue
             node_id, sent = taken
             position = cursor.positions.get(node_id, 0)
             if sent.generation != cursor.generation or sent.first > position:
-                is_missing = is_missing or sent.generation >= cursor.generation
+                if sent.generation >= cursor.generation:
+                    is_missing = True
+                    ahead.append(taken)
                 continue
             new = [of_line(line, node_id, sent.generation) for line in sent.lines[position - sent.first :]]
             if not new:
@@ -198,6 +204,7 @@ async def _follow(
                 yield shown, cursor
             if sent.lines[-1].stream == "end":
                 break
+        ahead.extend(again)
         is_good, facts = await asyncio.to_thread(_again, services, caller, facts.name)
         if not is_good:
             return

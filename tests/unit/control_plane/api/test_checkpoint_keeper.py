@@ -70,13 +70,15 @@ def test_pinned_ones_are_kept_besides(service, client, make):
 
 def test_old_ones_go_but_never_the_newest(service, client, make):
     job = make(MaxAgeInSeconds=60)
+    job.checkpoint(5)
     job.checkpoint(10)
     job.checkpoint(20)
+    client.pin_checkpoint(TrainingJobName="gpt", Step=5)
     keeper(service).look()
-    assert steps(client) == [20, 10]
+    assert steps(client) == [20, 10, 5]
     service.clock.advance(timedelta(days=9).total_seconds())
     keeper(service).look()
-    assert steps(client) == [20]
+    assert steps(client) == [20, 5]
 
 
 def test_what_a_job_would_be_restored_from_stays_though_a_newer_one_is_there(service, client, make):

@@ -232,6 +232,23 @@ def test_lines_of_agents_come_at_once_and_what_is_missing_comes_from_the_store(s
         while len(found) < 2:
             found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
         assert found == ["four", "five"]
+        assert [event["Message"] for event in next(batches)["LogEvents"]["Events"]] == ["six"]  # it was sent once, and waited for those
+
+
+def test_lines_that_never_stop_are_live_although_the_first_ones_were_missing(service, job, client, monkeypatch) -> None:
+    """What is sent while the store is read must not be missing afterwards: the store is always a second behind."""
+    monkeypatch.setattr(logs, "STORED_SECONDS", 30.0)
+    monkeypatch.setattr(logs, "CATCH_UP_SECONDS", 0.05)
+    with closing(client.follow_logs(TrainingJobName="gpt")["EventStream"]) as stream:
+        batches = iter(stream)
+        next(batches)
+        for number in range(2, 7):
+            send(service, job, 0, number, line(str(number)))
+        put(job, 0, *(line(str(number)) for number in range(4)))  # it ends in the middle of what was sent
+        found: list[str] = []
+        while len(found) < 7:
+            found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
+        assert found == [str(number) for number in range(7)]
 
 
 @pytest.mark.usefixtures("loop")

@@ -8,7 +8,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from control_plane.db import incidents, jobs, protection
+from control_plane.db import events, exports, incidents, jobs, protection
+from control_plane.db.events import NewEvent
+from control_plane.db.leases import Leaser
 from control_plane.db.tokens import Role
 from tests.unit.control_plane.api.conftest import START
 from tests.unit.control_plane.api.test_results import Job, shard
@@ -87,3 +89,16 @@ def test_a_token_of_another_project_sees_none_of_its_jobs(service, job):
 
 def test_nobody_scrapes_without_a_token(service):
     assert httpx.get(f"http://{service.address}/metrics").status_code == 401
+
+
+def test_exports_show_how_far_behind_they_are_and_whether_they_fail(service, job):
+    with service.database.write() as session:
+        exports.ensure(session, "arn:a")
+    with service.database.write() as session:
+        for number in range(3):
+            events.append(session, NewEvent(at=START, type="T", message=str(number)))
+        lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "export", "arn:a")
+        exports.change(session, lease, failing_since=START, failure="refused")
+    found = scrape(service)
+    of_export = frozenset({("export", "arn:a")})
+    assert (found["everstep_export_lag_events", of_export], found["everstep_export_failing", of_export]) == (3, 1)

@@ -157,7 +157,9 @@ def test_a_late_value_of_a_step_that_is_folded_has_no_place(log: Log) -> None:
 def test_a_run_has_a_limited_number_of_names(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "MAX_NAMES", 2)
     values = {"a": 1.0, "b": 1.0, "c": 1.0, "x" * 300: 1.0}
-    log.send(MetricBatch(run=RUN, first_number=0, points=(MetricPoint(generation=Generation(1), step=Step(1), values=values, at_seconds=1.0),)))
+    batch = MetricBatch(run=RUN, first_number=0, points=(MetricPoint(generation=Generation(1), step=Step(1), values=values, at_seconds=1.0),))
+    for _ in range(2):
+        log.send(batch)
     with log.database.read() as session:
         assert [each.name for each in metrics.names(session, RUN)] == ["a", "b"]
         assert metrics.dropped_count(session, RUN) == 2
