@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.set-up
 DASHBOARD := control_plane/static/index.html
 
-.PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-recovery
+.PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-recovery bench-dashboard
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -69,3 +69,6 @@ bench-interleave: setup  ## GEMINI's Figure 16 in network namespaces (needs root
 
 bench-recovery: setup  ## how long a failure holds training, beside torchrun and torchft; writes docs/benchmarks-recovery.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.interruption
+
+bench-dashboard: setup web  ## how fast the dashboard is, in Chromium: the list of jobs, a fault, scrolling; writes docs/benchmarks-dashboard.md
+	@$(BIN)/python -m benchmarks.dashboard

@@ -6,7 +6,7 @@ import { plain } from '../src/model/ansi'
 import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
 import { story } from '../src/model/incident'
 import { arranged } from '../src/model/jobs'
-import { csv, series } from '../src/model/metrics'
+import { bands, csv, hasTimes, series, type Point } from '../src/model/metrics'
 import { progressOf, sampled } from '../src/model/progress'
 import { asCurl, asPython, asYaml, fromYaml, NotASpec, requestOf } from '../src/model/spec'
 import { problems } from '../src/model/submit'
@@ -107,17 +107,36 @@ describe('the list of jobs', () => {
 })
 
 describe('metrics', () => {
-  const data = series([
-    { Generation: 1, Step: 1, Values: { loss: 3 } },
-    { Generation: 1, Step: 2, Values: { loss: 2 } },
-    { Generation: 2, Step: 2, Values: { loss: 2.5, lr: 0.1 } },
-    { Generation: 2, Step: 3, Values: { loss: 'NaN' } },
-  ])
-  test('a step done again counts once, what is not finite is a gap', () => expect(data).toEqual({ names: ['loss', 'lr'], steps: [1, 2, 3], values: { loss: [3, 2.5, null], lr: [null, 0.1, null] } }))
-  test('as CSV', () => expect(csv(data)).toBe('step,loss,lr\n1,3,\n2,2.5,0.1\n3,,\n'))
+  const points: Point[] = [
+    { generation: 1, step: 1, at: 100, values: { loss: 3 } },
+    { generation: 1, step: 2, at: 110, values: { loss: 2 } },
+    { generation: 2, step: 2, at: 150, values: { loss: 2.5, lr: 0.1 } },
+    { generation: 2, step: 3, at: 160, values: { loss: 'NaN' } },
+  ]
+  const incident = { IncidentId: 'i1', Cause: 'gpu_error', FailedAt: 115, ClosedAt: 150, FromStep: 1, ReachedStep: 2 } as Incident
+  test('over steps, one done again counts once, what is not finite is a gap', () => expect(series(points, 'step')).toEqual({ names: ['loss', 'lr'], x: [1, 2, 3], values: { loss: [3, 2.5, null], lr: [null, 0.1, null] } }))
+  test('over time, all is shown when it was logged, and downtime is a gap', () =>
+    expect(series(points, 'wall', bands([incident], 'wall', 170))).toEqual({ names: ['loss', 'lr'], x: [100, 110, 115, 150, 160], values: { loss: [3, 2, null, 2.5, null], lr: [null, null, null, 0.1, null] } }))
+  test('failures are bands: over steps what was done again, over time until it was over, an open one until now', () => {
+    expect(bands([incident], 'step', 170)).toEqual([{ incidentId: 'i1', cause: 'gpu_error', from: 1, to: 2 }])
+    expect(bands([{ ...incident, FromStep: undefined }], 'step', 170)[0]).toMatchObject({ from: 2, to: 2 })
+    expect(bands([{ ...incident, FromStep: undefined, ReachedStep: undefined }], 'step', 170)).toEqual([])
+    expect(bands([{ ...incident, ClosedAt: undefined }], 'wall', 170)[0]).toMatchObject({ from: 115, to: 170 })
+  })
+  test('without times there is no time axis', () => {
+    expect(hasTimes(points)).toBe(true)
+    expect(hasTimes(points.map((point) => ({ ...point, at: undefined })))).toBe(false)
+  })
+  test('as CSV, every point', () => {
+    const [head, ...rows] = csv([...points, { generation: 2, step: 4, values: { 'a,"b"': 1 } }]).split('\n')
+    expect(head).toBe('step,generation,time,"a,""b""",loss,lr')
+    expect(rows[2]).toBe('2,2,1970-01-01T00:02:30.000Z,,2.5,0.1')
+    expect(rows[3]).toBe('3,2,1970-01-01T00:02:40.000Z,,NaN,')
+    expect(rows[4]).toBe('4,2,,1,,')
+  })
 })
 
-test.each([['\u001b[31mred\u001b[0m', 'red'], ['10%\r50%\r100%', '100%'], ['a\r\nb', 'a\nb'], ['\u001b]0;title\u0007x', 'x'], ['plain', 'plain']])('%j is read as %j', (raw, text) => expect(plain(raw)).toBe(text))
+test.each([['\u001b[31mred\u001b[0m', 'red'], ['10%\r50%\r100%', '100%'], ['a\r', 'a'], ['\u001b]0;title\u0007x', 'x'], ['plain', 'plain']])('%j is read as %j', (raw, text) => expect(plain(raw)).toBe(text))
 
 describe('a request in other words', () => {
   const job = {
@@ -149,7 +168,7 @@ describe('calls', () => {
     expect(address('DescribeTrainingJob', { TrainingJobName: 'a/b' })).toEqual({ url: '/v1/training-jobs/a%2Fb' })
     expect(address('ListEvents', { TrainingJobName: 'a', AfterEventId: 0, NextToken: undefined })).toEqual({ url: '/v1/events?TrainingJobName=a&AfterEventId=0' })
     expect(address('UpdateFleet', { FleetName: 'main', SpareCount: 2 })).toEqual({ url: '/v1/fleets/main', body: { SpareCount: 2 } })
-    expect(address('StopTrainingJob', { TrainingJobName: 'a' })).toEqual({ url: '/v1/training-jobs/a/stop' })
+    expect(address('StopTrainingJob', { TrainingJobName: 'a' })).toEqual({ url: '/v1/training-jobs/a/stop', body: {} }) // an operation whose fields may all be left out still has a body
   })
   test('pages are followed to the end, and to a limit', async () => {
     const page = (token?: string) => Promise.resolve({ items: [Number(token ?? 0)], next: String(Number(token ?? 0) + 1) })

@@ -1,33 +1,72 @@
-/** Logged values as columns over steps. Pure. */
-import type { Metric } from '../contract'
+/** Logged values as columns over steps or over time, and where failures lie on either axis. Pure. */
+import type { Incident } from '../contract'
+
+export type Axis = 'step' | 'wall'
+
+/** What was logged for one step. */
+export interface Point {
+  step: number
+  generation: number
+  /** Unix time; absent where the server does not keep it. */
+  at?: number
+  values: Record<string, number | 'NaN' | 'Infinity' | '-Infinity' | null>
+}
 
 export interface Series {
   names: string[]
-  steps: number[]
-  /** null where nothing was logged, or what was is not finite. */
+  /** Steps or Unix times, rising. */
+  x: number[]
+  /** null where nothing was logged, where what was is not finite, and where training stood still: drawn as a gap. */
   values: Record<string, (number | null)[]>
 }
 
-/** A step that was done again counts as its newest generation logged it. */
-export function series(metrics: Metric[]): Series {
-  const newest = new Map<number, Metric>()
-  for (const metric of metrics) {
-    const held = newest.get(metric.Step)
-    if (!held || metric.Generation >= held.Generation) newest.set(metric.Step, metric)
-  }
-  const rows = [...newest.values()].sort((a, b) => a.Step - b.Step)
-  const names = [...new Set(rows.flatMap((row) => Object.keys(row.Values ?? {})))].sort()
-  const values = Object.fromEntries(
-    names.map((name) => [
-      name,
-      rows.map((row) => {
-        const value = row.Values?.[name]
-        return typeof value === 'number' && Number.isFinite(value) ? value : null
-      }),
-    ]),
-  )
-  return { names, steps: rows.map((row) => row.Step), values }
+export interface Band {
+  incidentId: string
+  cause: string
+  from: number
+  to: number
 }
 
-export const csv = ({ names, steps, values }: Series): string =>
-  [['step', ...names].join(','), ...steps.map((step, index) => [step, ...names.map((name) => values[name]![index] ?? '')].join(','))].join('\n') + '\n'
+/** Where failures lie: over steps, those that were done again; over time, from the failure until training was where it had been. */
+export function bands(incidents: readonly Incident[], axis: Axis, now: number): Band[] {
+  const made = (each: Incident, from: number | undefined, to: number | undefined): Band[] => (from === undefined || to === undefined ? [] : [{ incidentId: each.IncidentId, cause: each.Cause, from, to }])
+  return incidents.flatMap((each) => (axis === 'step' ? made(each, each.FromStep ?? each.ReachedStep, each.ReachedStep) : made(each, each.FailedAt, each.ClosedAt ?? now)))
+}
+
+const finite = (value: Point['values'][string] | undefined): number | null => (typeof value === 'number' && Number.isFinite(value) ? value : null)
+
+/** Over steps, one that was done again counts as its newest launch logged it; over time, everything is shown when it was logged, with a gap for each failure. */
+export function series(points: readonly Point[], axis: Axis, failures: readonly Band[] = []): Series {
+  const names = [...new Set(points.flatMap((point) => Object.keys(point.values)))].sort()
+  const rows = axis === 'step' ? overSteps(points) : overTime(points, failures)
+  return { names, x: rows.map((row) => row.x), values: Object.fromEntries(names.map((name) => [name, rows.map((row) => finite(row.values?.[name]))])) }
+}
+
+interface Row {
+  x: number
+  values?: Point['values']
+}
+
+function overSteps(points: readonly Point[]): Row[] {
+  const newest = new Map<number, Point>()
+  for (const point of points) {
+    const held = newest.get(point.step)
+    if (!held || point.generation >= held.generation) newest.set(point.step, point)
+  }
+  return [...newest.values()].sort((a, b) => a.step - b.step).map((point) => ({ x: point.step, values: point.values }))
+}
+
+function overTime(points: readonly Point[], failures: readonly Band[]): Row[] {
+  const rows: Row[] = points.flatMap((point) => (point.at === undefined ? [] : [{ x: point.at, values: point.values }]))
+  return [...rows, ...failures.map((band) => ({ x: band.from }))].sort((a, b) => a.x - b.x)
+}
+
+export const hasTimes = (points: readonly Point[]): boolean => points.some((point) => point.at !== undefined)
+
+/** Every point as it was logged, also those of steps that were done again. */
+export function csv(points: readonly Point[]): string {
+  const names = [...new Set(points.flatMap((point) => Object.keys(point.values)))].sort()
+  const quoted = (text: string) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)
+  const time = (at?: number) => (at === undefined ? '' : new Date(at * 1000).toISOString())
+  return [['step', 'generation', 'time', ...names.map(quoted)], ...points.map((point) => [point.step, point.generation, time(point.at), ...names.map((name) => point.values[name] ?? '')])].map((row) => row.join(',') + '\n').join('')
+}
