@@ -8,7 +8,6 @@ Ends with 2 when something falls short of what it has to reach.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import tempfile
 import time
@@ -47,16 +46,16 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="everstep-dashboard-") as directory, chromium() as browser:
         say(f"{jobs} jobs, one of them on {nodes} nodes")
-        place = Path(directory) / "crowd"
-        place.mkdir()
-        with served(place, asyncio.run(crowd(place, jobs=jobs, nodes=nodes))) as many:
+        with served(Path(directory) / "crowd", nodes=nodes) as many:
+            many.run(crowd(many.world, jobs=jobs, nodes=nodes))
+            many.serve()
             write_log(many.world, WIDE, lines)
             interactive = [of_the_list(browser, many) for _ in range(loads)]
             say(f"the list answers after {', '.join(f'{each:.2f}' for each in interactive)} s")
             scrolled = scrolling(browser, many)
-        place = Path(directory) / "small"
-        place.mkdir()
-        with served(place, asyncio.run(small(place))) as few:
+        with served(Path(directory) / "small", nodes=3) as few:
+            few.run(small(few.world))
+            few.serve()
             shown = of_faults(browser, few, faults)
             say(f"faults are shown after {', '.join(f'{each:.3f}' for each in shown)} s")
         version = f"Chromium {browser.version}"
@@ -79,11 +78,10 @@ def main() -> int:
     return 2 if short else 0
 
 
-def served(directory: Path, world: World) -> Served:
-    """Return a server over a world."""
-    made = Served(directory, world)
-    made.serve()
-    return made
+def served(directory: Path, *, nodes: int) -> Served:
+    """Return what will serve a new world of so many nodes, in a directory of its own."""
+    directory.mkdir()
+    return Served(directory, World(directory, nodes=nodes, spares=0, boot_seconds=1.0, max_size=nodes + 10))
 
 
 def of_the_list(browser: Browser, many: Served) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
-from pathlib import Path
 from typing import Final
 
 from sqlalchemy import update
@@ -27,15 +26,14 @@ _SHARE: Final = ((0.70, JobState.COMPLETED), (0.80, JobState.FAILED), (0.85, Job
 """What has become of the jobs; the rest waits."""
 
 
-async def crowd(directory: Path, *, jobs: int, nodes: int) -> World:
-    """Return a world with many jobs, one of which trains on many nodes.
+async def crowd(world: World, *, jobs: int, nodes: int) -> None:
+    """Let there be many jobs, one of which trains on many nodes.
 
     Args:
-        directory: for the database.
+        world: new, with at least so many nodes.
         jobs: in the list.
         nodes: of the wide job, one rank on each.
     """
-    world = World(directory, nodes=nodes, spares=0, boot_seconds=1.0, max_size=nodes + 10)
     world.submit(WIDE, nodes=nodes)
     await world.until(lambda: world.job(WIDE).state == JobState.RUNNING)
     await world.train(5, WIDE)
@@ -53,16 +51,13 @@ async def crowd(directory: Path, *, jobs: int, nodes: int) -> World:
             session.execute(
                 update(Job).where(Job.name == f"run-{number:04d}").values(state=state.value, reason=reason, boundary=100 + number, **values)
             )
-    return world
 
 
-async def small(directory: Path) -> World:
-    """Return a world with one job that trains on two nodes, to be hurt."""
-    world = World(directory, nodes=3, spares=1, boot_seconds=1.0)
+async def small(world: World) -> None:
+    """Let one job train on two nodes, to be hurt."""
     world.submit(SMALL, nodes=2)
     await world.until(lambda: world.job(SMALL).state == JobState.RUNNING)
     await world.train(5, SMALL)
-    return world
 
 
 def write_log(world: World, name: str, lines: int) -> None:

@@ -6,7 +6,8 @@ export type Axis = 'step' | 'wall'
 /** What was logged for one step. */
 export interface Point {
   step: number
-  generation: number
+  /** Absent where the server does not tell which launch logged it. */
+  generation?: number
   /** Unix time; absent where the server does not keep it. */
   at?: number
   values: Record<string, number | 'NaN' | 'Infinity' | '-Infinity' | null>
@@ -51,7 +52,7 @@ function overSteps(points: readonly Point[]): Row[] {
   const newest = new Map<number, Point>()
   for (const point of points) {
     const held = newest.get(point.step)
-    if (!held || point.generation >= held.generation) newest.set(point.step, point)
+    if (!held || (point.generation ?? 0) >= (held.generation ?? 0)) newest.set(point.step, point)
   }
   return [...newest.values()].sort((a, b) => a.step - b.step).map((point) => ({ x: point.step, values: point.values }))
 }
@@ -68,5 +69,5 @@ export function csv(points: readonly Point[]): string {
   const names = [...new Set(points.flatMap((point) => Object.keys(point.values)))].sort()
   const quoted = (text: string) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)
   const time = (at?: number) => (at === undefined ? '' : new Date(at * 1000).toISOString())
-  return [['step', 'generation', 'time', ...names.map(quoted)], ...points.map((point) => [point.step, point.generation, time(point.at), ...names.map((name) => point.values[name] ?? '')])].map((row) => row.join(',') + '\n').join('')
+  return [['step', 'generation', 'time', ...names.map(quoted)], ...points.map((point) => [point.step, point.generation ?? '', time(point.at), ...names.map((name) => point.values[name] ?? '')])].map((row) => row.join(',') + '\n').join('')
 }

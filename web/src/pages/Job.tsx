@@ -212,6 +212,7 @@ function LastIncident({ incident, job, now: current }: { incident: Incident; job
         ) : (
           mayRun && <Doing does={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>Acknowledge</Doing>
         )}
+        <Link to={`/jobs/${encodeURIComponent(job.TrainingJobName)}/logs?failure=${encodeURIComponent(incident.IncidentId)}`}>What the ranks printed then</Link>
       </div>
       <div className="story">
         {story(incident, { ...job, Reason: '' }, now).map((each) => (
