@@ -22,7 +22,8 @@ const NEAR = 30
 const EMPTY: LogState = { lines: [], hasOlder: false, isAtEnd: false, isLive: false, isOver: false, isBusy: true }
 
 /** The log of a job from where `from` says, for as long as the filter is the same. */
-function useLog(job: string, filter: Wanted, ms: number | undefined): [LogState, LogSource | undefined] {
+function useLog(job: string, filter: Wanted, ms: number | undefined): [LogState, LogSource | undefined, () => void] {
+  const [tries, setTries] = useState(0)
   const [source, setSource] = useState<LogSource>()
   const { Rank, Generation, FilterPattern } = filter
   useEffect(() => {
@@ -30,9 +31,9 @@ function useLog(job: string, filter: Wanted, ms: number | undefined): [LogState,
     setSource(made)
     void made.start(ms === undefined ? { at: 'end' } : { at: 'time', ms }).then(() => ms === undefined && made.follow())
     return () => made.close()
-  }, [job, Rank, Generation, FilterPattern, ms])
+  }, [job, Rank, Generation, FilterPattern, ms, tries])
   const state = useSyncExternalStore(source?.subscribe ?? (() => () => undefined), source?.snapshot ?? (() => EMPTY))
-  return [state, source]
+  return [state, source, () => setTries((before) => before + 1)]
 }
 
 export default function LogsTab({ job }: { job: TrainingJob }) {
@@ -57,7 +58,7 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
   const [isWrapped, setWrapped] = useState(false)
   const [chosen, setChosen] = useState(0)
   const from = place?.at ?? (failure ? failure.FailedAt * 1000 : undefined)
-  const [state, source] = useLog(name, { Rank: rank, Generation: launch, FilterPattern: isNarrow ? find : undefined }, from)
+  const [state, source, again] = useLog(name, { Rank: rank, Generation: launch, FilterPattern: isNarrow ? find : undefined }, from)
   const { lines } = state
   const set = (changes: Record<string, string | undefined>) => {
     const next = new URLSearchParams(search)
@@ -126,7 +127,7 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
           </Button>
         </div>
       </div>
-      {state.error !== undefined && <Problem error={state.error} title="The log is not read on" />}
+      {state.error !== undefined && <Problem error={state.error} title="The log is not read on" retry={again} />}
       {lines.length || state.isBusy ? (
         <Lines
           key={`${search.get('at')} ${failure?.IncidentId} ${rank} ${launch} ${isNarrow}`}
@@ -195,10 +196,10 @@ function Lines({ state, source, target, found, find, isWrapped, isMerged, onPlac
   const top = items[0]?.index ?? 0
   const bottom = items.at(-1)?.index ?? 0
   useEffect(() => {
-    if (!lines.length || state.isBusy) return
+    if (!lines.length || state.isBusy || state.error !== undefined) return // what was refused is asked for again by a person
     if (top < NEAR && !isPinned) void source?.older()
     if (bottom >= lines.length - NEAR) void source?.newer()
-  }, [top, bottom, lines.length, state.isBusy, isPinned, source])
+  }, [top, bottom, lines.length, state.isBusy, state.error, isPinned, source])
   return (
     <div className="logbox">
       <div
