@@ -24,6 +24,9 @@ RUN_AXE = """async (only) => {
   const found = await axe.run({ resultTypes: ['violations'], ...only })
   return found.violations.map((each) => [each.id, each.nodes[0].failureSummary, each.nodes[0].html])
 }"""
+HEAR = """() => {
+  window.heard = new Promise((resolve) => { new EventSource('/v1/events/stream').onmessage = (event) => event.data && resolve(true) })
+}"""
 CHANGES = re.compile("^(Stop|Pause|Resume|Take over|Hand back|Acknowledge|Submit|Change|Act on|Unfreeze|Start the drill|Make a token|Revoke)")
 """How buttons begin that change something."""
 KINDS = ("bad gpu", "capacity shortage", "network partition", "crash-looping script", "frozen control plane")
@@ -118,7 +121,7 @@ def test_a_keyboard_is_enough(desk: Page, seeded: Seeded) -> None:
     expect(desk.get_by_text("Skip to the content")).to_be_focused()
     desk.keyboard.press("Control+k")
     desk.keyboard.type(seeded.story.partition)
-    expect(desk.get_by_role("option", selected=True)).to_contain_text(seeded.story.partition)
+    expect(desk.get_by_role("listbox", name="Found").get_by_role("option", selected=True)).to_contain_text(seeded.story.partition)
     desk.keyboard.press("Enter")
     expect(desk.get_by_role("heading", level=1, name=seeded.story.partition)).to_be_visible()
     desk.keyboard.press("g")
@@ -169,10 +172,12 @@ def test_what_happens_is_shown_at_once(browser: Browser, seeded: Seeded) -> None
         open_job(page, story.calm)
         expect(page.get_by_text("Live")).to_be_visible()
         expect(page.get_by_text("The incident now")).to_be_hidden()
+        page.evaluate(HEAR)
         page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=5))
         with page.expect_response(lambda answer: answer.url.endswith("/v1/incidents?MaxResults=1000")):
             story.world.terminate(story.world.team(story.calm)[-1])
             seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))
+            page.evaluate("window.heard")
             page.clock.run_for(200)
         page.clock.run_for(200)
         expect(page.get_by_text("The incident now")).to_be_visible()

@@ -204,7 +204,7 @@ function LastIncident({ incident, job, now: current }: { incident: Incident; job
         </Link>
       </div>
       <PhaseBar incident={incident} width="100%" height={8} />
-      <div className="row">
+      <div className="row" style={{ marginTop: 8 }}>
         {incident.AcknowledgementTime !== undefined ? (
           <span className="dim">
             Seen by {incident.AcknowledgedBy} <Ago at={incident.AcknowledgementTime} />

@@ -105,7 +105,7 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
       </div>
       <div className="row between">
         <div className="row">
-          <Status tone={state.isLive ? 'good' : state.isOver ? 'idle' : isFollowing ? 'warn' : 'idle'} word={state.isLive ? 'Following' : state.isOver ? 'Complete' : isFollowing ? 'Connecting' : 'Standing still'} title={state.isLive ? 'Lines come as they are printed' : state.isOver ? 'The job has ended, and every line is here' : 'Lines that are printed now are not shown'} />
+          <Status tone={state.isLive ? 'good' : state.isOver ? 'idle' : isFollowing ? 'warn' : 'idle'} word={state.isLive ? 'Following' : state.isOver ? 'Complete' : isFollowing ? 'Connecting' : 'Not following'} title={state.isLive ? 'Lines come as they are printed' : state.isOver ? 'The job has ended, and every line is here' : 'Lines that are printed now are not shown'} />
           {from !== undefined && !state.isOver && (
             <Button size="compact-xs" variant="default" onClick={() => set({ at: undefined, failure: undefined })}>
               To the newest

@@ -108,7 +108,7 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
               {head('status', 'Status')}
               <th>Reason</th>
               {head('step', 'Step', true)}
-              <th className="n">In memory</th>
+              <th>Protection</th>
               <th className="n">Incidents</th>
               {head('ettr', 'ETTR', true, 'Time in training by the time since it was first started, the queue left out')}
               {isPriced && head('cost', 'Cost', true)}
@@ -181,7 +181,9 @@ const Row = memo(function Row({ job, incidentCount, isHurt, isChosen, onChoose, 
       <td data-name="Status"><Status tone={toneOf(job.SecondaryStatus)} word={job.SecondaryStatus} /></td>
       <td className="reason">{headline(job.Reason)}</td>
       <td className="n" data-name="Step">{job.Boundary < 0 ? '–' : count(job.Boundary)}</td>
-      <td className="n" data-name="In memory">{isOver(job) || job.CommittedStep < 0 ? '–' : behind > 0 ? `${behind} behind` : 'all'}</td>
+      <td data-name="Protection">
+        {job.ProtectionState === undefined ? '–' : <Status tone={toneOf(job.ProtectionState)} word={job.ProtectionState} title={behind > 0 ? `The newest step in memory is ${plural(behind, 'step')} behind` : 'Every step is in memory'} />}
+      </td>
       <td className="n" data-name="Incidents">
         {isHurt ? <Link to={`/incidents?q=${encodeURIComponent(name)}`}><Status tone="warn" word={`${incidentCount}, open`} /></Link> : count(incidentCount)}
       </td>

@@ -4,9 +4,9 @@ import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 
 import { nodesQuery, sessionQuery, useRole } from '../api/queries'
-import { utc } from '../model/format'
+import { ago, utc } from '../model/format'
 import { versionsOf } from '../model/nodes'
-import { Ago, FactList, Shown } from '../parts/Basics'
+import { FactList, Shown, useTold } from '../parts/Basics'
 import { Tokens } from '../parts/Tokens'
 
 const MAY: Record<string, string> = { admin: 'everything, in every project', submitter: 'run and stop jobs of its project; read fleets', viewer: 'read' }
@@ -15,6 +15,7 @@ const KEYS = [['⌘K or Ctrl K', 'search and go to'], ['g then j, q, i, f, s, d'
 export default function SettingsPage() {
   useDocumentTitle('Settings, Everstep')
   const query = useQuery(sessionQuery)
+  const ends = useTold((now) => (query.data ? ago(query.data.ExpiresAt, now) : ''))
   const { isAdmin } = useRole()
   const nodes = useQuery(nodesQuery()).data
   const { colorScheme, setColorScheme } = useMantineColorScheme()
@@ -30,7 +31,7 @@ export default function SettingsPage() {
                 ['Role', `${session.Role}: may ${MAY[session.Role] ?? 'what the server allows'}`],
                 ['Project', session.Project || 'all'],
                 ['Token', <span key="token"><code>{session.TokenId}</code> {session.Description}</span>],
-                ['Session ends', <span key="ends"><Ago at={session.ExpiresAt} />, {utc(session.ExpiresAt)}</span>],
+                ['Session ends', `${ends}, ${utc(session.ExpiresAt)}`],
                 ['Server', `Everstep ${session.Version}`],
                 ['Agents', nodes === undefined ? '…' : versionsOf(nodes)],
               ]}
