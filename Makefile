@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.set-up
 DASHBOARD := control_plane/static/index.html
 
-.PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-recovery bench-api
+.PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-recovery bench-api bench-dashboard
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -72,3 +72,6 @@ bench-api: setup  ## how fast the API, the agents' line, followed logs and the c
 
 bench-recovery: setup  ## how long a failure holds training, beside torchrun and torchft; writes docs/benchmarks-recovery.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.interruption
+
+bench-dashboard: setup web  ## how fast the dashboard is, in Chromium: the list of jobs, a fault, scrolling; writes docs/benchmarks-dashboard.md
+	@$(BIN)/python -m benchmarks.dashboard

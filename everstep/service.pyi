@@ -780,6 +780,8 @@ class TrainingJobSummary(TypedDict):
     """As in Reliability; absent before it has started."""
     CostUsd: NotRequired[float]
     """What its nodes have cost; absent where the fleet has no price."""
+    ProtectionState: NotRequired[Literal["Protected", "Degraded", "Unprotected"]]
+    """As DescribeProtection says it; in lists alone, and absent while no agent holds its state: before its first launch, paused, ended."""
 
 class UpdateTrainingJobResponse(TypedDict):
     """The job's newest revision, and what it changed."""

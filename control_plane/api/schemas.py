@@ -319,6 +319,8 @@ class TrainingJobSummary(Shape):
     """As in Reliability; absent before it has started."""
     cost_usd: float | None
     """What its nodes have cost; absent where the fleet has no price."""
+    protection_state: Literal["Protected", "Degraded", "Unprotected"] | None = None
+    """As DescribeProtection says it; in lists alone, and absent while no agent holds its state: before its first launch, paused, ended."""
 
 
 class ListTrainingJobsResponse(Shape):

@@ -22,7 +22,7 @@ from control_plane.db.implications import ImplicationRecord
 from control_plane.db.incidents import IncidentRecord, IncidentTotals
 from control_plane.db.jobs import JobInput, JobRecord, JobTotals
 from control_plane.db.nodes import NodeRecord
-from control_plane.db.protection import ShardRecord
+from control_plane.db.protection import ShardRecord, ShardTotals
 from control_plane.db.tokens import TokenRecord
 from control_plane.errors import TooManyCases
 from control_plane.loop.agents import AgentView
@@ -57,8 +57,8 @@ def secondary_status_of(job: JobRecord) -> str:
     )
 
 
-def job_summary(job: JobRecord) -> schemas.TrainingJobSummary:
-    """Return one line of a list of jobs."""
+def job_summary(job: JobRecord, protection_state: str | None = None) -> schemas.TrainingJobSummary:
+    """Return one line of a list of jobs; `protection_state` is what `listed_protection` says of it, in lists."""
     return schemas.TrainingJobSummary(
         training_job_name=job.name,
         run_id=job.run_id,
@@ -78,7 +78,29 @@ def job_summary(job: JobRecord) -> schemas.TrainingJobSummary:
         training_end_time=job.ended_at,
         ettr_ratio=accounting.ettr_ratio(job.accounting) if job.started_at is not None else None,
         cost_usd=job.cost_usd,
+        protection_state=protection_state,  # type: ignore[arg-type]  # one of the literal's
     )
+
+
+def holds_memory(job: JobRecord) -> bool:
+    """Say whether agents keep snapshots of a job: it has been launched, and has neither ended nor been paused."""
+    return job.generation > 0 and job.state not in states.ENDED_JOBS and not _is_paused(job)
+
+
+def listed_protection(job: JobRecord, totals: ShardTotals | None) -> str:
+    """Return a job's protection state by its shards' totals: what `protection` says by the shards themselves.
+
+    Args:
+        job: holds memory.
+        totals: of its newest generation; None: no shard was reported.
+
+    Returns:
+        One of the contract's states.
+    """
+    if job.committed_step < 0 or totals is None:
+        return "Unprotected"
+    is_whole = totals.shard_count >= job.spec.world_size and totals.fewest_in_view >= job.spec.copies and not totals.has_reason
+    return "Protected" if is_whole else "Degraded"
 
 
 def job(

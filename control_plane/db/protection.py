@@ -5,11 +5,11 @@ Invariant: a replica row is written when a holder joins, leaves or changes its v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import delete, select
+from sqlalchemy import and_, case, delete, func, select
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
@@ -40,6 +40,17 @@ class ShardRecord:
     holders: tuple[HolderRecord, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTotals:
+    """What the shards of one generation come to."""
+
+    shard_count: int
+    fewest_in_view: int
+    """Holders in view of the thinnest of them."""
+    has_reason: bool
+    """An owner says why something is not as it should be."""
+
+
 def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: datetime) -> int:
     """Write the shards of a job as they are now; ranks that are not named stay as they are.
 
@@ -57,6 +68,32 @@ def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: d
     """
     leases.guard(session, lease)
     return sum(_record_shard(session, lease.key, shard, now) for shard in shards)
+
+
+def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardTotals]:
+    """Return what the shards of several runs come to, in one query; for lists.
+
+    Args:
+        session: any.
+        generations: the number of the generation that counts, by run.
+
+    Returns:
+        By run; runs no shard of which was reported in that generation are missing.
+    """
+    in_view = func.sum(case((Replica.is_in_view, 1), else_=0)).label("in_view")
+    held = select(Replica.run_id, Replica.rank, in_view).where(Replica.run_id.in_(generations)).group_by(Replica.run_id, Replica.rank).subquery()
+    fewest, reasons = func.min(func.coalesce(held.c.in_view, 0)), func.sum(case((Shard.reason != "", 1), else_=0))
+    query = (
+        select(Shard.run_id, Shard.generation, func.count(), fewest, reasons)
+        .outerjoin(held, and_(held.c.run_id == Shard.run_id, held.c.rank == Shard.rank))
+        .where(Shard.run_id.in_(generations))
+        .group_by(Shard.run_id, Shard.generation)
+    )
+    return {
+        run_id: ShardTotals(shard_count=count, fewest_in_view=thinnest, has_reason=told > 0)
+        for run_id, generation, count, thinnest, told in session.execute(query)
+        if generations[run_id] == generation
+    }
 
 
 def of_run(session: Session, run_id: str) -> tuple[ShardRecord, ...]:

@@ -1,54 +1,93 @@
-"""Pictures of the dashboard for README and docs: the seeded world, as a person sees it."""
+"""Pictures of the dashboard for README and docs: every page over the seeded world, as a person sees it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from control_plane.db.tokens import Role
-from tests.dashboard.chromium import find_chromium
+from tests.dashboard.browsing import chromium, sign_in, watched
 from tests.dashboard.service import Seeded
 
-DESKTOP, PHONE = {"width": 1200, "height": 780}, {"width": 390, "height": 844}
+DESKTOP, PHONE = (1200, 780), (390, 844)
+TABS = ("metrics", "logs", "protection", "checkpoints", "events", "spec")
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """One picture."""
+
+    name: str
+    path: str
+    scheme: Literal["light", "dark"] = "light"
+    size: tuple[int, int] = DESKTOP
+
+
+def shots(made: Seeded) -> Iterator[Shot]:
+    """Name every page, the five first screens in both schemes."""
+    story = made.story
+    firsts = {
+        "recovery": story.gpu,
+        "capacity-shortage": story.shortage,
+        "network-partition": story.partition,
+        "crash-loop": story.crashing,
+        "control-plane-asleep": story.frozen,
+    }
+    for name, job in firsts.items():
+        yield Shot(name, f"/jobs/{job}")
+        yield Shot(f"{name}-dark", f"/jobs/{job}", "dark")
+    yield Shot("phone", f"/jobs/{story.frozen}", "dark", PHONE)
+    for tab in TABS:
+        yield Shot(f"job-{tab}", f"/jobs/{story.gpu}/{tab}")
+    crash = made.world.incidents(story.crashing)[-1].id
+    yield Shot("job-failure", f"/jobs/{story.crashing}/logs?failure={crash}", "dark")
+    yield Shot("jobs", "/")
+    yield Shot("queue", "/queue")
+    yield Shot("incidents", "/incidents")
+    yield Shot("incident", f"/incidents/{made.world.incidents(story.gpu)[-1].id}")
+    yield Shot("fleets", "/fleets")
+    yield Shot("fleet", "/fleets/main")
+    yield Shot("drills", "/drills")
+    yield Shot("submit", "/submit")
+    yield Shot("settings", "/settings")
 
 
 def take(made: Seeded, directory: Path) -> list[Path]:
-    """Write a PNG of each incident's first screen, and of the queue.
+    """Write a PNG of every page.
 
     Args:
         made: serves.
-        directory: is made if need be.
+        directory: is made if need be; pictures in it that are none of these are deleted.
 
     Returns:
         What was written.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    story = made.story
-    shots = {
-        "recovery": (f"/jobs/{story.gpu}", "light", DESKTOP),
-        "capacity-shortage": (f"/jobs/{story.shortage}", "dark", DESKTOP),
-        "network-partition": (f"/jobs/{story.partition}", "light", DESKTOP),
-        "crash-loop": (f"/jobs/{story.crashing}", "light", DESKTOP),
-        "control-plane-asleep": (f"/jobs/{story.frozen}", "dark", PHONE),
-        "queue": ("/queue", "light", DESKTOP),
-    }
     written = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
-        token = made.token(Role.ADMIN)
-        for name, (path, scheme, size) in shots.items():
-            context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce", base_url=made.url)  # type: ignore[arg-type]
-            page = context.new_page()
-            page.goto(f"/sign-in?next={path}")
-            page.get_by_label("Token").first.fill(token)
-            page.get_by_role("button", name="Sign in").click()
-            expect(page).to_have_url(f"{made.url}{path}")
-            expect(page.locator("main section").first).to_be_visible()
-            expect(page.locator("[aria-busy=true]")).to_have_count(0)
-            expect(page.get_by_text("Live")).to_be_visible()
-            page.screenshot(path=directory / f"{name}.png")
-            written.append(directory / f"{name}.png")
-            context.close()
-        browser.close()
+    token = made.token(Role.ADMIN)
+    with chromium() as browser:
+        for shot in shots(made):
+            with watched(browser, made.url, size=shot.size, scheme=shot.scheme) as page:
+                page.goto("/sign-in")
+                sign_in(page, token)
+                page.goto(shot.path)
+                written.append(_take(page, directory / f"{shot.name}.png"))
+    for path in set(directory.glob("*.png")) - set(written):
+        path.unlink()
     return written
+
+
+def _take(page: Page, path: Path) -> Path:
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    expect(page.locator("main section").first).to_be_visible()
+    expect(page.locator("[aria-busy=true]")).to_have_count(0)
+    expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    if path.stem.startswith("job-"):  # what the tab shows, below the first fold
+        page.evaluate("document.querySelector('nav.tabs').scrollIntoView()")
+        page.evaluate("window.scrollBy(0, -60)")  # below the frame, which stays
+    page.screenshot(path=path)
+    return path

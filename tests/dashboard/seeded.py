@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,8 +19,8 @@ from control_plane.core.states import JobState, NodeState
 from control_plane.loop.metric_writer import MetricWriter
 from everstep.protocol.agent_messages import AgentReport, ExitClass, MemberPhase, MetricBatch, MetricPoint, NodeFault
 from everstep.protocol.ids import Generation, Rank, RunId, Step
-from everstep.protocol.plan import ObjectReference
-from tests.unit.control_plane.loop.world import BUCKET, Agent, World
+from tests.dashboard.printed import print_run
+from tests.unit.control_plane.loop.world import Agent, World
 
 FINE_SECONDS = 0.5
 MOST_SECONDS = 6.0
@@ -57,13 +57,15 @@ class Story:
         self.random = random.Random(seed)
         names = self.random.sample(_NAMES, 8)
         self.world = World(directory, nodes=4, spares=2, boot_seconds=self.random.uniform(40, 70), max_size=MAX_SIZE)
-        self.world.wish(price_usd_per_hour=round(self.random.uniform(20, 99), 2), hold_failed_instances=True)
+        self.world.wish(price_usd_per_hour=round(self.random.uniform(20, 99), 2), hold_failed_instances=True, allow_drills=True)
         self.gpu, self.shortage, self.partition, self.crashing, self.frozen, self.finished, self.waiting, self.calm = (
             f"{name}-{self.random.choice(('7b', '13b', '70b', 'moe'))}" for name in names
         )
         self.jobs: dict[str, Job] = {}
         self.logged_counts: Counter[int] = Counter()
         """By agent."""
+        self._last_words: dict[int, str] = {}
+        """Of the script that crashes, by launch."""
 
     async def tell(self) -> None:
         """Live through all of it; afterwards the shortage is the incident that is still open."""
@@ -95,6 +97,10 @@ class Story:
             seen = now
             await self.go(tick, tick)
         raise AssertionError(f"{name} is {self.world.job(name).state}: {self.world.job(name).reason}")
+
+    async def settle(self, name: str) -> None:
+        """Let time pass until a job trains and none of its incidents is open."""
+        await self._until(name, lambda: self.world.job(name).state == JobState.RUNNING and all(each.closed_at for each in self.world.incidents(name)))
 
     async def _runs(self, name: str) -> None:
         await self._until(name, lambda: self.world.job(name).state == JobState.RUNNING)
@@ -208,7 +214,7 @@ class Story:
             if generation == 1:
                 await self.go(self.random.uniform(60, 120), FINE_SECONDS * 4)
             agent = self.world.team(self.crashing)[0]
-            self._print(self.crashing, generation, lines)
+            self._last_words[generation] = lines
             self.world.kill_rank(agent, exit_class=ExitClass.ERROR, code=1, lines=lines)
             await self.go(FINE_SECONDS, FINE_SECONDS)
         await self.go(120)
@@ -245,26 +251,10 @@ class Story:
         world.terminate(team[-1])
         await self.go(self.random.uniform(60, 90), FINE_SECONDS * 4)
 
-    def _print(self, name: str, generation: int, failure: str = "") -> None:
-        """What ranks printed, where their agents put it."""
-        record = self.world.job(name)
-        prefix = record.spec.log_uri.removeprefix(f"s3://{BUCKET}/")
-        for rank in range(record.spec.world_size):
-            lines = list(self._lines(name, rank, generation))
-            for stream, text in (("stdout", "\n".join(lines) + "\n"), ("stderr", failure + "\n" if failure and rank == 0 else "")):
-                self.world.objects.put(ObjectReference(bucket=BUCKET, key=f"{prefix}gen={generation}/rank={rank}.{stream}"), text.encode())
-
-    def _lines(self, name: str, rank: int, generation: int) -> Iterator[str]:
-        yield f"rank {rank} of launch {generation}: loading data"
-        for step in range(0, max(1, self.world.job(name).boundary) + 1, 10):
-            yield f"step {step:5d}  loss {1.7 + 6.5 * math.exp(-step / 180):.4f}"
-
     def print_all(self) -> None:
-        """Logs of every job that has run, newest launch."""
+        """Put what the ranks of every job have printed."""
         for name in self.jobs:
-            record = self.world.job(name)
-            if record.generation and name != self.crashing:
-                self._print(name, record.generation)
+            print_run(self.world, name, self._last_words if name == self.crashing else {})
 
     @property
     def incident_jobs(self) -> dict[str, str]:

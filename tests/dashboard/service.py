@@ -1,4 +1,4 @@
-"""The seeded world behind the real application on loopback: what the dashboard's tests, its pictures and people look at."""
+"""A simulated world behind the real application on loopback: what the dashboard's tests, its pictures, its measurements and people look at."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import uvicorn
 
@@ -21,35 +21,30 @@ from control_plane.db import tokens
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.settings import Settings
 from tests.dashboard.seeded import Story
-from tests.unit.control_plane.loop.world import BUCKET
+from tests.unit.control_plane.loop.world import BUCKET, World
 
 T = TypeVar("T")
 
 
-class Seeded:
-    """A server over a story that has been told. Its clock is the story's: time stands still until somebody lets it pass.
+class Served:
+    """A server over a world. Its clock is the world's: time stands still until somebody lets it pass.
 
     Args:
-        directory: empty; for the database and the server's state.
-        seed: of the story.
+        directory: for the server's state.
+        world: has a past already, or gets one through `run`.
         port: to listen on; 0: the kernel chooses.
     """
 
-    def __init__(self, directory: Path, seed: int = 7, port: int = 0) -> None:
+    def __init__(self, directory: Path, world: World, port: int = 0) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="world")
+        self._thread = threading.Thread(target=self._loop.run_forever, name="world", daemon=True)  # a past that cannot be made up ends the process
         self._thread.start()
-        self.story = Story(directory, seed)
-        self.world = self.story.world
-        self.run(self.story.tell())
-        self.story.print_all()
+        self.world = world
         self._state = directory / "server"
         self._port = port
-        self.serve()
-        self.admin_token = (self._state / "admin_token").read_text().strip()
 
     def serve(self) -> None:
-        """Start a server over the world, where the last one listened if there was one."""
+        """Start a server, where the last one listened if there was one."""
         settings = Settings(
             state_directory=self._state,
             bucket=BUCKET,
@@ -73,6 +68,7 @@ class Seeded:
         self._serving = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, name="server")
         self._serving.start()
         assert is_ready.wait(10)
+        self.admin_token = (self._state / "admin_token").read_text().strip()
         services: Services = app.state.services
         app.state.services = replace(services, registry=self.world.registry)  # whom the story's control plane hears
 
@@ -83,7 +79,7 @@ class Seeded:
         self._listener.close()
         assert not self._serving.is_alive()
 
-    def __enter__(self) -> Seeded:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,6 +102,23 @@ class Seeded:
         """Mint a token of a person."""
         with self.world.database.write() as session:
             return tokens.mint(session, NewToken(kind=TokenKind.USER, role=role, project=""), self.world.now)[0]
+
+
+class Seeded(Served):
+    """A server over a story that has been told.
+
+    Args:
+        directory: empty; for the database and the server's state.
+        seed: of the story.
+        port: to listen on; 0: the kernel chooses.
+    """
+
+    def __init__(self, directory: Path, seed: int = 7, port: int = 0) -> None:
+        self.story = Story(directory, seed)
+        super().__init__(directory, self.story.world, port)
+        self.run(self.story.tell())
+        self.story.print_all()
+        self.serve()
 
 
 def seeded(seed: int = 7, port: int = 0) -> tuple[Seeded, Callable[[], None]]:

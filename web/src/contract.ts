@@ -1226,6 +1226,8 @@ export interface TrainingJobSummary {
   EttrRatio?: number
   /** What its nodes have cost; absent where the fleet has no price. */
   CostUsd?: number
+  /** As DescribeProtection says it; in lists alone, and absent while no agent holds its state: before its first launch, paused, ended. */
+  ProtectionState?: 'Protected' | 'Degraded' | 'Unprotected'
 }
 
 export interface UnfreezeFleetRequest {

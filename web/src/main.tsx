@@ -1,4 +1,4 @@
-import '@mantine/core/styles.css'
+import './mantine.css'
 import './app.css'
 
 import { createTheme, MantineProvider } from '@mantine/core'
@@ -12,14 +12,15 @@ import { RouterProvider } from 'react-router/dom'
 import { ApiError } from './api/client'
 import { Empty, Loading, Problem } from './parts/Basics'
 import { Shell } from './parts/Shell'
-import { JobsPage } from './pages/Jobs'
 
+const JobsPage = lazy(() => import('./pages/Jobs'))
 const JobPage = lazy(() => import('./pages/Job'))
 const IncidentsPage = lazy(() => import('./pages/Incidents'))
 const IncidentPage = lazy(() => import('./pages/Incident'))
 const QueuePage = lazy(() => import('./pages/Queue'))
 const FleetsPage = lazy(() => import('./pages/Fleets'))
 const FleetPage = lazy(() => import('./pages/Fleet'))
+const DrillsPage = lazy(() => import('./pages/Drills'))
 const SubmitPage = lazy(() => import('./pages/Submit'))
 const SettingsPage = lazy(() => import('./pages/Settings'))
 const SignInPage = lazy(() => import('./pages/SignIn'))
@@ -67,7 +68,7 @@ const router = createBrowserRouter([
     element: <Shell />,
     errorElement: <Broken />,
     children: [
-      { index: true, element: <JobsPage /> },
+      { index: true, element: page(<JobsPage />) },
       { path: 'jobs', element: <Navigate to="/" replace /> },
       { path: 'jobs/:name/:tab?', element: page(<JobPage />) },
       { path: 'incidents', element: page(<IncidentsPage />) },
@@ -75,6 +76,7 @@ const router = createBrowserRouter([
       { path: 'queue', element: page(<QueuePage />) },
       { path: 'fleets', element: page(<FleetsPage />) },
       { path: 'fleets/:name', element: page(<FleetPage />) },
+      { path: 'drills', element: page(<DrillsPage />) },
       { path: 'submit', element: page(<SubmitPage />) },
       { path: 'settings', element: page(<SettingsPage />) },
       { path: '*', element: <NotFound /> },

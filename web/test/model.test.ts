@@ -1,12 +1,13 @@
 import { describe, expect, test } from 'vitest'
 
 import { address, all, ApiError } from '../src/api/client'
+import { pointsOf } from '../src/api/metrics'
 import type { Incident, MetricDataResult, TrainingJob, TrainingJobSummary } from '../src/contract'
 import { plain } from '../src/model/ansi'
 import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
 import { story } from '../src/model/incident'
 import { arranged } from '../src/model/jobs'
-import { csv, series } from '../src/model/metrics'
+import { bands, csv, series, type Point } from '../src/model/metrics'
 import { progressOf, sampled } from '../src/model/progress'
 import { asCurl, asPython, asYaml, fromYaml, NotASpec, requestOf } from '../src/model/spec'
 import { problems } from '../src/model/submit'
@@ -107,13 +108,39 @@ describe('the list of jobs', () => {
 })
 
 describe('metrics', () => {
-  const result = (MetricName: string, LastSteps: number[], Means: unknown[]) => ({ MetricName, Steps: LastSteps, LastSteps, Times: [], Counts: [], Minimums: Means, Means, Maximums: Means, LastValues: Means }) as MetricDataResult
-  const data = series([result('loss', [1, 2, 3], [3, 2.5, 'NaN']), result('lr', [2], [0.1])])
-  test('steps of all names, what is not finite or was not logged is a gap', () => expect(data).toEqual({ names: ['loss', 'lr'], steps: [1, 2, 3], values: { loss: [3, 2.5, null], lr: [null, 0.1, null] } }))
-  test('as CSV', () => expect(csv(data)).toBe('step,loss,lr\n1,3,\n2,2.5,0.1\n3,,\n'))
+  const points: Point[] = [
+    { step: 1, at: 100, values: { loss: 3 } },
+    { step: 2, at: 150, values: { loss: 2.5, lr: 0.1 } },
+    { step: 3, at: 160, values: { loss: 'NaN' } },
+  ]
+  const incident = { IncidentId: 'i1', Cause: 'gpu_error', FailedAt: 115, ClosedAt: 150, FromStep: 1, ReachedStep: 2 } as Incident
+  test('over steps, what is not finite or was not logged is a gap', () => expect(series(points, 'step')).toEqual({ names: ['loss', 'lr'], x: [1, 2, 3], values: { loss: [3, 2.5, null], lr: [null, 0.1, null] } }))
+  test('over time, downtime is a gap', () =>
+    expect(series(points, 'wall', bands([incident], 'wall', 170))).toEqual({ names: ['loss', 'lr'], x: [100, 115, 150, 160], values: { loss: [3, null, 2.5, null], lr: [null, null, 0.1, null] } }))
+  test('failures are bands: over steps what was done again, over time until it was over, an open one until now', () => {
+    expect(bands([incident], 'step', 170)).toEqual([{ incidentId: 'i1', cause: 'gpu_error', from: 1, to: 2 }])
+    expect(bands([{ ...incident, FromStep: undefined }], 'step', 170)[0]).toMatchObject({ from: 2, to: 2 })
+    expect(bands([{ ...incident, FromStep: undefined, ReachedStep: undefined }], 'step', 170)).toEqual([])
+    expect(bands([{ ...incident, ClosedAt: undefined }], 'wall', 170)[0]).toMatchObject({ from: 115, to: 170 })
+  })
+  test('metrics stand side by side, a point that joins steps at the last of them', () => {
+    const result = (MetricName: string, LastSteps: number[], Times: number[], Means: MetricDataResult['Means']) => ({ MetricName, LastSteps, Times, Means }) as MetricDataResult
+    const found = pointsOf([result('loss', [2, 4], [120, 140], [2.5, 'NaN']), result('lr', [4], [141], [0.1])])
+    expect(found).toEqual([
+      { step: 2, at: 120, values: { loss: 2.5 } },
+      { step: 4, at: 140, values: { loss: 'NaN', lr: 0.1 } },
+    ])
+  })
+  test('as CSV, every point', () => {
+    const [head, ...rows] = csv([...points, { step: 4, at: 170, values: { 'a,"b"': 1 } }]).split('\n')
+    expect(head).toBe('step,time,"a,""b""",loss,lr')
+    expect(rows[1]).toBe('2,1970-01-01T00:02:30.000Z,,2.5,0.1')
+    expect(rows[2]).toBe('3,1970-01-01T00:02:40.000Z,,NaN,')
+    expect(rows[3]).toBe('4,1970-01-01T00:02:50.000Z,1,,')
+  })
 })
 
-test.each([['\u001b[31mred\u001b[0m', 'red'], ['10%\r50%\r100%', '100%'], ['a\r\nb', 'a\nb'], ['\u001b]0;title\u0007x', 'x'], ['plain', 'plain']])('%j is read as %j', (raw, text) => expect(plain(raw)).toBe(text))
+test.each([['\u001b[31mred\u001b[0m', 'red'], ['10%\r50%\r100%', '100%'], ['a\r', 'a'], ['\u001b]0;title\u0007x', 'x'], ['plain', 'plain']])('%j is read as %j', (raw, text) => expect(plain(raw)).toBe(text))
 
 describe('a request in other words', () => {
   const job = {
@@ -145,7 +172,7 @@ describe('calls', () => {
     expect(address('DescribeTrainingJob', { TrainingJobName: 'a/b' })).toEqual({ url: '/v1/training-jobs/a%2Fb' })
     expect(address('ListEvents', { TrainingJobName: 'a', AfterEventId: 0, NextToken: undefined })).toEqual({ url: '/v1/events?TrainingJobName=a&AfterEventId=0' })
     expect(address('UpdateFleet', { FleetName: 'main', SpareCount: 2 })).toEqual({ url: '/v1/fleets/main', body: { SpareCount: 2 } })
-    expect(address('StopTrainingJob', { TrainingJobName: 'a' })).toEqual({ url: '/v1/training-jobs/a/stop' })
+    expect(address('StopTrainingJob', { TrainingJobName: 'a' })).toEqual({ url: '/v1/training-jobs/a/stop', body: {} }) // an operation whose fields may all be left out still has a body
   })
   test('pages are followed to the end, and to a limit', async () => {
     const page = (token?: string) => Promise.resolve({ items: [Number(token ?? 0)], next: String(Number(token ?? 0) + 1) })

@@ -139,9 +139,11 @@ def list_training_jobs(
     is_ascending = sort_order is SortOrder.ASCENDING
     with services.database.read() as session:
         page = job_lists.page(session, which, after=after, limit=max_results + 1, sort_by=sort_by, is_ascending=is_ascending)
-    shown = page[:max_results]
+        shown = page[:max_results]
+        held = protection.totals(session, {job.run_id: job.generation for job in shown if views.holds_memory(job)})
+    states = {job.run_id: views.listed_protection(job, held.get(job.run_id)) for job in shown if views.holds_memory(job)}
     more = _token(shown[-1], sort_by, sort_order) if len(page) > max_results else None
-    return schemas.ListTrainingJobsResponse(training_job_summaries=[views.job_summary(job) for job in shown], next_token=more)
+    return schemas.ListTrainingJobsResponse(training_job_summaries=[views.job_summary(job, states.get(job.run_id)) for job in shown], next_token=more)
 
 
 @router.get("/{TrainingJobName}", operation_id="DescribeTrainingJob")

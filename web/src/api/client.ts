@@ -95,7 +95,7 @@ export function address<O extends Operation>(operation: O, request: Operations[O
     delete rest[name]
   }
   const url = search.size ? `${filled}?${search}` : filled
-  return method === 'GET' || method === 'DELETE' || Object.keys(rest).length === 0 ? { url } : { url, body: rest }
+  return method === 'GET' || method === 'DELETE' ? { url } : { url, body: rest }
 }
 
 /** Call an operation that answers JSON. */
@@ -117,10 +117,27 @@ export async function all<T>(page: (token?: string) => Promise<{ items: T[]; nex
   return items
 }
 
-/** Return the last `bytes` of a log, and how long it is. */
-export async function logText(job: string, key: string, signal?: AbortSignal): Promise<string> {
-  const { url } = address('GetLog', { TrainingJobName: job, Key: key })
-  return (await send('GET', url, undefined, signal)).text()
+/** So long an answer that goes on may be silent; the server says every 10 s that it is there. */
+const SILENCE_MS = 30_000
+
+/** What comes of an answer that goes on, as it comes; ends with it, and throws when it is cut off or falls silent. */
+export async function* open(url: string, signal: AbortSignal): AsyncGenerator<Uint8Array> {
+  const silence = new AbortController()
+  const either = AbortSignal.any([signal, silence.signal])
+  let timer = setTimeout(() => silence.abort(), SILENCE_MS)
+  try {
+    const response = await fetch(url, { signal: either, credentials: 'same-origin' })
+    if (!response.ok) throw await refusal(response)
+    const reader = response.body!.getReader()
+    for (let part = await reader.read(); !part.done; part = await reader.read()) {
+      clearTimeout(timer)
+      timer = setTimeout(() => silence.abort(), SILENCE_MS)
+      contact.at = Date.now()
+      yield part.value
+    }
+  } finally {
+    clearTimeout(timer)
+  }
 }
 
 export const session = {

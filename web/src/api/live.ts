@@ -17,7 +17,7 @@ export const stream = { isOpen: false }
 
 /** What an event changes, as the beginnings of query keys. */
 export function renewed(event: Pick<Event, 'TrainingJobName' | 'FleetName'>): string[][] {
-  const always = [['jobs'], ['incidents'], ['incident'], ['fleets'], ['nodes'], ['events', '', '']]
+  const always = [['jobs'], ['incidents'], ['incident'], ['fleets'], ['nodes'], ['drills'], ['events', '', '']]
   const ofJob = event.TrainingJobName ? ['job', 'protection', 'checkpoints', 'logs'].map((key) => [key, event.TrainingJobName!]) : []
   return [...always, ...ofJob, ...(event.TrainingJobName ? [['events', event.TrainingJobName]] : []), ...(event.FleetName ? [['events', '', event.FleetName]] : [])]
 }

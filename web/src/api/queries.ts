@@ -1,20 +1,17 @@
 /** What the pages ask the API, how often, and under which key it is kept. What events tell is asked for at once (`live.ts`); the rest in between. */
 import { queryOptions, useQuery } from '@tanstack/react-query'
 
-import type { Event, Incident, TrainingJobSummary } from '../contract'
+import type { Drill, Event, Incident, Token, TrainingJobSummary } from '../contract'
 import { all, call, session } from './client'
 import { stream } from './live'
 
-const FAST_MS = 2_000
+export const FAST_MS = 2_000
 const SLOW_MS = 10_000
 const METRIC_MS = 5_000
 /** For what events tell, too: often only while they do not come. */
 const told = () => (stream.isOpen ? SLOW_MS : FAST_MS)
 /** What one page holds of the newest events; the API lists the oldest first, so more than this is reached by asking on. */
 const EVENT_LIMIT = 20_000
-
-/** Of each metric: a chart is not much wider. */
-const METRIC_POINTS = 1_000
 
 export const sessionQuery = queryOptions({ queryKey: ['session'], queryFn: ({ signal }) => session.describe(signal), refetchInterval: 60_000, retry: false })
 
@@ -81,12 +78,29 @@ export const checkpointsQuery = (name: string) =>
 export const logsQuery = (name: string) =>
   queryOptions({ queryKey: ['logs', name], queryFn: async ({ signal }) => (await call('ListLogs', { TrainingJobName: name }, signal)).Logs ?? [], refetchInterval: SLOW_MS })
 
-/** Everything that was logged, joined into as many points as a chart has room for. */
-export const metricsQuery = (name: string) =>
+/** A new revision has another key: it is asked for at once. */
+export const revisionsQuery = (name: string, revision: number) =>
+  queryOptions({ queryKey: ['revisions', name, revision], queryFn: async ({ signal }) => (await call('ListTrainingJobRevisions', { TrainingJobName: name }, signal)).Revisions ?? [], staleTime: SLOW_MS })
+
+/** In the order they were asked for. */
+export const drillsQuery = queryOptions({
+  queryKey: ['drills'],
+  queryFn: ({ signal }): Promise<Drill[]> =>
+    all(async (NextToken) => {
+      const page = await call('ListDrills', { MaxResults: 1000, NextToken }, signal)
+      return { items: page.Drills ?? [], next: page.NextToken }
+    }),
+  refetchInterval: told,
+})
+
+export const tokensQuery = (ended: boolean) =>
   queryOptions({
-    queryKey: ['metrics', name],
-    queryFn: async ({ signal }) => (await call('GetMetricData', { TrainingJobName: name, MaxPoints: METRIC_POINTS }, signal)).MetricDataResults ?? [],
-    refetchInterval: METRIC_MS,
+    queryKey: ['tokens', ended],
+    queryFn: ({ signal }): Promise<Token[]> =>
+      all(async (NextToken) => {
+        const page = await call('ListTokens', { IncludeEnded: ended, MaxResults: 1000, NextToken }, signal)
+        return { items: page.Tokens ?? [], next: page.NextToken }
+      }),
   })
 
 /** Whether the one who is signed in may change something: buttons that would fail are not shown. */

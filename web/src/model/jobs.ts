@@ -1,7 +1,7 @@
 /** Which jobs a list shows, and in which order. Pure. */
 import type { TrainingJobSummary } from '../contract'
 
-export type Order = 'created' | 'name' | 'status' | 'step' | 'fleet'
+export type Order = 'created' | 'name' | 'status' | 'step' | 'fleet' | 'ettr' | 'cost' | 'nodes'
 
 /** What wants attention comes first in the order by status. */
 const URGENCY = ['Failed', 'Restarting', 'Pending', 'Starting', 'Downloading', 'Stopping', 'Training', 'Stopped', 'Completed']
@@ -13,6 +13,9 @@ const COMPARE: Record<Order, (a: TrainingJobSummary, b: TrainingJobSummary) => n
   status: (a, b) => urgency(a.SecondaryStatus) - urgency(b.SecondaryStatus),
   step: (a, b) => b.Boundary - a.Boundary,
   fleet: (a, b) => a.FleetName.localeCompare(b.FleetName),
+  ettr: (a, b) => (a.EttrRatio ?? 2) - (b.EttrRatio ?? 2), // the worst first; those without one last
+  cost: (a, b) => (b.CostUsd ?? -1) - (a.CostUsd ?? -1),
+  nodes: (a, b) => b.NodeCount - a.NodeCount,
 }
 
 export function arranged(jobs: readonly TrainingJobSummary[], by: { text: string; status: string; fleet: string; order: Order; isReversed: boolean }): TrainingJobSummary[] {

@@ -40,6 +40,7 @@ export function requestOf(job: TrainingJob): Draft {
     StoppingCondition: job.StoppingCondition,
     RetryStrategy: job.RetryStrategy,
     Priority: job.Priority,
+    Preemptible: job.Preemptible || undefined,
     Project: job.Project,
     Tags: job.Tags,
   })

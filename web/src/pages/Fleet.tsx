@@ -2,15 +2,19 @@
 import { Button, NumberInput, Switch } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
-import { useState } from 'react'
+import { lazy, Suspense, useState } from 'react'
 import { Link, useLocation, useParams, useSearchParams } from 'react-router'
 
 import { call } from '../api/client'
-import { fleetsQuery, nodesQuery, useRole } from '../api/queries'
-import type { Fleet } from '../contract'
-import { bytes, count, sentence } from '../model/format'
-import { Ago, Empty, FactList, JobLink, Problem, Shown, Status, toneOf } from '../parts/Basics'
+import { eventsQuery, fleetsQuery, nodesQuery, useRole } from '../api/queries'
+import type { Fleet, Node } from '../contract'
+import { bytes, count, dollars, duration, percent, sentence } from '../model/format'
+import { actionsOf, noticesIn, toLookAt } from '../model/nodes'
+import { Ago, Empty, FactList, JobLink, NodeLink, Problem, Shown, Status, toneOf } from '../parts/Basics'
+import { ConfirmByName } from '../parts/ConfirmByName'
 import { EventList } from './JobTabs'
+
+const NodeDialog = lazy(() => import('../parts/NodeDialog'))
 
 export default function FleetPage() {
   const { name = '' } = useParams()
@@ -40,6 +44,7 @@ function Told({ fleet }: { fleet: Fleet }) {
           <Status tone={toneOf(fleet.FleetStatus)} word={fleet.FleetStatus} />
         </div>
         <p className="dim">{sentence(fleet.Reason ?? '')}</p>
+        {isAdmin && fleet.FleetStatus === 'frozen' && <Unfreeze fleet={fleet} />}
       </div>
       {drift.length > 0 && (
         <section className="card problem tone-warn" role="status">
@@ -52,6 +57,7 @@ function Told({ fleet }: { fleet: Fleet }) {
           </ul>
         </section>
       )}
+      <Look fleet={fleet} />
       <section className="card">
         <FactList
           facts={[
@@ -61,7 +67,13 @@ function Told({ fleet }: { fleet: Fleet }) {
             ['Kept when idle', count(fleet.MinNodeCount)],
             ['Group', <code key="group">{fleet.AutoScalingGroupName}</code>],
             ['Instances', `${fleet.InstanceType || 'not known'}, ${fleet.AvailabilityZone || 'zone not known'}`],
-            ['Price', fleet.PriceUsdPerHour === undefined ? 'not known' : `$${fleet.PriceUsdPerHour.toFixed(2)}/h a node, $${(fleet.PriceUsdPerHour * fleet.NodeCount).toFixed(2)}/h now`],
+            ['Price', fleet.PriceUsdPerHour === undefined ? 'not known' : `${dollars(fleet.PriceUsdPerHour)}/h a node, ${dollars(fleet.PriceUsdPerHour * fleet.NodeCount)}/h now`],
+            ['Cost of its jobs', fleet.CostUsd === undefined ? 'not known' : dollars(fleet.CostUsd)],
+            ['ETTR of its jobs', fleet.Reliability?.EttrRatio === undefined ? '–' : percent(fleet.Reliability.EttrRatio)],
+            ['A recovery takes', fleet.Reliability?.MttrSeconds === undefined ? '–' : `${duration(fleet.Reliability.MttrSeconds)} on average`],
+            ['Incidents', `${count(fleet.IncidentCount)}, ${count(fleet.LostNodeCount)} nodes lost`],
+            ['Failed instances', fleet.HoldFailedInstances ? 'are kept for inspection' : 'are ended'],
+            ['Drills', fleet.AllowDrills ? <Link key="drills" to="/drills">allowed</Link> : 'not allowed'],
             ['Created', <Ago key="created" at={fleet.CreationTime} />],
           ]}
         />
@@ -73,6 +85,58 @@ function Told({ fleet }: { fleet: Fleet }) {
         <EventList scope={{ fleet: fleet.FleetName }} most={40} />
       </div>
     </div>
+  )
+}
+
+/** Said by a person of a fleet most of which is silent: it ends what is not heard, so its name is asked for. */
+function Unfreeze({ fleet }: { fleet: Fleet }) {
+  const client = useQueryClient()
+  const [isAsking, setAsking] = useState(false)
+  return (
+    <>
+      <Button size="xs" color="red" variant="outline" onClick={() => setAsking(true)}>
+        Unfreeze
+      </Button>
+      <ConfirmByName
+        name={fleet.FleetName}
+        verb="Unfreeze"
+        opened={isAsking}
+        onClose={() => setAsking(false)}
+        onConfirm={async () => {
+          await call('UnfreezeFleet', { FleetName: fleet.FleetName })
+          await client.invalidateQueries()
+        }}
+      >
+        <p>Everstep has stopped acting because most of the fleet is silent. With this you say: who is silent is gone. Their jobs are recovered on other nodes, and their instances are ended.</p>
+        <p>It holds until most of the fleet is heard again. Where the group differs from what Everstep needs, the fleet stays frozen until that is put right.</p>
+      </ConfirmByName>
+    </>
+  )
+}
+
+/** Held nodes, what was asked for and is still to be done, and what AWS announced: what somebody came for who opens a fleet. */
+function Look({ fleet }: { fleet: Fleet }) {
+  const nodes = useQuery(nodesQuery(fleet.FleetName)).data ?? []
+  const events = useQuery(eventsQuery({ fleet: fleet.FleetName })).data ?? []
+  const held = toLookAt(nodes)
+  const notices = noticesIn(events)
+  if (!held.length && !notices.length) return null
+  return (
+    <section className="card">
+      <h2>What needs a look</h2>
+      <ul className="plain looks">
+        {held.map((each) => (
+          <li key={each.nodeId}>
+            <NodeLink id={each.nodeId} fleet={fleet.FleetName} /> <strong>{each.title}.</strong> <span className="dim">{each.text}</span>
+          </li>
+        ))}
+        {notices.map((event) => (
+          <li key={event.EventId}>
+            <Ago at={event.Time} /> {event.NodeId && <NodeLink id={event.NodeId} fleet={fleet.FleetName} />} <span className="dim">{sentence(event.Message)}</span>
+          </li>
+        ))}
+      </ul>
+    </section>
   )
 }
 
@@ -109,6 +173,8 @@ function Nodes({ fleet }: { fleet: Fleet }) {
   const target = useLocation().hash.slice(1)
   const isEnded = search.get('ended') === '1' || target !== ''
   const query = useQuery(nodesQuery(fleet.FleetName, isEnded))
+  const { isAdmin } = useRole()
+  const [chosen, setChosen] = useState<Node>()
   return (
     <section className="card">
       <div className="row between">
@@ -130,6 +196,7 @@ function Nodes({ fleet }: { fleet: Fleet }) {
                     <th>Address</th>
                     <th className="n">Memory</th>
                     <th>Since</th>
+                    {isAdmin && <th><span className="visually-hidden">Act</span></th>}
                   </tr>
                 </thead>
                 <tbody>
@@ -145,10 +212,19 @@ function Nodes({ fleet }: { fleet: Fleet }) {
                           {node.RefusedMessageCount + node.RefusedSessionCount > 0 && <div className="dim">{count(node.RefusedMessageCount)} messages, {count(node.RefusedSessionCount)} sessions refused</div>}
                         </td>
                         <td data-name="Job">{node.TrainingJobName ? <JobLink name={node.TrainingJobName} /> : '–'}</td>
-                        <td className="reason">{node.Reason}</td>
+                        <td className="reason">{node.Request ? `To be: ${node.Request}. ` : ''}{node.Reason}</td>
                         <td className="mono" data-name="Address">{node.Address || '–'}</td>
                         <td className="n" data-name="Memory">{node.MemoryBytes ? bytes(node.MemoryBytes) : '–'}</td>
                         <td data-name="Since"><Ago at={node.EndTime ?? node.CreationTime} /></td>
+                        {isAdmin && (
+                          <td data-name="Act">
+                            {actionsOf(node).length > 0 && (
+                              <Button size="compact-xs" variant="default" aria-label={`Act on ${node.NodeId}`} onClick={() => setChosen(node)}>
+                                Act…
+                              </Button>
+                            )}
+                          </td>
+                        )}
                       </tr>
                     ))}
                 </tbody>
@@ -159,6 +235,11 @@ function Nodes({ fleet }: { fleet: Fleet }) {
           )
         }
       </Shown>
+      {chosen && (
+        <Suspense fallback={null}>
+          <NodeDialog node={chosen} onClose={() => setChosen(undefined)} />
+        </Suspense>
+      )}
     </section>
   )
 }

@@ -128,7 +128,7 @@ function Told({ incident }: { incident: Incident }) {
         )}
       </section>
       <p className="dim">
-        The ranks’ last lines: <Link to={`/jobs/${encodeURIComponent(incident.TrainingJobName)}/logs`}>logs of the job</Link>, launch {incident.GenerationBefore}. Stacks at the moment of failure are not in the API yet.
+        <Link to={`/jobs/${encodeURIComponent(incident.TrainingJobName)}/logs?failure=${encodeURIComponent(incident.IncidentId)}`}>What the ranks printed at that moment</Link>. Stacks of ranks that stood still are in the job’s events.
       </p>
     </div>
   )

@@ -204,7 +204,7 @@ function LastIncident({ incident, job, now: current }: { incident: Incident; job
         </Link>
       </div>
       <PhaseBar incident={incident} width="100%" height={8} />
-      <div className="row">
+      <div className="row" style={{ marginTop: 8 }}>
         {incident.AcknowledgementTime !== undefined ? (
           <span className="dim">
             Seen by {incident.AcknowledgedBy} <Ago at={incident.AcknowledgementTime} />
@@ -212,6 +212,7 @@ function LastIncident({ incident, job, now: current }: { incident: Incident; job
         ) : (
           mayRun && <Doing does={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>Acknowledge</Doing>
         )}
+        <Link to={`/jobs/${encodeURIComponent(job.TrainingJobName)}/logs?failure=${encodeURIComponent(incident.IncidentId)}`}>What the ranks printed then</Link>
       </div>
       <div className="story">
         {story(incident, { ...job, Reason: '' }, now).map((each) => (

@@ -1,123 +1,290 @@
-/** Logs of the ranks: one stream at a time, with search and a way to the failure. A stream is in S3 once its rank has ended or it was shipped. */
-import { Button, Checkbox, Select } from '@mantine/core'
+/** What the ranks print: merged or of one, followed as it comes, searched, and linked to line by line. */
+import { Button, Checkbox, NativeSelect } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
-import { useEffect, useMemo, useRef, useState } from 'react'
+import { useVirtualizer } from '@tanstack/react-virtual'
+import { useEffect, useLayoutEffect, useMemo, useRef, useState, useSyncExternalStore } from 'react'
 import { useSearchParams } from 'react-router'
 
-import { address, logText } from '../api/client'
-import { logsQuery } from '../api/queries'
-import type { LogEntry, TrainingJob } from '../contract'
-import { plain } from '../model/ansi'
+import { address } from '../api/client'
+import { LogSource, type Filter as Wanted, type LogState } from '../api/logs'
+import { incidentsQuery, logsQuery } from '../api/queries'
+import type { Incident, TrainingJob } from '../contract'
+import { marked } from '../model/ansi'
 import { bytes, count, plural } from '../model/format'
+import { asText, failureLine, lineAt, look, MOST_LINES, placeOf, readPlace, tellsOfFailure, type Line } from '../model/logs'
 import { isOver } from '../model/verdict'
-import { Empty, Filter, Shown } from '../parts/Basics'
+import { Empty, Filter, Problem, Shown, Status } from '../parts/Basics'
+import { download } from '../parts/download'
 
-const MOST_LINES = 5_000
-const FAILURE = /traceback|error|exception|fatal|killed|segmentation|out of memory|nan loss/i
+const ROW = 20
+/** From so near to an end on, the next page is asked for. */
+const NEAR = 30
+const EMPTY: LogState = { lines: [], hasOlder: false, isAtEnd: false, isLive: false, isOver: false, isBusy: true }
 
-const nameOf = (entry: LogEntry) => `launch ${entry.Generation}, rank ${entry.Rank}, ${entry.Stream ?? 'missing'}${entry.Bytes === undefined ? '' : `, ${bytes(entry.Bytes)}`}`
-
-export default function LogsTab({ job }: { job: TrainingJob }) {
-  const query = useQuery(logsQuery(job.TrainingJobName))
-  return (
-    <Shown query={query}>
-      {(logs) => {
-        const stored = logs.filter((entry) => entry.Key !== undefined)
-        const missing = logs.filter((entry) => entry.Key === undefined)
-        return (
-          <div className="stack">
-            {missing.length > 0 && (
-              <section className="card">
-                <h2>{plural(missing.length, 'stream')} not there</h2>
-                <ul>
-                  {missing.slice(0, 20).map((entry) => (
-                    <li key={nameOf(entry)}>
-                      launch {entry.Generation}, rank {entry.Rank}: {entry.MissingReason}
-                    </li>
-                  ))}
-                </ul>
-              </section>
-            )}
-            {stored.length ? <Viewer job={job} logs={stored} /> : !missing.length && <Empty title="No log yet">Ranks’ streams reach S3 in pieces while they run{isOver(job) ? '; this job left none' : '; the first follows soon'}.</Empty>}
-          </div>
-        )
-      }}
-    </Shown>
-  )
+/** The log of a job from where `from` says, for as long as the filter is the same. */
+function useLog(job: string, filter: Wanted, ms: number | undefined): [LogState, LogSource | undefined, () => void] {
+  const [tries, setTries] = useState(0)
+  const [source, setSource] = useState<LogSource>()
+  const { Rank, Generation, FilterPattern } = filter
+  useEffect(() => {
+    const made = new LogSource(job, { Rank, Generation, FilterPattern })
+    setSource(made)
+    void made.start(ms === undefined ? { at: 'end' } : { at: 'time', ms }).then(() => ms === undefined && made.follow())
+    return () => made.close()
+  }, [job, Rank, Generation, FilterPattern, ms, tries])
+  const state = useSyncExternalStore(source?.subscribe ?? (() => () => undefined), source?.snapshot ?? (() => EMPTY))
+  return [state, source, () => setTries((before) => before + 1)]
 }
 
-function Viewer({ job, logs }: { job: TrainingJob; logs: LogEntry[] }) {
+export default function LogsTab({ job }: { job: TrainingJob }) {
+  const [search] = useSearchParams()
+  const incidents = useQuery(incidentsQuery(job.TrainingJobName))
+  const wanted = search.get('failure')
+  if (job.Generation < 1) return <Empty title="No log yet">Ranks print once they have been started; this job has not been launched.</Empty>
+  if (!wanted) return <Viewer job={job} incidents={incidents.data} />
+  return <Shown query={incidents}>{(all) => <Viewer job={job} incidents={all} failure={all.find((each) => each.IncidentId === wanted)} />}</Shown>
+}
+
+const numberOf = (text: string | null): number | undefined => (text && /^\d{1,9}$/.test(text) ? Number(text) : undefined)
+
+function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Incident[]; failure?: Incident }) {
   const [search, setSearch] = useSearchParams()
-  const last = logs.toSorted((a, b) => b.Generation - a.Generation || a.Rank - b.Rank || Number((b.Bytes ?? 0) > 0) - Number((a.Bytes ?? 0) > 0))[0]!
-  const entry = logs.find((each) => each.Key === search.get('stream')) ?? last
+  const name = job.TrainingJobName
+  const rank = numberOf(search.get('rank'))
+  const launch = numberOf(search.get('launch'))
   const find = search.get('q') ?? ''
-  const line = Number(search.get('line') ?? 0)
+  const isNarrow = search.get('only') === '1' && find !== ''
+  const place = readPlace(search.get('at') ?? '')
   const [isWrapped, setWrapped] = useState(false)
-  const box = useRef<HTMLPreElement>(null)
-  const set = (changes: Record<string, string>) => {
+  const [chosen, setChosen] = useState(0)
+  const from = place?.at ?? (failure ? failure.FailedAt * 1000 : undefined)
+  const [state, source, again] = useLog(name, { Rank: rank, Generation: launch, FilterPattern: isNarrow ? find : undefined }, from)
+  const { lines } = state
+  const set = (changes: Record<string, string | undefined>) => {
     const next = new URLSearchParams(search)
     for (const [key, value] of Object.entries(changes)) value ? next.set(key, value) : next.delete(key)
     setSearch(next, { replace: true, preventScrollReset: true })
   }
-  const text = useQuery({
-    queryKey: ['log', job.TrainingJobName, entry.Key, entry.Bytes],
-    queryFn: ({ signal }) => logText(job.TrainingJobName, entry.Key!, signal),
-    staleTime: Infinity,
-  })
-  const lines = useMemo(() => plain(text.data ?? '').replace(/\n$/, '').split('\n'), [text.data])
-  const numbered = lines.map((each, index) => ({ number: index + 1, text: each }))
-  const found = find ? numbered.filter((each) => each.text.toLowerCase().includes(find.toLowerCase())) : numbered
-  const shown = found.slice(-MOST_LINES)
-  const failure = numbered.findLast((each) => FAILURE.test(each.text))
-  useEffect(() => {
-    if (!box.current || !text.data) return
-    const target = line ? box.current.querySelector(`[data-line="${line}"]`) : null
-    if (target) target.scrollIntoView({ block: 'center' })
-    else box.current.scrollTop = box.current.scrollHeight
-  }, [line, text.data, entry.Key])
+  const target = useMemo(() => (place ? lineAt(place, lines) : failure ? failureLine(failure, lines) : undefined), [search.get('at'), failure, lines])
+  const found = useMemo(() => {
+    const wanted = find.toLowerCase()
+    return wanted && !isNarrow ? lines.flatMap((line, index) => (line.text.toLowerCase().includes(wanted) ? [index] : [])) : []
+  }, [find, isNarrow, lines])
+  const newest = (incidents ?? []).filter((each) => each.RunId === job.RunId).at(-1)
+  const go = (by: number) => setChosen((chosen + by + found.length) % Math.max(1, found.length))
+  const isFollowing = state.isLive || (source !== undefined && from === undefined && !state.isOver)
   return (
     <section className="card stack">
       <div className="row">
-        <Select
-          aria-label="Stream"
-          w={310}
-          searchable
-          allowDeselect={false}
-          data={logs.map((each) => ({ value: each.Key!, label: nameOf(each) }))}
-          value={entry.Key}
-          onChange={(value) => set({ stream: value ?? '', line: '' })}
+        <NativeSelect
+          aria-label="Rank"
+          value={rank ?? ''}
+          onChange={(event) => set({ rank: event.currentTarget.value, at: undefined })}
+          data={[{ value: '', label: 'All ranks, merged' }, ...Array.from({ length: job.NodeCount * job.RanksPerNode }, (_, each) => ({ value: String(each), label: `Rank ${each}` }))]}
         />
-        <Filter label="Find in the log" placeholder="Find" value={find} onChange={(value) => set({ q: value })} />
-        <Checkbox label="Wrap" checked={isWrapped} onChange={(event) => setWrapped(event.currentTarget.checked)} />
-        {failure && (
-          <Button size="xs" variant="default" onClick={() => set({ line: String(failure.number), q: '' })}>
-            To the failure (line {count(failure.number)})
-          </Button>
+        <NativeSelect
+          aria-label="Launch"
+          value={launch ?? ''}
+          onChange={(event) => set({ launch: event.currentTarget.value, at: undefined, failure: undefined })}
+          data={[{ value: '', label: 'All launches' }, ...Array.from({ length: job.Generation }, (_, each) => ({ value: String(job.Generation - each), label: `Launch ${job.Generation - each}` }))]}
+        />
+        <Filter label="Find in the log" placeholder="Find  ( / )" value={find} onChange={(value) => set({ q: value })} />
+        {find && !isNarrow && (
+          <span className="row" role="group" aria-label="Found lines">
+            <span className="dim">{found.length ? `${count(Math.min(chosen, found.length - 1) + 1)} of ${count(found.length)}` : 'not in the lines that are held'}</span>
+            <Button size="compact-xs" variant="default" disabled={!found.length} onClick={() => go(-1)}>
+              Previous
+            </Button>
+            <Button size="compact-xs" variant="default" disabled={!found.length} onClick={() => go(1)}>
+              Next
+            </Button>
+          </span>
         )}
-        <Button size="xs" variant="default" component="a" href={address('GetLog', { TrainingJobName: job.TrainingJobName, Key: entry.Key! }).url} download={`${job.TrainingJobName}-${entry.Generation}-${entry.Rank}.${entry.Stream}`}>
-          Download
-        </Button>
+        <Checkbox label="Only these, in the whole log" checked={isNarrow} disabled={!find} onChange={(event) => set({ only: event.currentTarget.checked ? '1' : undefined })} />
+        <Checkbox label="Wrap" checked={isWrapped} onChange={(event) => setWrapped(event.currentTarget.checked)} />
       </div>
-      <Shown query={text}>
-        {(body) =>
-          body ? (
-            <pre ref={box} className={isWrapped ? 'log wrap' : 'log'} tabIndex={0} aria-label={nameOf(entry)}>
-              {shown.map((each) => (
-                <span key={each.number} data-line={each.number} className={FAILURE.test(each.text) ? 'bad' : undefined} onDoubleClick={() => set({ line: String(each.number) })}>
-                  {each.number === line ? <mark>{each.text}</mark> : each.text}
-                  {'\n'}
-                </span>
-              ))}
-            </pre>
-          ) : (
-            <p className="dim">This stream is empty.</p>
-          )
-        }
-      </Shown>
+      <div className="row between">
+        <div className="row">
+          <Status tone={state.isLive ? 'good' : state.isOver ? 'idle' : isFollowing ? 'warn' : 'idle'} word={state.isLive ? 'Following' : state.isOver ? 'Complete' : isFollowing ? 'Connecting' : 'Not following'} title={state.isLive ? 'Lines come as they are printed' : state.isOver ? 'The job has ended, and every line is here' : 'Lines that are printed now are not shown'} />
+          {from !== undefined && !state.isOver && (
+            <Button size="compact-xs" variant="default" onClick={() => set({ at: undefined, failure: undefined })}>
+              To the newest
+            </Button>
+          )}
+          {newest && failure?.IncidentId !== newest.IncidentId && (
+            <Button size="compact-xs" variant="default" onClick={() => set({ failure: newest.IncidentId, at: undefined, launch: undefined, rank: undefined, q: undefined, only: undefined })}>
+              To the failure
+            </Button>
+          )}
+          {failure && <span className="dim">Where incident {failure.IncidentId} failed.</span>}
+        </div>
+        <div className="row">
+          <span className="dim">
+            {plural(lines.length, 'line')} held{lines.length >= MOST_LINES ? ', as many as a page holds' : ''}
+          </span>
+          <Button size="compact-xs" variant="default" disabled={!lines.length} onClick={() => download(`${name}.log`, lines.map(asText))}>
+            Download these
+          </Button>
+        </div>
+      </div>
+      {state.error !== undefined && <Problem error={state.error} title="The log is not read on" retry={again} />}
+      {lines.length || state.isBusy ? (
+        <Lines
+          key={`${search.get('at')} ${failure?.IncidentId} ${rank} ${launch} ${isNarrow}`}
+          state={state}
+          source={source}
+          target={target}
+          found={found[Math.min(chosen, found.length - 1)]}
+          find={find}
+          isWrapped={isWrapped}
+          isMerged={rank === undefined}
+          onPlace={(line) => set({ at: placeOf(line, lines), failure: undefined, q: undefined, only: undefined })}
+        />
+      ) : (
+        <p className="dim">{isNarrow ? 'No line has this in it.' : isOver(job) ? 'Nothing was printed.' : 'Nothing has been printed yet.'}</p>
+      )}
       <p className="dim">
-        {find ? `${plural(found.length, 'line')} of ${count(lines.length)} with “${find}”.` : plural(lines.length, 'line') + '.'}
-        {found.length > MOST_LINES && ` The last ${count(MOST_LINES)} are shown; the download has all.`} A double click on a line puts it into the address. All ranks merged and followed: <code>everstep jobs logs {job.TrainingJobName}</code>.
+        A click on a time puts the line into the address. The same in a terminal: <code>everstep jobs logs {name}</code>.
       </p>
+      <Streams job={name} />
     </section>
+  )
+}
+
+interface Shows {
+  state: LogState
+  source?: LogSource
+  target?: Line
+  found?: number
+  find: string
+  isWrapped: boolean
+  isMerged: boolean
+  onPlace: (line: Line) => void
+}
+
+function Lines({ state, source, target, found, find, isWrapped, isMerged, onPlace }: Shows) {
+  const { lines } = state
+  const box = useRef<HTMLDivElement>(null)
+  const [isPinned, setPinned] = useState(target === undefined)
+  const first = lines[0]?.number ?? 0
+  const before = useRef(first)
+  const virtual = useVirtualizer({
+    count: lines.length,
+    getScrollElement: () => box.current,
+    estimateSize: () => ROW,
+    getItemKey: (index) => lines[index]?.number ?? index,
+    overscan: 20,
+  })
+  useEffect(() => virtual.measure(), [isWrapped, virtual])
+  useLayoutEffect(() => {
+    const more = before.current - first
+    before.current = first
+    if (more > 0 && box.current && !isPinned) box.current.scrollTop += more * ROW // what was read stays where it is
+  }, [first, isPinned])
+  const index = found ?? (target === undefined ? undefined : target.number - first)
+  useEffect(() => {
+    if (index === undefined) return
+    setPinned(false)
+    virtual.scrollToIndex(index, { align: 'center' })
+    if (found === undefined) box.current?.scrollIntoView({ block: 'nearest' }) // a link leads to the line, not to the top of the job's page
+  }, [found, target?.number, virtual])
+  const last = lines.at(-1)?.number
+  useLayoutEffect(() => {
+    if (isPinned && lines.length) virtual.scrollToIndex(lines.length - 1, { align: 'end' })
+  }, [last, isPinned, virtual])
+  const items = virtual.getVirtualItems()
+  const top = items[0]?.index ?? 0
+  const bottom = items.at(-1)?.index ?? 0
+  useEffect(() => {
+    if (!lines.length || state.isBusy || state.error !== undefined) return // what was refused is asked for again by a person
+    if (top < NEAR && !isPinned) void source?.older()
+    if (bottom >= lines.length - NEAR) void source?.newer()
+  }, [top, bottom, lines.length, state.isBusy, state.error, isPinned, source])
+  return (
+    <div className="logbox">
+      <div
+        ref={box}
+        className={isWrapped ? 'log wrap' : 'log'}
+        role="log"
+        aria-live="off"
+        aria-label="Lines of the log"
+        tabIndex={0}
+        onScroll={(event) => {
+          const { scrollHeight, scrollTop, clientHeight } = event.currentTarget
+          setPinned(scrollHeight - scrollTop - clientHeight < ROW)
+        }}
+      >
+        <div style={{ height: virtual.getTotalSize(), position: 'relative' }}>
+          {items.map((item) => {
+            const line = lines[item.index]!
+            return (
+              <div
+                key={item.key}
+                ref={isWrapped ? virtual.measureElement : undefined}
+                data-index={item.index}
+                className={`line ${line.stream} ${tellsOfFailure(line) ? 'bad' : ''} ${item.index === index ? 'here' : ''}`}
+                style={{ transform: `translateY(${item.start}px)` }}
+              >
+                <button type="button" className="when" title={`${new Date(line.at).toISOString()}, ${line.nodeId}`} onClick={() => onPlace(line)}>
+                  {new Date(line.at).toISOString().slice(11, 23)}
+                </button>
+                {isMerged && <span className="who">{line.rank === undefined ? 'node' : `r${line.rank}`}</span>}
+                <span className="what">
+                  {marked(look(line), find).map((piece, each) =>
+                    piece.isMarked ? (
+                      <mark key={each}>{piece.text}</mark>
+                    ) : (
+                      <span key={each} className={piece.look || undefined}>
+                        {piece.text}
+                      </span>
+                    ),
+                  )}
+                </span>
+              </div>
+            )
+          })}
+        </div>
+      </div>
+      {!isPinned && state.isLive && (
+        <Button className="tolast" size="compact-xs" onClick={() => setPinned(true)}>
+          ↓ New lines
+        </Button>
+      )}
+    </div>
+  )
+}
+
+/** What is stored of each rank, byte for byte, and what is missing. */
+function Streams({ job }: { job: string }) {
+  const [isOpen, setOpen] = useState(false)
+  const query = useQuery({ ...logsQuery(job), enabled: isOpen })
+  return (
+    <details onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>Whole streams, as files</summary>
+      {isOpen && (
+        <Shown query={query} rows={2}>
+          {(entries) =>
+            entries.length ? (
+              <ul className="plain streams">
+                {entries.map((entry) => (
+                  <li key={`${entry.Generation} ${entry.Rank} ${entry.Stream}`}>
+                    launch {entry.Generation}, rank {entry.Rank}:{' '}
+                    {entry.Key === undefined ? (
+                      <span className="dim">{entry.MissingReason}</span>
+                    ) : (
+                      <a href={address('GetLog', { TrainingJobName: job, Key: entry.Key }).url} download={`${job}-${entry.Generation}-${entry.Rank}.${entry.Stream}`}>
+                        {entry.Stream}, {bytes(entry.Bytes ?? 0)}
+                      </a>
+                    )}
+                  </li>
+                ))}
+              </ul>
+            ) : (
+              <p className="dim">Nothing is stored yet.</p>
+            )
+          }
+        </Shown>
+      )}
+    </details>
   )
 }

@@ -1,53 +1,73 @@
-/** What the script logged, one chart a name, with the steps of recoveries as bands. */
-import { Button } from '@mantine/core'
+/** What the script logged, one chart a name, over steps or time, with failures as bands. */
+import { Button, SegmentedControl, useComputedColorScheme } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
 import { useMemo } from 'react'
+import { Link, useSearchParams } from 'react-router'
 
-import { incidentsQuery, metricsQuery } from '../api/queries'
+import { metricsQuery } from '../api/metrics'
+import { incidentsQuery } from '../api/queries'
 import { MetricChart } from '../charts/MetricChart'
 import type { TrainingJob } from '../contract'
-import { csv, series } from '../model/metrics'
-import { Empty, Shown } from '../parts/Basics'
+import { clock, count } from '../model/format'
+import { bands, csv, series, type Axis } from '../model/metrics'
+import { causeWords } from '../model/verdict'
+import { Empty, Shown, useNow } from '../parts/Basics'
+import { download } from '../parts/download'
+
+const MOST_TOLD = 12
 
 export default function MetricsTab({ job }: { job: TrainingJob }) {
+  const [search, setSearch] = useSearchParams()
   const query = useQuery(metricsQuery(job.TrainingJobName))
   const incidents = useQuery(incidentsQuery(job.TrainingJobName)).data
-  const bands = useMemo(
-    () => (incidents ?? []).filter((each) => each.RunId === job.RunId && each.FromStep !== undefined && each.ReachedStep !== undefined).map((each) => ({ from: each.FromStep!, to: each.ReachedStep! })),
-    [incidents, job.RunId],
-  )
-  const data = useMemo(() => series(query.data ?? []), [query.data])
+  const scheme = useComputedColorScheme('light')
+  const now = useNow()
+  const points = query.data ?? []
+  const axis: Axis = search.get('axis') === 'wall' ? 'wall' : 'step'
+  const mine = useMemo(() => (incidents ?? []).filter((each) => each.RunId === job.RunId), [incidents, job.RunId])
+  const isOpen = mine.some((each) => each.ClosedAt === undefined)
+  const failures = useMemo(() => bands(mine, axis, now), [mine, axis, isOpen && now])
+  const data = useMemo(() => series(points, axis, failures), [points, axis, failures])
   return (
     <Shown query={query}>
-      {(metrics) =>
-        metrics.length ? (
+      {() =>
+        points.length ? (
           <div className="stack">
-            <div className="charts">
-              {data.names.map((name) => (
-                <section className="card" key={name}>
-                  <MetricChart name={name} steps={data.steps} values={data.values[name]!} bands={bands} />
-                </section>
-              ))}
-            </div>
             <div className="row between">
-              <span className="dim">Bands: steps done again after a failure. Drag to zoom, double click for all. A point of a long run is the mean of several steps.</span>
-              <Button
+              <SegmentedControl
                 size="xs"
-                variant="default"
-                onClick={() => {
-                  const url = URL.createObjectURL(new Blob([csv(data)], { type: 'text/csv' }))
-                  const link = Object.assign(document.createElement('a'), { href: url, download: `${job.TrainingJobName}-metrics.csv` })
-                  link.click()
-                  URL.revokeObjectURL(url)
-                }}
-              >
+                aria-label="Over"
+                value={axis}
+                onChange={(value) => setSearch(value === 'wall' ? { axis: 'wall' } : {}, { replace: true, preventScrollReset: true })}
+                data={[{ value: 'step', label: 'Steps' }, { value: 'wall', label: 'Time' }]}
+              />
+              <Button size="xs" variant="default" onClick={() => download(`${job.TrainingJobName}-metrics.csv`, [csv(points)], 'text/csv')}>
                 CSV
               </Button>
             </div>
+            <div className="charts">
+              {data.names.map((name) => (
+                <section className="card" key={name}>
+                  <MetricChart name={name} axis={axis} x={data.x} values={data.values[name]!} bands={failures} scheme={scheme} />
+                </section>
+              ))}
+            </div>
+            <p className="dim">
+              {axis === 'wall' ? 'Bands: from a failure until training was where it had been; times in UTC.' : 'Bands: steps done again after a failure.'} A point of a long run is the mean of several steps. Drag to zoom, in all charts at once; double click for all.
+            </p>
+            {failures.length > 0 && (
+              <ul className="plain row" aria-label="Failures in these charts">
+                {failures.slice(-MOST_TOLD).map((band) => (
+                  <li key={band.incidentId}>
+                    <Link to={`/incidents/${encodeURIComponent(band.incidentId)}`}>{causeWords(band.cause)}</Link> <span className="dim">{axis === 'wall' ? clock(band.from) : `step ${count(band.to)}`}</span>
+                  </li>
+                ))}
+              </ul>
+            )}
           </div>
         ) : (
           <Empty title="Nothing has been logged" command={'session.log(loss=loss.item())  # in the training loop, on rank 0'}>
-            What rank 0 logs is drawn here. Step times, network and GPU figures are not in the API yet.
+            What rank 0 logs is drawn here.
           </Empty>
         )
       }

@@ -1,24 +1,24 @@
 /** All jobs, live; filters and order are in the URL. */
-import { Button, Checkbox, Select } from '@mantine/core'
+import { Button, NativeSelect } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
-import { useMemo, useState } from 'react'
+import { memo, useCallback, useMemo, useState } from 'react'
 import { Link, useSearchParams } from 'react-router'
 
 import { call } from '../api/client'
 import { incidentsQuery, jobsQuery, useRole } from '../api/queries'
 import type { TrainingJobSummary } from '../contract'
-import { count, dollars, duration, headline, percent, plural } from '../model/format'
+import { count, dollars, headline, percent, plural } from '../model/format'
 import { arranged, type Order } from '../model/jobs'
 import { isOver } from '../model/verdict'
-import { Ago, Empty, Filter, JobLink, Problem, Shown, Status, toneOf, useNow } from '../parts/Basics'
+import { Ago, Empty, Filter, JobLink, Lasting, Problem, Shown, Status, toneOf } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { Doing } from '../parts/Doing'
 
 const PAGE = 200
 const FIRST = 'everstep jobs submit --name gpt --source-dir examples/char_gpt --entry-point train.py --node-count 4'
 
-export function JobsPage() {
+export default function JobsPage() {
   useDocumentTitle('Jobs, Everstep')
   const query = useQuery(jobsQuery)
   return (
@@ -34,7 +34,6 @@ export function JobsPage() {
 
 function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
   const [search, setSearch] = useSearchParams()
-  const now = useNow()
   const { mayRun } = useRole()
   const client = useQueryClient()
   const incidents = useQuery(incidentsQuery()).data
@@ -53,12 +52,17 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
   }
   const rows = useMemo(() => arranged(jobs, { text, status, fleet, order, isReversed }), [jobs, text, status, fleet, order, isReversed])
   const statuses = Object.entries(jobs.reduce<Record<string, number>>((counts, job) => ({ ...counts, [job.SecondaryStatus]: (counts[job.SecondaryStatus] ?? 0) + 1 }), {}))
-  const open = new Set(incidents?.filter((each) => each.ClosedAt === undefined).map((each) => each.TrainingJobName))
-  const incidentCount = incidents?.reduce<Record<string, number>>((counts, each) => ({ ...counts, [each.RunId]: (counts[each.RunId] ?? 0) + 1 }), {})
+  const open = new Set(incidents?.filter((each) => each.ClosedAt === undefined).map((each) => each.RunId))
+  const incidentCount = useMemo(() => {
+    const counts = new Map<string, number>()
+    for (const each of incidents ?? []) counts.set(each.RunId, (counts.get(each.RunId) ?? 0) + 1)
+    return counts
+  }, [incidents])
   const stoppable = rows.filter((job) => chosen.has(job.TrainingJobName) && !isOver(job) && job.TrainingJobStatus !== 'Stopping')
+  const choose = useCallback((name: string, isChosen: boolean) => setChosen((before) => new Set(isChosen ? [...before, name] : [...before].filter((each) => each !== name))), [])
   const isPriced = jobs.some((job) => job.CostUsd !== undefined)
-  const head = (key: Order, label: string, isNumber = false) => (
-    <th className={isNumber ? 'n' : undefined} aria-sort={order === key ? (isReversed ? 'descending' : 'ascending') : undefined}>
+  const head = (key: Order, label: string, isNumber = false, title?: string) => (
+    <th title={title} className={isNumber ? 'n' : undefined} aria-sort={order === key ? (isReversed ? 'descending' : 'ascending') : undefined}>
       <button
         type="button"
         onClick={() => {
@@ -76,8 +80,8 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
     <>
       <div className="row">
         <Filter label="Filter by name or reason" placeholder="Name or reason  ( / )" value={text} onChange={(value) => set('q', value)} />
-        <Select aria-label="Status" placeholder="Any status" clearable w={190} value={status || null} data={statuses.map(([name, number]) => ({ value: name, label: `${name} (${number})` }))} onChange={(value) => set('status', value ?? '')} />
-        <Select aria-label="Fleet" placeholder="Any fleet" clearable w={160} value={fleet || null} data={[...new Set(jobs.map((job) => job.FleetName))]} onChange={(value) => set('fleet', value ?? '')} />
+        <NativeSelect aria-label="Status" value={status} data={[{ value: '', label: 'Any status' }, ...statuses.map(([name, number]) => ({ value: name, label: `${name} (${number})` }))]} onChange={(event) => set('status', event.currentTarget.value)} />
+        <NativeSelect aria-label="Fleet" value={fleet} data={[{ value: '', label: 'Any fleet' }, ...new Set(jobs.map((job) => job.FleetName))]} onChange={(event) => set('fleet', event.currentTarget.value)} />
         {stoppable.length > 0 && (
           <>
             <Doing
@@ -104,55 +108,28 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
               {head('status', 'Status')}
               <th>Reason</th>
               {head('step', 'Step', true)}
-              <th className="n">In memory</th>
+              <th>Protection</th>
               <th className="n">Incidents</th>
-              <th className="n" title="Effective training time by wall time, the queue left out">ETTR</th>
-              {isPriced && <th className="n">Cost</th>}
-              <th className="n">Nodes</th>
+              {head('ettr', 'ETTR', true, 'Time in training by the time since it was first started, the queue left out')}
+              {isPriced && head('cost', 'Cost', true)}
+              {head('nodes', 'Nodes', true)}
               {head('fleet', 'Fleet')}
               <th className="n">Ran for</th>
               {head('created', 'Created')}
             </tr>
           </thead>
           <tbody>
-            {rows.slice(0, shown).map((job) => {
-              const name = job.TrainingJobName
-              const behind = job.Boundary - job.CommittedStep
-              return (
-                <tr key={job.RunId}>
-                  {mayRun && (
-                    <td data-name="Choose">
-                      {!isOver(job) && (
-                        <Checkbox
-                          size="xs"
-                          aria-label={`Choose ${name}`}
-                          checked={chosen.has(name)}
-                          onChange={(event) => {
-                            const next = new Set(chosen)
-                            event.currentTarget.checked ? next.add(name) : next.delete(name)
-                            setChosen(next)
-                          }}
-                        />
-                      )}
-                    </td>
-                  )}
-                  <td data-name="Job"><JobLink name={name} /></td>
-                  <td data-name="Status"><Status tone={toneOf(job.SecondaryStatus)} word={job.SecondaryStatus} /></td>
-                  <td className="reason">{headline(job.Reason)}</td>
-                  <td className="n" data-name="Step">{job.Boundary < 0 ? '–' : count(job.Boundary)}</td>
-                  <td className="n" data-name="In memory">{isOver(job) || job.CommittedStep < 0 ? '–' : behind > 0 ? `${behind} behind` : 'all'}</td>
-                  <td className="n" data-name="Incidents">
-                    {open.has(name) ? <Link to={`/incidents?q=${encodeURIComponent(name)}`}><Status tone="warn" word={`${incidentCount?.[job.RunId] ?? 0}, open`} /></Link> : count(incidentCount?.[job.RunId] ?? 0)}
-                  </td>
-                  <td className="n" data-name="ETTR">{job.EttrRatio === undefined ? '–' : percent(job.EttrRatio)}</td>
-                  {isPriced && <td className="n" data-name="Cost">{job.CostUsd === undefined ? '–' : dollars(job.CostUsd)}</td>}
-                  <td className="n" data-name="Nodes">{count(job.NodeCount)}</td>
-                  <td data-name="Fleet"><Link to={`/fleets/${encodeURIComponent(job.FleetName)}`}>{job.FleetName}</Link></td>
-                  <td className="n" data-name="Ran for">{job.TrainingStartTime === undefined ? '–' : duration((job.TrainingEndTime ?? now) - job.TrainingStartTime)}</td>
-                  <td data-name="Created"><Ago at={job.CreationTime} /></td>
-                </tr>
-              )
-            })}
+            {rows.slice(0, shown).map((job) => (
+              <Row
+                key={job.RunId}
+                job={job}
+                incidentCount={incidentCount.get(job.RunId) ?? 0}
+                isHurt={open.has(job.RunId)}
+                isChosen={chosen.has(job.TrainingJobName)}
+                onChoose={mayRun ? choose : undefined}
+                isPriced={isPriced}
+              />
+            ))}
           </tbody>
         </table>
         {!rows.length && <p className="dim" style={{ padding: 12 }}>No job is like that.</p>}
@@ -180,3 +157,42 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
   )
 }
 
+
+interface Shows {
+  job: TrainingJobSummary
+  incidentCount: number
+  isHurt: boolean
+  isChosen: boolean
+  /** Absent for whom it is not allowed. */
+  onChoose?: (name: string, isChosen: boolean) => void
+  isPriced: boolean
+}
+
+/** Drawn anew when its own job has changed, not whenever the list is renewed: there may be a thousand. */
+const Row = memo(function Row({ job, incidentCount, isHurt, isChosen, onChoose, isPriced }: Shows) {
+  const name = job.TrainingJobName
+  const behind = job.Boundary - job.CommittedStep
+  return (
+    <tr>
+      {onChoose && (
+        <td data-name="Choose">{!isOver(job) && <input type="checkbox" aria-label={`Choose ${name}`} checked={isChosen} onChange={(event) => onChoose(name, event.currentTarget.checked)} />}</td>
+      )}
+      <td data-name="Job"><JobLink name={name} /></td>
+      <td data-name="Status"><Status tone={toneOf(job.SecondaryStatus)} word={job.SecondaryStatus} /></td>
+      <td className="reason">{headline(job.Reason)}</td>
+      <td className="n" data-name="Step">{job.Boundary < 0 ? '–' : count(job.Boundary)}</td>
+      <td data-name="Protection">
+        {job.ProtectionState === undefined ? '–' : <Status tone={toneOf(job.ProtectionState)} word={job.ProtectionState} title={behind > 0 ? `The newest step in memory is ${plural(behind, 'step')} behind` : 'Every step is in memory'} />}
+      </td>
+      <td className="n" data-name="Incidents">
+        {isHurt ? <Link to={`/incidents?q=${encodeURIComponent(name)}`}><Status tone="warn" word={`${incidentCount}, open`} /></Link> : count(incidentCount)}
+      </td>
+      <td className="n" data-name="ETTR">{job.EttrRatio === undefined ? '–' : percent(job.EttrRatio)}</td>
+      {isPriced && <td className="n" data-name="Cost">{job.CostUsd === undefined ? '–' : dollars(job.CostUsd)}</td>}
+      <td className="n" data-name="Nodes">{count(job.NodeCount)}</td>
+      <td data-name="Fleet"><Link to={`/fleets/${encodeURIComponent(job.FleetName)}`}>{job.FleetName}</Link></td>
+      <td className="n" data-name="Ran for"><Lasting from={job.TrainingStartTime} to={job.TrainingEndTime} /></td>
+      <td data-name="Created"><Ago at={job.CreationTime} /></td>
+    </tr>
+  )
+})

@@ -3,16 +3,21 @@ import { SegmentedControl, useMantineColorScheme } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 
-import { sessionQuery } from '../api/queries'
-import { utc } from '../model/format'
-import { Ago, FactList, Shown } from '../parts/Basics'
+import { nodesQuery, sessionQuery, useRole } from '../api/queries'
+import { ago, utc } from '../model/format'
+import { versionsOf } from '../model/nodes'
+import { FactList, Shown, useTold } from '../parts/Basics'
+import { Tokens } from '../parts/Tokens'
 
-const MAY: Record<string, string> = { admin: 'everything, in every project', user: 'run and stop jobs of its project; read fleets', reader: 'read' }
-const KEYS = [['⌘K or Ctrl K', 'search and go to'], ['g then j, q, i, f, s', 'jobs, queue, incidents, fleets, submit'], ['/', 'filter']]
+const MAY: Record<string, string> = { admin: 'everything, in every project', submitter: 'run and stop jobs of its project; read fleets', viewer: 'read' }
+const KEYS = [['⌘K or Ctrl K', 'search and go to'], ['g then j, q, i, f, s, d', 'jobs, queue, incidents, fleets, submit, drills'], ['/', 'filter']]
 
 export default function SettingsPage() {
   useDocumentTitle('Settings, Everstep')
   const query = useQuery(sessionQuery)
+  const ends = useTold((now) => (query.data ? ago(query.data.ExpiresAt, now) : ''))
+  const { isAdmin } = useRole()
+  const nodes = useQuery(nodesQuery()).data
   const { colorScheme, setColorScheme } = useMantineColorScheme()
   return (
     <div className="stack">
@@ -26,14 +31,15 @@ export default function SettingsPage() {
                 ['Role', `${session.Role}: may ${MAY[session.Role] ?? 'what the server allows'}`],
                 ['Project', session.Project || 'all'],
                 ['Token', <span key="token"><code>{session.TokenId}</code> {session.Description}</span>],
-                ['Session ends', <span key="ends"><Ago at={session.ExpiresAt} />, {utc(session.ExpiresAt)}</span>],
+                ['Session ends', `${ends}, ${utc(session.ExpiresAt)}`],
                 ['Server', `Everstep ${session.Version}`],
+                ['Agents', nodes === undefined ? '…' : versionsOf(nodes)],
               ]}
             />
           )}
         </Shown>
-        <p className="dim" style={{ marginTop: 12 }}>Tokens of people are not listed or made over the API yet.</p>
       </section>
+      {isAdmin && query.data && <Tokens own={query.data.TokenId} />}
       <section className="card">
         <h2>Theme</h2>
         <SegmentedControl aria-label="Theme" value={colorScheme} onChange={(value) => setColorScheme(value as 'auto')} data={[{ value: 'auto', label: 'As the system' }, { value: 'light', label: 'Light' }, { value: 'dark', label: 'Dark' }]} />

@@ -1,5 +1,5 @@
 /** Submit a job: a form and the same as YAML, each following the other. */
-import { Button, NumberInput, Select, Textarea, TextInput } from '@mantine/core'
+import { Button, NativeSelect, NumberInput, Textarea, TextInput } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { useState } from 'react'
@@ -7,9 +7,11 @@ import { useNavigate } from 'react-router'
 
 import { ApiError, call } from '../api/client'
 import { fleetsQuery, jobsQuery, jobQuery, useRole } from '../api/queries'
+import type { CreateTrainingJobRequest, TrainingJobPlan } from '../contract'
+import { planned } from '../model/plan'
 import { asCommand, asYaml, fromYaml, NotASpec, requestOf, type Draft } from '../model/spec'
 import { problems } from '../model/submit'
-import { Command, Empty, Problem } from '../parts/Basics'
+import { Command, Empty, FactList, Problem, ToneIcon } from '../parts/Basics'
 
 const START: Draft = { TrainingJobName: '', FleetName: '', Source: { SourceId: '' }, EntryPoint: 'train.py', NodeCount: 2, RanksPerNode: 1, Protection: { Copies: 2 } }
 
@@ -37,36 +39,46 @@ function Form() {
   const [yaml, setYaml] = useState(asYaml(START))
   const [yamlError, setYamlError] = useState('')
   const [isTried, setTried] = useState(false)
+  const [touched, setTouched] = useState<ReadonlySet<string>>(new Set())
+  const [plan, setPlan] = useState<TrainingJobPlan>()
   const [error, setError] = useState<unknown>()
   const [isBusy, setBusy] = useState(false)
   const found = problems(draft)
   const said = (field: string) => {
     const refused = error instanceof ApiError ? error.fields.find((each) => each.Field === field || each.Field.startsWith(`${field}.`))?.Message : undefined
-    return refused ?? (isTried ? found[field] : undefined)
+    return refused ?? (isTried || touched.has(field) ? found[field] : undefined)
+  }
+  const settled = (next: Draft, fields: string[]) => {
+    setDraft(next)
+    setPlan(undefined)
+    setError(undefined)
+    setTouched(new Set([...touched, ...fields]))
   }
   const change = (changes: Draft) => {
     const next = { ...draft, ...changes }
-    setDraft(next)
+    settled(next, Object.keys(changes))
     setYaml(asYaml(next))
     setYamlError('')
   }
   const write = (text: string) => {
     setYaml(text)
     try {
-      setDraft(fromYaml(text))
+      const next = fromYaml(text)
+      settled(next, Object.keys(next))
       setYamlError('')
     } catch (wrong) {
       if (!(wrong instanceof NotASpec)) throw wrong
       setYamlError(wrong.message)
     }
   }
-  const submit = () => {
+  const send = (isDry: boolean) => {
     setTried(true)
     setError(undefined)
     if (Object.keys(found).length || yamlError) return
     setBusy(true)
-    call('CreateTrainingJob', fromYaml(asYaml(draft)) as never)
-      .then(() => {
+    call('CreateTrainingJob', { ...(fromYaml(asYaml(draft)) as CreateTrainingJobRequest), ...(isDry ? { DryRun: true } : {}) })
+      .then((answer) => {
+        if (isDry) return setPlan(answer.Plan)
         void client.invalidateQueries({ queryKey: ['jobs'] })
         void navigate(`/jobs/${encodeURIComponent(draft.TrainingJobName!)}`)
       }, setError)
@@ -78,25 +90,30 @@ function Form() {
       className="stack"
       onSubmit={(event) => {
         event.preventDefault()
-        submit()
+        send(false)
       }}
     >
       <h1>Submit a job</h1>
       <div className="split">
         <section className="card stack">
-          <Select
+          <TextInput
             label="Begin with"
             description="The code and settings of an earlier job; names are not used twice"
             placeholder="an earlier job"
-            searchable
-            clearable
-            data={[...new Set(jobs.map((job) => job.TrainingJobName))]}
-            onChange={(name) => {
-              if (name) void client.fetchQuery(jobQuery(name)).then((job) => change({ ...requestOf(job), TrainingJobName: '' }), setError)
+            list="earlier-jobs"
+            autoComplete="off"
+            onChange={(event) => {
+              const name = event.currentTarget.value
+              if (jobs.some((job) => job.TrainingJobName === name)) void client.fetchQuery(jobQuery(name)).then((job) => change({ ...requestOf(job), TrainingJobName: '' }), setError)
             }}
           />
+          <datalist id="earlier-jobs">
+            {jobs.map((job) => (
+              <option key={job.RunId} value={job.TrainingJobName} />
+            ))}
+          </datalist>
           <TextInput label="Name" required error={said('TrainingJobName')} value={draft.TrainingJobName ?? ''} onChange={(event) => change({ TrainingJobName: event.currentTarget.value })} autoComplete="off" spellCheck={false} />
-          <Select label="Fleet" placeholder="the only one there is" clearable error={said('FleetName')} data={fleets.map((fleet) => fleet.FleetName)} value={draft.FleetName || null} onChange={(value) => change({ FleetName: value ?? '' })} />
+          <NativeSelect label="Fleet" error={said('FleetName')} data={[{ value: '', label: 'the only one there is' }, ...fleets.map((fleet) => fleet.FleetName)]} value={draft.FleetName ?? ''} onChange={(event) => change({ FleetName: event.currentTarget.value })} />
           <TextInput
             label="Source"
             required
@@ -137,12 +154,31 @@ function Form() {
         <Button type="submit" loading={isBusy}>
           Submit
         </Button>
-        <span className="dim">The plan of a dry run is not in the API yet: what does not fit is refused, with the field.</span>
+        <Button variant="default" disabled={isBusy} onClick={() => send(true)}>
+          Show the plan
+        </Button>
+        <span className="dim">The plan checks everything and creates nothing.</span>
       </div>
+      {plan && <Plan plan={plan} />}
       <details className="card">
         <summary>The same on the command line</summary>
         <Command text={asCommand(draft)} />
       </details>
     </form>
+  )
+}
+
+/** What would become of the job. */
+function Plan({ plan }: { plan: TrainingJobPlan }) {
+  const { start, facts } = planned(plan)
+  return (
+    <section className={`card say tone-${start.tone}`} aria-label="The plan">
+      <div className="q">What would become of it</div>
+      <div className="a">
+        <ToneIcon tone={start.tone} size={20} /> {start.title}
+      </div>
+      <p>{start.text}</p>
+      <FactList facts={facts} />
+    </section>
   )
 }

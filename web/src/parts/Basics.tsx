@@ -4,7 +4,7 @@ import { useEffect, useRef, useState, useSyncExternalStore, type ReactNode } fro
 import { Link } from 'react-router'
 
 import { ApiError, serverTime } from '../api/client'
-import { ago, utc } from '../model/format'
+import { ago, duration, utc } from '../model/format'
 import type { Tone } from '../model/verdict'
 
 const ICONS: Record<Tone, ReactNode> = {
@@ -60,15 +60,23 @@ function subscribe(listener: () => void): () => void {
 /** The server's time in Unix seconds, renewed every second. */
 export const useNow = (): number => useSyncExternalStore(subscribe, () => Math.floor(serverTime()))
 
+/** A text that changes with time; drawn anew only when it reads differently, so that a page may have a thousand of them. */
+export const useTold = (text: (now: number) => string): string => useSyncExternalStore(subscribe, () => text(Math.floor(serverTime())))
+
 /** How long ago; the UTC time is in its tooltip. */
 export function Ago({ at }: { at?: number }) {
-  const now = useNow()
+  const told = useTold((now) => (at === undefined ? '–' : ago(at, Math.max(now, at - 0.5))))
   if (at === undefined) return <span className="dim">–</span>
   return (
     <time dateTime={new Date(at * 1000).toISOString()} title={utc(at)}>
-      {ago(at, Math.max(now, at - 0.5))}
+      {told}
     </time>
   )
+}
+
+/** How long something takes, or took. */
+export function Lasting({ from, to }: { from?: number; to?: number }) {
+  return <>{useTold((now) => (from === undefined ? '–' : duration((to ?? now) - from)))}</>
 }
 
 /** A request that failed: what, its code and request id, and a way to try again. */

@@ -14,7 +14,7 @@ interface Entry {
 }
 const MOST = 12
 
-export function Palette({ onClose }: { onClose: () => void }) {
+export default function Palette({ onClose }: { onClose: () => void }) {
   const navigate = useNavigate()
   const [typed, setTyped] = useState('')
   const [chosen, setChosen] = useState(0)
@@ -28,6 +28,7 @@ export function Palette({ onClose }: { onClose: () => void }) {
       { label: 'Queue', kind: 'page', to: '/queue' },
       { label: 'Incidents', kind: 'page', to: '/incidents' },
       { label: 'Fleets', kind: 'page', to: '/fleets' },
+      { label: 'Drills', kind: 'page', to: '/drills' },
       ...(mayRun ? [{ label: 'Submit a job', kind: 'page', to: '/submit' }] : []),
       { label: 'Settings', kind: 'page', to: '/settings' },
       ...(jobs ?? []).map((job) => ({ label: job.TrainingJobName, kind: `job, ${job.SecondaryStatus}`, to: `/jobs/${encodeURIComponent(job.TrainingJobName)}` })),

@@ -1,16 +1,19 @@
 /** The frame around every page: where one can go, how fresh the page is, who is signed in. */
-import { Button, Menu, useMantineColorScheme } from '@mantine/core'
+import { Button } from '@mantine/core'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
-import { useEffect, useState } from 'react'
+import { lazy, Suspense, useEffect, useState } from 'react'
 import { Link, NavLink, Outlet, useLocation, useNavigate } from 'react-router'
 
-import { contact, serverTime, session } from '../api/client'
+import { contact, serverTime } from '../api/client'
 import { useLive } from '../api/live'
 import { incidentsQuery, sessionQuery } from '../api/queries'
 import { duration } from '../model/format'
 import { STALE_SECONDS } from '../model/verdict'
 import { Loading, Problem, Status, useNow } from './Basics'
-import { Palette } from './Palette'
+
+// What few visits open is loaded when it is opened.
+const Palette = lazy(() => import('./Palette'))
+const AccountMenu = lazy(() => import('./AccountMenu'))
 
 /** Seconds since the server answered last. */
 export const useStaleSeconds = (): number => Math.max(0, useNow() - serverTime(contact.at))
@@ -21,7 +24,7 @@ function Freshness({ isLive }: { isLive: boolean }) {
   return stale > STALE_SECONDS ? <Status tone="bad" word={`Stale, ${duration(stale)}`} title="The control plane has not answered for this long" /> : <Status tone="good" word="Live" title="Events come as they happen" />
 }
 
-const KEYS: Record<string, string> = { j: '/', q: '/queue', i: '/incidents', f: '/fleets', s: '/submit' }
+const KEYS: Record<string, string> = { j: '/', q: '/queue', i: '/incidents', f: '/fleets', s: '/submit', d: '/drills' }
 
 export function Shell() {
   const signedIn = useQuery(sessionQuery)
@@ -29,7 +32,7 @@ export function Shell() {
   const navigate = useNavigate()
   const client = useQueryClient()
   const [isPaletteOpen, setPaletteOpen] = useState(false)
-  const { colorScheme, setColorScheme } = useMantineColorScheme()
+  const [isAccountOpen, setAccountOpen] = useState(false)
   const isSignedOut = signedIn.data === null
   const isLive = useLive(client, Boolean(signedIn.data))
 
@@ -62,6 +65,11 @@ export function Shell() {
   }, [navigate])
 
   if (isSignedOut) return null
+  const account = (
+    <Button variant="default" size="xs" aria-label={`${signedIn.data?.Role ?? '…'}: account and theme`} aria-haspopup="menu" aria-expanded={isAccountOpen} onClick={() => setAccountOpen(!isAccountOpen)}>
+      {signedIn.data?.Role ?? '…'}
+    </Button>
+  )
   return (
     <>
       <a className="skip" href="#main">
@@ -82,6 +90,7 @@ export function Shell() {
             {signedIn.data && <OpenIncidents />}
           </NavLink>
           <NavLink to="/fleets">Fleets</NavLink>
+          <NavLink to="/drills">Drills</NavLink>
           {signedIn.data?.Role !== 'viewer' && <NavLink to="/submit">Submit</NavLink>}
         </nav>
         <div className="row tools">
@@ -89,40 +98,23 @@ export function Shell() {
           <Button variant="default" size="xs" onClick={() => setPaletteOpen(true)}>
             Search <kbd>⌘K</kbd>
           </Button>
-          <Menu position="bottom-end" withinPortal>
-            <Menu.Target>
-              <Button variant="default" size="xs" aria-label={`${signedIn.data?.Role ?? '…'}: account and theme`}>
-                {signedIn.data?.Role ?? '…'}
-              </Button>
-            </Menu.Target>
-            <Menu.Dropdown>
-              <Menu.Label>Theme</Menu.Label>
-              {(['auto', 'light', 'dark'] as const).map((scheme) => (
-                <Menu.Item key={scheme} onClick={() => setColorScheme(scheme)} aria-current={colorScheme === scheme || undefined}>
-                  {scheme === 'auto' ? 'As the system' : scheme === 'light' ? 'Light' : 'Dark'}
-                  {colorScheme === scheme ? ' ✓' : ''}
-                </Menu.Item>
-              ))}
-              <Menu.Divider />
-              <Menu.Item onClick={() => void navigate('/settings')}>Settings</Menu.Item>
-              <Menu.Item
-                onClick={() =>
-                  void session.signOut().then(() => {
-                    client.clear()
-                    void navigate('/sign-in')
-                  })
-                }
-              >
-                Sign out
-              </Menu.Item>
-            </Menu.Dropdown>
-          </Menu>
+          {isAccountOpen ? (
+            <Suspense fallback={account}>
+              <AccountMenu onClose={() => setAccountOpen(false)}>{account}</AccountMenu>
+            </Suspense>
+          ) : (
+            account
+          )}
         </div>
       </header>
       <main id="main" tabIndex={-1}>
         {signedIn.data ? <Outlet /> : signedIn.error ? <Problem error={signedIn.error} retry={() => void signedIn.refetch()} /> : <Loading />}
       </main>
-      {isPaletteOpen && <Palette onClose={() => setPaletteOpen(false)} />}
+      {isPaletteOpen && (
+        <Suspense fallback={null}>
+          <Palette onClose={() => setPaletteOpen(false)} />
+        </Suspense>
+      )}
     </>
   )
 }

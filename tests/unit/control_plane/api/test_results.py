@@ -172,6 +172,37 @@ def test_protection_of_a_job_that_runs(client, job):
     }
 
 
+@pytest.mark.parametrize(
+    ("committed", "shards"),
+    [
+        (9, [shard(0, True, True), shard(1, True, True)]),
+        (9, [shard(0, True, True), shard(1, True, False)]),
+        (9, [shard(0, True, True)]),
+        (9, [shard(0, True, True), shard(1, True, True, reason="its snapshots are refused")]),
+        (9, [shard(0, True, True), shard(1, True, True, generation=2)]),
+        (9, []),
+        (-1, [shard(0, True, True), shard(1, True, True)]),
+    ],
+)
+def test_a_list_says_of_protection_what_the_job_itself_says(client, job, committed, shards):
+    job.launch(1)
+    job.write(jobs.change, committed_step=committed)
+    job.write(protection.record, shards, START)
+    (listed,) = client.list_training_jobs()["TrainingJobSummaries"]
+    assert listed["ProtectionState"] == client.describe_protection(TrainingJobName="gpt")["ProtectionState"]
+
+
+def test_a_list_says_nothing_of_the_protection_of_a_job_that_has_no_memory(client, job):
+    (waiting,) = client.list_training_jobs()["TrainingJobSummaries"]
+    assert "ProtectionState" not in waiting
+    job.launch(1)
+    job.write(protection.record, [shard(0, True, True), shard(1, True, True)], START)
+    job.write(jobs.change, committed_step=9)
+    job.write(jobs.change, state="completed")
+    (over,) = client.list_training_jobs()["TrainingJobSummaries"]
+    assert "ProtectionState" not in over
+
+
 def test_odds_count_holders_in_view_alone(client, job):
     job.launch(1)
     job.write(jobs.change, committed_step=9)

@@ -1,0 +1,1 @@
+"""How fast the dashboard is, in Chromium: `make bench-dashboard`."""

@@ -1,0 +1,143 @@
+"""How fast the dashboard is, in Chromium over the simulated fleet: `make bench-dashboard`.
+
+    python -m benchmarks.dashboard [--quick]
+
+Ends with 2 when something falls short of what it has to reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from playwright.sync_api import Browser, expect
+
+from benchmarks.cluster_jobs import ROOT
+from benchmarks.dashboard import report
+from benchmarks.dashboard.crowd import SMALL, WIDE, crowd, small, write_log
+from benchmarks.dashboard.watching import frames, incidents_stored, seconds_until_interactive, seconds_until_shown
+from benchmarks.machine import Machine
+from tests.dashboard.browsing import chromium, open_job, signed_in
+from tests.dashboard.service import Served
+from tests.unit.control_plane.loop.world import World
+
+JOBS, NODES, LINES = 1_000, 256, 100_000
+LOADS, FAULTS = 10, 20
+INCIDENT: Final = "section[aria-label='The incident now']"
+LAST_INCIDENT: Final = "section[aria-label='The last incident']"
+
+
+def main() -> int:
+    """Measure, write the report, and return the process's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dashboard", description="How fast the dashboard is.")
+    parser.add_argument("--quick", action="store_true", help="few jobs and samples, to try the harness")
+    parser.add_argument("--json", type=Path, default=ROOT / ".everstep" / "bench" / "dashboard.json", help="where the figures go")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks-dashboard.md", help="where the table goes")
+    arguments = parser.parse_args()
+    machine, begun = Machine.observe(), time.monotonic()
+    jobs, nodes, lines, loads, faults = (60, 8, 3_000, 2, 2) if arguments.quick else (JOBS, NODES, LINES, LOADS, FAULTS)
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - begun:6.1f} s  {text}", flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="everstep-dashboard-") as directory, chromium() as browser:
+        say(f"{jobs} jobs, one of them on {nodes} nodes")
+        with served(Path(directory) / "crowd", nodes=nodes) as many:
+            many.run(crowd(many.world, jobs=jobs, nodes=nodes))
+            many.serve()
+            write_log(many.world, WIDE, lines)
+            interactive = [of_the_list(browser, many) for _ in range(loads)]
+            say(f"the list answers after {', '.join(f'{each:.2f}' for each in interactive)} s")
+            scrolled = scrolling(browser, many)
+        with served(Path(directory) / "small", nodes=3) as few:
+            few.run(small(few.world))
+            few.serve()
+            shown = of_faults(browser, few, faults)
+            say(f"faults are shown after {', '.join(f'{each:.3f}' for each in shown)} s")
+        version = f"Chromium {browser.version}"
+    run = report.Run(
+        machine=machine,
+        chromium=version,
+        jobs=jobs,
+        nodes=nodes,
+        lines=lines,
+        interactive_seconds=interactive,
+        shown_seconds=shown,
+        frames_ms=scrolled,
+        is_quick=arguments.quick,
+        seconds=time.monotonic() - begun,
+    )
+    report.write(run, arguments.json, arguments.document)
+    short = [row for row in report.rows(run) if row.falls_short]
+    for row in report.rows(run):
+        say(f"{row.what}: {row.measured:.3f} {row.unit}, to reach {row.limit:.3f}{' FALLS SHORT' if row.falls_short else ''}")
+    return 2 if short else 0
+
+
+def served(directory: Path, *, nodes: int) -> Served:
+    """Return what will serve a new world of so many nodes, in a directory of its own."""
+    directory.mkdir()
+    return Served(directory, World(directory, nodes=nodes, spares=0, boot_seconds=1.0, max_size=nodes + 10))
+
+
+def of_the_list(browser: Browser, many: Served) -> float:
+    """Open the list of jobs once, in a browser that has never seen it."""
+    with signed_in(browser, many) as page:
+        page.goto("/settings")  # whose code is another page's
+        return seconds_until_interactive(page, "/", "tbody tr", WIDE)
+
+
+def scrolling(browser: Browser, many: Served) -> dict[str, list[float]]:
+    """Scroll the list, the matrix and the log."""
+    found: dict[str, list[float]] = {}
+    with signed_in(browser, many) as page:
+        page.goto("/")
+        expect(page.locator("tbody tr").first).to_be_visible()
+        while (more := page.get_by_role("button", name="Show")).count():
+            more.click()
+        found[f"the list of {page.locator('tbody tr').count():,} jobs"] = frames(page, "", step=120)
+        open_job(page, WIDE, "/protection")
+        expect(page.locator(".matrix canvas")).to_be_visible()
+        found["the matrix"] = frames(page, ".matrix", step=40)
+        open_job(page, WIDE, "/logs")
+        expect(page.locator(".log .line").first).to_be_visible()
+        for _ in range(5):  # older pages, so that there is something to scroll
+            page.locator(".log").evaluate("(box) => { box.scrollTop = 0 }")
+            page.wait_for_timeout(300)
+        found["the log"] = frames(page, ".log", step=120)
+    return found
+
+
+def of_faults(browser: Browser, few: Served, count: int) -> list[float]:
+    """Kill a rank again and again, and see how soon the job's page tells it."""
+    world = few.world
+
+    async def strike() -> None:
+        world.kill_rank(world.team(SMALL)[0])
+        before = len(world.incidents(SMALL))
+        while len(world.incidents(SMALL)) == before:
+            await world.tick(0.1)
+
+    async def recover() -> None:
+        while any(each.closed_at is None for each in world.incidents(SMALL)):
+            if world.job(SMALL).state == "running":
+                await world.train(3, SMALL)
+            await world.tick()
+
+    found = []
+    with signed_in(browser, few) as page, incidents_stored() as stored:
+        open_job(page, SMALL)
+        expect(page.get_by_text("Live")).to_be_visible()
+        for _ in range(count):
+            found.append(seconds_until_shown(page, INCIDENT, lambda: few.run(strike()), stored))
+            few.run(recover())
+            expect(page.locator(LAST_INCIDENT)).to_be_visible()
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""The report of one run: what was to be reached, and the figures. Pure but for `write`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.machine import Machine
+from benchmarks.measures import BUSY_LOAD_RATIO, is_busy, percentile
+
+COMMAND: Final = "make bench-dashboard"
+INTERACTIVE_SECONDS: Final = 1.5
+SHOWN_SECONDS: Final = 0.5
+FRAME_MS: Final = 1000 / 30
+"""Scrolling is smooth while 95 % of the frames come at least 30 times a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of the benchmark."""
+
+    machine: Machine
+    chromium: str
+    jobs: int
+    nodes: int
+    lines: int
+    interactive_seconds: Sequence[float]
+    shown_seconds: Sequence[float]
+    frames_ms: dict[str, Sequence[float]]
+    """By what was scrolled."""
+    is_quick: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One thing that was to be reached."""
+
+    what: str
+    measured: float
+    limit: float
+    unit: str
+    count: int
+    spread: str
+
+    @property
+    def falls_short(self) -> bool:
+        """It was not reached."""
+        return self.measured > self.limit
+
+
+def rows(run: Run) -> list[Row]:
+    """Return what was to be reached, as far as it was measured."""
+    found = [
+        _row(f"list of {run.jobs:,} jobs answers, median", run.interactive_seconds, 0.5, INTERACTIVE_SECONDS, "s"),
+        _row("a fault is on the page after its event was stored, 95 %", run.shown_seconds, 0.95, SHOWN_SECONDS, "s"),
+    ]
+    return found + [_row(f"a frame while {what} scrolls, 95 %", frames, 0.95, FRAME_MS, "ms") for what, frames in run.frames_ms.items()]
+
+
+def _row(what: str, values: Sequence[float], share: float, limit: float, unit: str) -> Row:
+    digits = 1 if unit == "ms" else 3
+    spread = f"median {statistics.median(values):.{digits}f}, {min(values):.{digits}f} to {max(values):.{digits}f}"
+    return Row(what=what, measured=percentile(values, share), limit=limit, unit=unit, count=len(values), spread=spread)
+
+
+def write(run: Run, figures: Path, document: Path) -> None:
+    """Write the report.
+
+    Args:
+        run: what was measured.
+        figures: the JSON file.
+        document: the Markdown file.
+    """
+    figures.parent.mkdir(parents=True, exist_ok=True)
+    content = dataclasses.asdict(run) | {"rows": [dataclasses.asdict(row) | {"falls_short": row.falls_short} for row in rows(run)]}
+    figures.write_text(json.dumps(content, indent=1) + "\n")
+    document.write_text(render(run))
+
+
+def render(run: Run) -> str:
+    """Return the document."""
+    machine = run.machine
+    load = ", ".join(f"{value:.2f}" for value in machine.load_average)
+    lines = [
+        "# How fast the dashboard is",
+        "",
+        f"Written by `{COMMAND}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/dashboard.json`.",
+        "",
+        f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, "
+        f"Python {machine.python}, {run.chromium}, drawing without a graphics card. Load average before the run: {load}.",
+        "- Browser, server and simulated fleet share the machine; server and fleet share one process.",
+        f"- {run.jobs:,} jobs in the list; one of them on {run.nodes} nodes, with {run.nodes} shards; its log has {run.lines:,} lines.",
+        "- A page *answers* when a filter that was typed has narrowed its list, counted from asking for the page, with nothing in the browser's "
+        "cache but what the sign-in page left there.",
+        "- A fault is *on the page* when the card of the incident is in the document; it is *stored* when the transaction that made the incident "
+        "has been committed.",
+        "- *Smooth* is a frame in at most 33.3 ms for 95 % of the frames, while something is scrolled in every frame for 4 s "
+        "and the page goes on asking.",
+    ]
+    if run.is_quick:
+        lines += ["", "**This was a quick run with few samples: it tries the harness and measures nothing.**"]
+    if is_busy(machine.load_average[0], machine.cores):
+        lines += ["", f"**The machine was busy with other work when the run began (more than {BUSY_LOAD_RATIO} per core): run it again.**"]
+    head = ("what", "measured", "to reach", "spread", "n", "verdict")
+    body = [
+        [
+            row.what,
+            f"**{row.measured:.{1 if row.unit == 'ms' else 2}f}** {row.unit}",
+            f"≤ {row.limit:.{1 if row.unit == 'ms' else 2}f} {row.unit}",
+            f"{row.spread} {row.unit}",
+            str(row.count),
+            "**falls short**" if row.falls_short else "pass",
+        ]
+        for row in rows(run)
+    ]
+    table = [head, tuple("---" for _ in head), *body]
+    return "\n".join([*lines, "", *(f"| {' | '.join(cells)} |" for cells in table)]) + "\n"

@@ -1,0 +1,99 @@
+"""A browser as the dashboard's tests use it.
+
+Whatever it complains of, a refused style, a failed request, an exception, fails the test that it happened in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from control_plane.db.tokens import Role
+from tests.dashboard.chromium import find_chromium
+from tests.dashboard.service import Served
+
+DESKTOP, PHONE = (1440, 900), (390, 844)
+WAIT_MS = 10_000
+CUT_OFF = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET", "status of 503")
+"""What a browser says of a server that is away."""
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser for the time of the block."""
+    with sync_playwright() as playwright:
+        # Containers run tests as root, for whom Chromium's sandbox does not start; it opens our own pages alone.
+        started = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@contextmanager
+def watched(
+    browser: Browser, url: str, *, size: tuple[int, int] = DESKTOP, scheme: Any = "light", is_cut: bool = False, refusals: tuple[str, ...] = ()
+) -> Iterator[Page]:
+    """A page of nobody yet.
+
+    Args:
+        browser: of the test.
+        url: of the server.
+        size: of the window.
+        scheme: light or dark.
+        is_cut: the server goes away meanwhile, and the browser says so.
+        refusals: parts of what else the browser is meant to say.
+
+    Yields:
+        The page; it is closed afterwards.
+    """
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion="reduce", base_url=url)
+    complaints: list[str] = []
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    yield page
+    context.close()
+    expected = (*refusals, *(CUT_OFF if is_cut else ()))
+    assert [each for each in complaints if not any(part in each for part in expected)] == []
+
+
+@contextmanager
+def signed_in(browser: Browser, served: Served, role: Role = Role.ADMIN, **more: Any) -> Iterator[Page]:
+    """A page of somebody who has signed in; the rest as `watched`."""
+    with watched(browser, served.url, **more) as page:
+        sign_in(page, served.token(role))
+        yield page
+
+
+def sign_in(page: Page, token: str) -> None:
+    """Exchange a token for a session, on the page's own form."""
+    if "/sign-in" not in page.url:
+        page.goto("/sign-in")
+    page.get_by_label("Token").first.fill(token)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page).not_to_have_url(re.compile("/sign-in"))  # that page has a heading, too
+    expect(page.get_by_role("main").get_by_role("heading", level=1)).to_be_visible()
+
+
+def open_job(page: Page, name: str, tab: str = "") -> None:
+    """Open a job's page, or one of its tabs."""
+    page.goto(f"/jobs/{name}{tab}")
+    expect(page.get_by_role("heading", level=1, name=name)).to_be_visible()
+
+
+def confirm(page: Page, name: str, verb: str) -> None:
+    """Type a name where it is asked for, and go on."""
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("button", name=verb, exact=True)).to_be_disabled()
+    dialog.get_by_label("Type the name to go on").fill(name)
+    dialog.get_by_role("button", name=verb, exact=True).click()
+    expect(dialog).to_be_hidden()
+
+
+def sentence(text: str) -> str:
+    """As the page writes what the API says: its own first letter and full stop aside."""
+    return text.strip().splitlines()[0].rstrip(".")[1:]

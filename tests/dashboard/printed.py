@@ -1,0 +1,92 @@
+"""What the ranks of the story printed, where their agents put it: chunks by node for the merged log, and each stream for itself.
+
+Nothing is timed: the lines of a launch lie evenly between its start and its end, with what a rank said last at the very end. A node that was lost
+takes its newest lines with it, and has not said that nothing follows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final
+
+from control_plane.db import jobs
+from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.log_chunks import NO_RANK, ChunkHead, ChunkName, LogLine, encode_head, encode_lines
+from everstep.protocol.plan import ObjectReference
+from tests.unit.control_plane.loop.world import BUCKET, World
+
+EVERY_STEPS: Final = 10
+LOST_LINES: Final = 2
+"""What a node takes with it."""
+
+
+def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
+    """Put the logs of all launches of a job.
+
+    Args:
+        world: has it.
+        name: of the job.
+        last_words: what rank 0 said when it failed, by launch.
+    """
+    record = world.job(name)
+    with world.database.read() as session:
+        launches = {each.number: each for each in jobs.launched(session, record.run_id)}
+        lineage = jobs.lineage(session, record.run_id)
+    reached = {each.generation_before: each.reached_step for each in world.incidents(name)}
+    ends = [each.planned_at for each in lineage[1:]] + [record.ended_at]
+    for entry, over_at in zip(lineage, ends, strict=False):  # one that waits has no launch
+        if entry.started_at is None:
+            continue
+        launch = launches[entry.number]
+        steps = reached.get(launch.number) or record.boundary
+        end = (over_at or world.now) - timedelta(seconds=1)
+        numbers = range(launch.plan.base_step, max(launch.plan.base_step, steps) + 1, EVERY_STEPS)
+        for node in launch.plan.nodes:
+            lines: list[LogLine] = []
+            for rank in node.ranks:
+                said = [f"\x1b[2mrank {rank} of launch {launch.number}:\x1b[0m loading data", *(_step(step) for step in numbers)]
+                failure = last_words.get(launch.number, "").splitlines() if rank == 0 else []
+                lines += _spread(rank, said, failure, entry.started_at, end)
+            lines.sort(key=lambda line: line.at_ms)
+            is_lost = node.node_id not in world.agents
+            whole = lines[:-LOST_LINES] if is_lost else lines
+            if over_at is not None and not is_lost:
+                whole.append(LogLine(at_ms=lines[-1].at_ms, rank=NO_RANK, stream="end", text="", end=0))
+            put_chunk(world, name, launch.number, node.node_id, 0, whole)
+            for rank, stream in itertools.product(node.ranks, ("stdout", "stderr")):
+                text = "".join(line.text + "\n" for line in whole if (line.rank, line.stream) == (rank, stream))
+                world.objects.put(_place(world, name, f"gen={launch.number}/rank={rank}.{stream}"), text.encode())
+
+
+def put_chunk(world: World, name: str, generation: int, node_id: NodeId, first: int, lines: list[LogLine]) -> None:
+    """Store lines of a node, `first` the number of the first of them."""
+    chunk = ChunkName(node_id, first, lines[0].at_ms)
+    data = encode_head(ChunkHead(first=first, positions={})) + encode_lines(lines)
+    world.objects.put(_place(world, name, f"gen={generation}/{chunk.path}"), data)
+
+
+def say(world: World, name: str, text: str, first: int) -> None:
+    """Let rank 0 of the launch that runs print a line now, the `first` of its node since the story was told."""
+    plan = world.plan(name)
+    node = next(node for node in plan.nodes if 0 in node.ranks)
+    line = LogLine(at_ms=int(world.now.timestamp() * 1000), rank=Rank(0), stream="stdout", text=text, end=1)
+    put_chunk(world, name, plan.generation, node.node_id, first, [line])
+
+
+def _place(world: World, name: str, path: str) -> ObjectReference:
+    prefix = world.job(name).spec.log_uri.removeprefix(f"s3://{BUCKET}/")
+    return ObjectReference(bucket=BUCKET, key=f"{prefix}{path}")
+
+
+def _step(step: int) -> str:
+    return f"step {step:5d}  loss {1.7 + 6.5 * math.exp(-step / 180):.4f}"
+
+
+def _spread(rank: Rank, said: list[str], failure: list[str], begin: datetime, end: datetime) -> list[LogLine]:
+    gap = (end - begin) / max(1, len(said) - 1)
+    at = [int((begin + number * gap).timestamp() * 1000) + rank for number in range(len(said))]
+    lines = [LogLine(at_ms=when, rank=rank, stream="stdout", text=text, end=1) for when, text in zip(at, said, strict=True)]
+    return lines + [LogLine(at_ms=at[-1] + 1, rank=rank, stream="stderr", text=text, end=1) for text in failure]

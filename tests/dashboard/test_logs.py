@@ -1,0 +1,95 @@
+"""A job's log in a real Chromium: merged, followed, searched, linked to, and where it failed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.dashboard.browsing import open_job
+from tests.dashboard.printed import say
+from tests.dashboard.service import Seeded
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+
+def log(page: Page) -> Locator:
+    return page.get_by_role("log")
+
+
+def lines(page: Page) -> Locator:
+    return log(page).locator(".line")
+
+
+def stored(api: httpx.Client, name: str, **query: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = api.get(f"/training-jobs/{name}/logs/events", params={"Limit": 10_000, **query}).json()["Events"]
+    return found
+
+
+def shown(text: str) -> str:
+    """A line without its colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_the_newest_lines_of_all_ranks_are_shown_and_what_is_printed_comes_by_itself(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    name = seeded.story.gpu
+    open_job(desk, name, "/logs")
+    newest = stored(api, name)[-1]
+    expect(lines(desk).last).to_contain_text(shown(newest["Message"]))
+    expect(desk.get_by_text("Following")).to_be_visible()
+    node = next(node for node in seeded.world.plan(name).nodes if 0 in node.ranks).node_id
+    count = sum((event["NodeId"], event["Generation"]) == (node, newest["Generation"]) for event in stored(api, name))
+    say(seeded.world, name, "a line that was printed just now", count)
+    expect(lines(desk).last).to_contain_text("a line that was printed just now")
+    desk.get_by_label("Rank").select_option("1")
+    expect(lines(desk).last).to_contain_text(shown(stored(api, name, Rank=1)[-1]["Message"]))
+    assert "rank=1" in desk.url
+
+
+def test_the_failure_is_one_click_away_and_its_line_has_an_address(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    name = seeded.story.crashing
+    incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
+    open_job(desk, name, "/logs")
+    desk.get_by_role("button", name="To the failure").click()
+    here = log(desk).locator(".here")
+    told = [event["Message"] for event in stored(api, name, Generation=incident["GenerationBefore"]) if event["Stream"] == "stderr"]
+    expect(here).to_contain_text(told[-1])  # the exception, below its traceback
+    expect(here).to_be_in_viewport()
+    here.get_by_role("button").click()
+    desk.wait_for_url(re.compile("at="))
+    desk.reload()
+    expect(here).to_contain_text(told[-1])
+    desk.goto(f"/incidents/{incident['IncidentId']}")
+    desk.get_by_role("link", name="What the ranks printed").click()
+    expect(here).to_contain_text(told[-1])
+
+
+def test_what_is_searched_is_found_among_all_lines_and_downloaded(desk: Page, seeded: Seeded, api: httpx.Client, tmp_path: Path) -> None:
+    name = seeded.story.crashing
+    everything = stored(api, name, StartFromHead=True)
+    wanted = everything[0]["Message"]
+    words = shown(wanted).partition(":")[0]
+    open_job(desk, name, "/logs")
+    desk.get_by_label("Find in the log").fill(words)
+    expect(log(desk).locator("mark").first).to_have_text(words)
+    only = desk.get_by_label("Only these, in the whole log")
+    only.click()  # the address changes first, and the box with it
+    expect(only).to_be_checked()
+    expect(lines(desk)).to_have_count(len(stored(api, name, FilterPattern=words)))
+    expect(lines(desk).filter(has_text=words)).to_have_count(sum(words in event["Message"] for event in everything))  # the others tell of gaps
+    only.click()
+    expect(only).not_to_be_checked()
+    desk.get_by_label("Find in the log").fill("")
+    expect(lines(desk).last).to_be_visible()
+    with desk.expect_download() as saved:
+        desk.get_by_role("button", name="Download these").click()
+    saved.value.save_as(tmp_path / "log")
+    said = (tmp_path / "log").read_text().splitlines()
+    assert len(said) == len(everything)
+    assert all(line.endswith(shown(event["Message"])) for line, event in zip(said, everything, strict=True))
+    desk.get_by_text("Whole streams, as files").click()
+    expect(desk.get_by_role("link", name=re.compile("^stderr")).first).to_be_visible()

@@ -1,0 +1,133 @@
+"""The dashboard in a real Chromium over a real control plane and the local cloud: a job's life, all of it from its pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.dashboard.browsing import chromium, confirm, open_job, sign_in, watched
+from tests.e2e.jobs import PATIENCE_SECONDS, SCRIPTS, SHAPES, Job, Workplace, wait_until
+
+NAME = "from-the-dashboard"
+FIRST, SECOND = "1:6", "1:14"
+"""Where ranks stand: to be looked at, and until the first launch is over."""
+PATIENCE_MS = PATIENCE_SECONDS * 1000
+
+
+@pytest.fixture
+def drills(place: Workplace) -> Iterator[None]:
+    """Let drills strike the shared fleet, for this test."""
+    place.client.update_fleet(FleetName="local", AllowDrills=True)
+    yield
+    place.client.update_fleet(FleetName="local", AllowDrills=False)
+
+
+def test_a_job_is_submitted_watched_hurt_and_finished_from_its_pages(place: Workplace, drills: None) -> None:
+    shape = SHAPES[2]
+    gate = place.directory / "gates" / NAME
+    gate.mkdir(parents=True)
+    for moment in (FIRST, SECOND):
+        (gate / f"hold {moment}").touch()
+    source = place.client.upload_source(Directory=SCRIPTS)["SourceId"]
+    job = Job(place, NAME, shape, {}, gate)
+    with chromium() as browser, watched(browser, place.cluster.endpoint_url, is_cut=True) as page:
+        page.set_default_timeout(PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)  # a busy machine is no bug
+        try:
+            sign_in(page, place.cluster.token)
+            submit(page, source, gate=str(gate))
+            watch(page, job)
+            restart(page, place)
+            strike(page, job)
+            tell(page, place, job)
+            stop_another(page, place, source)
+        finally:
+            expect.set_options(timeout=None)
+
+
+def submit(page: Page, source: str, **parameters: str) -> None:
+    """Fill the form, look at the plan, and send it."""
+    page.goto("/submit")
+    page.get_by_label(re.compile("^Name")).fill(NAME)
+    page.get_by_label("Source").fill(source)
+    settings = {"adapter": "plain", "steps": "18", "pace_seconds": "0.05", **parameters}
+    page.get_by_label("Hyperparameters").fill("\n".join(f"{key}={value}" for key, value in settings.items()))
+    page.get_by_label("Nodes").fill("2")
+    page.get_by_role("button", name="Show the plan").click()
+    expect(page.get_by_role("region", name="The plan")).to_contain_text("It would start at once")
+    page.get_by_role("button", name="Submit").click()
+    page.wait_for_url(re.compile(f"/jobs/{NAME}$"))
+
+
+def watch(page: Page, job: Job) -> None:
+    """See it train: the step that the page tells is where all ranks stand."""
+    job.wait_standing(FIRST)
+    step = FIRST.split(":")[1]
+    expect(page.locator(".fold")).to_contain_text(f"step {step}", ignore_case=True)
+    expect(page.locator("section.act")).to_contain_text("No")
+
+
+def restart(page: Page, place: Workplace) -> None:
+    """A control plane that is killed and comes back: the page says so, and the stream goes on after the last event that was read."""
+    expect(page.get_by_text("Live")).to_be_visible()
+    place.cluster.kill_control_plane()
+    expect(page.get_by_text("No events")).to_be_visible()
+    with page.expect_response(lambda answer: "events/stream" in answer.url and answer.ok) as again:
+        place.cluster.restart_control_plane()
+    assert int(again.value.request.all_headers()["last-event-id"]) > 0
+    expect(page.get_by_text("Live")).to_be_visible()
+
+
+def strike(page: Page, job: Job) -> None:
+    """End an instance of the job from the page of drills, while its ranks train on to the second moment."""
+    job.place.wait_all_connected(job.describe()["NodeIds"])
+    page.goto("/drills")
+    page.get_by_label("Job").select_option(NAME)
+    page.get_by_label("What breaks").select_option("terminate-instance")
+    page.get_by_role("button", name="Start the drill").click()
+    job.let_go(FIRST)
+    confirm(page, NAME, "Strike")
+    expect(page.locator("tbody tr").first).to_contain_text(re.compile("struck|recovered"))
+
+
+def tell(page: Page, place: Workplace, job: Job) -> None:
+    """The first fold and the timeline tell the story, and the job finishes."""
+    open_job(page, NAME)
+    (drill,) = [each for each in place.client.list_drills()["Drills"] if each["TrainingJobName"] == NAME]
+    expect(page.get_by_role("region", name=re.compile("The incident now|The last incident"))).to_be_visible()
+    expect(page.get_by_role("link", name=re.compile("^Fault: "))).to_have_count(1)
+    expect(page.get_by_role("main")).to_contain_text("Completed")
+    expect(page.get_by_role("region", name="The last incident")).to_be_visible()
+    (incident,) = job.incidents()
+    story = page.get_by_role("region", name="The last incident")
+    expect(story).to_contain_text(drill["NodeId"])
+    expect(story).to_contain_text("Yes")  # it is over
+    expect(page.get_by_role("link", name=re.compile("^replace, incident"))).to_have_count(1)
+    for node in incident["ReplacementInstanceIds"]:
+        expect(page.locator("svg.timeline")).to_contain_text(node)
+    page.goto(f"/jobs/{NAME}/logs")
+    expect(page.get_by_role("log").locator(".line").first).to_be_visible()
+    expect(page.get_by_text("Complete", exact=True)).to_be_visible()  # every line is there
+    page.goto("/drills")
+    expect(page.locator("tbody tr").first).to_contain_text("recovered")
+
+
+def stop_another(page: Page, place: Workplace, source: str) -> None:
+    """Stop a job from its page."""
+    name = "to-be-stopped"
+    place.client.create_training_job(
+        TrainingJobName=name,
+        Source={"SourceId": source},
+        EntryPoint="train.py",
+        NodeCount=1,
+        HyperParameters={"adapter": "plain", "steps": "100000", "pace_seconds": "0.05"},
+    )
+    open_job(page, name)
+    expect(page.get_by_role("main")).to_contain_text("Training")
+    page.get_by_role("button", name="Stop").click()
+    confirm(page, name, "Stop")
+    wait_until("the job to stop", lambda: place.client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "Stopped")
+    expect(page.get_by_role("main")).to_contain_text("Stopped")

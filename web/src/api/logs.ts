@@ -1,0 +1,196 @@
+/**
+ * A job's log as it is read: pages in both directions from where somebody begins, and what follows as it is printed.
+ *
+ * Every line comes once: pages and the stream hand over by the server's tokens. A stream that is cut off is opened again from the last token.
+ */
+import type { GetLogEventsResponse, LogEvents, Operations } from '../contract'
+import { EventStreamDecoder } from '../model/eventStream'
+import { appended, MOST_LINES, prepended, type Line } from '../model/logs'
+import { address, ApiError, call, open } from './client'
+
+type Asked = Operations['GetLogEvents']['request']
+export type Filter = Pick<Asked, 'Rank' | 'Generation' | 'FilterPattern'>
+export type Start = { at: 'end' } | { at: 'time'; ms: number }
+
+export interface LogState {
+  lines: Line[]
+  /** There are older ones than those that are held. */
+  hasOlder: boolean
+  /** Everything that is there by now is held, up to the newest. */
+  isAtEnd: boolean
+  /** Lines come as they are printed. */
+  isLive: boolean
+  /** The job has ended, and nothing will follow. */
+  isOver: boolean
+  isBusy: boolean
+  error?: unknown
+}
+
+/** How the source asks: the API, or a test. */
+export interface LogService {
+  page: (request: Asked, signal: AbortSignal) => Promise<GetLogEventsResponse>
+  /** Ends when the log does; throws when it is cut off. */
+  follow: (request: Operations['FollowLogs']['request'], take: (batch: LogEvents) => void, signal: AbortSignal) => Promise<void>
+  wait: (ms: number, signal: AbortSignal) => Promise<void>
+}
+
+const PAGE = 1_000
+/** Pages may be empty while there is more: what a filter lets through is rare. */
+const MOST_EMPTY = 20
+const AROUND_MS = 5_000
+const AGAIN_MS = 2_000
+
+/** As the server reads it, to the millisecond: what a fraction cannot say exactly falls on the right side. */
+const seconds = (ms: number): number => (ms + 0.5) / 1000
+
+export const service: LogService = {
+  page: (request, signal) => call('GetLogEvents', request, signal),
+  follow: async (request, take, signal) => {
+    const decoder = new EventStreamDecoder()
+    for await (const bytes of open(address('FollowLogs', request).url, signal)) {
+      for (const message of decoder.push(bytes)) if (message.type === 'LogEvents') take(JSON.parse(message.payload) as LogEvents)
+    }
+  },
+  wait: (ms, signal) =>
+    new Promise((resolve) => {
+      const timer = setTimeout(resolve, ms)
+      signal.addEventListener('abort', () => {
+        clearTimeout(timer)
+        resolve()
+      })
+    }),
+}
+
+export class LogSource {
+  private state: LogState = { lines: [], hasOlder: false, isAtEnd: false, isLive: false, isOver: false, isBusy: true }
+  private readonly listeners = new Set<() => void>()
+  private readonly closed = new AbortController()
+  private following?: AbortController
+  private back?: string
+  private forward?: string
+
+  constructor(
+    private readonly job: string,
+    private readonly filter: Filter,
+    private readonly ask: LogService = service,
+  ) {}
+
+  readonly snapshot = (): LogState => this.state
+  readonly subscribe = (listener: () => void): (() => void) => {
+    this.listeners.add(listener)
+    return () => this.listeners.delete(listener)
+  }
+
+  /** Read what is there: the newest lines, or those around a moment. */
+  async start(from: Start): Promise<void> {
+    await this.busily(async () => {
+      if (from.at === 'end') {
+        const page = await this.page({ Limit: PAGE })
+        this.back = page.NextBackwardToken
+        this.forward = page.NextForwardToken
+        this.set({ ...appended([], page.Events ?? []), hasOlder: (page.Events ?? []).length > 0, isAtEnd: true })
+        return
+      }
+      const StartTime = seconds(Math.max(0, from.ms - AROUND_MS))
+      const [before, after] = await Promise.all([this.page({ EndTime: StartTime, Limit: PAGE / 2 }), this.page({ StartTime, StartFromHead: true, Limit: PAGE })])
+      this.back = before.NextBackwardToken
+      this.forward = after.NextForwardToken
+      this.set({ lines: appended(appended([], before.Events ?? []).lines, after.Events ?? []).lines, hasOlder: (before.Events ?? []).length > 0, isAtEnd: !(after.Events ?? []).length })
+    })
+  }
+
+  /** Read a page of older lines. */
+  async older(): Promise<void> {
+    if (this.state.isBusy || !this.state.hasOlder || this.state.lines.length >= MOST_LINES) return
+    await this.busily(async () => {
+      for (let tries = 0; tries < MOST_EMPTY; tries += 1) {
+        const first = this.state.lines[0]
+        const page: GetLogEventsResponse = await this.page(this.back === undefined ? { EndTime: seconds(first?.at ?? 0), Limit: PAGE } : { NextToken: this.back, Limit: PAGE })
+        const isStart = page.NextBackwardToken === this.back
+        this.back = page.NextBackwardToken
+        if ((page.Events ?? []).length || isStart) return this.set({ lines: prepended(this.state.lines, page.Events ?? []), hasOlder: !isStart })
+      }
+    })
+  }
+
+  /** Read a page of newer lines; where there are none, everything is held. */
+  async newer(): Promise<void> {
+    if (this.state.isBusy || this.state.isAtEnd || this.forward === undefined) return
+    await this.busily(async () => {
+      for (let tries = 0; tries < MOST_EMPTY; tries += 1) {
+        const page = await this.page({ NextToken: this.forward, Limit: PAGE })
+        const isEnd = page.NextForwardToken === this.forward
+        this.forward = page.NextForwardToken
+        if ((page.Events ?? []).length || isEnd) return this.take(page.Events ?? [], { isAtEnd: isEnd })
+      }
+    })
+  }
+
+  /** Take lines as they are printed, from the last one that is held on, until `pause`. */
+  follow(): void {
+    if (this.following || this.state.isOver) return
+    this.following = new AbortController()
+    void this.keepFollowing(AbortSignal.any([this.following.signal, this.closed.signal]))
+  }
+
+  pause(): void {
+    this.following?.abort()
+    this.following = undefined
+    this.set({ isLive: false })
+  }
+
+  close(): void {
+    this.closed.abort()
+    this.listeners.clear()
+  }
+
+  private async keepFollowing(signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      try {
+        await this.ask.follow(
+          { TrainingJobName: this.job, ...this.filter, NextToken: this.forward },
+          (batch) => {
+            if (signal.aborted) return
+            this.forward = batch.NextForwardToken
+            this.take(batch.Events ?? [], { isLive: true, isAtEnd: true, error: undefined })
+          },
+          signal,
+        )
+        if (!signal.aborted) this.set({ isLive: false, isOver: true })
+        return
+      } catch (error) {
+        if (signal.aborted) return
+        const isPermanent = error instanceof ApiError && !error.isPassing
+        this.set({ isLive: false, error: isPermanent ? error : undefined })
+        if (isPermanent) return this.pause()
+        await this.ask.wait(AGAIN_MS, signal)
+      }
+    }
+  }
+
+  private take(events: LogEvents['Events'], more: Partial<LogState>): void {
+    const { lines, isCut } = appended(this.state.lines, events)
+    if (isCut) this.back = undefined // the token reads on before lines that are let go: what is older is found by its time
+    this.set({ lines, ...more, ...(isCut ? { hasOlder: true } : {}) })
+  }
+
+  private page(request: Omit<Asked, 'TrainingJobName'>): Promise<GetLogEventsResponse> {
+    return this.ask.page({ TrainingJobName: this.job, ...this.filter, ...request }, this.closed.signal)
+  }
+
+  private async busily(what: () => Promise<void>): Promise<void> {
+    this.set({ isBusy: true, error: undefined })
+    try {
+      await what()
+    } catch (error) {
+      if (!this.closed.signal.aborted) this.set({ error })
+    } finally {
+      this.set({ isBusy: false })
+    }
+  }
+
+  private set(changes: Partial<LogState>): void {
+    this.state = { ...this.state, ...changes }
+    for (const listener of this.listeners) listener()
+  }
+}

@@ -1,0 +1,149 @@
+/** A log as it is read: bytes, colours, pages and the stream, places of lines. */
+import { describe, expect, test, vi } from 'vitest'
+
+import { LogSource, type LogService } from '../src/api/logs'
+import type { GetLogEventsResponse, LogEvent, LogEvents } from '../src/contract'
+import { marked, pieces, plain } from '../src/model/ansi'
+import { BrokenStream, EventStreamDecoder } from '../src/model/eventStream'
+import { appended, asText, failureLine, lineAt, MOST_LINES, placeOf, prepended, readPlace } from '../src/model/logs'
+
+const event = (Message: string, at = 0, more: Partial<LogEvent> = {}): LogEvent => ({ Timestamp: 1772323200 + at / 1000, Generation: 1, NodeId: 'i-0', Rank: 0, Stream: 'stdout', Message, ...more })
+const texts = (lines: { text: string }[]) => lines.map((line) => line.text)
+
+describe('messages of an event stream', () => {
+  // Made by `message` of control_plane/api/event_stream.py.
+  const MADE = Uint8Array.from(Buffer.from('000000850000004ffa47bc8a0d3a6d6573736167652d747970650700056576656e740b3a6576656e742d747970650700094c6f674576656e74730d3a636f6e74656e742d747970650700106170706c69636174696f6e2f6a736f6e7b224576656e7473223a5b5d2c224e657874466f7277617264546f6b656e223a22c3a931227db85af13b', 'hex'))
+  const wanted = [{ type: 'LogEvents', payload: '{"Events":[],"NextForwardToken":"é1"}' }]
+  test.each([1, 7, 13, MADE.length])('are whole again from pieces of %i bytes', (size) => {
+    const decoder = new EventStreamDecoder()
+    const found = []
+    for (let at = 0; at < MADE.length * 2; at += size) found.push(...decoder.push(Uint8Array.from([...MADE, ...MADE].slice(at, at + size))))
+    expect(found).toEqual([...wanted, ...wanted])
+  })
+  test.each([0, 5, 9, 20, MADE.length - 1])('that are damaged at byte %i are refused', (at) => {
+    const damaged = Uint8Array.from(MADE)
+    damaged[at]! ^= 1
+    expect(() => new EventStreamDecoder().push(damaged)).toThrow(BrokenStream)
+  })
+})
+
+describe('colours of a terminal', () => {
+  test('become pieces, which together are the text', () => {
+    const line = '\u001b[1;31mERROR\u001b[0m loss \u001b[38;5;4mnan\u001b[39m\u001b[K'
+    expect(pieces(line)).toEqual([{ text: 'ERROR', look: 'c1 strong' }, { text: ' loss ', look: '' }, { text: 'nan', look: 'c4' }])
+    expect(pieces(line).map((piece) => piece.text).join('')).toBe(plain(line))
+  })
+  test('of many bits are left out, with what belongs to them', () => expect(pieces('\u001b[38;2;1;31;2mx\u001b[48;5;1my')).toEqual([{ text: 'x', look: '' }, { text: 'y', look: '' }]))
+  test('a progress bar keeps its last state', () => expect(pieces('10%\r\u001b[32m100%\r').map((piece) => piece.text)).toEqual(['100%']))
+  test('what is searched is marked across them, however it is written', () => {
+    const found = marked(pieces('a\u001b[31mbC\u001b[0mdabc'), 'ABC')
+    expect(found.map((piece) => [piece.text, piece.isMarked])).toEqual([['a', true], ['bC', true], ['d', false], ['abc', true]])
+  })
+})
+
+describe('lines that are held', () => {
+  test('are numbered on in both directions', () => {
+    const { lines } = appended(appended([], [event('a')]).lines, [event('b')])
+    expect(prepended(lines, [event('y'), event('z')]).map((line) => [line.number, line.text])).toEqual([[-2, 'y'], [-1, 'z'], [0, 'a'], [1, 'b']])
+  })
+  test('are bounded: the oldest go', () => {
+    const many = Array.from({ length: MOST_LINES }, (_, index) => event(String(index), index))
+    const held = appended([], many)
+    expect(held.isCut).toBe(false)
+    const { lines, isCut } = appended(held.lines, [event('new')])
+    expect(isCut).toBe(true)
+    expect(lines.length).toBeLessThan(MOST_LINES)
+    expect(lines.at(-1)!.text).toBe('new')
+    expect(lines.every((line, index) => line.number === lines[0]!.number + index)).toBe(true)
+  })
+  test('have places that name them among those of the same moment', () => {
+    const { lines } = appended([], [event('a', 5), event('b', 5, { Rank: 1 }), event('c', 5), event('gap', 5, { Rank: undefined, Stream: 'gap' }), event('d', 9)])
+    for (const line of lines) expect(lineAt(readPlace(placeOf(line, lines))!, lines)).toBe(line)
+    expect(lineAt({ ...readPlace(placeOf(lines[2]!, lines))!, nth: 7 }, lines)!.text).toBe('c')
+    expect(lineAt({ generation: 1, at: lines[0]!.at + 2, rank: 0, nth: 0 }, lines)!.text).toBe('gap')
+    for (const bad of ['', '1~2', '1~x~0~0', '1~2~0~0~0', '-1~2~0~0']) expect(readPlace(bad)).toBeUndefined()
+  })
+  test('lead to the failure: the last that tells of it in its launch, not after it', () => {
+    const incident = { FailedAt: 1772323210, GenerationBefore: 1 }
+    const told = [event('Traceback (most recent call last):', 9_000), event("KeyError: 'x'", 9_001), event('goodbye', 9_002), event('RuntimeError later', 60_000), event('error elsewhere', 9_500, { Generation: 2 })]
+    expect(failureLine(incident, appended([], told).lines)!.text).toBe("KeyError: 'x'")
+    expect(failureLine(incident, appended([], [event('step 1', 1), event('step 2', 2)]).lines)!.text).toBe('step 2')
+    expect(failureLine(incident, appended([], [event('lost', 1, { Stream: 'gap' }), event('step 2', 2)]).lines)!.text).toBe('lost')
+    expect(failureLine(incident, [])).toBeUndefined()
+  })
+  test('are downloaded with when and who', () => expect(asText(appended([], [event('\u001b[31mx', 7, { Rank: 3 })]).lines[0]!)).toBe('2026-03-01T00:00:00.007Z launch 1 rank 3 stdout: x\n'))
+})
+
+/** A log on a server: tokens are places in a list. */
+function served(all: LogEvent[], page = 3) {
+  const follows: { take: (batch: LogEvents) => void; end: () => void; cut: () => void; from: string }[] = []
+  const ask: LogService = {
+    page: ({ NextToken, StartTime, EndTime, StartFromHead }) => {
+      const [kind, place] = NextToken?.split(':') ?? []
+      const first = all.findIndex((each) => each.Timestamp >= (StartTime ?? 0))
+      const before = EndTime === undefined ? all.length : all.filter((each) => each.Timestamp < EndTime).length
+      const isForward = kind ? kind === 'f' : StartFromHead
+      const at = place !== undefined ? Number(place) : isForward ? (first < 0 ? all.length : first) : before
+      const [from, to] = isForward ? [at, Math.min(all.length, at + page)] : [Math.max(0, at - page), at]
+      return Promise.resolve({ Events: all.slice(from, to), NextForwardToken: `f:${to}`, NextBackwardToken: `b:${from}` } as GetLogEventsResponse)
+    },
+    follow: ({ NextToken }, take, signal) =>
+      new Promise((resolve, reject) => {
+        follows.push({ take, end: resolve, cut: () => reject(new Error('cut off')), from: NextToken ?? '' })
+        signal.addEventListener('abort', () => reject(new Error('aborted')))
+      }),
+    wait: () => Promise.resolve(),
+  }
+  return { ask, follows }
+}
+const LOG = Array.from({ length: 10 }, (_, index) => event(String(index), index * 10_000))
+
+describe('a log that is read', () => {
+  test('begins with the newest, goes back to the first, and no line comes twice', async () => {
+    const source = new LogSource('gpt', {}, served(LOG).ask)
+    await source.start({ at: 'end' })
+    expect(texts(source.snapshot().lines)).toEqual(['7', '8', '9'])
+    for (let tries = 0; source.snapshot().hasOlder && tries < 10; tries += 1) await source.older()
+    expect(texts(source.snapshot().lines)).toEqual(LOG.map((each) => each.Message))
+  })
+  test('begins around a moment, and goes on in both directions', async () => {
+    const source = new LogSource('gpt', {}, served(LOG).ask)
+    await source.start({ at: 'time', ms: 1772323200_000 + 50_000 })
+    expect(texts(source.snapshot().lines)).toEqual(['2', '3', '4', '5', '6', '7'])
+    expect(source.snapshot().isAtEnd).toBe(false)
+    for (let tries = 0; !source.snapshot().isAtEnd && tries < 10; tries += 1) await source.newer()
+    expect(texts(source.snapshot().lines).at(-1)).toBe('9')
+  })
+  test('is followed from its last line on, again after it was cut off, until it ends', async () => {
+    const { ask, follows } = served(LOG)
+    const source = new LogSource('gpt', {}, ask)
+    await source.start({ at: 'end' })
+    source.follow()
+    expect(follows[0]!.from).toBe('f:10')
+    follows[0]!.take({ Events: [event('10')], NextForwardToken: 'f:11' })
+    expect(source.snapshot().isLive).toBe(true)
+    follows[0]!.cut()
+    await vi.waitFor(() => expect(follows).toHaveLength(2))
+    expect(source.snapshot().isLive).toBe(false)
+    expect(follows[1]!.from).toBe('f:11')
+    follows[0]!.take({ Events: [], NextForwardToken: 'f:11' })
+    follows[1]!.take({ Events: [event('11')], NextForwardToken: 'f:12' })
+    follows[1]!.end()
+    await vi.waitFor(() => expect(source.snapshot().isOver).toBe(true))
+    expect(texts(source.snapshot().lines)).toEqual(['7', '8', '9', '10', '11'])
+  })
+  test('takes nothing more once it is closed', async () => {
+    const { ask, follows } = served(LOG)
+    const source = new LogSource('gpt', {}, ask)
+    await source.start({ at: 'end' })
+    source.follow()
+    source.close()
+    follows[0]!.take({ Events: [event('late')], NextForwardToken: 'f:11' })
+    expect(texts(source.snapshot().lines)).not.toContain('late')
+  })
+  test('says when it cannot be read', async () => {
+    const source = new LogSource('gpt', {}, { ...served(LOG).ask, page: () => Promise.reject(new Error('no')) })
+    await source.start({ at: 'end' })
+    expect(source.snapshot()).toMatchObject({ isBusy: false, error: new Error('no') })
+  })
+})

@@ -1,0 +1,86 @@
+/** What people do with jobs, nodes and drills, in words. */
+import { describe, expect, test } from 'vitest'
+
+import type { Event, Node, TrainingJobPlan, TrainingJobRevision, TrainingJobSummary } from '../src/contract'
+import { drillable, STRIKES, told } from '../src/model/drills'
+import { actionsOf, noticesIn, toLookAt, versionsOf } from '../src/model/nodes'
+import { planned } from '../src/model/plan'
+import { difference } from '../src/model/revisions'
+
+describe('the difference between revisions', () => {
+  const revisions = [
+    { Revision: 1, Time: 0, Changes: [] },
+    { Revision: 2, Time: 1, Changes: [{ Field: 'Priority', Before: '0', After: '5', Applies: 'Now' }, { Field: 'Protection.Copies', Before: '2', After: '3', Applies: 'NextGeneration' }] },
+    { Revision: 3, Time: 2, Changes: [{ Field: 'Priority', Before: '5', After: '0', Applies: 'Now' }, { Field: 'StoppingCondition.MaxCostUsd', After: '10', Applies: 'Now' }] },
+    { Revision: 4, Time: 3, Changes: [{ Field: 'StoppingCondition.MaxCostUsd', Before: '10', Applies: 'Now' }] },
+  ] as TrainingJobRevision[]
+  const fields = (from: number, to: number) => difference(revisions, from, to).map((each) => `${each.field}: ${each.before ?? '–'} → ${each.after ?? '–'}`)
+  test.each([
+    [1, 2, ['Priority: 0 → 5', 'Protection.Copies: 2 → 3']],
+    [2, 3, ['Priority: 5 → 0', 'StoppingCondition.MaxCostUsd: – → 10']],
+    [1, 3, ['Protection.Copies: 2 → 3', 'StoppingCondition.MaxCostUsd: – → 10']],
+    [1, 4, ['Protection.Copies: 2 → 3']],
+    [3, 3, []],
+  ])('from %i to %i', (from, to, expected) => expect(fields(from, to)).toEqual(expected))
+  test('says what waits for the next launch', () => expect(difference(revisions, 1, 4)[0]!.applies).toBe('NextGeneration'))
+})
+
+describe('the plan of a dry run', () => {
+  const plan: TrainingJobPlan = { FleetName: 'main', NodeCount: 4, RanksPerNode: 2, WorldSize: 8, Copies: 2, SlotsPerNode: 8, NodeMemoryBytes: 2 ** 30, LargestShardBytes: 2 ** 27, RecoveryOdds: [{ LostNodes: 1, Probability: 1 }, { LostNodes: 2, Probability: 0.67 }], CanStartNow: true, QueuedBehind: [], FreeNodeCount: 5, NodesToLaunch: 0, CostUsdPerHour: 98.4, ExpectedMttfSeconds: 7200, ExpectedRecoverySeconds: 12, ExpectedEttrRatio: 0.998 }
+  test('that can start says so, with its price and odds', () => {
+    const { start, facts } = planned(plan)
+    expect(start).toMatchObject({ tone: 'good', title: 'It would start at once' })
+    expect(Object.fromEntries(facts)).toMatchObject({ Price: '$98.40/h', 'A loss is survived from memory': 'any one node: always; any two: in 67 % of the cases', 'Expected ETTR': '99.8 %', Ranks: '8: 4 nodes with 2 each' })
+  })
+  test('that has to wait says for what, behind whom, and what would come', () => {
+    const { start } = planned({ ...plan, CanStartNow: false, QueuePosition: 2, QueuedBehind: ['gpt'], WaitsFor: 'waits for 3 nodes', FreeNodeCount: 1, NodesToLaunch: 3 })
+    expect(start.title).toBe('It would be number 2 in the queue')
+    expect(start.text).toBe('Waits for 3 nodes. 1 node of main is free, and it needs 4. Ahead of it: gpt. The fleet would bring 3 instances.')
+  })
+  test('leaves out what a new fleet does not know', () => expect(planned({ ...plan, CostUsdPerHour: undefined, ExpectedMttfSeconds: undefined, ExpectedRecoverySeconds: undefined, ExpectedEttrRatio: undefined, LargestShardBytes: undefined, RecoveryOdds: [] }).facts.map(([name]) => name)).toEqual(['Fleet', 'Ranks', 'Copies in memory']))
+})
+
+describe('nodes', () => {
+  const verbs = (node: object) => actionsOf(node as Node).map((action) => action.verb)
+  test.each([
+    [{ NodeStatus: 'assigned' }, ['Drain', 'Replace', 'Reboot']],
+    [{ NodeStatus: 'spare' }, ['Hold', 'Replace', 'Reboot']],
+    [{ NodeStatus: 'held', Hold: 'inspection' }, ['Release', 'End instance']],
+    [{ NodeStatus: 'held', Hold: 'unreachable' }, ['Replace']],
+    [{ NodeStatus: 'assigned', Request: 'drain' }, ['Call off']],
+    [{ NodeStatus: 'gone' }, []],
+    [{ NodeStatus: 'joining' }, []],
+    [{ NodeStatus: 'what a newer server says' }, []],
+  ])('%o can be: %j', (node, expected) => expect(verbs(node)).toEqual(expected))
+  test('only ending an instance ends one', () => expect(actionsOf({ NodeStatus: 'held', Hold: 'person' }).filter((action) => action.terminate).map((action) => action.verb)).toEqual(['End instance']))
+  test('that wait for a person are told, with why', () => {
+    const nodes = [{ NodeId: 'i-1', NodeStatus: 'held', Hold: 'inspection', Reason: 'xid 79' }, { NodeId: 'i-2', NodeStatus: 'assigned', Request: 'drain', RequestReason: 'noisy' }, { NodeId: 'i-3', NodeStatus: 'spare', Reason: '' }] as Node[]
+    expect(toLookAt(nodes)).toEqual([
+      { nodeId: 'i-1', title: 'Held: it failed, and is kept to be looked at; it waits for a person', text: 'Xid 79.' },
+      { nodeId: 'i-2', title: 'To be: drain', text: 'Noisy.' },
+    ])
+  })
+  test('have versions', () => {
+    expect(versionsOf([{ AgentVersion: '2', NodeStatus: 'spare' }, { AgentVersion: '1', NodeStatus: 'spare' }, { AgentVersion: '2', NodeStatus: 'assigned' }, { AgentVersion: '0', NodeStatus: 'gone' }, { AgentVersion: '', NodeStatus: 'joining' }])).toBe('1 on 1 node, 2 on 2 nodes')
+    expect(versionsOf([])).toBe('none has joined')
+  })
+  test('what AWS announced comes newest first, and nothing else', () => {
+    const events = [['NoticeReceived', 1], ['NodeJoined', 2], ['NodesToBeLeft', 3]].map(([Type, EventId]) => ({ Type, EventId })) as Event[]
+    expect(noticesIn(events).map((event) => event.EventId)).toEqual([3, 1])
+    expect(noticesIn(events, 1)).toHaveLength(1)
+  })
+})
+
+describe('drills', () => {
+  const job = (more: object) => ({ TrainingJobName: 'gpt', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Training', ...more }) as TrainingJobSummary
+  test('strike jobs that train, on fleets that allow it', () => {
+    expect(drillable([job({})], ['main'])).toHaveLength(1)
+    expect(drillable([job({})], [])).toEqual([])
+    expect(drillable([job({ SecondaryStatus: 'Restarting' }), job({ TrainingJobStatus: 'Stopping' })], ['main'])).toEqual([])
+  })
+  test('every kind says what it does, every state has a word', () => {
+    expect(Object.values(STRIKES).every((each) => each.label && each.does)).toBe(true)
+    expect(told('recovered')).toEqual({ tone: 'good', word: 'recovered' })
+    expect(told('newer')).toEqual({ tone: 'idle', word: 'newer' })
+  })
+})
