@@ -18,6 +18,7 @@ def asked(service, client, tmp_path):
     return {"TrainingJobName": "gpt", "FleetName": "first", "Source": source, "EntryPoint": "train.py", "NodeCount": 4}
 
 
+@pytest.mark.covers("CreateTrainingJob.AlternativeFleetNames")
 def test_a_job_tells_where_else_it_may_start(client, asked):
     client.create_training_job(**asked, AlternativeFleetNames=["second"])
     job = client.describe_training_job(TrainingJobName="gpt")

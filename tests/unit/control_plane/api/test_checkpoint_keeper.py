@@ -44,6 +44,7 @@ def keys(service, job: Job) -> set[str]:
     return {info.reference.key.partition("step=")[2].partition("/")[0] for info in service.objects.list(place)}
 
 
+@pytest.mark.covers("CreateTrainingJob.CheckpointConfig.MaxCount")
 def test_the_newest_so_many_stay_and_each_that_goes_is_told_once(service, client, make):
     job = make(MaxCount=2)
     for step in (10, 20, 30, 40):
@@ -68,6 +69,7 @@ def test_pinned_ones_are_kept_besides(service, client, make):
     assert steps(client) == [30]
 
 
+@pytest.mark.covers("CreateTrainingJob.CheckpointConfig.MaxAgeInSeconds")
 def test_old_ones_go_but_never_the_newest(service, client, make):
     job = make(MaxAgeInSeconds=60)
     job.checkpoint(5)
@@ -100,6 +102,7 @@ def test_without_a_limit_all_stay(service, client, make, config):
     assert steps(client) == [20, 10]
 
 
+@pytest.mark.covers("UpdateTrainingJob.CheckpointConfig.MaxCount", "UpdateTrainingJob.CheckpointConfig.MaxAgeInSeconds")
 def test_a_limit_can_be_given_and_taken_back_later(service, client, make):
     job = make()
     for step in (10, 20, 30):
@@ -110,6 +113,10 @@ def test_a_limit_can_be_given_and_taken_back_later(service, client, make):
     assert steps(client) == [30, 20]
     client.update_training_job(TrainingJobName="gpt", CheckpointConfig={"MaxCount": 0})
     assert "MaxCount" not in client.describe_training_job(TrainingJobName="gpt")["CheckpointConfig"]
+    client.update_training_job(TrainingJobName="gpt", CheckpointConfig={"MaxAgeInSeconds": 60})
+    assert client.describe_training_job(TrainingJobName="gpt")["CheckpointConfig"]["MaxAgeInSeconds"] == 60
+    client.update_training_job(TrainingJobName="gpt", CheckpointConfig={"MaxAgeInSeconds": 0})
+    assert "MaxAgeInSeconds" not in client.describe_training_job(TrainingJobName="gpt")["CheckpointConfig"]
 
 
 @pytest.mark.parametrize("after", ["nothing", "the manifest"])

@@ -59,6 +59,7 @@ def execute(client, **changes):
     return client.execute_command(**{"TrainingJobName": "gpt", "Rank": 1, "Command": ["py-spy", "dump"], **changes})
 
 
+@pytest.mark.covers("ExecuteCommand.TrainingJobName", "ExecuteCommand.Rank", "ExecuteCommand.Command", "ExecuteCommand.TimeoutInSeconds")
 def test_a_command_is_told_in_the_history_and_answered(service, client, job) -> None:
     with agent(service, "i-1", says) as asked:
         answer = execute(client, TimeoutInSeconds=7, Command=["echo", "a b; rm -rf /"])
@@ -105,6 +106,7 @@ def test_a_long_command_is_cut_in_the_history(service, client, job) -> None:
     assert len(event["Message"]) < 700
 
 
+@pytest.mark.covers("UpdateFleet.AllowCommands")
 def test_only_where_the_fleet_allows_it_and_only_those_who_may_submit(service, client, job) -> None:
     with agent(service, "i-1", says) as asked:
         with refused("AccessDeniedException"):
@@ -120,8 +122,12 @@ def test_only_where_the_fleet_allows_it_and_only_those_who_may_submit(service, c
     assert len(asked) == 1
 
 
-def test_a_fleet_allows_nothing_unless_told_to(client, fleet) -> None:
+@pytest.mark.covers("CreateFleet.AllowCommands")
+def test_a_fleet_allows_nothing_unless_told_to(service, client, fleet) -> None:
     assert client.describe_fleet(FleetName=fleet)["AllowCommands"] is False
+    service.operator.create_group("open-group")
+    client.create_fleet(FleetName="open", AutoScalingGroupName="open-group", AllowCommands=True)
+    assert client.describe_fleet(FleetName="open")["AllowCommands"] is True
 
 
 @pytest.mark.parametrize(
@@ -160,6 +166,7 @@ def test_an_agent_that_is_not_there_or_refuses_is_told(service, client, job, mon
         execute(client)
 
 
+@pytest.mark.covers("ExecuteCommand.ClientRequestToken")
 def test_a_request_that_comes_twice_is_run_once(service, client, job) -> None:
     with agent(service, "i-1", says) as asked:
         first = execute(client, ClientRequestToken="same")

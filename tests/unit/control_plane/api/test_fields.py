@@ -10,8 +10,6 @@ from control_plane.db import drills, jobs
 from control_plane.db.drills import NewDrill
 from control_plane.db.models import Drill
 from control_plane.db.tokens import Role
-from everstep.protocol.agent_messages import MetricPoint
-from everstep.protocol.ids import Generation, RunId, Step
 from tests.unit.control_plane.api.conftest import GROUP, START, all_pages, refused
 from tests.unit.control_plane.api.test_logs import END, Following, line, put
 from tests.unit.control_plane.api.test_results import Job
@@ -140,21 +138,6 @@ def test_drills_come_in_pages(client, service, job):
     paged = all_pages(client, "list_drills", TrainingJobName="gpt", MaxResults=1)
     assert sorted(each["NodeId"] for each in paged) == ["i-0", "i-1", "i-2"]
     assert paged == client.list_drills(TrainingJobName="gpt")["Drills"]
-
-
-@pytest.mark.covers("ListMetrics.TrainingJobName", "ListMetrics.AfterStep", "ListMetrics.MaxResults")
-def test_values_that_were_logged_are_read_on(client, service, job):
-    points = tuple(MetricPoint(generation=Generation(1), step=Step(step), values={"loss": 1.0 / step}) for step in range(1, 6))
-    service.services.registry._log(RunId(job.run), points)
-
-    def steps(**query) -> list[int]:
-        return [each["Step"] for each in client.list_metrics(**GPT, **query)["Metrics"]]
-
-    assert steps() == [1, 2, 3, 4, 5]
-    assert steps(AfterStep=3) == [4, 5]
-    assert len(steps(MaxResults=2)) == 2
-    with refused("ResourceNotFoundException"):
-        client.list_metrics(TrainingJobName="other")
 
 
 @pytest.mark.covers("UpdateTrainingJob.StoppingCondition.MaxCostUsd", "UpdateTrainingJob.StoppingCondition.MaxPendingTimeInSeconds")

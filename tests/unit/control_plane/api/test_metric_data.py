@@ -43,6 +43,7 @@ def test_what_is_no_number_any_more_is_told_all_the_same(client, log):
     assert repr(result["Means"]) == repr(result["Minimums"]) == repr(result["Maximums"]) == "[nan, nan, 0.5]"
 
 
+@pytest.mark.covers("ListMetrics.TrainingJobName")
 def test_metrics_are_listed_by_name_with_what_came_last(client, log):
     log("loss", {1: 3.0, 2: 2.0})
     log("norm", {2: float("nan")})
@@ -52,6 +53,17 @@ def test_metrics_are_listed_by_name_with_what_came_last(client, log):
     assert found["DroppedCount"] == 998  # numbers that the agent has given to what never came
 
 
+@pytest.mark.covers(
+    "GetMetricData.TrainingJobName",
+    "GetMetricData.MetricName",
+    "GetMetricData.FirstStep",
+    "GetMetricData.LastStep",
+    "GetMetricData.StartTime",
+    "GetMetricData.EndTime",
+    "GetMetricData.ResolutionInSteps",
+    "GetMetricData.ResolutionInSeconds",
+    "GetMetricData.MaxPoints",
+)
 def test_data_is_narrowed_by_name_steps_and_time_and_made_coarser(client, log):
     log("loss", {step: float(step) for step in range(1, 101)})
     log("norm", {1: 1.0})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from control_plane.core.states import JobState
 from everstep.protocol.ids import FleetName
 from tests.unit.control_plane.loop.world import FLEET, World
@@ -15,6 +17,7 @@ def two_fleets(world: World) -> None:
     world.add_fleet(OTHER, "other-group", ZONES[OTHER], nodes=0)
 
 
+@pytest.mark.covers("CreateTrainingJob.AlternativeFleetNames")
 async def test_a_gang_without_capacity_starts_in_the_next_fleet_that_it_names(world: World) -> None:
     two_fleets(world)
     world.operator.exhausted_zones = {ZONES[FLEET]}
