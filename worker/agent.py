@@ -567,6 +567,7 @@ class Agent:
                 nonlocal watching
                 self._supplied = await self._supplies.gather(member.plan, promise.key, member.here, entry)
                 if not wait_for_start(member.plan):
+                    member.begin_clocks()
                     await self._start_ranks(promise, member, self._supplied)
                 watching = asyncio.create_task(self._watch_exits(promise, member), name="exits before the start")
 
@@ -606,6 +607,8 @@ class Agent:
                 for rank in sorted(unborn):
                     self._supervisor.fail_rank(member.plan, rank, str(error))
             else:
+                if unborn:
+                    member.begin_clocks()
                 await self._start_ranks(promise, member, supplied)
         self._begin(self._watch(promise))
 

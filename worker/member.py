@@ -449,6 +449,10 @@ class Member:
             statuses.append(RankStatus(rank=shard.rank, boundary=Step(half.boundary), phase=clock.phase, still_seconds=clock.still_seconds))
         return tuple(statuses)
 
+    def begin_clocks(self) -> None:
+        """Ranks are started now: how long they had been waited for is no time that they stood still."""
+        self._clocks = {rank: PhaseClock(self.plan.base_step) for rank in self.here.ranks}
+
     def longest(self) -> dict[str, float]:
         """Return by phase how long a local rank stood still at the most before it moved on, seconds."""
         longest: dict[str, float] = {}

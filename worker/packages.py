@@ -51,8 +51,8 @@ MAX_LAYERS = 4
 LAST_LINES_BYTES = 1200
 _LOOK_SECONDS = 0.2
 """Between two looks at a lock that another agent of this node holds."""
-_LOCAL = re.compile(r"^\s*(-r|-c|--requirement|--constraint|-f|--find-links|\.|/)|file:|@\s*[./]", re.MULTILINE)
-"""Lines that lead to other files of the source."""
+_LOCAL = re.compile(r"^\s*(-r|-c|--requirement|--constraint|\.)|/|\.whl", re.MULTILINE)
+"""What may lead to other files of the source; that a URL looks alike does no harm."""
 _EDITABLE = re.compile(r"^\s*(-e|--editable)\b", re.MULTILINE)
 _DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 """PR_SET_PDEATHSIG, then the program itself."""

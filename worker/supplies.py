@@ -24,7 +24,7 @@ from worker.packages import Order, PackageLayers
 from worker.rank_environment import Packages, Supplied, job_environment, node_environment, source_folder
 from worker.rank_files import RankFiles
 from worker.shm.store import in_thread
-from worker.storage.aws import Aws, RoleKeys
+from worker.storage.aws import Aws, RoleKeys, session_name_of
 from worker.storage.object_store import ObjectStore
 
 
@@ -65,7 +65,7 @@ class Supplies:
         keys = await self._assume(plan, key)  # the quickest to fail comes first
         secrets = await self._secrets(plan, keys)
         packages = await self._install(plan, here, entry)
-        channels = await self._channels(plan, keys)
+        channels = await self._channels(plan)
         role = self._credentials.variables() if keys is not None else {}
         return Supplied(environment={**secrets, **channels, **role}, packages=packages)
 
@@ -114,19 +114,22 @@ class Supplies:
 
         return await in_thread(read) if plan.script.secrets else {}
 
-    async def _channels(self, plan: GenerationPlan, keys: RoleKeys | None) -> dict[str, str]:
+    async def _channels(self, plan: GenerationPlan) -> dict[str, str]:
         inputs = plan.script.inputs
         if not inputs:
             return {}
 
         def fetch(cancelled: threading.Event) -> dict[str, Path]:
-            objects = self._objects if keys is None else self._aws.objects(keys)
-            return self._inputs.fetch(objects, plan.run, inputs, cancelled, reader=plan.script.role_arn)
+            role = plan.script.role_arn
+            objects = self._aws.objects(role, session_name_of(plan.job)) if role else self._objects
+            return self._inputs.fetch(objects, plan.run, inputs, cancelled, reader=role)
 
         try:
             found = await in_thread(fetch)
         except InputRefused as error:
             raise _failed(plan, "input_unavailable", str(error), is_passing=error.is_passing) from error
+        except StorageError as error:
+            raise _failed(plan, "role_unavailable", f"RoleArn: {error}", is_passing=error.retryable) from error
         paths = {name: str(path) for name, path in found.items()}
         return {"EVERSTEP_INPUT_CHANNELS": json.dumps(paths), **{channel_variable(name): path for name, path in paths.items()}}
 

@@ -44,7 +44,7 @@ def _contents(nouns: Mapping[str, list[str]], model: Json) -> str:
     lines += ["| | operations |", "| --- | --- |"]
     for noun, names in sorted(nouns.items()):
         lines.append(f"| [{_words(noun)}]({_file(noun)}.md) | {', '.join(f'[{name}]({_file(noun)}.md#{name.lower()})' for name in sorted(names))} |")
-    lines.append("\n[Types](types.md), [errors](errors.md), [waiters](waiters.md).")
+    lines.append("\n[Types](types.md), [errors](errors.md), [waiters](waiters.md), [fields and their tests](field-coverage.md).")
     return "\n".join(lines) + "\n"
 
 

@@ -185,7 +185,7 @@ class NodeFault(Message, frozen=True):
 
     code: str
     """`protection_does_not_fit`, `entry_point_missing`, `source_refused`, `cannot_resume`, `ranks_not_gone`, `upload_failed`,
-    `coordinator_unreachable` …"""
+    `coordinator_unreachable`, `input_unavailable`, `secret_unavailable`, `requirements_failed`, `role_unavailable` …"""
     message: str
     """A sentence for the user, with the figures."""
     is_permanent: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import boto3
 import pytest
@@ -13,7 +14,7 @@ from moto.server import ThreadedMotoServer
 from everstep.protocol.plan import ObjectReference
 from tests.contract.test_object_store import environment
 from worker.errors import ForbiddenEndpoint, ObjectMissing, StoreDenied, StoreRefused, StoreUnavailable
-from worker.storage.aws import ROLE_SECONDS, Aws, SecretPlace, aws_errors, session_name_of
+from worker.storage.aws import ROLE_SECONDS, Aws, RoleKeys, SecretPlace, aws_errors, session_name_of
 from worker.storage.memory import MemoryAws, MemoryObjectStore
 from worker.storage.node_aws import NodeAws
 
@@ -84,7 +85,25 @@ def test_a_role_has_keys_for_an_hour_and_reads_with_them(world: tuple[Aws, Keep]
     assert keys.session_token not in repr(keys)
     assert aws.secret("ssm:role-token", keys) == "theirs"
     with pytest.raises(ObjectMissing):
-        aws.objects(keys).get_bytes(ObjectReference(bucket="none", key="x"))
+        aws.objects(ROLE, "everstep-job").get_bytes(ObjectReference(bucket="none", key="x"))
+
+
+def test_a_store_of_a_role_gets_new_keys_before_its_old_ones_end(url: str) -> None:
+    made: list[str] = []
+
+    class Ending(NodeAws):
+        def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
+            keys = super().assume_role(role_arn, session_name)
+            made.append(keys.access_key_id)
+            return replace(keys, expires_at=time.time() + (60 if len(made) == 1 else 3600))  # botocore renews a quarter of an hour before
+
+    store = Ending(environment(url)).objects(ROLE, "everstep-job")
+    for _ in range(2):
+        with pytest.raises(ObjectMissing):
+            store.get_bytes(ObjectReference(bucket="none", key="x"))
+    assert len(made) == 2
+    assert store._client._request_signer._credentials.get_frozen_credentials().access_key == made[1]
+    store._client.close()
 
 
 def test_a_secret_that_is_binary_is_refused(url: str) -> None:

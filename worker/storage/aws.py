@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol
 
 import boto3
 import botocore.session
 from botocore.config import Config
 from botocore.configprovider import ConstantProvider
+from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -61,6 +64,9 @@ class RoleKeys:
     """Unix time."""
 
 
+KeysOf = Callable[[], RoleKeys]
+
+
 class Aws(Protocol):
     """What an agent needs of AWS besides its object store. One suite holds every implementation to this: `tests/contract/test_aws.py`."""
 
@@ -92,8 +98,19 @@ class Aws(Protocol):
             StorageError: of the type that says what can be done about it, in AWS's words.
         """
 
-    def objects(self, keys: RoleKeys) -> ObjectStore:
-        """Return S3 as a role sees it."""
+    def objects(self, role_arn: str, session_name: str) -> ObjectStore:
+        """Return S3 as a role sees it, with keys that are renewed for as long as it is used.
+
+        Args:
+            role_arn: which.
+            session_name: shown in CloudTrail.
+
+        Returns:
+            The store; nothing has been sent yet but for the keys.
+
+        Raises:
+            StorageError: of the type that says what can be done about it, in AWS's words.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +134,7 @@ class SecretPlace:
         return cls(service, name)
 
 
-def aws_client(service: str, environment: Mapping[str, str], *, region: str | None = None, keys: RoleKeys | None = None, **options: Any) -> Any:
+def aws_client(service: str, environment: Mapping[str, str], *, region: str | None = None, keys: KeysOf | None = None, **options: Any) -> Any:
     """Return a client of AWS, or of what stands for it at AWS_ENDPOINT_URL.
 
     With EVERSTEP_LOCAL=1, or against any endpoint on loopback, the user's own AWS configuration files are not read.
@@ -126,7 +143,7 @@ def aws_client(service: str, environment: Mapping[str, str], *, region: str | No
         service: boto3's name.
         environment: the agent's.
         region: None: that of the environment.
-        keys: None: those of the environment or the instance.
+        keys: gives them, and again before they end; None: those of the environment or the instance.
         **options: of botocore's configuration, besides ours.
 
     Returns:
@@ -144,11 +161,15 @@ def aws_client(service: str, environment: Mapping[str, str], *, region: str | No
         for variable in ("config_file", "credentials_file"):
             session.set_config_variable(variable, os.devnull)
         session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))  # AWS_PROFILE names one of the files
+    if keys is not None:
+        given = RefreshableCredentials.create_from_metadata(_metadata(keys), partial(_metadata, keys), "everstep-role")
+        session._credentials = given  # botocore has no public way
+    has_own = keys is not None
     client = boto3.Session(
         botocore_session=session,
-        aws_access_key_id=keys.access_key_id if keys else environment.get("AWS_ACCESS_KEY_ID"),
-        aws_secret_access_key=keys.secret_access_key if keys else environment.get("AWS_SECRET_ACCESS_KEY"),
-        aws_session_token=keys.session_token if keys else environment.get("AWS_SESSION_TOKEN"),
+        aws_access_key_id=None if has_own else environment.get("AWS_ACCESS_KEY_ID"),
+        aws_secret_access_key=None if has_own else environment.get("AWS_SECRET_ACCESS_KEY"),
+        aws_session_token=None if has_own else environment.get("AWS_SESSION_TOKEN"),
         region_name=region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION"),
     ).client(
         service,
@@ -165,6 +186,17 @@ def aws_client(service: str, environment: Mapping[str, str], *, region: str | No
     if is_local and not is_loopback(client.meta.endpoint_url):
         raise ForbiddenEndpoint(f"local mode speaks to loopback only, and botocore has resolved {client.meta.endpoint_url}")
     return client
+
+
+def _metadata(keys: KeysOf) -> dict[str, str]:
+    """Return keys as botocore wants them from whoever renews them."""
+    made = keys()
+    return {
+        "access_key": made.access_key_id,
+        "secret_key": made.secret_access_key,
+        "token": made.session_token,
+        "expiry_time": datetime.fromtimestamp(made.expires_at, UTC).isoformat(),
+    }
 
 
 _VARIABLES = {"s3": "S3", "secretsmanager": "SECRETS_MANAGER", "ssm": "SSM", "sts": "STS"}

@@ -119,9 +119,9 @@ class MemoryAws:
             expires_at=self._now() + ROLE_SECONDS,
         )
 
-    def objects(self, keys: RoleKeys) -> ObjectStore:
+    def objects(self, role_arn: str, session_name: str) -> ObjectStore:
         """See `Aws.objects`."""
-        self.used.append(("objects", keys.access_key_id))
+        self.used.append(("objects", self.assume_role(role_arn, session_name).access_key_id))
         return self._objects
 
 

@@ -27,7 +27,10 @@ class NodeAws:
     def secret(self, reference: str, keys: RoleKeys | None) -> str:
         """See `Aws.secret`."""
         place = SecretPlace.of(reference)
-        with closing(aws_client(place.service, self._environment, region=place.region, keys=keys)) as client, aws_errors(reference):
+        with (
+            closing(aws_client(place.service, self._environment, region=place.region, keys=None if keys is None else lambda: keys)) as client,
+            aws_errors(reference),
+        ):
             if place.service == "ssm":
                 return str(client.get_parameter(Name=place.name, WithDecryption=True)["Parameter"]["Value"])
             answer = client.get_secret_value(SecretId=place.name)
@@ -46,6 +49,6 @@ class NodeAws:
             expires_at=made["Expiration"].timestamp(),
         )
 
-    def objects(self, keys: RoleKeys) -> S3ObjectStore:
+    def objects(self, role_arn: str, session_name: str) -> S3ObjectStore:
         """See `Aws.objects`."""
-        return s3_store(self._environment, keys)
+        return s3_store(self._environment, lambda: self.assume_role(role_arn, session_name))

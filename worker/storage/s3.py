@@ -20,7 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from everstep.protocol.plan import ObjectReference
 from worker.errors import CorruptCheckpoint, ObjectMissing, StoreRefused
-from worker.storage.aws import RoleKeys, aws_client, aws_errors
+from worker.storage.aws import KeysOf, aws_client, aws_errors
 from worker.storage.object_store import ObjectReader, Piece, StoredObject
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ _READ_BYTES = 4 * 1024 * 1024
 _CHECKSUM = "CRC32"
 
 
-def s3_store(environment: Mapping[str, str] = os.environ, keys: RoleKeys | None = None) -> S3ObjectStore:
+def s3_store(environment: Mapping[str, str] = os.environ, keys: KeysOf | None = None) -> S3ObjectStore:
     """Connect to the store that the environment names: AWS's, or the one at AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
 
     Args:
         environment: the agent's.
-        keys: None: the node's own.
+        keys: gives them, and again before they end; None: the node's own.
 
     Returns:
         The store; nothing has been sent yet.

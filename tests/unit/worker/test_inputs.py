@@ -257,3 +257,10 @@ def test_a_fetch_that_nobody_waits_for_ends_and_what_it_has_stays(tmp_path: Path
     with pytest.raises(worker.inputs._Given):
         InputCache(tmp_path).fetch(cut, RUN, (channel(),), cancelled)
     assert not (tmp_path / "inputs/runs" / RUN / "train").exists()
+
+
+def test_what_one_role_has_fetched_is_not_given_to_another(tmp_path: Path) -> None:
+    cache, store = InputCache(tmp_path), store_of("set/a")
+    cache.fetch(store, RUN, (channel(),), threading.Event(), reader="arn:one")
+    cache.fetch(store, OTHER_RUN, (channel(),), threading.Event(), reader="arn:two")
+    assert store.read == ["set/a", "set/a"]

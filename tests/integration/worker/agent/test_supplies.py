@@ -8,7 +8,7 @@ import io
 import json
 import logging
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,19 @@ async def test_ranks_find_their_channels_and_get_them_again_in_the_next_generati
     await fleet.prepare()
     await needs.load()
     assert [node.shim.ranks for node in fleet.nodes] == [{}, {}, {}], "no rank waits for a node that may fetch for hours"
+    members = [node.agent._member for node in fleet.nodes]
+    for member in members:
+        assert member is not None
+        member.rank_statuses()
+        member._clocks = {rank: replace(clock, since=clock.since - 5000.0) for rank, clock in member._clocks.items()}
     await fleet.start()
     for node in fleet.nodes:
         folder = Path(node.shim.supplied["SM_CHANNEL_TRAIN"])
         assert (folder / "a").read_bytes() == b"first"
         assert json.loads(node.shim.supplied["EVERSTEP_INPUT_CHANNELS"]) == {"train": str(folder), "here": str(here)}
     await fleet.train(3)
+    assert all(max(member.longest().values(), default=0.0) < 5000 for member in members if member), "nobody stood still while it was fetched"
+    assert all(status.still_seconds < 5000 for member in members if member for status in member.rank_statuses())
     del fleet.objects.objects[BUCKET]["set/a"]  # what a node has fetched for a run it has for the run's whole life
     await fleet.prepare()
     for node in fleet.nodes:
@@ -210,8 +217,8 @@ async def test_a_jobs_role_reads_its_data_and_its_secrets_and_ranks_are_led_to_i
     await needs.load()
     await fleet.start()
     for node in fleet.nodes:
-        assert {key for _, key in node.aws.used} == {f"ASIA{1:016}"}, "nothing of the job's is read with the node's own keys"
-        assert [what for what, _ in node.aws.used] == ["ssm:token", "objects"]
+        read = [("ssm:token", f"ASIA{1:016}"), ("objects", f"ASIA{2:016}")]
+        assert node.aws.used == read, "nothing of the job's is read with the node's own keys"
         assert node.shim.supplied["AWS_CONTAINER_CREDENTIALS_FULL_URI"].startswith("http://127.0.0.1:")
     first = fleet.nodes[0].shim.supplied
     await fleet.nodes[0].stop()

@@ -79,7 +79,9 @@ def test_a_request_can_say_everything(client, request_):
     assert (job["RetryStrategy"], job["Tags"], job["Environment"]) == ({"MaxAttempts": 5}, {"team": "a"}, {"MODE": "fast"})
 
 
-@pytest.mark.covers("CreateTrainingJob.NodeCount", "CreateTrainingJob.Protection.Copies")
+@pytest.mark.covers(
+    "CreateTrainingJob.NodeCount",
+)
 def test_one_node_has_one_copy(client, request_):
     client.create_training_job(**{**request_, "NodeCount": 1})
     assert client.describe_training_job(TrainingJobName="gpt")["Protection"]["Copies"] == 1
@@ -135,7 +137,6 @@ def test_two_of_the_same_request_at_once_make_one_job(client, request_, service,
     assert names(client) == ["gpt"]
 
 
-@pytest.mark.covers("CreateTrainingJob.FleetName")
 def test_the_fleet_may_be_left_out_only_where_there_is_one(client, request_, service):
     service.operator.create_group("another")
     client.create_fleet(FleetName="second", AutoScalingGroupName="another")

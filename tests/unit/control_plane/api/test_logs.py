@@ -88,7 +88,9 @@ def test_lines_of_all_nodes_are_merged_by_time_and_pages_lose_and_double_nothing
 
 
 @pytest.mark.parametrize("limit", [1, 3, 100])
-@pytest.mark.covers("GetLogEvents.NextToken", "GetLogEvents.StartFromHead")
+@pytest.mark.covers(
+    "GetLogEvents.NextToken",
+)
 def test_the_newest_come_first_and_reading_back_gives_the_rest(job, client, limit) -> None:
     job.launch(2)
     for generation in (1, 2):

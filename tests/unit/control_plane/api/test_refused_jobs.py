@@ -100,7 +100,7 @@ def request_(client, tmp_path_factory):
         ({"HyperParameters": {"steps": 200}}, "HyperParameters.steps", "must be text, not '200'"),
     ],
 )
-@pytest.mark.covers("CreateTrainingJob.EntryPoint", "CreateTrainingJob.Source.SourceId")
+@pytest.mark.covers("CreateTrainingJob.FleetName", "CreateTrainingJob.EntryPoint", "CreateTrainingJob.Source.SourceId")
 def test_what_cannot_run_is_refused_by_field_and_figure_and_leaves_nothing(client, request_, change, field, figure):
     with refused("ValidationException") as caught:
         client.create_training_job(**{**request_, **change})

@@ -98,7 +98,6 @@ def test_revisions_are_listed(service, client, job):
 
 @pytest.mark.covers(
     "UpdateTrainingJob.StoppingCondition.MaxPendingTimeInSeconds",
-    "UpdateTrainingJob.StoppingCondition.MaxCostUsd",
     "UpdateTrainingJob.StoppingCondition.MaxRuntimeInSeconds",
 )
 def test_zero_lifts_a_limit(client, job):
