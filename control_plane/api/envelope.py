@@ -1,12 +1,15 @@
-"""What surrounds every HTTP request: an id, a bound on its body, and an answer even when we fail.
+"""What surrounds every HTTP request: an id, bounds on its body and on its client's patience with us, and an answer even when we fail.
 
-Invariant: no request reads more than `max_body_bytes` into memory; routes that stream to disk bound themselves.
+Invariant: no request reads more than `max_body_bytes` into memory; routes that stream to disk bound themselves. A client that for `SILENT_SECONDS`
+sends nothing of a body that is not whole, or takes nothing of its answer, is let go.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
+from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -17,6 +20,11 @@ from control_plane.api.errors import InternalError, TooLarge, response
 log = logging.getLogger(__name__)
 
 STREAMED_PREFIX = "/v1/sources/"
+SILENT_SECONDS: Final = 20.0
+
+
+class _NotRead(Exception):
+    """The client takes nothing of its answer."""
 
 
 class Envelope:
@@ -25,11 +33,13 @@ class Envelope:
     Args:
         app: what is inside.
         max_body_bytes: of a request that is not streamed.
+        silent_seconds: how long a client may send nothing, or take nothing.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, silent_seconds: float = SILENT_SECONDS) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
+        self._silent_seconds = silent_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; called by the server."""
@@ -45,8 +55,13 @@ class Envelope:
             if message["type"] == "http.response.start":
                 has_begun = True
                 MutableHeaders(scope=message)["x-amzn-requestid"] = request_id
-            await send(message)
+            try:
+                async with asyncio.timeout(self._silent_seconds):
+                    await send(message)
+            except TimeoutError:
+                raise _NotRead from None
 
+        receive = self._in_time(receive)
         if not scope["path"].startswith(STREAMED_PREFIX):
             if _announced(scope) > self._max_body_bytes:
                 await response(TooLarge(self._limit()), request_id)(scope, receive, send_with_id)
@@ -54,6 +69,9 @@ class Envelope:
             receive = self._bounded(receive)
         try:
             await self._app(scope, receive, send_with_id)
+        except _NotRead:
+            # Returning without the end of the body makes the server close the connection: the reader, if it comes back, knows that there was more.
+            log.info("request %s: its client took nothing for %.0f s and is dropped", request_id, self._silent_seconds)
         except Exception:
             log.exception("request %s (%s %s) failed", request_id, scope["method"], scope["path"])
             if has_begun:
@@ -62,6 +80,23 @@ class Envelope:
                 "The request failed inside the service.", hint="Give the RequestId to whoever runs the service: its log has the cause."
             )
             await response(error, request_id)(scope, receive, send_with_id)
+
+    def _in_time(self, receive: Receive) -> Receive:
+        is_whole = False
+
+        async def receive_in_time() -> Message:
+            nonlocal is_whole
+            if is_whole:
+                return await receive()  # what is waited for is that the client leaves
+            try:
+                async with asyncio.timeout(self._silent_seconds):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"nothing of the body came for {self._silent_seconds:g} s") from None
+            is_whole = not message.get("more_body", False)
+            return message
+
+        return receive_in_time
 
     def _bounded(self, receive: Receive) -> Receive:
         received = 0

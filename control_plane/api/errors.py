@@ -3,6 +3,7 @@
     ApiError                            status  x-amzn-errortype
     ├── InvalidRequest                  400     ValidationException          fields say what is wrong
     │   ├── MethodNotAllowed            405
+    │   ├── TooSlow                     408
     │   └── TooLarge                    413
     ├── Forbidden                       403     AccessDeniedException
     │   └── Unauthenticated             401
@@ -81,6 +82,12 @@ class MethodNotAllowed(InvalidRequest):
     """The path exists, the method does not."""
 
     status = 405
+
+
+class TooSlow(InvalidRequest):
+    """Nothing of the body came for too long."""
+
+    status = 408
 
 
 class TooLarge(InvalidRequest):
@@ -206,6 +213,8 @@ def _from_http(error: HTTPException) -> ApiError:
         return NotFound("There is no such operation.", hint="GET /v1/openapi.json lists all operations.")
     if error.status_code == 405:
         return MethodNotAllowed("The path does not have this method.", hint="GET /v1/openapi.json lists all operations.")
+    if error.status_code == 408:
+        return TooSlow(_sentence(error.detail))
     if error.status_code == 413:
         return TooLarge(_sentence(error.detail))
     return InvalidRequest(_sentence(error.detail)) if error.status_code < 500 else InternalError(_sentence(error.detail))

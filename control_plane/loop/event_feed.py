@@ -173,7 +173,8 @@ class EventFeed:
             is_good, page = await asyncio.to_thread(self._read_page, position, me.interest)
             if not is_good:
                 self._tell(me, End.TOKEN)
-            return Batch(page, page[-1].id if len(page) == PAGE_LIMIT else newest)
+            # The page was read after the last look: it may reach beyond what that look had found.
+            return Batch(page, page[-1].id if len(page) == PAGE_LIMIT else max([newest, *(event.id for event in page[-1:])]))
         found = tuple(event for event in self._recent if event.id > position and me.interest.has(event))
         return Batch(found[:PAGE_LIMIT], found[PAGE_LIMIT - 1].id if len(found) > PAGE_LIMIT else newest)
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from everstep.cli.formats import OutputFormat, headings_and_cells, plain, rendered
-from everstep.cli.output import Columns, Facts, Json, Part, Rows, say, show, show_cells
+from everstep.cli.output import Columns, Facts, Json, Part, Rows, leave_stdout, say, show, show_cells
 from everstep.errors import ConfigurationError
 
 __all__ = ["Columns", "Facts", "Json", "Output", "OutputFormat", "Pages", "Query", "Rows", "Service", "Shown", "command"]
@@ -234,6 +234,13 @@ def _with_options(function: Callable[..., Any]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(**given: Any) -> None:
+        try:
+            obey(given)
+        except BrokenPipeError:  # `| head` is no failure of ours; click would call it one
+            leave_stdout()
+            raise typer.Exit(0) from None
+
+    def obey(given: dict[str, Any]) -> None:
         options = {parameter.name: given.pop(parameter.name) for parameter in added}
         said = {**options, **given}
         output, query = said["output"], said["query"]

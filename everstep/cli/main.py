@@ -5,7 +5,6 @@ Invariant: an error that is expected ends in one sentence on stderr and an exit 
 
 from __future__ import annotations
 
-import os
 import sys
 
 import typer
@@ -66,7 +65,3 @@ def main() -> None:
         sys.exit(tell(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # Whoever read us has seen enough; without this Python complains once more when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)

@@ -76,9 +76,16 @@ def show(person: Part | Sequence[Part]) -> None:
             typer.echo(part)
 
 
+class _Pipe(Console):
+    """A console that says when nobody reads it any more, instead of ending the process as a failure."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def stdout() -> Console:
     """Return a console on stdout as it is now."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=False)
+    return _Pipe(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=False)
 
 
 def stderr() -> Console:
@@ -103,6 +110,11 @@ def show_cells(headings: Sequence[str], cells: Sequence[Sequence[str]], *, is_fi
     for row in cells:
         table.add_row(*(escaped(cell) for cell in row))
     stdout().print(table)
+
+
+def leave_stdout() -> None:
+    """Let go of stdout: whoever read us has seen enough. Without this Python complains once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(text: str) -> None:

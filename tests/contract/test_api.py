@@ -36,6 +36,7 @@ from everstep import validation
 from everstep.protocol.plan import ObjectReference
 from everstep.sdk import SERVICE
 from tests.unit.control_plane.api.conftest import BUCKET, GROUP, START, Service, all_pages, without_metadata
+from tests.unit.control_plane.api.test_commands import agent, says
 from tests.unit.control_plane.api.test_results import Job
 
 MODEL = json.loads(files()[next(path for path in files() if path.name == "service-2.json")])
@@ -63,9 +64,9 @@ def http(service) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def world(service, client, tmp_path_factory) -> dict[str, Any]:
+def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
     """Names to describe things by, and how each operation is called so that it succeeds."""
-    client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True)
+    client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True, AllowCommands=True)
     directory = tmp_path_factory.mktemp("code")
     (directory / "train.py").write_text("pass")
     source = client.upload_source(Directory=directory)
@@ -90,7 +91,8 @@ def world(service, client, tmp_path_factory) -> dict[str, Any]:
     job.write(jobs.change, committed_step=8)
     client.update_fleet(FleetName="main", SpareCount=0)  # one more event
     token = client.create_token(Role="viewer")["Token"]["TokenId"]
-    return {"source": source, "job": job, "token": token}
+    with agent(service, "i-0", says):
+        yield {"source": source, "job": job, "token": token}
 
 
 def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -99,6 +101,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
     new = {"TrainingJobName": "second", "Source": world["source"], "EntryPoint": "train.py", "NodeCount": 1, "FleetName": "main"}
     return {
         "AcknowledgeIncident": {"IncidentId": "inc-0", "Note": "seen"},
+        "ExecuteCommand": {**job, "Rank": 0, "Command": ["true"]},
         "StartDrill": {**job, "DrillType": "kill-rank", "Rank": 1},
         "ListDrills": job,
         "DrainNode": {"NodeId": "i-3"},

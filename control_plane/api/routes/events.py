@@ -55,7 +55,7 @@ def list_events(
     next_token: NextToken = None,
 ) -> schemas.ListEventsResponse:
     """List events, oldest first. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
-    after_id = after_event_id if next_token is None else page_position(next_token, int)[0]
+    after_id = after_event_id if next_token is None else page_position(next_token, _event_id)[0]
     with services.database.read() as session:
         page = events.page(
             session, job_name=training_job_name, fleet_name=fleet_name, project=caller.project_filter, after_id=after_id, limit=max_results + 1
@@ -101,6 +101,17 @@ async def stream_events(
             "As many streams of events are open as this server serves.", hint="Try again in a moment, or ask ListEvents."
         ) from error
     return LiveResponse(_frames(first, batches), EVENT_STREAM)
+
+
+def _event_id(value: object) -> int:
+    """Return what a page token has for an id.
+
+    Raises:
+        ValueError: it is not one that an event could have.
+    """
+    if isinstance(value, int) and 0 <= value <= MAX_EVENT_ID:
+        return value
+    raise ValueError(value)
 
 
 def _last_event_id(request: Request, otherwise: int | None) -> int | None:

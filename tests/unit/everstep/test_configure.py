@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from control_plane.db import events
+from control_plane.db.events import NewEvent
 from everstep import aws_models, config
 from everstep.cli import main as cli
 from everstep.config import ClientConfig
@@ -142,3 +144,15 @@ def test_a_token_in_the_clear_is_not_installed(tmp_path):
     with pytest.raises(ConfigurationError, match="in the clear"):
         aws_models.install(tmp_path, ClientConfig("http://10.0.0.1", "t"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("output", ["text", "table", "json"])
+def test_who_has_seen_enough_is_no_failure(configured, service, output):
+    """More than a pipe holds, and a reader that leaves after the first line."""
+    with service.database.write() as session:
+        for number in range(1500):
+            events.append(session, NewEvent(at=service.clock(), type="Test", message=f"{number} {'x' * 100}"))
+    program = f"{sys.executable} -P -c 'from everstep.cli.main import main; main()'"
+    pipe = f"set -o pipefail; {program} events list --output {output} | head -n 1"
+    told = subprocess.run(["bash", "-c", pipe], env=environment(configured), cwd=configured, capture_output=True, text=True, timeout=50, check=False)
+    assert (told.returncode, told.stderr, len(told.stdout.splitlines())) == (0, "", 1)

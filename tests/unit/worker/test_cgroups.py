@@ -66,7 +66,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[cgroups.RankCgroups]:
 @pytest.mark.integration
 def test_whoever_was_started_in_a_cgroup_is_killed_with_it(place: cgroups.RankCgroups) -> None:
     """A child in a session of its own, too, and one that is stopped."""
-    script = "import os\nif os.fork() == 0: os.setsid()\nprint(os.getpid(), flush=True)\nimport signal; signal.pause()"
+    script = "import os\nif os.fork() == 0: os.setsid()\nos.write(1, b'%d\\n' % os.getpid())\nimport signal; signal.pause()"
     with subprocess.Popen([sys.executable, "-c", f"input()\n{script}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
         path = place.join(RUN, Generation(3), rank.pid)
         assert rank.stdin is not None

@@ -272,3 +272,14 @@ def test_nothing_is_looked_at_while_nobody_follows(service, http) -> None:
         polling.get_loop().call_soon_threadsafe(polling.add_done_callback, lambda _: ended.set())
     assert ended.wait(10)
     assert service.services.feed._polling is None
+
+
+async def test_what_was_written_between_a_look_and_a_page_comes_once(service) -> None:
+    """A follower that is behind reads the table itself, and finds there what the last look at it had not: its position is behind that, too."""
+    ids = append(service, "one", "two", "three")
+    made = feed(service)
+    made._newest, made._complete_after = ids[1], ids[1]  # the look came before the third
+    me = event_feed._Follower(event_feed.Interest(token_id="t", ends_at=None, project=None, job_name=None, fleet_name=None))
+    batch = await made._after(0, me)
+    assert [event.message for event in batch.events] == ["one", "two", "three"]
+    assert batch.position == ids[2]
