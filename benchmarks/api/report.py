@@ -41,6 +41,8 @@ class Run:
     heartbeat_bytes: int = 0
     agent_count: int = 0
     follow_seconds: Sequence[float] = ()
+    follow_start_seconds: float = 0.0
+    """The most, of lines that were printed in the first seconds of the job."""
     command_seconds: dict[str, Sequence[float]] = field(default_factory=dict)
 
 
@@ -163,7 +165,9 @@ def _head(run: Run) -> str:
         )
     if run.follow_seconds:
         lines.append(
-            "- Followed logs: a job on one node of a local cluster prints the time; the delay is until boto3 has given the line to its caller."
+            "- Followed logs: a job on one node of a local cluster prints the time; the delay is until boto3 has given the line to its caller. The "
+            "follower came before the job was launched. Lines of the job's first three seconds are left out: they were up to "
+            f"{run.follow_start_seconds:.1f} s late, because the agent has to be asked for lines first and what it had before is read from S3."
         )
     if run.command_seconds:
         lines.append("- Commands: a process each, its start included; `jobs list` shows a page of the same jobs.")

@@ -162,11 +162,14 @@ async def _follow(
         cursor = await asyncio.to_thread(reader.head if is_from_head else reader.tail, wanted)
     yield (), cursor
     asked = spoken = time.monotonic() - SEND_LINES_SECONDS
+    asked_of: int | None = None
+    """The generation whose nodes were asked for lines."""
     ahead: deque[tuple[NodeId, LogLines]] = deque(maxlen=WAITING_LIMIT)
     """What agents have sent beyond a line that is missing: it follows once the store has given that one."""
     while True:
-        if time.monotonic() - asked > SEND_LINES_SECONDS / 3:
-            asked = time.monotonic()
+        newest = facts.generations[-1].number if facts.generations else None
+        if newest != asked_of or time.monotonic() - asked > SEND_LINES_SECONDS / 3:
+            asked, asked_of = time.monotonic(), newest
             for node_id in services.registry.connected():
                 if any(node_id in generation.ranks for generation in facts.generations[-1:]):
                     services.registry.send(node_id, SendLines(run=RunId(facts.run)))
@@ -180,7 +183,8 @@ async def _follow(
             return
         if is_more:
             continue
-        again, until, is_missing = deque(ahead), time.monotonic() + STORED_SECONDS, False
+        # Before the first generation there is nothing to read, so that looking often costs little.
+        again, until, is_missing = deque(ahead), time.monotonic() + (STORED_SECONDS if facts.generations else CATCH_UP_SECONDS), False
         ahead.clear()
         while (left := until - time.monotonic()) > 0 and not (is_missing and left < STORED_SECONDS - CATCH_UP_SECONDS):
             taken = again.popleft() if again else await follower.take(min(left, CATCH_UP_SECONDS) if is_missing else left)

@@ -297,6 +297,25 @@ def test_agents_are_asked_for_lines_while_somebody_follows(service, job, client)
     following.stream.close()
 
 
+def test_who_follows_before_the_first_launch_has_its_lines_at_once(service, client, fleet, source, monkeypatch) -> None:
+    monkeypatch.setattr(logs, "STORED_SECONDS", 30.0)
+    monkeypatch.setattr(logs, "CATCH_UP_SECONDS", 0.05)
+    made = Job(service, client, source)
+    hello = Hello(node_id=NodeId("i-0"), agent_id="a", address="", peer_port=1, memory_bytes=1, version="1")
+    asked = threading.Event()
+
+    async def agent() -> None:
+        connection = service.services.registry.accept(hello, FleetName("main"))
+        await connection.next_message()
+        asked.set()
+
+    asyncio.run_coroutine_threadsafe(agent(), loop_of(service))
+    with closing(client.follow_logs(TrainingJobName="gpt")["EventStream"]) as stream:
+        next(iter(stream))
+        made.launch(1)
+        assert asked.wait(20)
+
+
 @pytest.mark.usefixtures("loop")
 def test_there_is_a_limit_of_followers(service, job, client, monkeypatch) -> None:
     monkeypatch.setattr(log_feed, "MAX_FOLLOWERS", 1)
