@@ -21,6 +21,8 @@ STOPPED_SECONDS = 0.1
 LOST_STEPS = 2
 VERDICT_MARGIN_SECONDS = 1.0
 OURS = "Everstep"
+MOST_DRAWN_SECONDS = 9.0
+"""Of a bar in the picture: beside a minute nothing else could be seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,9 +227,12 @@ def _limits() -> str:
 
 
 def draw(run: Run) -> str:
-    """Return the picture: a bar per system and fault, medians; Everstep's in phases."""
-    bars = []
+    """Return the picture: by job and fault a bar for each system, medians; Everstep's in phases."""
+    bars: list[tuple[str, dict[str, float]]] = []
+    group = ""
     for job, fault, system in _kinds(run):
+        if group != (group := f"{job}: {fault}"):
+            bars.append((group, {}))
         found = of(run, system, job, fault)
         with_phases = [each for each in found if each.phases]
         parts = dict.fromkeys((*PHASES, "in all"), 0.0)
@@ -238,8 +243,8 @@ def draw(run: Run) -> str:
             parts |= {phase: value * scale for phase, value in medians.items()}
         else:
             parts["in all"] = whole
-        bars.append((f"{job}, {fault}: {system}", parts))
-    return stacked_bars("Seconds from a fault to the next new step", bars, "s")
+        bars.append((system, parts))
+    return stacked_bars("Seconds from a fault to the next new step", bars, "s", most=MOST_DRAWN_SECONDS)
 
 
 def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -171,6 +171,17 @@ def test_labels_cannot_break_the_picture() -> None:
     assert picture.get("aria-label") == 'a "title" & more'
 
 
+def test_a_bar_that_is_longer_than_the_picture_is_torn_and_keeps_its_figure() -> None:
+    drawn = ElementTree.fromstring(
+        stacked_bars("t", [("both", {}), ("short", {"x": 2.0, "y": 1.0}), ("long", {"x": 30.0, "y": 30.0})], "s", most=5.0)
+    )
+    space = "{http://www.w3.org/2000/svg}"
+    widths = [float(bar.get("width", "0")) for bar in drawn.iter(f"{space}rect") if bar.get("height") == "16"]
+    assert [round(sum(widths[:2]) / 3 * 5), round(sum(widths[2:]))] == [560, 560]  # the room that there is, for five seconds
+    assert len(list(drawn.iter(f"{space}polyline"))) == 1
+    assert [text.text for text in drawn.iter(f"{space}text")][2:] == ["both", "short", "3.00 s", "long", "60.00 s"]
+
+
 def test_audited_snapshots_are_shown_apart_and_ranks_taken_together() -> None:
     ranks = [rank("wait", [0.5, 0.2, 0.2, 0.01, 0.02]), rank("wait", [0.7, 0.3, 0.3, 0.03, 0.04])]
     found = row(Shape(state_mib=64, nodes=2), "wait", ranks)
