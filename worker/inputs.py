@@ -91,18 +91,6 @@ class InputCache:
         self._runs = state / "inputs" / "runs"
         self._limit_bytes = limit_bytes
 
-    def has(self, run: RunId, channels: Sequence[InputChannel]) -> bool:
-        """Say whether nothing has to be fetched for these channels. Reads the times of all their files.
-
-        Args:
-            run: that they are of.
-            channels: all of its channels.
-
-        Returns:
-            Every one is a directory of the node, or lies here whole.
-        """
-        return all(channel.prefix is None or self._is_whole(run, channel) for channel in channels)
-
     def fetch(
         self, store: ObjectStore, run: RunId, channels: Sequence[InputChannel], cancelled: threading.Event, *, reader: str = ""
     ) -> dict[str, Path]:
