@@ -56,6 +56,9 @@ def is_predecessor(owner: str, other: str) -> bool:
     Args:
         owner: of the living process that asks.
         other: as found in a lease.
+
+    Returns:
+        True only where it is proven.
     """
     lineage, dash, _ = owner.partition("-")
     return bool(dash) and other != owner and other.startswith(f"{lineage}-")

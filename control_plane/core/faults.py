@@ -99,12 +99,15 @@ def of_nodes(plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Ma
 
 
 def lost_at(verdict: Verdict, nodes: Mapping[NodeId, NodeObserved], now: float) -> float:
-    """Return when a lost node failed, as far as anybody knows: at its last sign of life, or when steps last spoke for it during its silence.
+    """Return when a lost node failed, as far as anybody knows.
 
     Args:
         verdict: on the node.
         nodes: as observed.
         now: Unix seconds.
+
+    Returns:
+        Unix seconds: its last sign of life, or when steps last spoke for it during its silence.
     """
     return _last_sign(nodes, verdict.node_id, now) if verdict.since is None else min(verdict.since, now)
 
@@ -139,6 +142,9 @@ def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
     Args:
         forgotten: ranks whose shard no node holds.
         at: Unix seconds: when the first of their holders was lost.
+
+    Returns:
+        One fault, or none.
     """
     if not forgotten:
         return ()

@@ -104,11 +104,7 @@ async def stream_events(
 
 
 def _event_id(value: object) -> int:
-    """Return what a page token has for an id.
-
-    Raises:
-        ValueError: it is not one that an event could have.
-    """
+    """Return what a page token has for an id; raise ValueError where no event could have it."""
     if isinstance(value, int) and 0 <= value <= MAX_EVENT_ID:
         return value
     raise ValueError(value)

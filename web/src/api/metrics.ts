@@ -4,17 +4,17 @@ import { queryOptions } from '@tanstack/react-query'
 import type { MetricDataResult } from '../contract'
 import type { Point } from '../model/metrics'
 import { call } from './client'
-import { FAST_MS } from './queries'
 
 /** Of each metric: a chart is not much wider. */
 const MOST_POINTS = 1_000
+const REFRESH_MS = 5_000
 
 /** Metrics side by side: a point that joins several steps lies at the last of them, and has their mean. */
 export function pointsOf(results: MetricDataResult[]): Point[] {
   const points = new Map<number, Point>()
   for (const { MetricName, LastSteps, Times, Means } of results) {
     LastSteps.forEach((step, index) => {
-      const point = points.get(step) ?? { step, at: Times[index], values: {} }
+      const point: Point = points.get(step) ?? { step, at: Times[index]!, values: {} }
       point.values[MetricName] = Means[index] ?? null
       points.set(step, point)
     })
@@ -27,5 +27,5 @@ export const metricsQuery = (name: string) =>
   queryOptions({
     queryKey: ['metrics', name],
     queryFn: async ({ signal }): Promise<Point[]> => pointsOf((await call('GetMetricData', { TrainingJobName: name, MaxPoints: MOST_POINTS }, signal)).MetricDataResults ?? []),
-    refetchInterval: FAST_MS,
+    refetchInterval: REFRESH_MS,
   })

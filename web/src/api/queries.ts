@@ -5,9 +5,8 @@ import type { Drill, Event, Incident, Token, TrainingJobSummary } from '../contr
 import { all, call, session } from './client'
 import { stream } from './live'
 
-export const FAST_MS = 2_000
+const FAST_MS = 2_000
 const SLOW_MS = 10_000
-const METRIC_MS = 5_000
 /** For what events tell, too: often only while they do not come. */
 const told = () => (stream.isOpen ? SLOW_MS : FAST_MS)
 /** What one page holds of the newest events; the API lists the oldest first, so more than this is reached by asking on. */
