@@ -179,7 +179,11 @@ const Row = memo(function Row({ job, incidentCount, isHurt, isChosen, onChoose, 
       )}
       <td data-name="Job"><JobLink name={name} /></td>
       <td data-name="Status"><Status tone={toneOf(job.SecondaryStatus)} word={job.SecondaryStatus} /></td>
-      <td className="reason">{headline(job.Reason)}</td>
+      <td className="reason">
+        <div className="clamp" title={job.Reason}>
+          {headline(job.Reason)}
+        </div>
+      </td>
       <td className="n" data-name="Step">{job.Boundary < 0 ? '–' : count(job.Boundary)}</td>
       <td data-name="Protection">
         {job.ProtectionState === undefined ? '–' : <Status tone={toneOf(job.ProtectionState)} word={job.ProtectionState} title={behind > 0 ? `The newest step in memory is ${plural(behind, 'step')} behind` : 'Every step is in memory'} />}
@@ -192,7 +196,7 @@ const Row = memo(function Row({ job, incidentCount, isHurt, isChosen, onChoose, 
       <td className="n" data-name="Nodes">{count(job.NodeCount)}</td>
       <td data-name="Fleet"><Link to={`/fleets/${encodeURIComponent(job.FleetName)}`}>{job.FleetName}</Link></td>
       <td className="n" data-name="Ran for"><Lasting from={job.TrainingStartTime} to={job.TrainingEndTime} /></td>
-      <td data-name="Created"><Ago at={job.CreationTime} /></td>
+      <td className="moment" data-name="Created"><Ago at={job.CreationTime} /></td>
     </tr>
   )
 })

@@ -14,9 +14,8 @@ interface Entry {
 }
 const MOST = 12
 
-export default function Palette({ onClose }: { onClose: () => void }) {
+export default function Palette({ typed, onType, onClose }: { typed: string; onType: (text: string) => void; onClose: () => void }) {
   const navigate = useNavigate()
-  const [typed, setTyped] = useState('')
   const [chosen, setChosen] = useState(0)
   const { mayRun } = useRole()
   const jobs = useQuery({ ...jobsQuery, refetchInterval: false }).data
@@ -57,7 +56,7 @@ export default function Palette({ onClose }: { onClose: () => void }) {
         aria-controls="palette"
         aria-activedescendant={found.length ? `palette-${index}` : undefined}
         onChange={(event) => {
-          setTyped(event.currentTarget.value)
+          onType(event.currentTarget.value)
           setChosen(0)
         }}
         onKeyDown={(event) => {

@@ -31,7 +31,9 @@ export function Shell() {
   const location = useLocation()
   const navigate = useNavigate()
   const client = useQueryClient()
-  const [isPaletteOpen, setPaletteOpen] = useState(false)
+  /** What is typed into the palette; undefined: it is closed. */
+  const [sought, setSought] = useState<string>()
+  const isSearching = sought !== undefined
   const [isAccountOpen, setAccountOpen] = useState(false)
   const isSignedOut = signedIn.data === null
   const isLive = useLive(client, Boolean(signedIn.data))
@@ -45,11 +47,19 @@ export function Shell() {
     const listen = (event: KeyboardEvent) => {
       if ((event.metaKey || event.ctrlKey) && event.key.toLowerCase() === 'k') {
         event.preventDefault()
-        setPaletteOpen(true)
+        setSought('')
         return
       }
       const target = event.target as HTMLElement
       if (event.metaKey || event.ctrlKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || target.isContentEditable) return
+      if (isSearching) {
+        // Typed before the palette is there, or has the focus: nothing that somebody types at 3 a.m. is lost.
+        if (event.key.length === 1 && !(event.key === ' ' && target.tagName === 'BUTTON')) {
+          event.preventDefault()
+          setSought((before) => `${before ?? ''}${event.key}`)
+        }
+        return
+      }
       const to = KEYS[event.key]
       if (event.key === 'g') gone = Date.now()
       else if (event.key === '/') {
@@ -62,7 +72,7 @@ export function Shell() {
     }
     window.addEventListener('keydown', listen)
     return () => window.removeEventListener('keydown', listen)
-  }, [navigate])
+  }, [navigate, isSearching])
 
   if (isSignedOut) return null
   const account = (
@@ -95,7 +105,7 @@ export function Shell() {
         </nav>
         <div className="row tools">
           <Freshness isLive={isLive} />
-          <Button variant="default" size="xs" onClick={() => setPaletteOpen(true)}>
+          <Button variant="default" size="xs" onClick={() => setSought('')}>
             Search <kbd>⌘K</kbd>
           </Button>
           {isAccountOpen ? (
@@ -110,9 +120,9 @@ export function Shell() {
       <main id="main" tabIndex={-1}>
         {signedIn.data ? <Outlet /> : signedIn.error ? <Problem error={signedIn.error} retry={() => void signedIn.refetch()} /> : <Loading />}
       </main>
-      {isPaletteOpen && (
+      {sought !== undefined && (
         <Suspense fallback={null}>
-          <Palette onClose={() => setPaletteOpen(false)} />
+          <Palette typed={sought} onType={setSought} onClose={() => setSought(undefined)} />
         </Suspense>
       )}
     </>
