@@ -116,14 +116,7 @@ async def run_beside(command: RunCommand, rank: RankRecord, environment: Mapping
         OSError: no process can be made.
     """
     own = {**environment, "RANK": str(rank.rank), "EVERSTEP_RANK_PID": str(rank.pid)}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "worker.beside", rank.cgroup or "-", *words_for(command.argv, rank.pid)),
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=PIPE,
-        env=own,
-        start_new_session=True,
-    )
+    process = await _started([sys.executable, "-P", "-m", "worker.beside", rank.cgroup or "-", *words_for(command.argv, rank.pid)], own)
     assert process.stdout is not None
     assert process.stderr is not None
     said: list[bytearray] = [bytearray(), bytearray()]
@@ -144,6 +137,18 @@ async def run_beside(command: RunCommand, rank: RankRecord, environment: Mapping
         is_cut=any(len(stream) > MAX_COMMAND_OUTPUT_BYTES for stream in said),
         is_timed_out=is_timed_out,
     )
+
+
+async def _started(words: Sequence[str], environment: Mapping[str, str]) -> Process:
+    """Start a program in a process group of its own; one that is given up while it starts is ended with all that it has started by then."""
+    options = {"stdin": DEVNULL, "stdout": PIPE, "stderr": PIPE, "start_new_session": True}
+    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*words, env=environment, **options))  # type: ignore[arg-type]
+    try:
+        return await asyncio.shield(starting)  # asyncio would end the program alone, and wait for its children
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError):
+            await _end(await starting)
+        raise
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:

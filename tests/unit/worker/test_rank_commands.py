@@ -113,6 +113,26 @@ async def test_it_ends_with_its_generation_and_whoever_waits_is_told(desk, tmp_p
     await gone(pid)
 
 
+async def test_one_that_is_given_up_while_it_starts_leaves_nothing(desk, tmp_path, monkeypatch) -> None:
+    fifo, go_on, real = tmp_path / "begun", asyncio.Event(), asyncio.create_subprocess_exec
+    os.mkfifo(fifo)
+
+    async def slow(*words: str, **options: object) -> object:
+        process = await real(*words, **options)
+        await go_on.wait()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slow)
+    desk.commands.take(command("sh", "-c", f"sleep 1000 & echo $! > {fifo}; wait"), record())
+    pid = int(await asyncio.to_thread(fifo.read_text))
+    closing = asyncio.ensure_future(desk.commands.close())
+    await asyncio.sleep(0)
+    go_on.set()
+    await closing
+    assert (await desk.answers.get()).refusal == "the generation ended"
+    await gone(pid)
+
+
 async def test_one_that_is_ended_before_it_began_is_answered_too(desk) -> None:
     desk.commands.take(command("true"), record())
     await desk.commands.close()

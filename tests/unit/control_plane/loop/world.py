@@ -34,6 +34,7 @@ from everstep.protocol.agent_messages import (
     Load,
     MemberPhase,
     MemberReport,
+    MetricsStored,
     NodeFault,
     NodeNotice,
     NoticeKind,
