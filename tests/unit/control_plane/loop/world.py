@@ -261,6 +261,8 @@ class Agent:
                     self.disconnect()
             case KeepEvidence(place=place):
                 self.evidence_key = place.key
+            case MetricsStored():
+                return  # what is logged here is told once
             case SendLines():
                 pass  # what it prints is in the object store, or nowhere
             case _:
