@@ -142,8 +142,8 @@ def test_a_revision_is_shown_as_what_it_changed(desk: Page, seeded: Seeded, api:
 def test_metrics_are_drawn_with_the_failures_and_saved_as_they_were_logged(desk: Page, seeded: Seeded, api: httpx.Client, tmp_path: Path) -> None:
     name = seeded.story.gpu
     open_job(desk, name, "/metrics")
-    logged = api.get(f"/training-jobs/{name}/metrics", params={"MaxResults": 1000}).json()["Metrics"]
-    names = sorted({each for point in logged for each in point["Values"]})
+    results = api.get(f"/training-jobs/{name}/metric-data", params={"MaxPoints": 1000}).json()["MetricDataResults"]
+    names = sorted(result["MetricName"] for result in results)
     assert names
     expect(desk.locator(".chart canvas")).to_have_count(len(names))
     incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
@@ -152,8 +152,8 @@ def test_metrics_are_drawn_with_the_failures_and_saved_as_they_were_logged(desk:
         desk.get_by_role("button", name="CSV").click()
     saved.value.save_as(tmp_path / "csv")
     head, *rows = (tmp_path / "csv").read_text().splitlines()
-    assert head == ",".join(["step", "generation", "time", *names])
-    assert [int(row.split(",")[0]) for row in rows[: len(logged)]] == [point["Step"] for point in logged]
+    assert head == ",".join(["step", "time", *names])
+    assert [int(row.split(",")[0]) for row in rows[: len(results[0]["LastSteps"])]] == results[0]["LastSteps"]
 
 
 def test_many_jobs_are_paused_and_stopped_at_once_and_the_list_is_in_the_address(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
