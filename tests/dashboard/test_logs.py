@@ -14,7 +14,7 @@ from tests.dashboard.browsing import open_job
 from tests.dashboard.printed import say
 from tests.dashboard.service import Seeded
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
 def log(page: Page) -> Locator:

@@ -19,7 +19,7 @@ from tests.dashboard.conftest import AXE
 from tests.dashboard.seeded import FINE_SECONDS
 from tests.dashboard.service import Seeded
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 RUN_AXE = """async (only) => {
   const found = await axe.run({ resultTypes: ['violations'], ...only })
   return found.violations.map((each) => [each.id, each.nodes[0].failureSummary, each.nodes[0].html])

@@ -17,7 +17,7 @@ from tests.dashboard.browsing import confirm, open_job, sign_in, signed_in, watc
 from tests.dashboard.seeded import FINE_SECONDS
 from tests.dashboard.service import Seeded
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
 def test_a_held_node_is_told_and_released_and_another_one_is_to_be_drained_and_called_off(desk: Page, api: httpx.Client) -> None:
