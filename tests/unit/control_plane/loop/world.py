@@ -34,6 +34,7 @@ from everstep.protocol.agent_messages import (
     Load,
     MemberPhase,
     MemberReport,
+    MetricsStored,
     NodeFault,
     NodeNotice,
     NoticeKind,
@@ -259,6 +260,8 @@ class Agent:
                     self.disconnect()
             case KeepEvidence(place=place):
                 self.evidence_key = place.key
+            case MetricsStored():
+                pass  # the story keeps what it logs nowhere else
             case _:
                 raise AssertionError(message)
         self.report()
