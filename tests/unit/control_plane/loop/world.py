@@ -262,7 +262,7 @@ class Agent:
             case KeepEvidence(place=place):
                 self.evidence_key = place.key
             case MetricsStored():
-                return  # what is logged here is told once
+                pass  # the story keeps what it logs nowhere else
             case SendLines():
                 pass  # what it prints is in the object store, or nowhere
             case _:
