@@ -868,6 +868,10 @@ class FleetReadyWaiter(Protocol):
     def wait(self, *, FleetName: str, WaiterConfig: WaiterConfig = ...) -> None:
         """Waits until every node that the fleet wants is connected. Fails when the fleet is frozen or being deleted."""
 
+class DrillsOverWaiter(Protocol):
+    def wait(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ..., WaiterConfig: WaiterConfig = ...) -> None:
+        """Waits until nothing is left of the drills that a job was given: each has struck and was recovered from, or was not done."""
+
 class CheckpointAvailableWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
         """Waits until the job has a complete checkpoint in S3."""
@@ -1032,5 +1036,7 @@ class EverstepClient(Protocol):
     def get_waiter(self, waiter_name: Literal["training_job_paused"]) -> TrainingJobPausedWaiter: ...
     @overload
     def get_waiter(self, waiter_name: Literal["fleet_ready"]) -> FleetReadyWaiter: ...
+    @overload
+    def get_waiter(self, waiter_name: Literal["drills_over"]) -> DrillsOverWaiter: ...
     @overload
     def get_waiter(self, waiter_name: Literal["checkpoint_available"]) -> CheckpointAvailableWaiter: ...

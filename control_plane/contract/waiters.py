@@ -58,6 +58,11 @@ def waiters(model: Json) -> Json:
             _matches("FleetStatus == 'active' && DesiredNodeCount > `0` && ConnectedNodeCount >= DesiredNodeCount", True),
             *(_matches("FleetStatus", status, state="failure") for status in ("frozen", "deleting")),
         ),
+        "DrillsOver": _waiter(
+            "ListDrills",
+            "Waits until nothing is left of the drills that a job was given: each has struck and was recovered from, or was not done.",
+            _matches("length(Drills[?DrillStatus=='requested' || DrillStatus=='struck']) == `0`", True),
+        ),
         "CheckpointAvailable": _waiter(
             "ListCheckpoints",
             "Waits until the job has a complete checkpoint in S3.",

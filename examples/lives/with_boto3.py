@@ -1,0 +1,76 @@
+"""The whole life of a job with plain boto3: nothing of Everstep's is imported.
+
+    eval "$(everstep local env)"      or: everstep configure, and AWS_PROFILE=everstep
+    python with_boto3.py FLEET GROUP JOB
+
+GROUP is an Auto Scaling group with the tag `everstep:fleet` (docs/operations.md says what else it must be). The fleet and the job are made and ended.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import sys
+import tarfile
+from pathlib import Path
+
+import boto3
+
+HERE = Path(__file__).parent
+fleet, group, job = sys.argv[1:]
+everstep = boto3.client("everstep")
+SOON = {"Delay": 1, "MaxAttempts": 300}
+
+
+def source() -> dict[str, str]:
+    """Pack the script: a gzipped tar, stored under its own SHA-256."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
+        tar.add(HERE / "train.py", "train.py")
+    body = packed.getvalue()
+    return {"SourceId": everstep.put_source(SourceId=hashlib.sha256(body).hexdigest(), Body=body)["SourceId"]}
+
+
+# Register the group, and wait until its nodes have connected.
+everstep.create_fleet(FleetName=fleet, AutoScalingGroupName=group, MinNodeCount=2, SpareCount=1, AllowDrills=True)
+everstep.get_waiter("fleet_ready").wait(FleetName=fleet, WaiterConfig=SOON)
+
+# Submit, and wait until the ranks train.
+request = {"TrainingJobName": job, "FleetName": fleet, "Source": source(), "EntryPoint": "train.py", "NodeCount": 2}
+print("plan:", everstep.create_training_job(**request, DryRun=True)["Plan"]["WorldSize"], "ranks")
+everstep.create_training_job(**request)
+everstep.get_waiter("training_job_running").wait(TrainingJobName=job, WaiterConfig=SOON)
+
+# Follow what the ranks print, until each has printed something.
+stream = everstep.follow_logs(TrainingJobName=job)["EventStream"]
+heard: set[int] = set()
+for said in stream:
+    heard |= {line["Rank"] for line in said["LogEvents"]["Events"] if "Rank" in line}
+    if len(heard) == 2:
+        break
+stream.close()
+
+# Lose a node. The drill is over when training is where it was before.
+everstep.start_drill(TrainingJobName=job, DrillType="terminate-instance")
+everstep.get_waiter("drills_over").wait(TrainingJobName=job, WaiterConfig=SOON)
+everstep.get_waiter("training_job_recovered").wait(TrainingJobName=job, WaiterConfig=SOON)
+
+# Pause, which keeps the last step in S3 and frees the nodes; resume; stop.
+everstep.pause_training_job(TrainingJobName=job)
+everstep.get_waiter("training_job_paused").wait(TrainingJobName=job, WaiterConfig=SOON)
+everstep.resume_training_job(TrainingJobName=job)
+everstep.get_waiter("training_job_running").wait(TrainingJobName=job, WaiterConfig=SOON)
+everstep.stop_training_job(TrainingJobName=job)
+everstep.get_waiter("training_job_completed_or_stopped").wait(TrainingJobName=job, WaiterConfig=SOON)
+
+# What it left, and what happened to it.
+for output in everstep.list_outputs(TrainingJobName=job)["Outputs"]:
+    content = everstep.get_output(TrainingJobName=job, Key=output["Key"])["Body"].read()
+    print("output:", output["Path"], len(content), "bytes")
+for incident in everstep.get_paginator("list_incidents").paginate(TrainingJobName=job).search("Incidents[]"):
+    print("incident:", incident["Cause"], "from", incident.get("RestoreSource"), "lost steps", incident.get("LostSteps"))
+
+# Forget it all; the fleet's nodes are ended.
+everstep.delete_training_job(TrainingJobName=job, DeleteObjects=True)
+everstep.delete_fleet(FleetName=fleet)

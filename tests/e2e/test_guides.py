@@ -1,0 +1,78 @@
+"""Every block of docs/guides runs, in the order in which a reader meets them; and README's quickstart."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import Workplace
+from tests.warm_parent import ROOT
+
+GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("submitting", "following", "recovering", "operating")]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK_SECONDS = 150
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """Language and text of every block of a page."""
+    yield from BLOCK.findall(page.read_text())
+
+
+def run_shell(text: str, what: str) -> str:
+    """Run a block as a person's shell would, and stop at the first thing that fails."""
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True, timeout=BLOCK_SECONDS, check=False)
+    assert done.returncode == 0, f"{what}:\n{text}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture
+def reader(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where somebody reads along: a directory of their own, and the environment that `everstep local env` gives."""
+    for name, value in place.cluster.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_block_of_the_guides_runs(place: Workplace, reader: Path) -> None:
+    told = []
+    for page in GUIDES:
+        names: dict[str, object] = {}
+        for language, text in blocks(page):
+            if language == "python":
+                exec(compile(text, page.name, "exec"), names)
+            else:
+                assert language == "sh", f"{page.name}: a block in {language!r}"
+                told.append(run_shell(text, page.name))
+        if (client := names.get("client")) is not None:
+            client.close()  # type: ignore[attr-defined]
+    job = place.client.describe_training_job(TrainingJobName="first")
+    assert (job["TrainingJobStatus"], job["IncidentCount"]) == ("Stopped", 2)
+    assert (reader / "results" / "rank=0" / "model.pt").stat().st_size > 0
+    assert any("pt_main_thread" in said or "python" in said for said in told), "what runs beside a rank sees the rank"
+    with pytest.raises(place.client.exceptions.ResourceNotFoundException):
+        place.client.describe_training_job(TrainingJobName="second")
+
+
+@pytest.mark.full  # the same by three clients, over a larger script
+def test_the_readme_runs(place: Workplace, reader: Path) -> None:
+    (reader / "examples").symlink_to(ROOT / "examples")
+    section = (ROOT / "README.md").read_text().partition("## Play with it")[2].partition("\n## ")[0]
+    for language, text in BLOCK.findall(section):
+        if language == "python":
+            names: dict[str, object] = {}
+            exec(compile(text, "README.md", "exec"), names)
+            names["client"].close()  # type: ignore[attr-defined]
+        elif language == "sh":
+            run_shell(text, "README.md")
+    for name in ("gpt", "gpt-2"):
+        assert place.client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "Completed"
+    assert (reader / "results" / "rank=0").is_dir()
+    assert (reader / "results-2" / "rank=0").is_dir()

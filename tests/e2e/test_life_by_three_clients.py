@@ -1,0 +1,57 @@
+"""The whole life of a job by three clients that know the model and the documents alone: boto3, the AWS CLI, the command line (examples/lives)."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import Workplace, wait_until
+from tests.e2e.test_guides import reader  # noqa: F401  # the fixture
+from tests.warm_parent import ROOT
+
+LIVES = ROOT / "examples" / "lives"
+LIFE_SECONDS = 350
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "with_everstep.sh",
+        pytest.param("with_boto3.py", marks=pytest.mark.full),  # the same operations by other clients
+        pytest.param("with_aws_cli.sh", marks=pytest.mark.full),
+    ],
+)
+def test_the_whole_life_of_a_job(place: Workplace, reader: Path, program: str) -> None:  # noqa: F811
+    name = re.sub(r"\W|_", "-", Path(program).stem)
+    fleet, group = f"{name}-fleet", f"{name}-group"
+    join_token = place.client.create_join_token(FleetName=fleet)["JoinToken"]
+    place.cluster._create_group(group, join_token, [place.cluster.endpoint_url])
+    interpreter = sys.executable if program.endswith(".py") else "bash"
+    try:
+        done = subprocess.run(
+            [interpreter, str(LIVES / program), fleet, group, name], capture_output=True, text=True, timeout=LIFE_SECONDS, check=False
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        told = done.stdout
+        assert re.search(r"^output: .*model\.pt \d+ bytes$", told, re.MULTILINE), told
+        assert re.search(r"^incident: drill\b.*\bpeer\b", told, re.MULTILINE), told
+        with pytest.raises(place.client.exceptions.ResourceNotFoundException):
+            place.client.describe_training_job(TrainingJobName=name)
+        wait_until("the fleet to be gone", lambda: fleet not in [each["FleetName"] for each in place.client.list_fleets()["Fleets"]])
+    finally:
+        _end(place, fleet, group, name)
+
+
+def _end(place: Workplace, fleet: str, group: str, job: str) -> None:
+    """Leave nothing, also of a life that broke off in the middle."""
+    with contextlib.suppress(place.client.exceptions.ResourceNotFoundException, place.client.exceptions.ConflictException):
+        place.client.stop_training_job(TrainingJobName=job)
+    with contextlib.suppress(place.client.exceptions.ResourceNotFoundException, place.client.exceptions.ConflictException):
+        place.client.delete_fleet(FleetName=fleet)
+    with contextlib.closing(place.cluster.aws("autoscaling")) as auto_scaling, contextlib.suppress(auto_scaling.exceptions.ClientError):
+        auto_scaling.delete_auto_scaling_group(AutoScalingGroupName=group, ForceDelete=True)
