@@ -94,7 +94,8 @@ def settled(place: Workplace) -> Iterator[None]:
         hold.unlink()  # of a test that has failed: what stands cannot stop
     for summary in place.client.get_paginator("list_training_jobs").paginate().search("TrainingJobSummaries[]"):
         if summary["TrainingJobStatus"] not in ENDED:
-            place.client.stop_training_job(TrainingJobName=summary["TrainingJobName"])
+            with contextlib.suppress(place.client.exceptions.ConflictException):  # it has just ended
+                place.client.stop_training_job(TrainingJobName=summary["TrainingJobName"])
     wait_until("what the test has started to end", lambda: not left_over(place), lambda: left_over(place))
 
 
