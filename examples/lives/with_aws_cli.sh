@@ -15,7 +15,7 @@ aws everstep wait fleet-ready --fleet-name "$fleet"
 # Submit: a source is a gzipped tar, stored under its own SHA-256.
 tar -C "$here" -czf "$scratch/source.tar.gz" train.py
 source_id=$(sha256sum "$scratch/source.tar.gz" | cut -d ' ' -f 1)
-aws everstep put-source --source-id "$source_id" --body "fileb://$scratch/source.tar.gz" --query SourceId
+aws everstep put-source --source-id "$source_id" --body "$scratch/source.tar.gz" --query SourceId
 request=(--training-job-name "$job" --fleet-name "$fleet" --source "SourceId=$source_id" --entry-point train.py --node-count 2)
 aws everstep create-training-job "${request[@]}" --dry-run --query Plan.WorldSize
 aws everstep create-training-job "${request[@]}" --query RunId

@@ -36,7 +36,7 @@ from tests.unit.control_plane.api.test_commands import agent, says
 from tests.unit.control_plane.api.test_results import Job
 
 DOCUMENT = make_surface().openapi()
-EXAMPLES = 5
+EXAMPLES = 15
 """Of each operation and mode."""
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 KNOWN = {"TrainingJobName": "gpt", "FleetName": "main", "Rank": 0}
