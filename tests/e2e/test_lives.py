@@ -92,7 +92,7 @@ def test_jobs_wait_for_each_other_in_order(place: Workplace) -> None:
         third = place.submit("queue-third", PAIR, adapter="plain", steps=10)
         fourth = place.submit("queue-fourth", PAIRS, adapter="plain", steps=10)
         for job in (second, third, fourth):
-            assert "queue" in job.wait("its reason", lambda seen: seen["Reason"])["Reason"]
+            job.wait("its place in the queue", lambda seen: "queue" in seen["Reason"])
         place.client.stop_training_job(TrainingJobName=third.name)
         assert "before it started" in third.wait_ended("Stopped")["Reason"]
         assert third.describe()["Generation"] == 0
