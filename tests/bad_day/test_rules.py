@@ -173,6 +173,11 @@ def test_a_node_that_falls_silent_may_be_given_up_once_another_rank_was_killed()
     assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, targets=(C,))]))  # a rank of another job
 
 
+def test_a_rank_may_end_before_it_has_written_its_last_step_down() -> None:
+    told = [with_incident(lost_steps=steps)(well()) for steps in range(4)]
+    assert [bool(RULES["ledgers"](day)) for day in told] == [True, False, False, True]  # the ranks wrote one down that they made again
+
+
 def test_desired_capacity_may_turn_round_once_for_each_cause() -> None:
     turn = with_capacity((90, 3), (103, 4), (110, 3))
     assert not RULES["steady capacity"](turn(well()))
