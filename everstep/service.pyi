@@ -870,7 +870,7 @@ class FleetReadyWaiter(Protocol):
 
 class DrillsOverWaiter(Protocol):
     def wait(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ..., WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until nothing is left of the drills that a job was given: each has struck and was recovered from, or was not done."""
+        """Waits until no drill of the job is under way: each was recovered from, or was not done. Looks at the first hundred."""
 
 class CheckpointAvailableWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:

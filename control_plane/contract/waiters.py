@@ -60,7 +60,7 @@ def waiters(model: Json) -> Json:
         ),
         "DrillsOver": _waiter(
             "ListDrills",
-            "Waits until nothing is left of the drills that a job was given: each has struck and was recovered from, or was not done.",
+            "Waits until no drill of the job is under way: each was recovered from, or was not done. Looks at the first hundred.",
             _matches("length(Drills[?DrillStatus=='requested' || DrillStatus=='struck']) == `0`", True),
         ),
         "CheckpointAvailable": _waiter(

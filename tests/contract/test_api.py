@@ -506,6 +506,8 @@ def summary() -> dict[str, Any]:
             False,
         ),
         ("fleet_ready", "DescribeFleet", [{"FleetStatus": "frozen", "DesiredNodeCount": 3, "ConnectedNodeCount": 3}], True),
+        ("drills_over", "ListDrills", [{"Drills": [{"DrillStatus": "recovered"}, {"DrillStatus": "requested"}]},
+         {"Drills": [{"DrillStatus": "struck"}]}, {"Drills": [{"DrillStatus": "absorbed"}, {"DrillStatus": "not_done"}]}], False),
         ("checkpoint_available", "ListCheckpoints", [{"Checkpoints": []}, {"Checkpoints": [{"Status": "Uploading"}]},
          {"Checkpoints": [{"Status": "Uploading"}, {"Status": "Complete"}]}], False),
     ],
