@@ -38,16 +38,25 @@ class Bench:
     say: Callable[[str], None]
 
     def submit(
-        self, name: str, source: Path, entry_point: str, *, nodes: int, copies: int, hyperparameters: Mapping[str, object], **more: Any
+        self,
+        name: str,
+        source: Path,
+        entry_point: str,
+        *,
+        nodes: int,
+        copies: int,
+        hyperparameters: Mapping[str, object],
+        max_slowdown: float | None = None,
+        **more: Any,
     ) -> BenchJob:
-        """Submit a job of one rank per node."""
+        """Submit a job of one rank per node. `max_slowdown`: what snapshots may cost it; None: what the service takes."""
         self.client.create_training_job(
             TrainingJobName=name,
             Source=self.client.upload_source(Directory=source),
             EntryPoint=entry_point,
             HyperParameters={key: str(value) for key, value in hyperparameters.items()},
             NodeCount=nodes,
-            Protection={"Copies": copies},
+            Protection={"Copies": copies, **({} if max_slowdown is None else {"MaxSlowdown": max_slowdown})},
             **more,
         )
         return BenchJob(self, name, nodes)

@@ -27,6 +27,8 @@ SAVE_EVERY = 10
 """Steps between two checkpoints under torchrun. Faults come right after one: what it would lose otherwise is not held against it."""
 HEARTBEAT_MILLISECONDS = 1000
 """Of torchft's lighthouse: how long a replica may be silent."""
+EVERY_STEP = 1.0
+"""What snapshots may cost: so much that none is put off. By default steps of 50 ms are proposed every second or third time."""
 
 
 class Contender(Protocol):
@@ -107,6 +109,7 @@ class UnderEverstep:
             nodes=RANKS,
             copies=2,
             hyperparameters={"kind": "zero3" if kind is Job.ZERO3 else "ddp"},
+            max_slowdown=EVERY_STEP,
             Environment={"BENCH_TRACE": str(folder)},
         )
 
