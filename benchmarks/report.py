@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.chart import stacked_bars
-from benchmarks.document import with_section
+from benchmarks.document import table, with_section
 from benchmarks.machine import Machine
 from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Summary, is_busy
 from benchmarks.recovery import (
@@ -154,7 +154,7 @@ def _blocking(rows: Sequence[BlockingRow]) -> str:
         "steps per snapshot",
         "floors moved",
     )
-    return f"{text}\n\n{_table(head, [_blocking_row(row) for row in rows])}"
+    return f"{text}\n\n{table(head, [_blocking_row(row) for row in rows])}"
 
 
 def _blocking_row(row: BlockingRow) -> list[str]:
@@ -202,7 +202,7 @@ def _slowdown(slowdown: Slowdown) -> str:
         [str(number), "under an agent" if kind == "A" else "alone", _ms(each.median), _ms(each.p99), _ms(each.minimum), str(each.count)]
         for number, (kind, each) in enumerate(zip(slowdown.order, slowdown.step_seconds, strict=True), start=1)
     ]
-    return f"{text}\n\n{_table(head, rows)}"
+    return f"{text}\n\n{table(head, rows)}"
 
 
 def _recovery(recovery: RecoveryRun, picture: str) -> str:
@@ -237,7 +237,7 @@ def _recovery(recovery: RecoveryRun, picture: str) -> str:
         if (found := recovery.of_cause(cause))
         for row in ([f"**{title}, median**", *_spread(found, "median")], [f"{title}, min to max", *_spread(found, "range")])
     ]
-    return f"{text}\n\n{_table(head, rows + spread)}\n\n![Seconds of each recovery by phase]({picture})"
+    return f"{text}\n\n{table(head, rows + spread)}\n\n![Seconds of each recovery by phase]({picture})"
 
 
 def _recovery_row(title: str, each: Recovery) -> list[str]:
@@ -268,12 +268,6 @@ def _limits() -> str:
         "No GPU, no second machine, no network: copies over PCIe and replicas over a real link are not measured here. Losses of a whole group and "
         "restores from S3 are not timed. States are small beside real ones."
     )
-
-
-def _table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    head = list(head)
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _ms(seconds: float) -> str:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.document import caveats, table
 from benchmarks.machine import Machine
-from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Summary, is_busy, moved_ratio
+from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Summary, moved_ratio
 
 COMMAND = "make bench-api"
 DESCRIBE_RATIO = 0.5
@@ -171,10 +172,7 @@ def _head(run: Run) -> str:
         )
     if run.command_seconds:
         lines.append("- Commands: a process each, its start included; `jobs list` shows a page of the same jobs.")
-    if run.is_quick:
-        lines += ["", "**This was a quick run with few samples: it tries the harness and measures nothing.**"]
-    if is_busy(machine.load_average[0], machine.cores):
-        lines += ["", f"**The machine was busy with other work when the run began (more than {BUSY_LOAD_RATIO} per core): run it again.**"]
+    lines += caveats(machine, is_quick=run.is_quick)
     return "\n".join(lines)
 
 
@@ -189,7 +187,7 @@ def _reached(run: Run) -> str:
         ]
         for row in rows(run)
     ]
-    return "## What was to be reached\n\n" + _table(("what", "measured", "to reach", "n", "verdict"), body)
+    return "## What was to be reached\n\n" + table(("what", "measured", "to reach", "n", "verdict"), body)
 
 
 def _spread(run: Run) -> str:
@@ -207,7 +205,7 @@ def _spread(run: Run) -> str:
             summary = Summary.of(seconds)
             values = (summary.minimum, summary.median, summary.maximum, summary.p99)
             body.append([what, *(f"{value * 1000:,.1f}" for value in values)])
-    return "## All figures\n\n" + _table(("what", "least", "median", "most", "p99"), body)
+    return "## All figures\n\n" + table(("what", "least", "median", "most", "p99"), body)
 
 
 def _limits() -> str:
@@ -215,8 +213,3 @@ def _limits() -> str:
         "## What this does not say\n\nOne machine: load and server share its cores, and the network is a loopback. An answer that is held costs a "
         "fraction of one that is made; the row of jobs that were not asked for before is the other end. PostgreSQL was not measured."
     )
-
-
-def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

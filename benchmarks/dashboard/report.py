@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.document import caveats, table
 from benchmarks.machine import Machine
-from benchmarks.measures import BUSY_LOAD_RATIO, is_busy, percentile
+from benchmarks.measures import percentile
 
 COMMAND: Final = "make bench-dashboard"
 INTERACTIVE_SECONDS: Final = 1.5
@@ -103,10 +104,7 @@ def render(run: Run) -> str:
         "- *Smooth* is a frame in at most 33.3 ms for 95 % of the frames, while something is scrolled in every frame for 4 s "
         "and the page goes on asking.",
     ]
-    if run.is_quick:
-        lines += ["", "**This was a quick run with few samples: it tries the harness and measures nothing.**"]
-    if is_busy(machine.load_average[0], machine.cores):
-        lines += ["", f"**The machine was busy with other work when the run began (more than {BUSY_LOAD_RATIO} per core): run it again.**"]
+    lines += caveats(machine, is_quick=run.is_quick)
     head = ("what", "measured", "to reach", "spread", "n", "verdict")
     body = [
         [
@@ -119,5 +117,4 @@ def render(run: Run) -> str:
         ]
         for row in rows(run)
     ]
-    table = [head, tuple("---" for _ in head), *body]
-    return "\n".join([*lines, "", *(f"| {' | '.join(cells)} |" for cells in table)]) + "\n"
+    return "\n".join([*lines, "", table(head, body)]) + "\n"

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.data_plane.char_gpt import KINDS
 from benchmarks.data_plane.picture import draw
 from benchmarks.data_plane.rows import EVERSTEP, GOALS, Figure, Verdict
-from benchmarks.document import with_section
+from benchmarks.document import table, with_section
 from benchmarks.machine import Machine
 from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Floor, is_busy
 
@@ -130,7 +130,7 @@ def _floors(floors: Floors) -> str:
         for name, title in FLOOR_TITLES.items()
         if (floor := found.get(name)) is not None
     ]
-    return "### Floors\n\n" + _table(("state", "floor, ms/GiB", "around the first launch", "around the second", "moved", "n each"), rows)
+    return "### Floors\n\n" + table(("state", "floor, ms/GiB", "around the first launch", "around the second", "moved", "n each"), rows)
 
 
 def _goals(figures: Sequence[Figure]) -> str:
@@ -150,7 +150,7 @@ def _goals(figures: Sequence[Figure]) -> str:
         ]
         for figure in own
     ]
-    return "### What was to be reached\n\n" + _table(head, rows)
+    return "### What was to be reached\n\n" + table(head, rows)
 
 
 def _peers(figures: Sequence[Figure]) -> str:
@@ -170,7 +170,7 @@ def _peers(figures: Sequence[Figure]) -> str:
             rows.append([f"{size} MiB", f"{system} {version}", *(_cell(figure) for figure in cells)])
             unsure = [each for each in cells if each is not None and each.reason and system != EVERSTEP]
             notes += [f"- {system}, {PEER_TITLES[each.metric]}, {size} MiB: {each.reason}" for each in unsure]
-    return "\n\n".join(["### Beside the peers", text, _table(("state", "system", *PEER_TITLES.values()), rows), "\n".join(notes)]).rstrip()
+    return "\n\n".join(["### Beside the peers", text, table(("state", "system", *PEER_TITLES.values()), rows), "\n".join(notes)]).rstrip()
 
 
 def _cell(figure: Figure | None) -> str:
@@ -199,7 +199,7 @@ def _model(figures: Sequence[Figure]) -> str:
         for figure in figures
         if figure.metric.startswith("char_gpt")
     ]
-    return "### What it costs a real model\n\n" + text + "\n\n" + _table(("", "system", "measured", "95 %", "n", "", "verdict"), rows)
+    return "### What it costs a real model\n\n" + text + "\n\n" + table(("", "system", "measured", "95 %", "n", "", "verdict"), rows)
 
 
 def _limits() -> str:
@@ -223,7 +223,3 @@ def _verdict(figure: Figure) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(each) + " |" for each in (head, ["---"] * len(head), *rows))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from benchmarks.document import table
 from benchmarks.interleave.figures import Figure, Row
 from benchmarks.interleave.schemes import BUFFER_BYTES, BUFFERS, KIB, Scheme
 from benchmarks.interleave.verdicts import BLOCKING_COST, COMMITS_RATIO, MAX_SLOWDOWN, SLOWDOWN_LIMIT, beats_uniform, judge
@@ -134,7 +135,7 @@ def _schemes(figure: Figure, picture: str) -> str:
     )
     return (
         f"## The schemes\n\n**{judgement.verdict}**: {judgement.reason}. {comparison}\n\n"
-        f"{_table(('scheme', 'iteration ms', 'slowdown', '95 %', 'commits ÷ steps', 'snapshot ms', 'n'), rows)}\n\n"
+        f"{table(('scheme', 'iteration ms', 'slowdown', '95 %', 'commits ÷ steps', 'snapshot ms', 'n'), rows)}\n\n"
         "The schemes take turns in blocks, in another order each round, the first iteration of a block not counted. A slowdown is that of all "
         "iterations against those without checkpoint at the same place of the same round; its interval is a bootstrap over these pairs. A commit "
         "counts when every holder had every byte before the next boundary.\n\n"
@@ -164,7 +165,7 @@ def _cases(figures: Sequence[Figure]) -> str:
         f"To reach: at most {SLOWDOWN_LIMIT:.1%} by the upper end of Everstep's interval and {COMMITS_RATIO} commits per step, where blocking costs "
         f"{BLOCKING_COST:.0%} or more; where the snapshot is more than the idle time can hold, a mean of at most the job's budget "
         f"(`max_slowdown`, {MAX_SLOWDOWN:.0%}), and snapshots come less often. *Load* is the snapshots' part of the idle time. Inconclusive: "
-        f"the noise is wider than the limit.\n\n{_table(head, rows)}"
+        f"the noise is wider than the limit.\n\n{table(head, rows)}"
     )
 
 
@@ -221,8 +222,3 @@ def draw(figure: Figure) -> str:
         label = f"{row.seconds * 1000:.0f}" + ("" if row.scheme is Scheme.NONE else f"  ({row.slowdown:+.1%})")
         drawn.append(f'<text x="{end + 6:.1f}" y="{y + 13}" {FONT} fill="#222">{escape(label)}</text>')
     return "\n".join([*drawn, "</svg>"]) + "\n"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

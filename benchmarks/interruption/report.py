@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.chart import stacked_bars
+from benchmarks.document import caveats, table
 from benchmarks.interruption.faults import Blackout, Silence
 from benchmarks.interruption.outcomes import Fault, Interruption, Job
 from benchmarks.machine import Machine
-from benchmarks.measures import BUSY_LOAD_RATIO, bootstrap_interval, is_busy
+from benchmarks.measures import bootstrap_interval
 
 COMMAND = "make bench-recovery"
 PHASES = ("detect", "replace", "restore", "rework")
@@ -152,10 +153,7 @@ def _head(run: Run) -> str:
         "- *Not back*: a peer that had made no new step after 60 s was started anew by hand; it counts with that time.",
         "- Every system is launched twice, in the order A B … Z Z … B A. Intervals are 95 % percentile bootstraps of the median.",
     ]
-    if run.is_quick:
-        lines += ["", "**This was a quick run with few samples: it tries the harness and measures nothing.**"]
-    if is_busy(machine.load_average[0], machine.cores):
-        lines += ["", f"**The machine was busy with other work when the run began (more than {BUSY_LOAD_RATIO} per core): run it again.**"]
+    lines += caveats(machine, is_quick=run.is_quick)
     return "\n".join(lines)
 
 
@@ -171,7 +169,7 @@ def _reached(run: Run) -> str:
         ]
         for row in rows(run)
     ]
-    return "## What was to be reached\n\n" + _table(("what", "measured", "to reach", "that is", "n", "verdict"), body)
+    return "## What was to be reached\n\n" + table(("what", "measured", "to reach", "that is", "n", "verdict"), body)
 
 
 def _kinds(run: Run) -> list[tuple[Job, Fault, str]]:
@@ -200,7 +198,7 @@ def _systems(run: Run) -> str:
             ]
         )
     head = ("job", "fault", "system", "median s", "95 %", "min to max", "old ranks gone, ms", "steps made again", "n", "not back")
-    return "## Every system\n\n" + _table(head, body)
+    return "## Every system\n\n" + table(head, body)
 
 
 def _phases(run: Run) -> str:
@@ -214,7 +212,7 @@ def _phases(run: Run) -> str:
     return (
         "## Where Everstep's time goes\n\nMedians of the incidents' own phases, seconds. *Detect*: until the fault was known. *Replace*: until the "
         "nodes of the next launch stood. *Restore*: until every rank had its state again. *Rework*: until the highest step before the fault was "
-        f"reached again.\n\n{_table(('job', 'fault', *PHASES, 'largest'), body)}"
+        f"reached again.\n\n{table(('job', 'fault', *PHASES, 'largest'), body)}"
     )
 
 
@@ -245,8 +243,3 @@ def draw(run: Run) -> str:
             parts["in all"] = whole
         bars.append((system, parts))
     return stacked_bars("Seconds from a fault to the next new step", bars, "s", most=MOST_DRAWN_SECONDS)
-
-
-def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
