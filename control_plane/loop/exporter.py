@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Final
+from typing import ClassVar, Final
+
+from sqlalchemy.orm import Session
 
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.sinks import ENTRIES_AT_ONCE, Entry, EventSink, detail_of
@@ -33,26 +36,38 @@ FIRST_RETRY_SECONDS: Final = 1.0
 MOST_RETRY_SECONDS: Final = 300.0
 
 
-class EventExporter:
-    """The loop of one export.
+class Exporter(ABC):
+    """The loop of one export, under its lease: passes, later and later while they fail, and what is known of the failure.
 
     Args:
-        database: where events and the position are.
-        name: of the export: its ARN.
-        sink: where to.
+        database: where its state is.
+        name: of the export.
         leaser: of this replica, this loop's alone.
         now: the time in UTC.
     """
 
-    def __init__(self, database: Database, name: str, sink: EventSink, leaser: Leaser, now: Callable[[], datetime]) -> None:
+    look_seconds: ClassVar[float] = LOOK_SECONDS
+    """Between two passes while all is well."""
+
+    def __init__(self, database: Database, name: str, leaser: Leaser, now: Callable[[], datetime]) -> None:
         self._database = database
         self._name = name
-        self._sink = sink
         self._leaser = leaser
         self._now = now
         self._lease: Lease | None = None
         self.failure_count = 0
         """In a row."""
+
+    @abstractmethod
+    def export_some(self) -> bool:
+        """Make one pass. Blocks: called in a thread.
+
+        Returns:
+            Whether there is more to send at once.
+
+        Raises:
+            StaleLease: another replica took the export over; what was sent is sent again there.
+        """
 
     async def run(self, stop: asyncio.Event) -> None:
         """Export until `stop` is set; then another replica may go on at once."""
@@ -73,44 +88,13 @@ class EventExporter:
 
     def pause_seconds(self) -> float:
         """Return how long to wait before the next pass."""
-        return retry_seconds(self.failure_count) if self.failure_count else LOOK_SECONDS
+        return retry_seconds(self.failure_count) if self.failure_count else self.look_seconds
 
-    def export_some(self) -> bool:
-        """Make one pass. Blocks: called in a thread.
-
-        Returns:
-            Whether there is more to send at once.
-
-        Raises:
-            StaleLease: another replica took the export over; what was sent is sent again there.
-        """
-        with self._database.write() as session:
-            exports.ensure(session, self._name)
-            self._lease = lease = self._leaser.claim(session, "export", self._name)
-            if lease is None:
-                return False
-            before = exports.get(session, self._name)
-            page = events.page(session, job_name=None, fleet_name=None, project=None, after_id=before.position, limit=PAGE_LIMIT)
-        taken = _first(page)
-        if taken.entries:
-            failure = self._put(taken.entries)
-            if failure is not None:
-                self._note_failure(lease, before, failure)
-                return False
-        self.failure_count = 0
-        sent = taken.position if taken.position is not None else before.position
-        if sent != before.position or before.failure:
-            with self._database.write() as session:
-                exports.change(session, lease, position=sent, failing_since=None, failure="")
-            if before.failure:
-                log.info("export to %s goes on", self._name)
-        return bool(page) and (sent < page[-1].id or len(page) == PAGE_LIMIT)
-
-    def _put(self, entries: Sequence[Entry]) -> CloudError | None:
-        try:
-            return self._sink.put(entries)
-        except CloudError as error:
-            return error
+    def _claim(self, session: Session) -> tuple[Lease, exports.ExportRecord] | None:
+        """Return the lease and what is stored of the export, or None while another replica has it."""
+        exports.ensure(session, self._name)
+        self._lease = self._leaser.claim(session, "export", self._name)
+        return None if self._lease is None else (self._lease, exports.get(session, self._name))
 
     def _note_failure(self, lease: Lease, before: exports.ExportRecord, failure: CloudError) -> None:
         self.failure_count += 1
@@ -120,10 +104,58 @@ class EventExporter:
         with self._database.write() as session:
             exports.change(session, lease, failing_since=before.failing_since or self._now(), failure=words)
 
+    def _note_success(self, lease: Lease, before: exports.ExportRecord, position: int) -> None:
+        self.failure_count = 0
+        if position != before.position or before.failure:
+            with self._database.write() as session:
+                exports.change(session, lease, position=position, failing_since=None, failure="")
+        if before.failure:
+            log.info("export to %s goes on", self._name)
+
     def _release(self) -> None:
         if self._lease is not None:
             with self._database.write() as session:
                 self._leaser.release(session, self._lease)
+
+
+class EventExporter(Exporter):
+    """The export of events to one sink.
+
+    Args:
+        database: where events and the position are.
+        name: of the export: its ARN.
+        sink: where to.
+        leaser: of this replica, this loop's alone.
+        now: the time in UTC.
+    """
+
+    def __init__(self, database: Database, name: str, sink: EventSink, leaser: Leaser, now: Callable[[], datetime]) -> None:
+        super().__init__(database, name, leaser, now)
+        self._sink = sink
+
+    def export_some(self) -> bool:
+        """Send what comes next (see `Exporter`)."""
+        with self._database.write() as session:
+            claimed = self._claim(session)
+            if claimed is None:
+                return False
+            lease, before = claimed
+            page = events.page(session, job_name=None, fleet_name=None, project=None, after_id=before.position, limit=PAGE_LIMIT)
+        taken = _first(page)
+        if taken.entries:
+            failure = self._put(taken.entries)
+            if failure is not None:
+                self._note_failure(lease, before, failure)
+                return False
+        sent = taken.position if taken.position is not None else before.position
+        self._note_success(lease, before, sent)
+        return bool(page) and (sent < page[-1].id or len(page) == PAGE_LIMIT)
+
+    def _put(self, entries: Sequence[Entry]) -> CloudError | None:
+        try:
+            return self._sink.put(entries)
+        except CloudError as error:
+            return error
 
 
 def retry_seconds(failure_count: int) -> float:

@@ -11,12 +11,10 @@ Invariant: a cursor is stored after every line before it was taken, or refused f
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import Final
 
@@ -25,10 +23,9 @@ from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.sinks import LogSink
 from control_plane.core.log_batches import Line, batches
 from control_plane.db import exports, jobs
-from control_plane.db.errors import StaleLease
 from control_plane.db.leases import Lease, Leaser
 from control_plane.db.session import Database
-from control_plane.loop.exporter import retry_seconds
+from control_plane.loop.exporter import Exporter
 from control_plane.loop.log_reader import Cursor, LogEvent, LogFilter, LogReader, facts_of
 from control_plane.loop.records import prefix_of
 from everstep.protocol.ids import NodeId
@@ -42,8 +39,8 @@ CALLS_PER_PASS: Final = 100
 """A pass every two seconds: far below the account's 800 calls a second."""
 
 
-class LogExporter:
-    """The loop of the export to a log group.
+class LogExporter(Exporter):
+    """The export to a log group.
 
     Args:
         database: where cursors are.
@@ -54,47 +51,21 @@ class LogExporter:
         now: the time in UTC.
     """
 
+    look_seconds = LOOK_SECONDS
+
     def __init__(self, database: Database, objects: ObjectStore, group: str, sink: LogSink, leaser: Leaser, now: Callable[[], datetime]) -> None:
-        self._database = database
+        super().__init__(database, f"logs:{group}", leaser, now)
         self._objects = objects
-        self._name = f"logs:{group}"
         self._sink = sink
-        self._leaser = leaser
-        self._now = now
-        self._lease: Lease | None = None
         self._calls_left = 0
-        self.failure_count = 0
-        """In a row."""
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Export until `stop` is set; then another replica may go on at once."""
-        while not stop.is_set():
-            try:
-                await asyncio.to_thread(self.export_some)
-            except StaleLease as stale:
-                log.info("export to %s: %s", self._name, stale)
-            except Exception:
-                self.failure_count += 1
-                log.exception("export to %s: a pass failed; it is made again", self._name)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(retry_seconds(self.failure_count) if self.failure_count else LOOK_SECONDS):
-                    await stop.wait()
-        if self._lease is not None:
-            with self._database.write() as session:
-                self._leaser.release(session, self._lease)
-
-    def export_some(self) -> None:
-        """Make one pass over all jobs. Blocks: called in a thread.
-
-        Raises:
-            StaleLease: another replica took the export over; what was sent is sent again there.
-        """
+    def export_some(self) -> bool:
+        """Send the next lines of all jobs (see `Exporter`)."""
         with self._database.write() as session:
-            exports.ensure(session, self._name)
-            self._lease = lease = self._leaser.claim(session, "export", self._name)
-            if lease is None:
-                return
-            before = exports.get(session, self._name)
+            claimed = self._claim(session)
+            if claimed is None:
+                return False
+            lease, before = claimed
             runs = exports.logs_to_copy(session)
         self._calls_left = CALLS_PER_PASS
         try:
@@ -102,18 +73,10 @@ class LogExporter:
                 if self._calls_left > 0:
                     self._copy(lease, run_id)
         except CloudError as failure:
-            self.failure_count += 1
-            words = f"{failure.code}: {failure.message}" if failure.code else failure.message
-            if words != before.failure:
-                log.warning("export to %s fails and is tried again: %s", self._name, words)
-            with self._database.write() as session:
-                exports.change(session, lease, failing_since=before.failing_since or self._now(), failure=words)
-            return
-        self.failure_count = 0
-        if before.failure:
-            log.info("export to %s goes on", self._name)
-            with self._database.write() as session:
-                exports.change(session, lease, failing_since=None, failure="")
+            self._note_failure(lease, before, failure)
+        else:
+            self._note_success(lease, before, before.position)
+        return False  # the account's calls are limited: the next pass is soon enough
 
     def _copy(self, lease: Lease, run_id: str) -> None:
         """Copy the next lines of one job."""
