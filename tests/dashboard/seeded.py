@@ -234,7 +234,7 @@ class Story:
         self._submit(self.calm, nodes=2)
         await self._runs(self.calm)
         await self.go(300)
-        self._submit(self.waiting, nodes=9, priority=-1)
+        self.queue(self.waiting)
         await self.go(60, MOST_SECONDS)
 
     async def _shortage(self) -> None:
@@ -250,6 +250,10 @@ class Story:
             world.operator.end_instance(node_id)
         world.terminate(team[-1])
         await self.go(self.random.uniform(60, 90), FINE_SECONDS * 4)
+
+    def queue(self, name: str) -> None:
+        """Submit a job that waits behind all others: it asks for more nodes than the fleet has."""
+        self._submit(name, nodes=9, priority=-1)
 
     def print_all(self) -> None:
         """Put what the ranks of every job have printed."""

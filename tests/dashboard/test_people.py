@@ -125,7 +125,8 @@ def test_a_token_is_made_shown_once_used_and_revoked(desk: Page, browser: Browse
 
 
 def test_a_revision_is_shown_as_what_it_changed(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
-    name = seeded.story.waiting
+    name = "often-revised"
+    seeded.story.queue(name)
     before = api.get(f"/training-jobs/{name}").json()["Priority"]
     for priority in (before + 7, before + 9):
         assert api.post(f"/training-jobs/{name}", json={"Priority": priority}).status_code == 200
@@ -157,7 +158,8 @@ def test_metrics_are_drawn_with_the_failures_and_saved_as_they_were_logged(desk:
 
 
 def test_many_jobs_are_paused_and_stopped_at_once_and_the_list_is_in_the_address(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
-    name = seeded.story.waiting
+    name = "stopped-with-others"
+    seeded.story.queue(name)
     desk.goto("/")
     desk.get_by_label("Status").select_option("Pending")
     expect(desk.locator("tbody tr")).to_have_count(len([job for job in jobs(api) if job["SecondaryStatus"] == "Pending"]))
