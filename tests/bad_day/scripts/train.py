@@ -1,6 +1,6 @@
 """A small training run that takes its time and tells of every boundary: three gloo ranks average the gradients of a small network.
 
-It runs alike under Everstep and alone. With `trace`, a folder, each rank appends a line there for every boundary, by its own clocks.
+It runs alike under Everstep and alone. With `step_seconds`, no step takes less than that; with `trace`, a folder, each rank appends a line there for every boundary, by its own clocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import everstep.training
 
-settings = everstep.training.hyperparameters(name="", seed=3, steps=100, pace_seconds=0.0, trace="")
+settings = everstep.training.hyperparameters(name="", seed=3, steps=100, step_seconds=0.0, trace="")
 GENERATION = int(os.environ.get("EVERSTEP_GENERATION", "0"))
 INPUTS, WIDTH, CLASSES = 16, 32, 8
 
@@ -70,7 +70,7 @@ def main() -> None:
     session = everstep.training.init(model=model, optimizer=optimizer, data=loader)
     tracer = Tracer(rank)
     tracer.passed(session.restore())
-    loss = torch.zeros(())
+    loss, began = torch.zeros(()), time.monotonic()
     for inputs, targets in session.batches(until_step=settings.steps):
         if session.step > 1:
             tracer.passed(session.step - 1)
@@ -82,7 +82,8 @@ def main() -> None:
         for parameter, piece in zip(model.parameters(), gradients.split([parameter.numel() for parameter in model.parameters()]), strict=True):
             parameter.grad.copy_((piece / world_size).view_as(parameter))
         optimizer.step()
-        threading.Event().wait(settings.pace_seconds)
+        threading.Event().wait(max(0.0, began + settings.step_seconds - time.monotonic()))
+        began = time.monotonic()
     steps = session.step - 1
     tracer.passed(steps)
     session.close()
