@@ -1,6 +1,7 @@
 """A small training run that takes its time and tells of every boundary: three gloo ranks average the gradients of a small network.
 
-It runs alike under Everstep and alone. With `step_seconds`, no step takes less than that; with `trace`, a folder, each rank appends a line there for every boundary, by its own clocks.
+It runs alike under Everstep and alone. No step takes less than `step_seconds`.
+With `trace`, a folder, each rank appends a line there for every boundary, by its own clocks.
 """
 
 from __future__ import annotations
