@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from infra.local_cloud import network
 from tests.bad_day import facts, rules
 from tests.bad_day.day import DayOptions, spend
 from tests.bad_day.plan import plan
@@ -40,7 +41,7 @@ def main() -> int:
         return _report(msgspec.json.decode(given.judge.read_bytes(), type=facts.Day))
     seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
     if given.print_plan:
-        for line in plan(seed=seed, minutes=given.minutes, has_links=True):
+        for line in plan(seed=seed, minutes=given.minutes, has_links=network.obstacle() is None):
             print(msgspec.json.encode(line).decode())
         return 0
     options = DayOptions(

@@ -295,7 +295,6 @@ def _collected(
         boundaries=boundaries,
         calls=[_call(call.at, call.action, call.parameters, call.status) for call in cluster.calls()],
         ended=[facts.Ended(instance=instance, at=at) for instance, at in sorted(watch.ended.items(), key=lambda item: item[1])],
-        capacity=watch.capacity,
         strikes=sorted(strikes.done, key=lambda strike: strike.at),
         decisions=list(_decisions(client)),
         incidents=incidents,

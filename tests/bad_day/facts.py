@@ -31,7 +31,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     instance: str = ""
     desired: int | None = None
-    """What SetDesiredCapacity asked for."""
+    """What the group was to have then."""
     is_decrement: bool = False
     status: int = 200
 
@@ -42,13 +42,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     instance: str
     at: float
     """When it was first seen so."""
-
-
-class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The group's desired capacity was seen to be another."""
-
-    at: float
-    desired: int
 
 
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +114,6 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     boundaries: list[Boundary]
     calls: list[Call]
     ended: list[Ended]
-    capacity: list[Capacity]
     strikes: list[Strike]
     decisions: list[Decision]
     incidents: list[Incident]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.bad_day.facts import Boundary, Call, Capacity, Day, Decision, Ended, Incident, Job, Strike
+from tests.bad_day.facts import Boundary, Call, Day, Decision, Ended, Incident, Job, Strike
 from tests.bad_day.rules import COST_SECONDS, KINDS, RULES, expected_ettr, judge
 
 RESULT = [{"tensors": {"w": "1"}}, {"tensors": {"w": "1"}}]
-A, B, C = "i-a", "i-b", "i-c"
+A, B, C, D = "i-a", "i-b", "i-c", "i-d"
 SPENT = {"queue": 10.0, "train": 2970.0, "restore": 20.0}
 
 
@@ -45,6 +45,7 @@ def well() -> Day:
         Strike(at=100.0 + place, kind=kind, targets=(A,) if kind == "instances" else (), did=f"{kind} struck", seen="gone")
         for place, kind in enumerate(KINDS)
     ]
+    strikes.append(Strike(at=102.4, kind="instances", targets=(D,), did="instances struck", seen="gone"))
     incident = Incident(
         id="inc-1",
         job="early",
@@ -66,11 +67,11 @@ def well() -> Day:
         minutes=1.0,
         boundaries=[
             *(passed("early", 1, node, step, 90.0 + step, rank) for rank, node in enumerate((A, B)) for step in range(1, 6)),
+            *(passed("long", 1, D, step, 90.0 + step) for step in range(1, 6)),
             *(passed("early", 2, node, step, 103.0 + step, rank) for rank, node in enumerate((C, B)) for step in range(4, 9)),
         ],
-        calls=[Call(at=200.0, action="TerminateInstanceInAutoScalingGroup", instance=C, is_decrement=True)],
+        calls=[*orders((1.0, 3), (103.0, 4)), Call(at=200.0, action="TerminateInstanceInAutoScalingGroup", instance=C, is_decrement=True)],
         ended=[Ended(instance=A, at=102.2), Ended(instance=C, at=201.0)],
-        capacity=[Capacity(at=0.0, desired=3), Capacity(at=103.0, desired=4)],
         strikes=strikes,
         decisions=[Decision(at=199.0, instance=C, words="spare → draining: nobody needs it")],
         incidents=[incident],
@@ -87,8 +88,12 @@ def with_job(**changes: Any) -> Callable[[Day], Day]:
     return lambda day: replace(day, jobs=[replace(day.jobs[0], **changes), *day.jobs[1:]])
 
 
-def with_capacity(*seen: tuple[float, int]) -> Callable[[Day], Day]:
-    return lambda day: replace(day, capacity=[Capacity(at=at, desired=desired) for at, desired in seen])
+def orders(*given: tuple[float, int]) -> list[Call]:
+    return [Call(at=at, action="SetDesiredCapacity", desired=desired) for at, desired in given]
+
+
+def with_orders(*given: tuple[float, int]) -> Callable[[Day], Day]:
+    return lambda day: replace(day, calls=orders(*given))
 
 
 WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
@@ -101,6 +106,7 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
     ],
     "decided before it ended": [
         ("nobody asked", lambda day: replace(day, calls=[])),
+        ("AWS refused", lambda day: replace(day, calls=[replace(call, status=503) for call in day.calls])),
         ("nobody had decided", lambda day: replace(day, decisions=[])),
         ("decided afterwards", lambda day: replace(day, decisions=[replace(day.decisions[0], at=200.5)])),
     ],
@@ -112,7 +118,10 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
             ),
         ),
     ],
-    "steady capacity": [("up, down and up", with_capacity((500, 3), (501, 4), (505, 3), (509, 4)))],
+    "steady capacity": [
+        ("up, down and up", with_orders((190, 3), (195, 4), (200, 3), (205, 4))),
+        ("for a job", with_orders((2000, 3), (2001, 4), (2004, 3))),
+    ],
     "bit-identical": [
         ("another weight", with_job(result=[RESULT[0], {"tensors": {"w": "2"}}])),
         ("no result", with_job(result=[])),
@@ -130,6 +139,8 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
         ("no effect", lambda day: replace(day, strikes=[*day.strikes, replace(day.strikes[0], seen="")])),
         ("none in a recovery", with_incident(failed_at=300.0, opened_at=301.5, closed_at=306.0)),
         ("too few", lambda day: replace(day, minutes=2.0)),
+        ("not in the same second", lambda day: replace(day, strikes=[*day.strikes[:-1], replace(day.strikes[-1], at=103.1)])),
+        ("of one job only", lambda day: replace(day, strikes=[*day.strikes[:-1], replace(day.strikes[-1], targets=(B,))])),
         ("nothing was done", lambda day: replace(day, strikes=[], is_temptation=True)),
     ],
     "lost steps": [("four from memory", with_incident(lost_steps=4))],
@@ -178,10 +189,15 @@ def test_a_rank_may_end_before_it_has_written_its_last_step_down() -> None:
     assert [bool(RULES["ledgers"](day)) for day in told] == [True, False, False, True]  # the ranks wrote one down that they made again
 
 
-def test_desired_capacity_may_turn_round_once_for_each_cause() -> None:
-    turn = with_capacity((90, 3), (103, 4), (110, 3))
-    assert not RULES["steady capacity"](turn(well()))
-    assert not RULES["steady capacity"](with_capacity((90, 3), (403, 4), (610, 3))(well()))  # minutes apart is no flapping
+def test_desired_capacity_may_turn_round_once_for_each_node_that_was_taken_out_of_use() -> None:
+    assert not RULES["steady capacity"](with_orders((190, 3), (200, 4), (210, 3))(well()))
+    assert not RULES["steady capacity"](with_orders((1090, 3), (1403, 4), (1610, 3))(well()))  # minutes apart is no flapping
+    ended = Call(at=204.0, action="TerminateInstanceInAutoScalingGroup", instance=C, is_decrement=True)
+    surplus = Decision(at=199.0, instance=C, words="spare → draining: surplus: the fleet needs 3 nodes")
+    assert RULES["steady capacity"](replace(with_orders((190, 3), (200, 4), (210, 3))(well()), decisions=[surplus]))
+    down = replace(well(), decisions=[], calls=[*orders((190, 3), (200, 4)), ended])
+    assert RULES["steady capacity"](down)
+    assert not RULES["steady capacity"](replace(down, calls=[*orders((190, 3), (200, 4)), replace(ended, status=400)]))
 
 
 def test_an_interval_may_be_lost_where_only_s3_was_left() -> None:
@@ -192,6 +208,6 @@ def test_an_interval_may_be_lost_where_only_s3_was_left() -> None:
 
 def test_the_least_ettr_follows_from_the_strikes() -> None:
     strikes = well().strikes
-    cost = sum(COST_SECONDS[kind] for kind in KINDS) + 3 * COST_SECONDS["instances"]
+    cost = sum(COST_SECONDS[strike.kind] for strike in strikes) + 3 * COST_SECONDS["instances"]
     assert expected_ettr(strikes, 1000.0) == pytest.approx(1 - cost / 1000)
     assert expected_ettr(strikes, 1.0) == 0.0

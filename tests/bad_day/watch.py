@@ -1,4 +1,4 @@
-"""Looks at the cluster from outside for as long as a bad day lasts: what AWS says of instances and capacity, and who works for which job.
+"""Looks at the cluster from outside for as long as a bad day lasts: what AWS says of instances, and who works for which job.
 
 Invariant: looks only, and reads nothing but AWS's answers and the public API. What cannot be read for a while is read again.
 """
@@ -16,7 +16,6 @@ from everstep.errors import EverstepError
 from everstep.failures import translated
 from infra.local_cloud.errors import LocalCloudError
 from infra.local_cloud.up import LocalCluster
-from tests.bad_day import facts
 
 LOOK_SECONDS: Final = 0.7
 GONE: Final = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
@@ -35,7 +34,6 @@ class Watch(threading.Thread):
     def __init__(self, cluster: LocalCluster, job_names: list[str]) -> None:
         super().__init__(name="watch", daemon=True)
         self.ended: dict[str, float] = {}
-        self.capacity: list[facts.Capacity] = []
         self.states: dict[str, str] = {}
         self.impaired: dict[str, float] = {}
         """When a status check was last seen to fail, by instance."""
@@ -55,9 +53,9 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         """Look, again and again."""
-        aws = self._cluster.aws("ec2"), self._cluster.aws("autoscaling")
+        ec2 = self._cluster.aws("ec2")
         while not self._over.wait(LOOK_SECONDS):
-            for look in (lambda: self._look_at_instances(aws[0]), lambda: self._look_at_group(aws[1]), self._look_at_jobs):
+            for look in (lambda: self._look_at_instances(ec2), self._look_at_jobs):
                 with suppress(ClientError, BotoCoreError, EverstepError, LocalCloudError, OSError):
                     look()
 
@@ -71,12 +69,6 @@ class Watch(threading.Thread):
         for status in self._asked(ec2.describe_instance_status)["InstanceStatuses"]:
             if "impaired" in (status["InstanceStatus"]["Status"], status["SystemStatus"]["Status"]):
                 self.impaired[status["InstanceId"]] = now
-
-    def _look_at_group(self, auto_scaling: Any) -> None:
-        now = time.time()
-        (group,) = self._asked(auto_scaling.describe_auto_scaling_groups)["AutoScalingGroups"]
-        if not self.capacity or self.capacity[-1].desired != group["DesiredCapacity"]:
-            self.capacity.append(facts.Capacity(at=now, desired=group["DesiredCapacity"]))
 
     def _asked(self, call: Any) -> Json:
         try:
