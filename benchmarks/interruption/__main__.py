@@ -78,8 +78,11 @@ class Race:
             for _ in range(self._count):
                 self.silences.append(silence(self._bench, contender, DETECTION_SECONDS))
                 self._bench.say(f"  a silent node: a verdict after {self.silences[-1].verdict_seconds:.2f} s")
-            self.blackouts.append(blackout(self._bench, contender, seconds=BLACKOUT_SECONDS))
-            self._bench.say(f"  the control plane gone for {self.blackouts[-1].seconds:.1f} s: {self.blackouts[-1].restarted_ranks} ranks restarted")
+            for _ in range(self._count):
+                self.blackouts.append(blackout(self._bench, contender, seconds=BLACKOUT_SECONDS))
+                self._bench.say(
+                    f"  the control plane gone for {self.blackouts[-1].seconds:.1f} s: {self.blackouts[-1].restarted_ranks} ranks restarted"
+                )
         contender.stop()
 
     def _torchrun(self, job: Job, way: str, *faults: Fault) -> None:
@@ -133,7 +136,7 @@ def main() -> int:
     )
     report.write(run, arguments.json, arguments.document)
     say(f"{arguments.document}, {arguments.json}")
-    return 2 if any(row.falls_short for row in report.rows(run)) else 0
+    return 2 if report.unmeasured(run) or any(row.falls_short for row in report.rows(run)) else 0
 
 
 if __name__ == "__main__":

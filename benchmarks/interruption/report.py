@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from benchmarks.machine import Machine
 from benchmarks.measures import bootstrap_interval
 
 COMMAND = "make bench-recovery"
+STEP_SECONDS = 0.1
+"""As of `rank/work.py`, which scripts import from their own folder."""
 PHASES = ("detect", "replace", "restore", "rework")
 STOPPED_SECONDS = 0.1
 LOST_STEPS = 2
@@ -68,39 +70,55 @@ def median_seconds(found: Sequence[Interruption]) -> float:
 
 def rows(run: Run) -> list[Row]:
     """Return what was to be reached, as far as it was measured."""
-    found = [
-        *_beside(run, Job.DDP, Fault.RANK, "torchrun + torch.save", 5),
-        *_beside(run, Job.DDP, Fault.RANK, "torchrun + DCP", 5),
-        *_beside(run, Job.DDP, Fault.RANK, "torchft", 1),
-        *_beside(run, Job.ZERO3, Fault.RANK, "torchrun + save_checkpoint", 5),
-        *_beside(run, Job.DDP, Fault.INSTANCE, "torchrun + torch.save", 4),
-    ]
+    return [row for row in _goals(run).values() if row is not None]
+
+
+def unmeasured(run: Run) -> list[str]:
+    """Return what was to be reached and was not measured: of a whole run nothing."""
+    return [what for what, row in _goals(run).items() if row is None]
+
+
+def _goals(run: Run) -> dict[str, Row | None]:
     ours = [each for each in run.interruptions if each.system == OURS]
     stopped = [each.stopped_seconds for each in ours if each.fault is Fault.RANK and each.stopped_seconds is not None]
-    if stopped:
-        found.append(_row("rank exit → all survivors stopped, median", statistics.median(stopped) * 1000, STOPPED_SECONDS * 1000, "ms", len(stopped)))
-    if run.silences:
-        lasted, limit = [each.verdict_seconds for each in run.silences], run.silences[0].detection_seconds + VERDICT_MARGIN_SECONDS
-        found.append(_row("node silent → verdict, median", statistics.median(lasted), limit, "s", len(lasted), "detection_seconds + 1 s"))
-    if ours:
-        found.append(_row("steps lost, most", float(max(each.lost_steps for each in ours)), LOST_STEPS, "", len(ours)))
-    if run.blackouts:
-        count = len(run.blackouts)
-        found.append(_row("control plane restarted: steps lost", float(sum(each.lost_steps for each in run.blackouts)), 0, "", count))
-        found.append(_row("control plane restarted: ranks restarted", float(sum(each.restarted_ranks for each in run.blackouts)), 0, "", count))
-    return found
+    verdicts = [each.verdict_seconds for each in run.silences]
+    lost, blackouts = [float(each.lost_steps) for each in ours], run.blackouts
+    most_silent = run.silences[0].detection_seconds + VERDICT_MARGIN_SECONDS if run.silences else 0.0
+    beside = (
+        (Job.DDP, Fault.RANK, "torchrun + torch.save", 5),
+        (Job.DDP, Fault.RANK, "torchrun + DCP", 5),
+        (Job.DDP, Fault.RANK, "torchft", 1),
+        (Job.ZERO3, Fault.RANK, "torchrun + save_checkpoint", 5),
+        (Job.DDP, Fault.INSTANCE, "torchrun + torch.save", 4),
+    )
+    return {
+        **{f"{fault}, {job}, beside {peer}": _beside(run, job, fault, peer, part) for job, fault, peer, part in beside},
+        "survivors": _row("rank exit → all survivors stopped, median", [seconds * 1000 for seconds in stopped], STOPPED_SECONDS * 1000, "ms"),
+        "verdict": _row("node silent → verdict, median", verdicts, most_silent, "s", "detection_seconds + 1 s"),
+        "lost steps": _row("steps lost, most", lost, LOST_STEPS, of=max),
+        "control plane, steps": _row("control plane restarted: steps lost", [float(each.lost_steps) for each in blackouts], 0, of=sum),
+        "control plane, ranks": _row("control plane restarted: ranks restarted", [float(each.restarted_ranks) for each in blackouts], 0, of=sum),
+    }
 
 
-def _beside(run: Run, job: Job, fault: Fault, peer: str, part: int) -> list[Row]:
-    ours, theirs = of(run, OURS, job, fault), of(run, peer, job, fault)
-    if not ours or not theirs:
-        return []
-    against = f"{'' if part == 1 else f'1/{part} of '}{peer}'s {median_seconds(theirs):.2f} s"
-    return [_row(f"{fault}, {job}, median", median_seconds(ours), median_seconds(theirs) / part, "s", len(ours), against)]
+def _beside(run: Run, job: Job, fault: Fault, peer: str, part: int) -> Row | None:
+    ours, theirs = [each.seconds for each in of(run, OURS, job, fault)], of(run, peer, job, fault)
+    if not theirs:
+        return None
+    limit = median_seconds(theirs) / part
+    return _row(f"{fault}, {job}, median", ours, limit, "s", f"{'' if part == 1 else f'1/{part} of '}{peer}'s {median_seconds(theirs):.2f} s")
 
 
-def _row(what: str, measured: float, limit: float, unit: str, count: int, against: str = "") -> Row:
-    return Row(what=what, measured=measured, limit=limit, unit=unit, count=count, against=against)
+def _row(
+    what: str,
+    samples: Sequence[float],
+    limit: float,
+    unit: str = "",
+    against: str = "",
+    *,
+    of: Callable[[Sequence[float]], float] = statistics.median,
+) -> Row | None:
+    return Row(what=what, measured=of(samples), limit=limit, unit=unit, count=len(samples), against=against) if samples else None
 
 
 def write(run: Run, figures: Path, document: Path) -> None:
@@ -142,7 +160,9 @@ def _head(run: Run) -> str:
         "",
         f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, Python {machine.python}, "
         f"torch {machine.versions['torch']}, deepspeed {machine.versions['deepspeed']}. Load average before the run: {load}.",
-        "- A small GPT on two ranks, each on a node of its own; the same model and batches under every system. The interruption is from the fault to "
+        f"- A small GPT on two ranks, each on a node of its own; the same model and batches under every system. "
+        f"No step takes less than {STEP_SECONDS:g} s: "
+        "what its computing leaves of that is waited for, but not before a process's first step. The interruption is from the fault to "
         "the moment at which every rank had finished a step that none had finished before it (torchft: the surviving replica alone, which goes on "
         "without the other). Ranks wrote down each step themselves.",
         "- torchrun saves every 10 steps to memory that both ranks see, and is hurt right after a save. Where an instance goes, both torchrun "
@@ -169,7 +189,8 @@ def _reached(run: Run) -> str:
         ]
         for row in rows(run)
     ]
-    return "## What was to be reached\n\n" + table(("what", "measured", "to reach", "that is", "n", "verdict"), body)
+    missing = [f"**Not measured**: {', '.join(unmeasured(run))}."] if unmeasured(run) else []
+    return "\n\n".join(["## What was to be reached", *missing, table(("what", "measured", "to reach", "that is", "n", "verdict"), body)])
 
 
 def _kinds(run: Run) -> list[tuple[Job, Fault, str]]:

@@ -26,9 +26,10 @@ else:
     optimizer = work.make_optimizer(model)
     session = everstep.training.init(model=model, optimizer=optimizer)
 trace = work.Trace(rank)
+batches = work.Batches()
 session.restore()
 while True:
-    loss = model(*work.batch(session.step, rank))
+    loss = model(*batches.of(session.step, rank))
     if settings.kind == "zero3":
         model.backward(loss)
         model.step()

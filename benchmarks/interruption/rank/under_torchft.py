@@ -53,10 +53,11 @@ manager = Manager(
 )
 optimizer = Optimizer(manager, inner)
 trace = work.Trace(rank)
+batches = work.Batches()
 while manager.current_step() < work.MANY_STEPS:
     optimizer.zero_grad()
     before = manager.current_step()
-    model(*work.batch(before, rank)).backward()
+    model(*batches.of(before, rank)).backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     flat = parameters_to_vector(gradients)
     manager.allreduce(flat).wait()

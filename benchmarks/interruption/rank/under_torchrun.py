@@ -33,6 +33,7 @@ else:
     model = DistributedDataParallel(work.make_model())
     optimizer = work.make_optimizer(model)
 trace = work.Trace(rank)
+batches = work.Batches()
 
 
 def state() -> dict[str, object]:
@@ -87,7 +88,7 @@ def restore() -> int:
 
 step = restore()
 while step < work.MANY_STEPS and not (folder / "stop").exists():
-    loss = model(*work.batch(step, rank))
+    loss = model(*batches.of(step, rank))
     if kind == "zero3":
         model.backward(loss)
         model.step()

@@ -6,6 +6,7 @@ Imported by the scripts beside it from their own folder, also in virtual environ
 from __future__ import annotations
 
 import os
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -16,6 +17,8 @@ from model import GPT, GPTConfig
 from torch.optim import AdamW
 
 BATCH, CONTEXT, VOCABULARY = 4, 64, 128
+STEP_SECONDS = 0.1
+"""The least that a step takes: on two cores a system that keeps every step is to have the time to."""
 MANY_STEPS = 1_000_000
 """Never reached: the job is stopped when all has been measured."""
 DEEPSPEED = {
@@ -44,10 +47,18 @@ def make_optimizer(model: torch.nn.Module) -> AdamW:
     return AdamW(model.parameters(), lr=1e-3)
 
 
-def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the batch of one step: tokens int64[BATCH, CONTEXT], and those that follow them."""
-    tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1), generator=torch.Generator().manual_seed(1000 * step + rank))
-    return tokens[:, :-1], tokens[:, 1:]
+class Batches:
+    """What the steps work on. A batch comes `STEP_SECONDS` after the one before, or later: the wait stands for more computing."""
+
+    def __init__(self) -> None:
+        self._came_at = float("-inf")
+
+    def of(self, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the batch of one step: tokens int64[BATCH, CONTEXT], and those that follow them."""
+        threading.Event().wait(max(0.0, self._came_at + STEP_SECONDS - time.monotonic()))
+        self._came_at = time.monotonic()
+        tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1), generator=torch.Generator().manual_seed(1000 * step + rank))
+        return tokens[:, :-1], tokens[:, 1:]
 
 
 class Trace:

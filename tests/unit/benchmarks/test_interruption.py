@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -108,6 +109,18 @@ def test_every_limit_can_be_missed(run: report.Run, what: str) -> None:
     missed = [row.what for row in report.rows(run) if row.falls_short]
     assert len(missed) == 1
     assert what in missed[0]
+
+
+def test_what_was_not_measured_is_said_and_is_no_pass() -> None:
+    run = run_of(interruption("Everstep", 1.0), blackouts=[Blackout(seconds=3.0, lost_steps=0, restarted_ranks=0, steps=5)])
+    assert len(report.rows(run)) + len(report.unmeasured(run)) == 10
+    assert "rank killed, DDP, beside torchft" in report.unmeasured(run)
+    assert "verdict" in report.unmeasured(run)
+    assert "**Not measured**: rank killed, DDP, beside torchrun + torch.save, " in report.render(run, "picture.svg")
+
+
+def test_the_report_and_the_ranks_agree_on_a_steps_least_time() -> None:
+    assert f"STEP_SECONDS = {report.STEP_SECONDS:g}\n" in (Path(report.__file__).parent / "rank" / "work.py").read_text()
 
 
 def test_the_report_names_the_largest_phase_and_who_did_not_come_back() -> None:
