@@ -20,9 +20,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo:  ## set-up, then the main job: a training run that survives lost processes, instances and a lost group
+demo:  ## set-up, then the main job: a training run that survives lost processes, instances and a lost group; KEEP=1: stays up, with the dashboard
 	@$(PYTHON) examples/demo/preflight.py
-	@$(MAKE) --no-print-directory setup
+	@$(MAKE) --no-print-directory setup $(if $(KEEP),web)
 	@$(BIN)/python examples/demo/demo.py
 
 check: setup  ## lint, types, contracts, and that what is made from the API is current

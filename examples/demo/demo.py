@@ -1,14 +1,16 @@
 """The main job: a training run that loses a process, an instance and a whole group, and ends bit for bit as if nothing had happened.
 
 Everything goes through public faces: the Everstep API for the job, plain boto3 for the cloud. `make demo` runs it; the report is
-`.everstep/demo/report.json`.
+`.everstep/demo/report.json`. With KEEP=1 in the environment the cluster stays up afterwards, until it is interrupted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -27,6 +29,7 @@ from infra.local_cloud.up import ClusterOptions, LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = Path(".everstep/demo")
+STATIC = ROOT / "control_plane" / "static"
 NODES, SPARES, COPIES = 4, 1, 2
 STEPS, CHECKPOINT_EVERY, SEED = 240, 25, 7
 FIRST_FAULT_STEP, SECOND_FAULT_STEP = 30, 60
@@ -281,14 +284,29 @@ def main() -> int:
     HOME.mkdir(parents=True)
     cluster = LocalCluster(HOME / "cluster", progress=Steps(console))
     console.print(f"[bold]Everstep demo[/]: {NODES} nodes, {SPARES} spare, one training job, three failures")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # like an interrupt: what was started is ended
     try:
         with cluster:
             cluster.up(ClusterOptions(nodes=NODES, spares=SPARES))
-            with failures.translated():
-                report = Demo(cluster, console).run()
+            console.print(dashboard(cluster.endpoint_url, cluster.token_file, is_built=(STATIC / "index.html").is_file()), soft_wrap=True)
+            code = told(Demo(cluster, console))
+            if os.environ.get("KEEP"):
+                stay(console, cluster.endpoint_url, cluster.state_dir)
+    except (LocalCloudError, EverstepError, OSError, ValueError) as error:
+        console.print(f"[red bold]the demo failed:[/] {error}", markup=True)
+        return 1
+    return code
+
+
+def told(demo: Demo) -> int:
+    """Run the story and print how it ended; return the exit code."""
+    console = demo.console
+    try:
+        with failures.translated():
+            report = demo.run()
     except (DemoFailed, LocalCloudError, EverstepError, OSError, ValueError) as error:
         console.print(f"[red bold]the demo failed:[/] {error}", markup=True)
-        console.print(f"logs: {cluster.logs}/*.log (control plane, local AWS), {cluster.nodes_directory}/*/ (agents and ranks)")
+        console.print(f"logs: {demo.cluster.logs}/*.log (control plane, local AWS), {demo.cluster.nodes_directory}/*/ (agents and ranks)")
         return 1
     console.print(
         f"[green bold]bit-identical[/]: weights, optimizer state and all {STEPS * NODES} losses equal the undisturbed run "
@@ -296,6 +314,26 @@ def main() -> int:
     )
     console.print(f"report: {HOME / 'report.json'}")
     return 0
+
+
+def dashboard(address: str, token_file: Path, *, is_built: bool) -> str:
+    """Return the line that says where to watch.
+
+    Args:
+        address: of the control plane, which serves it.
+        token_file: holds the token to sign in with.
+        is_built: `make web` was run in this checkout.
+    """
+    build = "" if is_built else "; not built yet: `make web` in another terminal takes a minute, then reload"
+    return f"dashboard: [bold]{address}[/] (sign in with the token in {token_file}{build})"
+
+
+def stay(console: Console, address: str, state: Path) -> None:
+    """Keep the cluster up until somebody interrupts."""
+    console.print(f"KEEP=1: the cluster stays up, its dashboard at [bold]{address}[/]; Ctrl-C ends it", soft_wrap=True)
+    console.print(f'in another terminal: eval "$(everstep local env --state-dir {state})"; everstep incidents list', soft_wrap=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
 
 
 if __name__ == "__main__":

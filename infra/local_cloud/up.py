@@ -277,10 +277,19 @@ class LocalCluster:
         Raises:
             NotUp: it was not started.
         """
+        return self.token_file.read_text().strip()
+
+    @property
+    def token_file(self) -> Path:
+        """Where the control plane wrote its admin token, for its owner only.
+
+        Raises:
+            NotUp: it was not started.
+        """
         ready = self._parts.ready(CONTROL_PLANE)
         if ready is None:
             raise NotUp(f"no control plane runs in {self.state_dir}: everstep local up")
-        return Path(ready["admin_token_path"]).read_text().strip()
+        return Path(ready["admin_token_path"])
 
     def client(self) -> EverstepClient:
         """Return a client of this cluster's control plane, with its admin token."""

@@ -119,3 +119,61 @@ def test_preflight_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(sys.modules["preflight"].platform, "system", lambda: "Darwin")
     assert preflight.obstacles() == ["Everstep needs Linux (tmpfs, pidfd); this is Darwin. Use a Linux machine or container."]
+
+
+class Cluster:
+    """Stands for a local cluster that is up while it is entered."""
+
+    endpoint_url, state_dir = "http://127.0.0.1:1", Path("state")
+    token_file = logs = nodes_directory = Path("state/admin_token")
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.is_up = False
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_up = False
+
+    def up(self, _: object) -> None:
+        self.is_up = True
+
+
+@pytest.mark.parametrize("failure", ["", "nothing moved"])
+def test_with_keep_the_cluster_stays_up_however_the_story_ended(failure: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    import demo
+
+    class Told:
+        def __init__(self, cluster: Cluster, console: Any) -> None:
+            self.cluster, self.console = cluster, console
+            stayed.append(cluster)
+
+        def run(self) -> dict[str, Any]:
+            if failure:
+                raise demo.DemoFailed(failure)
+            return {"final_digest": "0" * 64, "first_loss": 5.0, "last_loss": 2.0, "seconds": 1.0}
+
+    stayed: list[Cluster] = []
+    was_up: list[bool] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "LocalCluster", Cluster)
+    monkeypatch.setattr(demo, "Demo", Told)
+    monkeypatch.setattr(demo, "stay", lambda *_: was_up.append(stayed[0].is_up))
+    monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
+    monkeypatch.delenv("KEEP", raising=False)
+    assert demo.main() == (1 if failure else 0)
+    assert was_up == []
+    assert "dashboard: http://127.0.0.1:1" in capsys.readouterr().out
+    monkeypatch.setenv("KEEP", "1")
+    stayed.clear()
+    assert demo.main() == (1 if failure else 0)
+    assert was_up == [True]
+    assert not stayed[0].is_up
+
+
+def test_a_checkout_without_the_dashboard_says_how_to_build_it() -> None:
+    import demo
+
+    assert "make web" in demo.dashboard("http://127.0.0.1:1", Path("token"), is_built=False)
+    assert "make web" not in demo.dashboard("http://127.0.0.1:1", Path("token"), is_built=True)
