@@ -549,7 +549,7 @@ class Agent:
         self._begin(self._load_member(self._member))
 
     async def _load_member(self, member: Member) -> None:
-        """Start the ranks, and load their shards meanwhile: they import, meet and build their model, and wait in `init` for what is verified.
+        """Start the ranks, and load their shards meanwhile: they import, meet, build their model, and copy what is verified as it comes.
 
         Then watch them until the start, which takes the watch over.
         """

@@ -12,11 +12,13 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
+
+from msgspec import structs
 
 from everstep.protocol.agent_messages import NodeFault, RankStatus, RoundStatus, ShardProtection, UploadedShard
 from everstep.protocol.errors import ProtocolError
@@ -54,6 +56,8 @@ from worker.traffic import Traffic
 
 log = logging.getLogger(__name__)
 NO_RANK = Rank(-1)
+REGAIN_SECONDS = 1.0
+"""Between two attempts to fetch a base that was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ class Member:
     # -- load -------------------------------------------------------------------------------------------------------------------------------
 
     async def open(self) -> Path:
-        """Make room for the generation, and put its source tree on disk: from now on its ranks can be started, and wait in `init`.
+        """Make room for the generation, and put its source tree on disk: from now on its ranks can be started, and wait.
 
         Returns:
             The entry point on disk.
@@ -227,11 +231,13 @@ class Member:
                 on_change=self._shard_changed,
             )
 
-    async def _load_rank(self, rank: RankPlan) -> None:
-        """Put the base of one rank into an own slot, verified: own node, then peers, then S3."""
+    async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
+        """Put the base of one rank into an own slot, verified: own node, then peers, then S3; or only from some sources."""
         refusals, is_mismatch = [], True
-        for source in rank.sources:
+        shard = self.shards[rank.rank]
+        for source in rank.sources if sources is None else sources:
             begun = time.monotonic()
+            shard.begin_load()
             try:
                 match source.kind:
                     case "local":
@@ -246,11 +252,39 @@ class Member:
                 log.warning("rank %d step %d is not to be had from %s", rank.rank, source.step, refusals[-1])
                 continue
             log.info("rank %d: step %d restored from %s in %.3f s", rank.rank, source.step, source.kind, time.monotonic() - begun)
+            slot = shard.slot(self.plan.base_step)
+            assert slot is not None, "what was loaded is sealed"
+            self.lines.arrived(rank.rank, slot.file, slot.file.header, slot.file.header.payload_bytes)
             self.restored_from.append(source.kind)
             return
         if rank.sources:
             code = "source_mismatch" if is_mismatch else "source_unavailable"  # what is merely out of reach may be there the next time
             raise LoadFailed(code, f"step {self.plan.base_step} of rank {rank.rank}: " + "; ".join(refusals), is_permanent=False)
+
+    async def _regain_base(self, shard: OwnedShard) -> None:
+        """Fetch a base again that this node's restarted agent no longer finds: nothing is voted on before the base is committed.
+
+        Returns when it is here, or no longer needed; until then it is tried again and again, as a line to a holder is.
+        """
+        rank = self.plan.ranks[shard.rank]
+        asked = {source.node_id for source in rank.sources if source.kind == "peer"}
+        held = [
+            structs.replace(rank.sources[0], kind="peer", node_id=peer, object=None)  # it may have the base from us
+            for peer in rank.holders[1:]
+            if peer not in asked
+        ]
+        sources = [*held, *(source for source in rank.sources if source.kind != "local")]
+        while sources and shard.core.committed == NONE:
+            if shard.page.rank().copying == NONE:
+                self._node.store.settle_copiers(shard.rank)
+            try:
+                await self._load_rank(rank, sources)
+            except LoadFailed as error:
+                log.warning("the base of rank %d is lost here: %s", shard.rank, error)
+                await asyncio.sleep(REGAIN_SECONDS)
+            else:
+                shard.apply(shard.core.seal(self.plan.base_step))
+                return
 
     async def _load_local(self, rank: Rank, source: ShardSource) -> None:
         slot = self._node.store.sealed(rank, Content(source.origin_generation, source.step))
@@ -270,6 +304,7 @@ class Member:
             slot_count=self._slot_count,
             answer_seconds=timeouts.coordinator_deadline_seconds,
             silence_seconds=timeouts.holder_deadline_seconds,
+            arrived=partial(self.lines.arrived, rank),
         )
 
     async def _load_s3(self, rank: Rank, source: ShardSource) -> None:
@@ -321,6 +356,8 @@ class Member:
             dial = partial(self.dial, kind="round")
             self._begin(self._rounds.run(dial, patience_seconds=patience, is_restarted=is_restarted), "rounds")
         for shard in self.shards.values():
+            if plan.base_step and shard.core.committed == NONE and plan.base_step not in shard.core.sealed:
+                self._begin(self._regain_base(shard), f"the base of rank {shard.rank}")
             for peer in shard.core.peers:
                 sender = ReplicaSender(
                     shard,

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from everstep.protocol.rank_messages import StopState, Vote
+from everstep.protocol.rank_messages import Arriving, StopState, Vote
 from everstep.protocol.rounds import RankRound
+from everstep.protocol.slot import SlotHeader
 from worker.core.rounds import NONE, Shard, echo_of
 from worker.core.slots import Content
 from worker.shm.rank_page import RankPage
+from worker.shm.slot_file import SlotFile
 from worker.shm.store import Slot, SlotStore
 from worker.tasks import Signal
 
@@ -48,6 +50,8 @@ class OwnedShard:
         self.uploaded: Step = NONE
         """The newest step whose upload was begun."""
         self.granted_slot = -1
+        self.arriving: Arriving | None = None
+        """The base that is being brought here, from the moment on that its index is there."""
         self.refusal = ""
         """Why no snapshot can be taken of this rank at the moment; empty when all is well."""
         self.reserved: tuple[int, bytes] | None = None
@@ -112,6 +116,30 @@ class OwnedShard:
                 stop=half.stop if stop is None else stop,
                 stop_state=half.stop_state if stop_state is None else stop_state,
             )
+        )
+
+    def begin_load(self) -> None:
+        """The base is about to be brought, or brought anew: what a rank has copied of it so far is void from here on, before anything is written."""
+        self.arriving = None
+        self.page.write(replace(self.page.agent, load=self.page.agent.load + 1, verified=0))
+
+    def arrive(self, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
+        """The base's index is there, and so many of its first bytes.
+
+        Args:
+            file: where.
+            header: the slot's, as it will be sealed, or is.
+            verified_bytes: of the payload; they were seen to be what the plan names.
+        """
+        self.page.write(replace(self.page.agent, verified=verified_bytes))
+        self.arriving = self.arriving or Arriving(
+            generation=self.generation,
+            word_path=str(self.page.path),
+            base_step=header.step,
+            base_slot_path=str(file.path),
+            load=self.page.agent.load,
+            index_offset=header.index_offset,
+            index_bytes=header.index_bytes,
         )
 
     def reserve(self, capacity_bytes: int, layout_hash: bytes) -> None:

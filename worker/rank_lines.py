@@ -92,8 +92,13 @@ class RankLines:
         self._slot_count = slot_count
         self._lines: dict[Rank, RankLine] = {}
         self._waiting: dict[Rank, RankLine] = {}
-        """Ranks that have come before every node had verified its shards; they hear nothing yet."""
+        """Ranks that have come before every node had verified its shards; they hear of what arrives, and of nothing else yet."""
+        self._early: dict[Rank, SlotsRequest] = {}
+        """What those have asked for: slots are made when what is being loaded has its own."""
         self._is_loaded = False
+        # A rank that comes from `init` long before the others meets them in a collective, which has a time limit: memory takes seconds, S3 minutes.
+        self._is_followed = bool(plan.base_step) and all(rank.sources and rank.sources[0].kind != "s3" for rank in plan.ranks)
+        """Ranks may copy what has arrived before all of it has."""
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         """Layout hash and capacity that each rank asked for."""
         self._sealing: dict[Rank, Step] = {}
@@ -130,14 +135,28 @@ class RankLines:
             self._welcome(shard, line)
         else:
             self._waiting[hello.rank] = line
+            if self._is_followed and shard.arriving is not None:
+                line.send(shard.arriving)
         return True
 
+    def arrived(self, rank: Rank, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
+        """More of a rank's base is there, its index among it (see `OwnedShard.arrive`): tell the rank."""
+        shard = self._shards[rank]
+        was_told = shard.arriving is not None
+        shard.arrive(file, header, verified_bytes)
+        line = self._waiting.get(rank)
+        if line is not None and self._is_followed and shard.arriving is not None:
+            line.send(WordChanged() if was_told else shard.arriving)
+
     def welcome_all(self) -> None:
-        """Let ranks restore: every node has verified what the plan names. Those that have come so far wait for this word in `init`."""
+        """Let ranks train: every node has verified what the plan names. Those that have come so far wait for this word."""
         self._is_loaded = True
         for rank, line in self._waiting.items():
             self._welcome(self._shards[rank], line)
         self._waiting.clear()
+        for rank, request in self._early.items():
+            self._begin(self._reserve(self._shards[rank], request))
+        self._early.clear()
 
     def _welcome(self, shard: OwnedShard, line: RankLine) -> None:
         self._lines[shard.rank] = line
@@ -163,6 +182,8 @@ class RankLines:
         if getattr(message, "generation", self.generation) != self.generation:
             return
         match message:
+            case SlotsRequest() if not self._is_loaded:
+                self._early[rank] = message
             case SlotsRequest():
                 self._begin(self._reserve(shard, message))
             case Capturing():

@@ -45,8 +45,8 @@ class MemberPhase(StrEnum):
     """Where a node stands in one generation of a job.
 
     PROMISED: the generation is on disk, the old ranks are gone, the inventory is frozen; left by Load or a higher Prepare. LOADING: the source is
-    unpacked, the ranks are started and wait in `init`, and shards are fetched; ends LOADED or LOAD_FAILED. LOADED: verified; left by Start.
-    LOAD_FAILED: a source did not verify; left by a higher Prepare. RUNNING: the ranks may restore and train; left when all have exited. EXITED: no
+    unpacked, the ranks are started and wait for their shards, which are fetched; ends LOADED or LOAD_FAILED. LOADED: verified; left by Start.
+    LOAD_FAILED: a source did not verify; left by a higher Prepare. RUNNING: the ranks may train; left when all have exited. EXITED: no
     rank lives any more and outputs and logs are uploaded as far as they can be; left by a higher Prepare or Release.
     """
 

@@ -15,6 +15,8 @@ A rank's page (`RANK_WORD_BYTES`, on tmpfs), little endian, each half written by
     48      8     stop_state     agent        0 none, 1 announced, 2 confirmed
     56      8     vote_step      agent        the w that the owner's agent last voted on, or -1
     64      8     vote           agent        0 none, 1 acked, 2 abandon
+    72      8     load           agent        which attempt to bring the base into a slot, 0 before the first
+    80      8     verified       agent        so many first bytes of the base's payload have come and are verified, in this attempt
     2048    8     sequence       rank
     2056    8     generation     rank
     2064    8     boundary       rank         last boundary passed (-1 before restore has returned)
@@ -39,7 +41,7 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 
 RANK_WORD_BYTES = 4096
 _RANK_HALF = 2048
-_AGENT = struct.Struct("<QqqqqQqQ")
+_AGENT = struct.Struct("<QqqqqQqQQQ")
 _RANK = struct.Struct("<QqQqQqQ")
 _SEQUENCE = struct.Struct("<Q")
 NONE = -1
@@ -93,6 +95,8 @@ class AgentHalf:
     stop_state: StopState = StopState.NONE
     vote_step: int = NONE
     vote: Vote = Vote.NONE
+    load: int = 0
+    verified: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,18 @@ def _read(page: memoryview, offset: int, size: int) -> bytes | None:
 
 def write_agent_half(page: memoryview, half: AgentHalf) -> None:
     """Publish the agent's half. One writer: the agent."""
-    body = _AGENT.pack(half.generation, half.committed, half.proposed, half.slot, half.stop, half.stop_state, half.vote_step, half.vote)
+    body = _AGENT.pack(
+        half.generation,
+        half.committed,
+        half.proposed,
+        half.slot,
+        half.stop,
+        half.stop_state,
+        half.vote_step,
+        half.vote,
+        half.load,
+        half.verified,
+    )
     _write(page, 0, body)
 
 
@@ -137,9 +152,9 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
     body = _read(page, 0, _AGENT.size)
     if body is None:
         return None
-    generation, committed, proposed, slot, stop, stop_state, vote_step, vote = _AGENT.unpack(body)
+    generation, committed, proposed, slot, stop, stop_state, vote_step, vote, load, verified = _AGENT.unpack(body)
     try:
-        return AgentHalf(generation, committed, proposed, slot, stop, StopState(stop_state), vote_step, Vote(vote))
+        return AgentHalf(generation, committed, proposed, slot, stop, StopState(stop_state), vote_step, Vote(vote), load, verified)
     except ValueError:  # not written by anybody who knows this layout
         return None
 
@@ -172,8 +187,24 @@ class RankHello(Message, frozen=True):
     pid: int
 
 
+class Arriving(Message, frozen=True):
+    """The agent's first answer where the base is still on its way: its index is there, and the page says how much of the rest (`verified`).
+
+    What is verified may be copied; nobody goes on with it before `Welcome` has come. Another `load` on the page than this one: the slot may be
+    written anew, all that was copied is void, and another `Arriving` follows, or `Welcome`.
+    """
+
+    generation: Generation
+    word_path: str
+    base_step: Step
+    base_slot_path: str
+    load: int
+    index_offset: int
+    index_bytes: int
+
+
 class Welcome(Message, frozen=True):
-    """The agent's answer: where to restore from, and where the rank's page lies."""
+    """Every node has verified what its ranks restore: where to restore from, and where the rank's page lies."""
 
     generation: Generation
     word_path: str
@@ -305,4 +336,4 @@ class RankFault(Message, frozen=True):
 
 
 RankToAgent = RankHello | SlotsRequest | Capturing | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault
-AgentToRank = Welcome | SlotsGranted | SlotsRefused | WordChanged
+AgentToRank = Arriving | Welcome | SlotsGranted | SlotsRefused | WordChanged

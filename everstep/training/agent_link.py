@@ -26,6 +26,7 @@ from everstep.protocol.rank_messages import (
     Abandoned,
     AgentHalf,
     AgentToRank,
+    Arriving,
     Boundary,
     Captured,
     Capturing,
@@ -69,8 +70,11 @@ class AgentLink(Protocol):
     def slots(self) -> SlotsGranted | SlotsRefused | None:
         """The agent's newest answer to the newest request; None while there is none, or the agent has gone."""
 
-    def welcome(self) -> Welcome:
-        """Return where to restore from; waits for the agent."""
+    def welcome(self) -> Arriving | Welcome:
+        """Return where to restore from, as it was said last; waits for the agent."""
+
+    def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
+        """Look at what `poll` returns whenever the agent may have said something, until it is enough."""
 
     def poll(self) -> AgentHalf | None:
         """Return the agent's half of the page, then take in what it sent; None where there is no word of this generation."""
@@ -83,6 +87,12 @@ class AgentLink(Protocol):
 
     def hint(self, message: Boundary | Capturing) -> None:
         """Send what may be lost. Any thread."""
+
+    def hold(self, message: Boundary) -> None:
+        """Send what may be lost with the next message that `send` is given, or at `let_go`: the agent is woken once. Any thread."""
+
+    def let_go(self) -> None:
+        """Send what is held. Any thread."""
 
     def wait(self, seconds: float) -> None:
         """Return when the agent has said something, or after `seconds`."""
@@ -101,6 +111,8 @@ class NullLink:
     def welcome(self) -> Welcome:
         return Welcome(generation=self.generation, word_path="", base_step=Step(0), base_slot_path=None)
 
+    def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None: ...
+
     def poll(self) -> AgentHalf | None:
         return None
 
@@ -109,6 +121,10 @@ class NullLink:
     def send(self, message: Sent) -> None: ...
 
     def hint(self, message: Boundary | Capturing) -> None: ...
+
+    def hold(self, message: Boundary) -> None: ...
+
+    def let_go(self) -> None: ...
 
     def wait(self, seconds: float) -> None: ...
 
@@ -132,9 +148,15 @@ class UnixAgentLink:
         self._clock = clock
         self._lock = threading.RLock()  # the training thread, the copier and the metrics' sender all send
         self._socket: socket.socket | None = None
+        self._is_new = True
+        """Nothing has been heard over this connection yet."""
         self._inbox = bytearray()
         self._outbox = bytearray()
-        self._welcome: Welcome | None = None
+        self._held = b""
+        self._heard_count = 0
+        """Messages of the agent."""
+        self._welcome: Arriving | Welcome | None = None
+        """What was said last of the base; a `Welcome` is the last word."""
         self._page: memoryview | None = None
         self._half: RankHalf | None = None
         self._slots: SlotsGranted | SlotsRefused | None = None
@@ -151,8 +173,9 @@ class UnixAgentLink:
     def slots(self) -> SlotsGranted | SlotsRefused | None:
         return self._slots
 
-    def welcome(self) -> Welcome:
-        """Return the agent's first answer, waiting for it: it comes when every node has verified its shards. Called once, by `init`.
+    def welcome(self) -> Arriving | Welcome:
+        """Return what the agent has said last of the base, waiting for its first word: that comes when every node has verified its shards, or as
+        soon as the base's index is there where all shards lie in memory. Called by `init`, and by `restore`.
 
         Returns:
             Where to restore from.
@@ -161,14 +184,33 @@ class UnixAgentLink:
             AgentUnreachable: there has been no line to it for `WELCOME_SECONDS`.
             StaleGeneration: the agent runs another generation.
         """
+        if self._welcome is None:
+            self.watch(lambda _: self._welcome is not None)
+        assert self._welcome is not None
+        return self._welcome
+
+    def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
+        """Look at what `poll` returns whenever the agent may have said something. Before the first step, when nothing else is to be done.
+
+        Args:
+            is_enough: says whether to return.
+
+        Raises:
+            AgentUnreachable: there has been no line to it for `WELCOME_SECONDS`.
+            StaleGeneration: the agent runs another generation.
+        """
         deadline = self._clock() + WELCOME_SECONDS
-        while self._welcome is None:
+        while True:
+            heard = self._heard_count
+            if is_enough(self.poll()):
+                return
+            if self._heard_count != heard:
+                continue  # said while the page was looked at: nothing will wake us for it again
             if self._socket is not None:
                 deadline = self._clock() + WELCOME_SECONDS
             elif self._clock() >= deadline:
                 raise AgentUnreachable(f"the agent at {self._path} has not been there for {WELCOME_SECONDS:.0f} s")
             self.wait(RECONNECT_SECONDS)
-        return self._welcome
 
     def poll(self) -> AgentHalf | None:
         with self._lock:
@@ -195,13 +237,25 @@ class UnixAgentLink:
             elif isinstance(message, (Captured, Abandoned)):
                 self._outcome = message
             if self._socket is not None:
-                self._outbox += frame(message)
+                self._outbox += self._held + frame(message)
+                self._held = b""
                 self._flush()
 
     def hint(self, message: Boundary | Capturing) -> None:
         with self._lock:
             if self._socket is not None and not self._outbox:
                 self._outbox += frame(message)
+                self._flush()
+
+    def hold(self, message: Boundary) -> None:
+        with self._lock:
+            self._held = frame(message) if self._socket is not None and not self._outbox else b""
+
+    def let_go(self) -> None:
+        with self._lock:
+            if self._socket is not None and self._held:
+                self._outbox += self._held
+                self._held = b""
                 self._flush()
 
     def wait(self, seconds: float) -> None:
@@ -244,7 +298,7 @@ class UnixAgentLink:
         except OSError:
             line.close()
             return
-        self._socket = line
+        self._socket, self._is_new = line, True
         self._inbox.clear()
         self._outbox = bytearray(frame(self._hello))
         self._flush()
@@ -255,6 +309,7 @@ class UnixAgentLink:
         self._socket = None
         self._slots = None
         self._outbox.clear()
+        self._held = b""
 
     def _flush(self) -> None:
         while self._socket is not None and self._outbox:
@@ -299,15 +354,18 @@ class UnixAgentLink:
         return found
 
     def _take(self, message: AgentToRank) -> None:
-        if isinstance(message, Welcome):
+        self._heard_count += 1
+        if isinstance(message, (Arriving, Welcome)):
             if message.generation != self._hello.generation:
-                if self._welcome is not None:  # in mid-training: the agent has moved on and will end this rank; until then it trains
+                if isinstance(self._welcome, Welcome):  # in mid-training: the agent has moved on and will end this rank; until then it trains
                     self._disconnect()
                     return
                 raise StaleGeneration(f"the agent runs generation {message.generation}, this rank belongs to {self._hello.generation}")
             self._welcome = message
             self._page = _map_page(Path(message.word_path))
-            self._repeat()
+            if self._is_new:
+                self._is_new = False
+                self._repeat()
         elif isinstance(message, (SlotsGranted, SlotsRefused)) and self._answers(message):
             self._slots = message
 

@@ -58,6 +58,9 @@ class CopyTicket:
 class Copier(Protocol):
     """Brings tensors into slots. The CPU's form is `CpuCopier`; `CudaCopier` copies on a stream of its own."""
 
+    is_prompt: bool
+    """A copy begins when it is asked for; else when a device has done what it was asked for before."""
+
     def copy(self, copies: Copies) -> None:
         """Copy now; returns when the calling thread may change the sources. The bytes are there when the next ticket is joined."""
 
@@ -88,6 +91,8 @@ class CpuCopier:
 
     One thread, not two: a second gained a tenth where it was measured, and took a core from training.
     """
+
+    is_prompt = True
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

@@ -2,7 +2,7 @@
 
     training stream  … step k │ E₀ ─────────── forward, backward of k+1 ────────── wait E₁ │ step k+1 …
     copier's stream           └▶ wait E₀ │ piece │ piece │ … │ E₁ ┘
-    copier's thread                        enqueues the pieces, waits for E₁ on the host, then says that the bytes are there
+    copier's thread                        enqueues the pieces, waits for an event behind every few of them and says what is there, at last for E₁
 
 Slots are registered with the driver piece by piece in the background (registered pages are copied as fast as pinned ones); what is not registered
 yet goes through a ring of pinned buffers, which the guard waits for. Invariant: behind that, the training thread waits for the device only where a
@@ -28,6 +28,8 @@ from everstep.training.state_tree import tensor_bytes
 PIECE_BYTES = 32 * 1024 * 1024
 """Long enough for the full rate, short enough that others get the bus in between."""
 RING_BUFFERS = 2
+MARKS = 64
+"""Events of one copy at most that tell how far it has come."""
 REGISTERED_BYTES = 256 * 1024 * 1024
 """At once: registration holds locks of the driver that launches need too."""
 
@@ -142,6 +144,15 @@ class _Registered:
     """Addresses."""
 
 
+@dataclass(slots=True)
+class _Mark:
+    """How far a copy has come where its event is reached."""
+
+    event: Event
+    complete_count: int = 0
+    piece_bytes: int = 0
+
+
 class CudaTicket(CopyTicket):
     """A copy on the device.
 
@@ -169,12 +180,15 @@ class CudaCopier:
         piece_bytes: of one copy at most.
     """
 
+    is_prompt = False
+
     def __init__(self, device: Device, piece_bytes: int = PIECE_BYTES) -> None:
         self._device = device
         self._piece_bytes = piece_bytes
         self._stream = device.new_stream()
         self._begin, self._end = device.new_event(), device.new_event()
         self._ring = [_Buffer(device.pinned(piece_bytes), device.new_event()) for _ in range(RING_BUFFERS)]
+        self._marks = [_Mark(device.new_event()) for _ in range(MARKS)]
         self._turn = 0
         self._last: CudaTicket | None = None
         self._registered: dict[int, _Registered] = {}
@@ -189,12 +203,12 @@ class CudaCopier:
         for target, source in self._of_device(copies):
             self._device.copy(target, source, stream)
 
-    def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:  # noqa: ARG002 — the host waits for the end alone
+    def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         if self._last is not None:
             self._last.join()  # the host runs at most one boundary ahead, and the events are free again
         self._begin.record(self._device.current_stream())
         self._last = ticket = CudaTicket(self._device, self._end)
-        self._work.put(lambda: self._copy(copies, done, ticket))
+        self._work.put(lambda: self._copy(copies, done, progress, ticket))
         return ticket
 
     def prepare(self, memory: SlotMemory) -> None:
@@ -216,16 +230,19 @@ class CudaCopier:
         while (work := self._work.get()) is not None:
             work()
 
-    def _copy(self, copies: Copies, done: Done, ticket: CudaTicket) -> None:
+    def _copy(self, copies: Copies, done: Done, progress: Progress | None, ticket: CudaTicket) -> None:
         error: BaseException | None = None
         try:
             self._device.wait(self._stream, self._begin)
-            for target, source in self._of_device(copies):
-                self._enqueue(target, source)
+            marks = self._enqueue_all(copies, is_marked=progress is not None)
             self._end.record(self._stream)
             copy_now(self._of_host(copies))
             ticket.enqueued.set()
-            self._drain()
+            self._drain()  # what was brought by the ring is in the slot, whichever mark it lies before
+            if progress is not None:
+                for mark in marks:
+                    mark.event.synchronize()
+                    progress(mark.complete_count, mark.piece_bytes)
             self._end.synchronize()
         except RuntimeError as caught:  # torch's word for what the driver refused
             error = caught
@@ -238,15 +255,34 @@ class CudaCopier:
         finally:
             ticket.finish(error)
 
-    def _enqueue(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def _enqueue_all(self, copies: Copies, *, is_marked: bool) -> list[_Mark]:
+        """Enqueue what lies on the device, with a mark behind every few pieces if asked. What lies on the host is there before any mark is told."""
+        apart = max(self._piece_bytes, -(-sum(target.nbytes for target in copies.targets) // MARKS))
+        free, marks, passed = iter(self._marks), [], 0
+        for number, (target, source) in enumerate(zip(copies.targets, copies.sources, strict=True)):
+            copied = 0
+            for size in self._enqueue(target, source) if self._device.holds(source) else ():
+                copied, passed = copied + size, passed + size
+                if is_marked and passed >= apart:
+                    mark, passed = next(free), 0
+                    mark.event.record(self._stream)
+                    is_complete = copied == target.nbytes
+                    mark.complete_count, mark.piece_bytes = number + is_complete, 0 if is_complete else copied
+                    marks.append(mark)
+        return marks
+
+    def _enqueue(self, target: torch.Tensor, source: torch.Tensor) -> Iterator[int]:
+        """Enqueue a tensor piece by piece; yields the size of each."""
         if not source.is_contiguous():
             self._device.copy(target, source, self._stream)  # torch brings it into order first
+            yield target.nbytes
             return
         for to, of in zip(_pieces(target, self._piece_bytes), _pieces(source, self._piece_bytes), strict=True):
             if self._is_registered(to):
                 self._device.copy(to, of, self._stream)
             else:
                 self._bounce(to, of)
+            yield to.nbytes
 
     def _bounce(self, target: torch.Tensor, source: torch.Tensor) -> None:
         buffer = self._ring[self._turn]

@@ -1,14 +1,15 @@
 """From a slot back into the live objects: read, agree, write.
 
-Invariant: no rank writes before every rank has said that its snapshot is whole, of the same step, and fits what the script built. A refusal
-anywhere is a refusal everywhere.
+Invariant: no rank writes before every rank has said that its snapshot is of the same step and fits what the script built; a refusal anywhere is a
+refusal everywhere. Where the payload is still on its way, a tensor is copied when its bytes are verified, and no rank goes on before all of them are,
+everywhere (`Arrival`).
 """
 
 from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,9 @@ import torch.distributed as dist
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank, RunId, Step
 from everstep.protocol.pages import populate
-from everstep.protocol.slot import HEADER_BYTES, SlotState, digest, unpack_header, unpack_index
+from everstep.protocol.rank_messages import AgentHalf, Arriving, Welcome
+from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotIndex, SlotState, TensorEntry, digest, unpack_header, unpack_index
+from everstep.training.agent_link import AgentLink
 from everstep.training.arena import Arena
 from everstep.training.capture import view_of
 from everstep.training.errors import RestoreMismatch
@@ -35,8 +38,10 @@ class SlotValues(msgspec.Struct, frozen=True, array_like=True):
 
     facts: bytes
     """msgpack of the layout's facts: their digest is the layout hash, and they say what differs when it does."""
-    tree: bytes
-    """`state_tree.encode` of the plain values."""
+    adapters: bytes
+    """`state_tree.encode` of the adapters' values: needed first."""
+    others: bytes
+    """`state_tree.encode` of all other values."""
 
 
 _SLOT_VALUES = msgspec.msgpack.Decoder(SlotValues)
@@ -49,8 +54,123 @@ class Snapshot:
 
     step: Step
     tensors: Mapping[str, torch.Tensor]
-    """Private copies on write: the slot itself never changes."""
-    tree: Tree
+    """Private copies on write: the slot itself never changes. To ask for one is to wait until its bytes are verified."""
+    values: SlotValues
+
+    def adapters(self) -> Tree:
+        """Return the adapters' values.
+
+        Returns:
+            As the adapters' `observe` returned them, one of each.
+
+        Raises:
+            RestoreMismatch: they do not decode.
+        """
+        return self._decode(self.values.adapters)
+
+    def others(self) -> Tree:
+        """Return all other values; asks for tensors at the payload's end.
+
+        Returns:
+            Those of objects, data and generators, by name.
+
+        Raises:
+            RestoreMismatch: they do not decode.
+        """
+        return self._decode(self.values.others)
+
+    def _decode(self, data: bytes) -> Tree:
+        try:
+            # Objects may keep what load_state_dict hands them: give them memory of their own.
+            return decode(data, lambda path: self.tensors[VALUE_PREFIX + path].clone())
+        except ProtocolError as error:
+            raise RestoreMismatch(f"the values of step {self.step} cannot be read: {error}") from error
+
+
+class LoadBegunAnew(Exception):
+    """The agent brings the base anew, from elsewhere or after its own restart: what was copied is void."""
+
+
+class Arrival:
+    """Follows a base on its way into its slot.
+
+    Args:
+        link: to the agent.
+        named: what it has said of the base; a `Welcome` says that all of it is there.
+    """
+
+    def __init__(self, link: AgentLink, named: Arriving | Welcome) -> None:
+        self._link = link
+        self._load = named.load if isinstance(named, Arriving) else None
+        self._verified = 0
+
+    def wait(self, end: int) -> None:
+        """Return when the first bytes of the payload are verified.
+
+        Args:
+            end: so many.
+
+        Raises:
+            LoadBegunAnew: the slot is being written anew.
+            AgentUnreachable: there has been no line to the agent for long.
+        """
+        if self._load is not None and end > self._verified:
+            self._look(lambda half: half.verified >= end)
+
+    def check(self) -> None:
+        """Return if nothing has been written anew since this was begun.
+
+        Raises:
+            LoadBegunAnew: something has.
+            AgentUnreachable: there has been no line to the agent for long.
+        """
+        if self._load is not None:
+            self._look(lambda _: True)
+
+    def finish(self) -> None:
+        """Return when every node has verified what its ranks restore, and nothing has been written anew since this was begun.
+
+        Raises:
+            LoadBegunAnew: something has.
+            AgentUnreachable: there has been no line to the agent for long.
+        """
+        if self._load is not None:
+            self._link.watch(lambda _: isinstance(self._link.welcome(), Welcome))
+            self.check()  # on the page as it is behind that word
+
+    def _look(self, is_enough: Callable[[AgentHalf], bool]) -> None:
+        found: list[AgentHalf] = []
+
+        def look(half: AgentHalf | None) -> bool:
+            if half is None or not (half.load != self._load or is_enough(half)):
+                return False
+            found.append(half)
+            return True
+
+        self._link.watch(look)
+        if found[-1].load != self._load:
+            raise LoadBegunAnew
+        self._verified = found[-1].verified
+
+
+class _Tensors(Mapping[str, torch.Tensor]):
+    """Views of a payload, each given when its bytes are verified."""
+
+    def __init__(self, memory: mmap.mmap, index_offset: int, index: SlotIndex, arrival: Arrival) -> None:
+        self._payload = torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES, count=index_offset) if index_offset else torch.empty(0)
+        self._entries: dict[str, TensorEntry] = {entry.name: entry for entry in index.tensors}
+        self._arrival = arrival
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        entry = self._entries[name]
+        self._arrival.wait(entry.offset + entry.bytes)
+        return view_of(self._payload, entry)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +222,13 @@ def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
     return memory
 
 
-def read_snapshot(path: Path, memory: mmap.mmap, expected: Expected) -> Snapshot:
-    """Return the snapshot in a slot. Local; the agent has verified the payload's digest.
+def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival, expected: Expected) -> Snapshot:
+    """Return the snapshot in a slot. Local; the agent has verified its payload's digest, or verifies it chunk by chunk.
 
     Args:
-        path: the slot that the agent named.
-        memory: its mapping.
+        named: what the agent has said of it.
+        memory: the slot's mapping.
+        arrival: of its payload.
         expected: what it must be.
 
     Returns:
@@ -116,28 +237,46 @@ def read_snapshot(path: Path, memory: mmap.mmap, expected: Expected) -> Snapshot
     Raises:
         RestoreMismatch: another run, rank, step or layout, or not a whole slot; says what differs.
     """
+    # The header of one that arrives is written when all of it is there, and looked at then.
+    place = named if isinstance(named, Arriving) else _header(named, memory, expected)
     try:
-        header = unpack_header(memory[:HEADER_BYTES])
-        index_begin = HEADER_BYTES + header.index_offset
-        index = unpack_index(memory[index_begin : index_begin + header.index_bytes], header.index_offset)
+        index_begin = HEADER_BYTES + place.index_offset
+        index = unpack_index(memory[index_begin : index_begin + place.index_bytes], place.index_offset)
         values = _SLOT_VALUES.decode(index.values)
     except (ValueError, ProtocolError) as error:  # msgspec's errors are ValueErrors
-        raise RestoreMismatch(f"the slot {path} cannot be read: {error}") from error
+        raise RestoreMismatch(f"the slot {named.base_slot_path} cannot be read: {error}") from error
+    if values.facts != encode_facts(expected.facts)[0]:
+        raise RestoreMismatch(f"the snapshot of step {expected.step} does not fit: {_differences(values.facts, expected.facts)}")
+    if isinstance(named, Welcome):
+        check_whole(named, memory, expected)
+    return Snapshot(expected.step, _Tensors(memory, place.index_offset, index, arrival), values)
+
+
+def check_whole(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected) -> None:
+    """Check that a slot is sealed, and what was expected.
+
+    Args:
+        named: what the agent has said of it.
+        memory: the slot's mapping.
+        expected: what it must be.
+
+    Raises:
+        RestoreMismatch: another run, rank, step or layout, or not a whole slot; says what differs.
+    """
+    if _header(named, memory, expected).layout_hash != encode_facts(expected.facts)[1]:
+        raise RestoreMismatch(f"the layout hash in the header of the slot {named.base_slot_path} is not that of its facts")
+
+
+def _header(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected) -> SlotHeader:
+    try:
+        header = unpack_header(memory[:HEADER_BYTES])
+    except ProtocolError as error:
+        raise RestoreMismatch(f"the slot {named.base_slot_path} cannot be read: {error}") from error
     found = (header.state, header.run, header.owner_rank, header.step)
     wanted = (SlotState.SEALED, expected.run, expected.rank, expected.step)
     if found != wanted:
-        raise RestoreMismatch(f"the slot {path} holds {found}, expected {wanted} (state, run, rank, step)")
-    facts, layout_hash = encode_facts(expected.facts)
-    if values.facts != facts or header.layout_hash != layout_hash:
-        raise RestoreMismatch(f"the snapshot of step {header.step} does not fit: {_differences(values.facts, expected.facts)}")
-    payload = torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES, count=header.index_offset) if header.index_offset else torch.empty(0)
-    tensors = {entry.name: view_of(payload, entry) for entry in index.tensors}
-    try:
-        # Objects may keep what load_state_dict hands them: give them memory of their own.
-        tree = decode(values.tree, lambda path: tensors[VALUE_PREFIX + path].clone())
-    except ProtocolError as error:
-        raise RestoreMismatch(f"the slot {path} cannot be read: {error}") from error
-    return Snapshot(header.step, tensors, tree)
+        raise RestoreMismatch(f"the slot {named.base_slot_path} holds {found}, expected {wanted} (state, run, rank, step)")
+    return header
 
 
 def agree(step: Step, problem: str) -> None:
@@ -174,4 +313,4 @@ def _differences(found: bytes, expected: Mapping[str, str]) -> str:
         if saved.get(key) != expected.get(key)
     ]
     more = f"; and {len(lines) - SHOWN_DIFFERENCES} more" if len(lines) > SHOWN_DIFFERENCES else ""
-    return "; ".join(lines[:SHOWN_DIFFERENCES]) + more if lines else "the layout hash in its header is not that of its facts"
+    return "; ".join(lines[:SHOWN_DIFFERENCES]) + more

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 
 from everstep.protocol.ids import Step
-from everstep.protocol.rank_messages import AgentHalf, Boundary, IdleSpan, IdleSpans, Phase, RankFault, RankHalf, Standing, Welcome
+from everstep.protocol.rank_messages import AgentHalf, Arriving, Boundary, IdleSpan, IdleSpans, Phase, RankFault, RankHalf, Standing, Welcome
 from everstep.training.agent_link import AgentLink
 from everstep.training.copier import Copier
 from everstep.training.data import DataStream
@@ -35,7 +35,7 @@ from everstep.training.exit_watch import ExitWatch
 from everstep.training.guard import Guard
 from everstep.training.metrics import MetricRing, numbers
 from everstep.training.profile import NetworkProfiler, TorchTrace
-from everstep.training.restore import Expected, Snapshot, agree, map_ahead, read_snapshot
+from everstep.training.restore import Arrival, Expected, LoadBegunAnew, Snapshot, agree, check_whole, map_ahead, read_snapshot
 from everstep.training.script import Environment, input_dir
 from everstep.training.snapshots import Snapshotter
 from everstep.training.state import RankState
@@ -102,12 +102,14 @@ class TrainingSession:
             for optimizer in adapter.optimizers().values():
                 optimizer.register_step_pre_hook(lambda *_: self._guard.reach())
         self._exit_watch = ExitWatch(self.close)
-        self._base_slot: mmap.mmap | None = None
+        self._is_agreed = False
+        self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None
         if link.has_agent:
             self._snapshotter.foresee()  # slots are ready, then, before the first boundary asks for one
-            base_slot_path = link.welcome().base_slot_path
+            named = link.welcome()
             with contextlib.suppress(OSError):  # said in its place, by `restore`
-                self._base_slot = map_ahead(Path(base_slot_path), state.expect_restore()) if base_slot_path is not None else None
+                if named.base_slot_path is not None:
+                    self._mapped = named, map_ahead(Path(named.base_slot_path), state.expect_restore())
 
     @property
     def step(self) -> int:
@@ -135,25 +137,24 @@ class TrainingSession:
             Steps finished: the script's loop goes on behind it. 0 when there is nothing to restore. A second call changes nothing.
 
         Raises:
-            RestoreMismatch: a rank's snapshot does not fit, or the ranks were given different steps; nothing was written.
+            RestoreMismatch: a rank's snapshot does not fit, or the ranks were given different steps; nothing was written. Or what fitted is found to
+                be no snapshot when all of it has come: then the model holds a part of it, and the process must end.
+            AgentUnreachable: the agent went while the state was on its way, and did not come back; the model holds a part of it, likewise.
         """
         if self._is_restored:
             return self._boundary
         self._publish(phase=Phase.RESTORE)
-        welcome = self._link.welcome()
-        snapshot, problem = self._read(welcome)
         try:
-            agree(welcome.base_step, problem)
+            self._base = self._bring()
         except RestoreMismatch as error:
             self._link.send(RankFault(generation=self._link.generation, code=error.code, message=str(error)))
             raise
-        if snapshot is not None:
-            self._state.load(snapshot)
-        self._base = welcome.base_step
-        self._boundary = int(welcome.base_step)
+        self._boundary = int(self._base)
         self._is_restored = True
         self._publish(boundary=self._boundary, phase=Phase.TRAIN)
         self._nudge()
+        if self._link.has_agent:
+            self._snapshotter.map_ahead()
         return self._boundary
 
     def batches(self, until_step: int, accumulate: int = 1) -> Iterator[Any]:
@@ -194,10 +195,12 @@ class TrainingSession:
         self._state.end_step()
         self._publish(boundary=self._boundary)
         if self._link.has_agent:
-            self._nudge(passed_at)
+            self._link.hold(self._word(passed_at))
             if self._profiler is not None:
                 self._profiler.boundary(passed_at)
             decision = self._attend()
+            if self._snapshotter.brief != self._boundary:  # else it goes with what is said at the copy's end
+                self._link.let_go()
             self._snapshotter.prepare()
             if decision is not None and decision.must_wait:
                 decision = self._await_stop()
@@ -318,22 +321,49 @@ class TrainingSession:
             obstacle=self._snapshotter.obstacle,
         )
 
-    def _read(self, welcome: Welcome) -> tuple[Snapshot | None, str]:
-        """Return this rank's snapshot, or why there is none; neither when there is nothing to restore."""
-        if not welcome.base_step:
+    def _bring(self) -> Step:
+        """Bring the state to the step that the agent names, and return that; begun anew for as long as the agent begins anew."""
+        while True:
+            named = self._link.welcome()
+            try:
+                self._bring_named(named)
+                return named.base_step
+            except LoadBegunAnew:
+                self._link.watch(lambda _: self._link.welcome() is not named)  # noqa: B023 — watched here and now
+
+    def _bring_named(self, named: Arriving | Welcome) -> None:
+        arrival = Arrival(self._link, named)
+        expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
+        read, problem = self._read(named, arrival, expected)
+        arrival.check()  # or what was read may have been half of something
+        if not self._is_agreed:
+            agree(named.base_step, problem)
+            self._is_agreed = True
+        elif problem:
+            raise RestoreMismatch(problem)
+        if read is not None:
+            self._state.load(read[1])
+        arrival.finish()
+        if read is not None:
+            memory, snapshot = read
+            if isinstance(named, Arriving):
+                check_whole(named, memory, expected)
+            self._state.complete(snapshot)
+
+    def _read(self, named: Arriving | Welcome, arrival: Arrival, expected: Expected) -> tuple[tuple[mmap.mmap, Snapshot] | None, str]:
+        """Return this rank's slot and snapshot, or why there is none; neither when there is nothing to restore."""
+        mapped, self._mapped = self._mapped, None
+        if not named.base_step:
             return None, ""
-        if welcome.base_slot_path is None:
-            return None, f"the agent names step {welcome.base_step} to restore, and no slot that holds it"
-        expected = Expected(self._environment.run, self._environment.rank, welcome.base_step, self._state.facts)
+        if named.base_slot_path is None:
+            return None, f"the agent names step {named.base_step} to restore, and no slot that holds it"
         try:
-            memory = self._base_slot if self._base_slot is not None else map_ahead(Path(welcome.base_slot_path), ())
-            return read_snapshot(Path(welcome.base_slot_path), memory, expected), ""
+            memory = mapped[1] if mapped is not None and mapped[0] is named else map_ahead(Path(named.base_slot_path), ())
+            return (memory, read_snapshot(named, memory, arrival, expected)), ""
         except OSError as error:
-            return None, f"the slot {welcome.base_slot_path} cannot be read: {error}"
+            return None, f"the slot {named.base_slot_path} cannot be read: {error}"
         except RestoreMismatch as error:
             return None, str(error)
-        finally:
-            self._base_slot = None
 
     def _next_batch(self) -> object:
         streams = self._state.streams
@@ -344,14 +374,15 @@ class TrainingSession:
     def _is_step_complete(self, before: int | None, count: int, accumulate: int) -> bool:
         return count >= accumulate if before is None else self._state.steps_made() != before
 
-    def _nudge(self, passed_at: float = 0.0) -> None:
-        """Have the agent look at the page; tell it when a boundary was passed just now, and what saving took since the one before."""
-        blocked = 0.0
-        if passed_at:
-            blocked = self._guard.total_blocked_seconds - self._told_blocked_seconds
-            self._told_blocked_seconds += blocked
-        step = Step(self._boundary)
-        self._link.hint(Boundary(generation=self._link.generation, boundary=step, at_seconds=passed_at, blocked_seconds=blocked))
+    def _nudge(self) -> None:
+        """Have the agent look at the page."""
+        self._link.hint(Boundary(generation=self._link.generation, boundary=Step(self._boundary), at_seconds=0.0, blocked_seconds=0.0))
+
+    def _word(self, passed_at: float) -> Boundary:
+        """Return what the agent is told of a boundary that was passed just now, and what saving took since the one before."""
+        blocked = self._guard.total_blocked_seconds - self._told_blocked_seconds
+        self._told_blocked_seconds += blocked
+        return Boundary(generation=self._link.generation, boundary=Step(self._boundary), at_seconds=passed_at, blocked_seconds=blocked)
 
     def _report_spans(self, iteration_seconds: float, spans: tuple[IdleSpan, ...]) -> None:
         self._link.send(IdleSpans(generation=self._link.generation, iteration_seconds=iteration_seconds, spans=spans))

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import operator
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from everstep.training.guard import Flight, Guard
 from everstep.training.sources import Marks, Sources
 from everstep.training.state import Observed, RankState
 
+LOOK_SECONDS = 0.25
+"""How often it is looked whether the first slots are still wanted; that they are granted is heard at once."""
 STREAMED_BYTES = 32 * 1024 * 1024
 """Of deferred tensors, from which on the agent is told how far the copy has come: it gains 0.1 ms a MiB by that, and each word costs as much."""
 STREAMED_CORES = 4
@@ -117,12 +120,17 @@ class Snapshotter:
         self._on_copying = on_copying
         self._plan: CapturePlan | None = None
         self._tensors: _Tensors | None = None
+        self._mapping = threading.Lock()  # by the training thread, and once ahead of it
+        self._ahead: threading.Thread | None = None
+        self._is_closed = False
         self._granted: SlotsGranted | None = None
         self._memories: Mapping[int, SlotMemory] = {}
         self._unresumable = ""
         """What could not be observed when it was tried last."""
         self.settled = NONE
         """The step that was captured or abandoned last."""
+        self.brief = NONE
+        """The step that was captured last, if the end of its copy is said soon after the boundary."""
 
     @property
     def has_slots(self) -> bool:
@@ -143,6 +151,19 @@ class Snapshotter:
             return
         if foreseen is not None:
             self._request(foreseen)
+
+    def map_ahead(self) -> None:
+        """Map the first slots as soon as they are granted, and have their pages given: at a boundary that would be in the way. Once, by `restore`."""
+
+        def work() -> None:
+            while not self._is_closed and self._link.slots is None:
+                self._link.wait(LOOK_SECONDS)
+            if not self._is_closed and isinstance(granted := self._link.slots, SlotsGranted):
+                with contextlib.suppress(OSError, ValueError):  # a capture says so, in a place where it matters
+                    self._map(granted)
+
+        self._ahead = threading.Thread(target=work, name="everstep-slots", daemon=True)
+        self._ahead.start()
 
     def prepare(self) -> None:
         """Ask for slots if that has not been done, and get those that were granted ready. At every boundary, behind a capture."""
@@ -229,6 +250,9 @@ class Snapshotter:
 
     def close(self) -> None:
         """End the copier and let go of the slots."""
+        self._is_closed = True
+        if self._ahead is not None:
+            self._ahead.join()
         self._copier.close()
         self._memories = {}
 
@@ -236,7 +260,9 @@ class Snapshotter:
         """Start the deferred copies and put the guard before the next change."""
         assert self._tensors is not None
         sources = self._tensors.later
-        is_streamed = self._cores >= STREAMED_CORES and self._tensors.later_bytes >= STREAMED_BYTES
+        is_large = self._tensors.later_bytes >= STREAMED_BYTES
+        is_streamed = self._cores >= STREAMED_CORES and is_large
+        self.brief = written.step if self._copier.is_prompt and not is_large and not is_audited else NONE
 
         def settle(changed: Sequence[str], error: BaseException | None) -> None:
             if error is not None:
@@ -296,15 +322,17 @@ class Snapshotter:
 
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:
         """Map the slots that lie ready; one that still holds an older, smaller state is made anew, and told of, before it is granted."""
-        if granted is not self._granted:  # the same paths may be new files
-            self._granted = granted
-            for memory in self._memories.values():
-                self._copier.release(memory)
-            self._memories = {
-                slot: SlotMemory(Path(path), granted.capacity_bytes)
-                for slot, path in enumerate(granted.paths)
-                if os.stat(path).st_size >= HEADER_BYTES + granted.capacity_bytes
-            }
-            for memory in self._memories.values():
-                self._copier.prepare(memory)
-        return self._memories
+        with self._mapping:
+            if granted is not self._granted:  # the same paths may be new files
+                before, self._memories = self._memories, {}
+                for memory in before.values():
+                    self._copier.release(memory)
+                self._memories = {
+                    slot: SlotMemory(Path(path), granted.capacity_bytes)
+                    for slot, path in enumerate(granted.paths)
+                    if os.stat(path).st_size >= HEADER_BYTES + granted.capacity_bytes
+                }
+                self._granted = granted
+                for memory in self._memories.values():
+                    self._copier.prepare(memory)
+            return self._memories

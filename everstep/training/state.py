@@ -103,9 +103,9 @@ class RankState:
         return None if None in foreseen else self._observed([state for state in foreseen if state is not None])
 
     def _observed(self, of_adapters: Sequence[AdapterState]) -> Observed:
-        tree = encode(
+        adapters = encode([state.values for state in of_adapters], "/adapters")
+        others = encode(
             {
-                "adapters": [state.values for state in of_adapters],
                 "objects": {name: item.state_dict() for name, item in self.objects.items()},
                 "data": {name: stream.state_dict() for name, stream in self.streams.items()},
                 "rng": rng.observe(),
@@ -113,8 +113,8 @@ class RankState:
             "",
         )
         fresh = [item for state in of_adapters for item in state.fresh]
-        fresh += [StateTensor(VALUE_PREFIX + path, tensor, is_deferred=False) for path, tensor in tree.tensors]
-        values = msgspec.msgpack.encode(SlotValues(self._facts_data, tree.data))
+        fresh += [StateTensor(VALUE_PREFIX + path, tensor, is_deferred=False) for path, tensor in (*adapters.tensors, *others.tensors)]
+        values = msgspec.msgpack.encode(SlotValues(self._facts_data, adapters.data, others.data))
         return Observed([one for state in of_adapters for one in state.lists], fresh, values)
 
     def expect_restore(self) -> Sequence[Arena]:
@@ -122,10 +122,15 @@ class RankState:
         return [arena for adapter in self.adapters for arena in adapter.expect_restore()]
 
     def load(self, snapshot: Snapshot) -> None:
-        """Bring the live objects to a snapshot, in place. Collective: ranks rebuild together what they derive from each other."""
-        tree: Any = snapshot.tree
-        for adapter, values in zip(self.adapters, tree["adapters"], strict=True):
-            adapter.load(snapshot.tensors, values)
+        """Bring models and optimizers to a snapshot, in place, as far and as fast as it arrives. Local; may be done again with the same snapshot."""
+        values: Any = snapshot.adapters()
+        for adapter, of_adapter in zip(self.adapters, values, strict=True):
+            adapter.load(snapshot.tensors, of_adapter)
+
+    def complete(self, snapshot: Snapshot) -> None:
+        """Bring everything else to it, once `load` has ended and all of it is there. Collective: ranks rebuild what they derive from each other."""
+        tree: Any = snapshot.others()
+        for adapter in self.adapters:
             adapter.synchronize()
         for name, item in self.objects.items():
             item.load_state_dict(tree["objects"][name])

@@ -215,6 +215,7 @@ class Model:
             if self.acts(world, seat):
                 yield from self._line(world, seat)
                 yield from self._grant(world, seat)
+                yield from self._regain(world, seat)
                 yield from self._process_moves(world, seat)
         for rank in self.seats:
             for holder in range(1, len(self.holders[rank])):
@@ -313,6 +314,17 @@ class Model:
             if not self.has(granted, rank, 0, self.content(world, lost)):
                 shard = shard.forget(lost)
         yield ("grant", rank, step, index), granted._replace(granted=put(world.granted, rank, index), shards=put(world.shards, rank, shard))
+
+    def _regain(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
+        """An owner that was restarted and no longer has the base fetches it from a holder, as `Member._regain_base` does."""
+        shard, base = world.shards[rank], Content(Generation(world.origin), Step(world.base))
+        if not world.base or shard.committed != NONE or base.step in shard.sealed:
+            return
+        at = [holder for holder, seat in enumerate(self.holders[rank]) if holder and self.acts(world, seat) and self.has(world, rank, holder, base)]
+        index = self.rules.writable(world.slots[rank][0], self.keeps(world, rank, rank) - {base})
+        if at and index is not None:
+            regained = self._slot(world, rank, 0, index, SlotView(SlotState.SEALED, base))
+            yield ("regain", rank), self._apply(regained, rank, shard.seal(base.step))
 
     @staticmethod
     def _slot(world: World, rank: int, holder: int, index: int, view: SlotView) -> World:

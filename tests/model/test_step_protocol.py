@@ -61,10 +61,13 @@ def follow(shape: Shape, seeds: range, *, is_steady: bool, length: int = 250) ->
 
 
 def has_lost_its_base(shape: Shape, world: World) -> bool:
-    """Say whether an owner has lost the base before it was committed: nothing is kept then until the next generation (docs/adr/0013)."""
+    """Say whether all of a shard's holders have lost the base before it was committed: nothing is kept then until the next generation."""
     model, base = Model(shape), Step(world.base)
     is_at_stake = world.restore is None and world.base and world.coordinator.committed == NONE
-    return bool(is_at_stake) and not all(model.has(world, rank, 0, model.content(world, base)) for rank in range(shape.nodes))
+    content = model.content(world, base)
+    return bool(is_at_stake) and not all(
+        any(model.has(world, rank, holder, content) for holder in range(len(row))) for rank, row in enumerate(model.holders)
+    )
 
 
 def settle(shape: Shape, world: World, seed: int) -> None:

@@ -18,7 +18,7 @@ from worker.core.slots import Content
 from worker.core.transfers import fetch_streams
 from worker.errors import PeerError, PeerLost
 from worker.replication.streams import OWN_STREAMS, Receiver, Streams
-from worker.replication.transfers import ShardRejected, receive_shard
+from worker.replication.transfers import Arrived, ShardRejected, receive_shard
 from worker.replication.transport import Dialler, Session
 from worker.shm.store import SlotStore
 from worker.tasks import finish, first_of
@@ -37,6 +37,7 @@ async def fetch_shard(
     slot_count: int,
     answer_seconds: float,
     silence_seconds: float,
+    arrived: Arrived | None = None,
 ) -> None:
     """Bring the shard into a slot of this node, sealed.
 
@@ -49,6 +50,7 @@ async def fetch_shard(
         slot_count: slots that this shard may have here.
         answer_seconds: how long the holder may refuse or not answer at all.
         silence_seconds: how long nothing may come before the line counts as broken.
+        arrived: as in `receive_shard`.
 
     Raises:
         ShardRejected: the holder does not have it, or it does not hash to the digest.
@@ -81,7 +83,16 @@ async def fetch_shard(
 
         async def receive() -> None:
             digest = await receive_shard(
-                session, streams, receiver, begin, told, store, keep=keep, slot_count=slot_count, silence_seconds=silence_seconds
+                session,
+                streams,
+                receiver,
+                begin,
+                told,
+                store,
+                keep=keep,
+                slot_count=slot_count,
+                silence_seconds=silence_seconds,
+                arrived=arrived,
             )
             await session.send(ShardSealed(transfer=begin.transfer, digest=digest))
 

@@ -37,6 +37,8 @@ more streams."""
 CANCELLED_SECONDS = 0.05
 """How long chunks under way may take to leave after a cancellation before their lines are cut instead."""
 DRAIN_BYTES = 1024 * 1024
+PROGRESS_SECONDS = 0.05
+"""A transfer that goes on says so about so often: every word wakes the loop."""
 UNSENT_BYTES = 128 * 1024
 """What the kernel keeps unsent of a paced stream: a chunk that was admitted into an idle span leaves in it, or holds up the next one's asking."""
 _TCP_NOTSENT_LOWAT = 25
@@ -149,6 +151,7 @@ class ChunkQueue:
         self.taken_at = 0.0
         """When it took the last."""
         self._clock = clock
+        self._told_at = clock()
         self._left: deque[int] = deque()
         self._open_count = 0
         """Chunks that are wanted and that the kernel has not taken."""
@@ -191,14 +194,18 @@ class ChunkQueue:
                 self._changed.wait()
             return self._left.popleft() if self._left and not self.cancelled.is_set() else None
 
-    def taken(self, size: int) -> None:
-        """The kernel has taken a chunk of so many bytes."""
+    def taken(self, size: int) -> bool:
+        """The kernel has taken a chunk of so many bytes; return whether that is worth telling: it is every now and then."""
         with self._changed:
             self.taken_bytes += size
             self.taken_at = self._clock()
             self._open_count -= 1
             if not self._open_count:
                 self._busy_seconds += self.taken_at - self._open_since
+            is_due = self.taken_at - self._told_at >= PROGRESS_SECONDS
+            if is_due:
+                self._told_at = self.taken_at
+            return is_due
 
 
 async def send_chunks(
@@ -223,7 +230,7 @@ async def send_chunks(
         queue: what the receiver wants; grows meanwhile.
         payload_bytes: of the whole payload.
         pacer: asked before each piece; None: every chunk goes at once and whole.
-        progress: told on the loop the bytes of each chunk that the kernel has taken.
+        progress: told on the loop, every now and then, of a chunk that the kernel has taken; its bytes.
         paused: told on the loop +1 when a stream begins to wait for the pacer, -1 when it no longer does.
 
     Raises:
@@ -261,8 +268,8 @@ async def send_chunks(
                 with source.payload(begin, min(stop, begin + piece_bytes)) as piece:
                     admit(piece.nbytes)
                     _send_all(line, header if begin == start else b"", piece)
-            queue.taken(stop - start)
-            loop.call_soon_threadsafe(progress, stop - start)
+            if queue.taken(stop - start):
+                loop.call_soon_threadsafe(progress, stop - start)
 
     # A thread for each stream that will have something to send.
     sending = [asyncio.ensure_future(streams.run(line, work)) for line in streams.lines[: chunk_count(payload_bytes)]]
@@ -317,6 +324,10 @@ class IncomingShard:
         self._lock = threading.Lock()
         self._claimed: set[int] = set()
         self._is_closed = False
+        self._index: range | None = None
+        self._tell: Callable[[int], None] = lambda _: None
+        self._told_count = 0
+        """So many first chunks were said to be there."""
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
@@ -325,6 +336,29 @@ class IncomingShard:
         with self._lock:
             self.chunk_digests += chunk_digests
             self.missing.update(missing)
+
+    def follow(self, index: range, tell: Callable[[int], None]) -> None:
+        """Have somebody told what is there, now and as chunks come. On the loop, when all chunks are named and their digests believed.
+
+        Args:
+            index: chunks without which nothing is told.
+            tell: given how many first bytes of the payload are there; called on the loop.
+        """
+        self._index, self._tell = index, tell
+        self._look()
+
+    def _look(self) -> None:
+        if self._is_closed or self._index is None:
+            return
+        count, end = self._told_count, chunk_count(self.payload_bytes)
+        with self._lock:
+            if any(index in self.missing for index in self._index):
+                return
+            while count < end and count not in self.missing:
+                count += 1
+        if count > self._told_count or not self._told_count:
+            self._told_count = count
+            self._tell(chunk_range(count - 1, self.payload_bytes)[1] if count else 0)
 
     def again(self) -> Ranges:
         """Return what came damaged, to be asked for again. On the loop."""
@@ -375,6 +409,8 @@ class IncomingShard:
             is_news = len(self.missing) == len(self.damaged) or self._is_closed
         if is_news:
             self._loop.call_soon_threadsafe(self._event.set)
+        if is_good and self._index is not None:
+            self._loop.call_soon_threadsafe(self._look)
 
     async def settled(self, silence_seconds: float | None) -> None:
         """Return when every missing chunk has come, whole or damaged.

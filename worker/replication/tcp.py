@@ -55,10 +55,14 @@ class TcpSession:
         self.peer = peer
         self.addresses: tuple[tuple[str, int], ...] = ()
 
-    async def send(self, message: Message) -> None:
-        """Send one message (see `Session`): whole, also when the caller is cancelled meanwhile, or the line is cut."""
+    async def send(self, *messages: Message) -> None:
+        """Send messages (see `Session`): whole, also when the caller is cancelled meanwhile, or the line is cut."""
         async with self._sending:
-            work = asyncio.ensure_future(self._send_all(frame(message)))
+            data = b"".join(map(frame, messages))
+            data = data[self._send_now(data) :]
+            if not data:
+                return
+            work = asyncio.ensure_future(self._send_all(data))
             try:
                 await asyncio.shield(work)
             except asyncio.CancelledError:
@@ -69,9 +73,19 @@ class TcpSession:
                 await asyncio.gather(work, return_exceptions=True)
                 raise
 
-    async def _send_all(self, data: bytes) -> None:
+    def _send_now(self, data: bytes) -> int:
+        """Return how much the kernel has taken at once: nearly always all, and then nobody has to wait for the loop to come round."""
         if self._is_closed:
             raise PeerLost(f"the line to {self.peer} is closed")
+        try:
+            return self._line.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self.close()
+            raise PeerLost(f"the line to {self.peer} is lost: {error}") from error
+
+    async def _send_all(self, data: bytes) -> None:
         try:
             await self._loop.sock_sendall(self._line, data)
         except OSError as error:

@@ -21,11 +21,13 @@ import ctypes
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 
+from everstep.protocol.codec import Message
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Step
 from everstep.protocol.peer_messages import BeginShard, EndShard, ShardDigests, ShardRefused, ShardSealed, ShardWanted
-from everstep.protocol.slot import DIGEST_BYTES, SlotHeader, SlotState, chunk_count, chunk_range, digest, shard_digest
+from everstep.protocol.slot import DIGEST_BYTES, SlotHeader, SlotState, chunk_bytes, chunk_count, chunk_range, digest, shard_digest
 from worker.core.slots import Content
 from worker.core.transfers import are_within, chunk_digest, found_elsewhere, ranges
 from worker.errors import NoRoom, PeerError, PeerLost
@@ -42,6 +44,11 @@ MAX_REPEATS = 3
 """How often damaged chunks are asked for again before the shard is refused: a wire that damages so much is not one."""
 CLOSE_SECONDS = 1.0
 """How long chunks under way to a transfer that is over may take to come before the streams are cut."""
+
+
+Arrived = Callable[[SlotFile, SlotHeader, int], None]
+"""Told where a shard comes into being, its header as it will be sealed, and how many first bytes of its payload are there, its index too, and are
+known to be those of the owner's digest."""
 
 
 class ShardRejected(PeerError):
@@ -110,19 +117,27 @@ async def send_shard(
     outcome: list[ShardSealed | ShardRefused] = []
     is_wanted = asyncio.Event()
     named_count = 0
+    is_ended = False
+
+    def news() -> list[Message]:
+        """What has come to be known since it was asked last."""
+        nonlocal named_count, is_ended
+        found: list[Message] = []
+        if digests.known_count > named_count:
+            first, named_count = named_count, digests.known_count
+            found.append(ShardDigests(transfer=begin.transfer, first=first, chunk_digests=digests.known[DIGEST_BYTES * first :]))
+        if digests.is_sealed and not is_ended:
+            is_ended = True
+            found.append(EndShard(transfer=begin.transfer, digest=digests.payload_digest))
+        return found
 
     async def name() -> None:
-        nonlocal named_count
-        while named_count < digests.chunk_count:
+        while not is_ended:
             seen = digests.changed.version
-            if digests.known_count > named_count:
-                first, named_count = named_count, digests.known_count
-                await session.send(ShardDigests(transfer=begin.transfer, first=first, chunk_digests=digests.known[DIGEST_BYTES * first :]))
+            if found := news():
+                await session.send(*found)
             else:
                 await _wait(digests, seen, paused)
-        while not digests.is_sealed:
-            await _wait(digests, digests.changed.version, paused)
-        await session.send(EndShard(transfer=begin.transfer, digest=digests.payload_digest))
         await asyncio.Event().wait()  # until the receiver has the last word
 
     async def hear() -> None:
@@ -140,7 +155,7 @@ async def send_shard(
         await streams.attached.wait()
         await send_chunks(streams, file, begin.transfer, queue, payload_bytes=begin.payload_bytes, pacer=pacer, progress=progress, paused=paused)
 
-    await session.send(begin)
+    await session.send(begin, *news())
     await first_of(hear(), name(), supply())
     return outcome[0]
 
@@ -165,6 +180,7 @@ async def receive_shard(
     keep: Collection[Content],
     slot_count: int,
     silence_seconds: float | None,
+    arrived: Arrived | None = None,
 ) -> bytes:
     """Take one shard into a slot and seal it.
 
@@ -178,6 +194,8 @@ async def receive_shard(
         keep: contents of this shard that must survive.
         slot_count: slots that this shard may have here.
         silence_seconds: how long nothing may come before the line counts as broken; None: the sender paces itself, the kernel finds dead lines.
+        arrived: told on the loop as chunks come and are verified; the index is asked for first then, and nothing is told before all digests are
+            known to make the payload's. None: nobody follows.
 
     Returns:
         The digest of the sealed payload.
@@ -204,7 +222,9 @@ async def receive_shard(
     slot = store.shards[begin.owner_rank][index]
     incoming = receiver.current = IncomingShard(slot.file, transfer=begin.transfer, payload_bytes=begin.payload_bytes)
     try:
-        await _take(session, incoming, begin, told, store, slot, silence_seconds)
+        await _take(session, incoming, begin, told, store, slot, silence_seconds, is_followed=arrived is not None)
+        if arrived is not None:
+            incoming.follow(range(*_index_chunks(begin)), partial(arrived, slot.file, _header(store, begin)))
         await _mend(session, incoming, silence_seconds)
     except ShardRejected:
         slot.file.empty()
@@ -229,6 +249,8 @@ async def _take(
     store: SlotStore,
     slot: Slot,
     silence_seconds: float | None,
+    *,
+    is_followed: bool,
 ) -> None:
     """Ask for what is missing of each range that is named, until the shard is complete."""
     count = chunk_count(begin.payload_bytes)
@@ -254,7 +276,10 @@ async def _take(
                 missing.add(index)
         missing -= await _copy_unchanged(store, slot, begin, digests, missing)
         incoming.name(message.chunk_digests, missing)
-        await session.send(ShardWanted(transfer=incoming.transfer, chunks=ranges(missing)))
+        first = missing & set(range(*_index_chunks(begin))) if is_followed else set()
+        if first:
+            await session.send(ShardWanted(transfer=incoming.transfer, chunks=ranges(first)))
+        await session.send(ShardWanted(transfer=incoming.transfer, chunks=ranges(missing - first)))
 
 
 async def _mend(session: Session, incoming: IncomingShard, silence_seconds: float | None) -> None:
@@ -321,6 +346,12 @@ def _copy(target: memoryview, source: memoryview) -> None:
     to, out_of = (ctypes.c_char * size).from_buffer(target), (ctypes.c_char * size).from_buffer(source)
     ctypes.memmove(to, out_of, size)
     del to, out_of
+
+
+def _index_chunks(begin: BeginShard) -> tuple[int, int]:
+    """Return the chunks that the index lies in, as a range's ends."""
+    size = chunk_bytes(begin.payload_bytes)
+    return begin.index_offset // size, -(-(begin.index_offset + begin.index_bytes) // size)
 
 
 def _header(store: SlotStore, begin: BeginShard) -> SlotHeader:

@@ -39,11 +39,11 @@ class Session(Protocol):
     addresses: tuple[tuple[str, int], ...]
     """Where the listener can be reached, an address for each of its network cards; empty on the listener's side."""
 
-    async def send(self, message: Message) -> None:
-        """Send one message.
+    async def send(self, *messages: Message) -> None:
+        """Send messages, in one go: the other side is woken once.
 
         Args:
-            message: at most `MAX_PEER_MESSAGE_BYTES` when encoded; the other side refuses a longer one.
+            *messages: each at most `MAX_PEER_MESSAGE_BYTES` when encoded; the other side refuses a longer one.
 
         Raises:
             PeerLost: the line is gone.

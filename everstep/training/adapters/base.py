@@ -83,7 +83,13 @@ class Adapter(Protocol):
         """Set memory aside for the tensors that `load` will make anew. Once, before `load`."""
 
     def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:
-        """Write a state into the live objects, in place. Local: no rank waits for another here."""
+        """Write a state into the live objects, in place. Local: no rank waits for another here.
+
+        Args:
+            tensors: to ask for one may be to wait for its bytes: ask in the order of `AdapterState.tensors`. What comes may be void after all, and
+                this called again, or the process ended.
+            values: what `observe` returned.
+        """
 
     def synchronize(self) -> None:
         """Rebuild what ranks derive together from the loaded state. Collective, once after `load`."""
@@ -231,11 +237,11 @@ class NamedOptimizer:
         """
         assert isinstance(values, dict)
         options = self._options()
-        saved: dict[str, dict[str, torch.Tensor]] = {}
-        for path, tensor in tensors.items():
+        saved: dict[str, dict[str, str]] = {}
+        for path in tensors:
             if path.startswith(self.prefix):
                 name, key = path.removeprefix(self.prefix).rsplit("/", 1)
-                saved.setdefault(name, {})[key] = tensor
+                saved.setdefault(name, {})[key] = path
         for group, entries in zip(self.optimizer.param_groups, values["groups"], strict=True):
             for key, value in entries.items():
                 if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
@@ -243,20 +249,25 @@ class NamedOptimizer:
                 else:
                     group[key] = value
         for name, parameter in self.members:
-            self._load_parameter(parameter, saved.get(name, {}), values["plain"].get(name, {}), options[name])
+            self._load_parameter(parameter, tensors, saved.get(name, {}), values["plain"].get(name, {}), options[name])
         self.arenas.clear()
 
     def _load_parameter(
-        self, parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Tree], group: Mapping[str, Any]
+        self,
+        parameter: torch.Tensor,
+        tensors: Mapping[str, torch.Tensor],
+        paths: Mapping[str, str],
+        plain: Mapping[str, Tree],
+        group: Mapping[str, Any],
     ) -> None:
-        if not tensors and not plain:
+        if not paths and not plain:
             self.optimizer.state.pop(parameter, None)
             return
         state = self.optimizer.state[parameter]
-        for key in [key for key in state if key not in tensors and key not in plain]:
+        for key in [key for key in state if key not in paths and key not in plain]:
             del state[key]
-        for key, saved in tensors.items():
-            live = state.get(key)
+        for key, path in paths.items():
+            live, saved = state.get(key), tensors[path]
             if isinstance(live, torch.Tensor) and self.local(live).shape == saved.shape and live.dtype == saved.dtype:
                 self.local(live).copy_(saved)
             else:

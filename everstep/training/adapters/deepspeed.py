@@ -125,11 +125,11 @@ class DeepSpeedAdapter:
             master.data.copy_(tensors[f"model/{self._prefix}{name}"])
         for name, parameter in self._frozen:
             _partition(parameter).data.copy_(tensors[f"model/{self._prefix}{name}"])
+        self._optimizer.load(tensors, values["optimizer"])
         for name, owner, key in self._buffers:
             buffer = owner._buffers[key]
             assert buffer is not None
             buffer.copy_(tensors[f"model/{self._prefix}{name}"])
-        self._optimizer.load(tensors, values["optimizer"])
         for key, value in values["engine"].items():
             setattr(self._engine, key, value)
         for key, value in values["zero"].items():

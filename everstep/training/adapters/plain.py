@@ -115,6 +115,8 @@ class PlainAdapter:
             self.local(parameter).copy_(tensors[f"model/{name}"])
             if parameter.requires_grad != bool(flag):
                 parameter.requires_grad_(bool(flag))
+        for named in self._optimizers:
+            named.load(tensors, values["optimizers"][named.name])
         for name, owner, key in self._buffers:
             saved, live = tensors.get(f"model/{name}"), owner._buffers.get(key)
             if saved is None:
@@ -124,8 +126,6 @@ class PlainAdapter:
             else:
                 device = next((parameter.device for parameter in owner.parameters()), saved.device)
                 owner._buffers[key] = saved.to(device, copy=True)
-        for named in self._optimizers:
-            named.load(tensors, values["optimizers"][named.name])
         # Most gradients are dropped before they are read: their zeros cost nothing in memory that nobody has touched.
         arena = Arena(sum(align(parameter.nbytes) for parameter in self._parameters.values()))
         for (name, parameter), state in zip(self._parameters.items(), values["gradients"], strict=True):

@@ -19,6 +19,7 @@ from everstep.protocol.rank_messages import (
     RANK_WORD_BYTES,
     Abandoned,
     AgentHalf,
+    Arriving,
     Captured,
     Logged,
     RankFault,
@@ -38,6 +39,8 @@ from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_hea
 
 JOB = "job"
 RUN = "ab" * 16
+PIECE_BYTES = 256
+"""Of a base that arrives."""
 
 
 class Line:
@@ -82,6 +85,7 @@ class FakeAgent:
         first: int = 1,
         lead: int = 2,
         commit_target: int = 1,
+        arrives: bool = False,
         on_message: Callable[[FakeAgent, int, object], None] | None = None,
     ) -> None:
         self.path = directory / f"agent-{generation}.sock"
@@ -102,6 +106,8 @@ class FakeAgent:
         self.reached = threading.Event()
         """`commit_target` steps were committed."""
         self.is_held = False
+        self._arrives = arrives
+        """Bases are still on their way when their ranks come, and are brought a second time in the middle."""
         self._on_message = on_message
         self._server: socket.socket | None = None
         self._threads: list[threading.Thread] = []
@@ -210,6 +216,44 @@ class FakeAgent:
     def _welcome(self, line: Line, hello: RankHello) -> None:
         assert (hello.job, hello.run, hello.generation) == (JOB, RUN, self.generation)
         base = self.base_slots.get(line.rank)
+        if base is not None and self._arrives:
+            self._spawn(self._bring, line, base)
+        else:
+            self._say_welcome(line, base)
+
+    def _bring(self, line: Line, base: Path) -> None:
+        """Bring a base piece by piece: half of it wrongly, then anew as it is."""
+        data = base.read_bytes()
+        header = unpack_header(data[:HEADER_BYTES])
+        path = line.page_path.with_name(f"{line.page_path.name}.base")
+        path.write_bytes(bytes(len(data)))
+        begin, end = HEADER_BYTES, HEADER_BYTES + header.index_offset
+        with path.open("r+b", buffering=0) as file:
+            for load, content, stop in ((1, bytes(reversed(data)), (begin + end) // 2), (2, data, end)):
+                line.write(load=load, verified=0)
+                file.seek(begin)
+                file.write(bytes(end - begin) + data[end:])
+                line.say(
+                    Arriving(
+                        generation=self.generation,
+                        word_path=str(line.page_path),
+                        base_step=self.base_step,  # type: ignore[arg-type]
+                        base_slot_path=str(path),
+                        load=load,
+                        index_offset=header.index_offset,
+                        index_bytes=header.index_bytes,
+                    )
+                )
+                for offset in range(begin, stop, PIECE_BYTES):
+                    file.seek(offset)
+                    file.write(content[offset : min(stop, offset + PIECE_BYTES)])
+                    line.write(verified=min(stop, offset + PIECE_BYTES) - begin)
+                    line.say(WordChanged())
+            file.seek(0)
+            file.write(data[:HEADER_BYTES])
+        self._say_welcome(line, path)
+
+    def _say_welcome(self, line: Line, base: Path | None) -> None:
         line.say(
             Welcome(
                 generation=self.generation,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,24 +16,28 @@ import torch
 from torch import nn
 
 import everstep.training
+from everstep.protocol.codec import LENGTH, decode, frame_length
 from everstep.protocol.rank_messages import (
     NONE,
     Abandoned,
+    AgentHalf,
     Boundary,
     Captured,
     Capturing,
     Phase,
     RankHalf,
     RankHello,
+    RankToAgent,
     SlotsRefused,
     SlotsRequest,
     Standing,
     StopState,
+    WordChanged,
     read_rank_half,
 )
 from everstep.protocol.slot import HEADER_BYTES, payload_digest, unpack_header, unpack_index
 from everstep.training import TrainingSession, agent_link, copier, snapshots
-from everstep.training.capture import view_of
+from everstep.training.capture import SlotMemory, view_of
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
 from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
 
@@ -119,6 +125,52 @@ def test_a_captured_slot_is_the_state_and_nothing_else(tmp_path: Path, begin: Be
         assert {"model/0.weight", "optimizer/0.weight/exp_avg", "optimizer/2.bias/step", "value/rng/torch"} <= names
 
 
+def test_slots_have_their_pages_before_a_boundary_asks_for_them(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: queue.SimpleQueue[int] = queue.SimpleQueue()
+    monkeypatch.setattr(CpuCopier, "prepare", lambda _copier, memory: prepared.put(memory.capacity_bytes))
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, _ = begin(agent)
+        assert {prepared.get(timeout=30), prepared.get(timeout=30)} == {agent.of_kind(SlotsRequest)[0][1].capacity_bytes}  # type: ignore[attr-defined]
+        assert rank_half(agent).boundary == session.step - 1 == 0
+
+
+def test_what_is_said_while_the_page_is_looked_at_is_not_slept_over(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, _ = begin(agent)
+        link, line, read = session._link, agent.lines[0], agent_link.read_agent_half
+        assert isinstance(link, agent_link.UnixAgentLink)
+        link.poll()
+
+        def slow(page: memoryview) -> AgentHalf | None:
+            found = read(page)
+            if found is not None and found.verified == 0:
+                line.write(verified=7)
+                line.say(WordChanged())
+                select.select([link._socket], [], [])
+            return found
+
+        def nothing_wakes(_seconds: float) -> None:
+            raise AssertionError("it sleeps over what was said")
+
+        monkeypatch.setattr(agent_link, "read_agent_half", slow)
+        monkeypatch.setattr(link, "wait", nothing_wakes)
+        link.watch(lambda half: half is not None and half.verified == 7)
+
+
+def test_slots_that_cannot_be_mapped_are_tried_again(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped, fails = snapshots.SlotMemory, iter([True, True])
+
+    def failing(path: Path, capacity_bytes: int) -> SlotMemory:
+        if next(fails, False):
+            raise OSError("not there")
+        return mapped(path, capacity_bytes)
+
+    monkeypatch.setattr(snapshots, "SlotMemory", failing)
+    with FakeAgent(tmp_path, 1) as agent:
+        session, step = begin(agent)
+        train(session, step, agent.reached.is_set)
+
+
 def test_who_hears_of_a_step_too_late_says_so_once(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, step = begin(agent)
@@ -162,6 +214,35 @@ def test_boundaries_say_when_they_were_passed_and_what_saving_took(tmp_path: Pat
         assert session.blocked_seconds
         told = sum(message.blocked_seconds for message in passed)
         assert 0 < told <= sum(session.blocked_seconds) + 1e-9
+
+
+def test_a_small_capture_is_told_with_its_boundary_in_one_go(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[list[object]] = []
+    flush = agent_link.UnixAgentLink._flush
+
+    def noting(link: agent_link.UnixAgentLink) -> None:
+        data, found = bytes(link._outbox), []
+        while data:
+            end = LENGTH.size + frame_length(data[: LENGTH.size])
+            found.append(decode(data[LENGTH.size : end], RankToAgent))  # type: ignore[arg-type]
+            data = data[end:]
+        written.append(found)
+        flush(link)
+
+    monkeypatch.setattr(agent_link.UnixAgentLink, "_flush", noting)
+    with FakeAgent(tmp_path, 1, commit_target=6) as agent:
+        session, step = begin(agent)
+        last = train(session, step, agent.reached.is_set)
+        agent.wait_for(lambda: any(message.boundary == last for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
+        passed = [message.boundary for _, message in agent.of_kind(Boundary) if message.at_seconds]  # type: ignore[attr-defined]
+        assert passed == list(range(1, last + 1)), "each boundary is told once"
+        audited = [message.step for _, message in agent.of_kind(Captured)][:3]  # type: ignore[attr-defined]
+    told = [found for found in written if any(isinstance(message, Captured) and message.step not in audited for message in found)]
+    assert len(told) >= 3
+    for boundary, captured in told:
+        assert isinstance(boundary, Boundary)
+        assert isinstance(captured, Captured)
+        assert boundary.boundary == captured.step
 
 
 def test_refused_slots_make_it_abandon_with_the_reason(tmp_path: Path, begin: Begin) -> None:

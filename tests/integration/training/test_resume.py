@@ -39,7 +39,8 @@ def check(
     assert base >= first
     slots = {rank: agent.sealed[rank, base] for rank in range(world)}
     until = base + MORE_STEPS
-    with FakeAgent(directory, world, 2, base_step=base, base_slots=slots, commit_target=0) as second:
+    # Ranks of two copy what has arrived, all others restore what is there.
+    with FakeAgent(directory, world, 2, base_step=base, base_slots=slots, commit_target=0, arrives=world == 2) as second:
         found = scenarios.launch(name, world, directory, until=until, options=options, agent=second).results()
     expected = scenarios.launch(name, world, directory, until=until, options=options).results()
     for one, other in zip(found, expected, strict=True):

@@ -159,6 +159,55 @@ def test_the_slot_gets_the_state_of_the_boundary_whatever_the_device_does_when(
     assert device.registered == {}
 
 
+@pytest.mark.parametrize("registration", ["all", "some", "none"])
+@pytest.mark.parametrize("host", [(), (1,)])
+def test_what_is_said_to_be_there_is_there_and_the_rest_may_not_be(
+    memory: tuple[SlotMemory, list[torch.Tensor]],
+    tensors: list[torch.Tensor],
+    host: tuple[int, ...],
+    registration: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", HEADER_BYTES + 128)
+    slot, views = memory
+    device = FakeDevice(host=tuple(tensors[number] for number in host))
+    device.limit = {"all": 1 << 40, "some": HEADER_BYTES + 128, "none": 0}[registration]
+    copier = CudaCopier(device, PIECE)
+    copier.prepare(slot)
+    settle(copier)
+    told: list[tuple[int, int]] = []
+    lacking: list[bool] = []
+
+    def progress(complete_count: int, piece_bytes: int) -> None:
+        told.append((complete_count, piece_bytes))
+        for view, tensor in list(zip(views, tensors, strict=True))[:complete_count]:
+            assert torch.equal(view, tensor)
+        if piece_bytes:
+            count = piece_bytes // views[complete_count].element_size()
+            assert torch.equal(views[complete_count].reshape(-1)[:count], tensors[complete_count].reshape(-1)[:count])
+        lacking.append(not all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True)))
+
+    errors: list[BaseException | None] = []
+    copier.start(Copies(tensors, views), errors.append, progress).join()
+    assert errors == [None]
+    assert told[:6] == [(0, PIECE * number) for number in range(1, 7)]
+    assert told == sorted(told)
+    assert lacking[0], "it is told while the device still copies"
+    copier.start(Copies(tensors, views), errors.append).join()
+    assert len(told) == len(lacking), "who does not ask is not told"
+    copier.close()
+
+
+def test_a_large_copy_has_no_more_marks_than_there_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_copier, "MARKS", 3)
+    source, target = torch.arange(1000.0), torch.zeros(1000)
+    copier = CudaCopier(FakeDevice(), PIECE)
+    told: list[tuple[int, int]] = []
+    copier.start(Copies([source], [target]), lambda _error: None, lambda *progress: told.append(progress)).join()
+    assert told == [(0, 1344), (0, 2688)]
+    copier.close()
+
+
 def test_the_training_thread_waits_for_no_event_on_the_host(memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]) -> None:
     slot, views = memory
     device = FakeDevice()

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from everstep.protocol.codec import Message
-from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.plan import GenerationPlan, ShardSource
 from everstep.protocol.rank_messages import (
     RANK_WORD_BYTES,
     Abandoned,
+    Arriving,
     Captured,
     Capturing,
     RankHalf,
@@ -23,10 +26,12 @@ from everstep.protocol.rank_messages import (
     SlotsGranted,
     SlotsRequest,
     Vote,
+    Welcome,
     WordChanged,
     write_rank_half,
 )
 from everstep.protocol.rounds import Announcement
+from everstep.protocol.slot import SlotHeader, SlotState
 from tests.unit.worker.rank_plans import rank_plan
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.rounds import NONE, Shard
@@ -34,6 +39,7 @@ from worker.owned_shard import OwnedShard
 from worker.rank_lines import NO_LAYOUT, RankLines
 from worker.replication.pacing import NodePacer
 from worker.shm.rank_page import RankPage
+from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
 from worker.traffic import Traffic
 
@@ -47,11 +53,13 @@ class Line:
     """The agent's end of a rank's line."""
 
     def __init__(self) -> None:
+        self.sent: list[Message] = []
         self.has_slots = asyncio.Event()
         self.is_told = asyncio.Event()
         """Something on the page has changed."""
 
     def send(self, message: Message) -> None:
+        self.sent.append(message)
         if isinstance(message, SlotsGranted):
             self.has_slots.set()
         elif isinstance(message, WordChanged):
@@ -63,9 +71,9 @@ class Line:
 class Place:
     """One rank on one node."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, plan: GenerationPlan = PLAN) -> None:
         self.store = SlotStore(root, memory_bytes=2**20)
-        self.store.open_run(PLAN.job, PLAN.run)
+        self.store.open_run(plan.job, plan.run)
         self.outbox = MetricOutbox()
         self.page = RankPage(self.store.page_path(RANK), generation=PLAN.generation)
         self.shard = OwnedShard(
@@ -78,7 +86,7 @@ class Place:
             on_change=lambda: None,
         )
         self.lines = RankLines(
-            PLAN,
+            plan,
             {RANK: self.shard},
             self.store,
             keep=lambda rank: (),
@@ -111,6 +119,102 @@ def place(tmp_path: Path) -> Iterator[Place]:
     yield place
     place.page.close(unlink=True)
     place.store.close()
+
+
+HELLO = RankHello(job=PLAN.job, run=PLAN.run, generation=PLAN.generation, rank=RANK, pid=1)
+BASE = Step(4)
+
+
+def restoring(kind: str) -> GenerationPlan:
+    """A plan that goes on from a step, whose shard lies where `kind` says."""
+    source = ShardSource(kind=kind, origin_generation=Generation(1), step=BASE, digest=bytes(16), payload_bytes=3000)  # type: ignore[arg-type]
+    return structs.replace(PLAN, base_step=BASE, ranks=(structs.replace(PLAN.ranks[0], sources=(source,)),))
+
+
+class Loading(Place):
+    """One rank on a node that brings its base."""
+
+    def __init__(self, root: Path, kind: str) -> None:
+        super().__init__(root, restoring(kind))
+        self.header = SlotHeader(
+            job=PLAN.job,
+            run=PLAN.run,
+            owner_rank=RANK,
+            origin_generation=Generation(1),
+            step=BASE,
+            state=SlotState.WRITING,
+            capacity_bytes=4096,
+            payload_bytes=3000,
+            index_offset=2000,
+            index_bytes=1000,
+        )
+        self.file = SlotFile.create(root / "slot", self.header)
+        self.shard.begin_load()
+
+    def come(self, verified_bytes: int) -> None:
+        self.lines.arrived(RANK, self.file, self.header, verified_bytes)
+
+    def close(self) -> None:
+        self.file.close()
+        self.page.close(unlink=True)
+        self.store.close()
+
+
+@pytest.fixture
+def loading(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Loading]:
+    place = Loading(tmp_path / "slots", getattr(request, "param", "peer"))
+    yield place
+    place.close()
+
+
+async def test_a_rank_that_waits_follows_what_arrives(loading: Loading) -> None:
+    assert loading.lines.hello(HELLO, loading.line)  # type: ignore[arg-type]
+    assert loading.line.sent == []
+    loading.come(0)
+    (arriving,) = loading.line.sent
+    assert isinstance(arriving, Arriving)
+    assert (arriving.base_slot_path, arriving.load, arriving.index_offset, arriving.index_bytes) == (str(loading.file.path), 1, 2000, 1000)
+    loading.come(1000)
+    assert loading.page.agent.verified == 1000
+    assert isinstance(loading.line.sent[-1], WordChanged)
+    late = Line()
+    assert loading.lines.hello(HELLO, late)  # type: ignore[arg-type]
+    assert late.sent == [arriving], "who comes later finds how far it is on the page"
+    await loading.lines.close()
+
+
+async def test_a_load_that_begins_anew_is_on_the_page_before_anything_is_written(loading: Loading) -> None:
+    assert loading.lines.hello(HELLO, loading.line)  # type: ignore[arg-type]
+    loading.come(1000)
+    loading.shard.begin_load()
+    assert (loading.page.agent.load, loading.page.agent.verified) == (2, 0)
+    assert RankPage(loading.page.path, generation=PLAN.generation).agent.load == 2, "an agent that is restarted counts on"
+    loading.come(500)
+    arriving = loading.line.sent[-1]
+    assert isinstance(arriving, Arriving)
+    assert arriving.load == 2
+    await loading.lines.close()
+
+
+@pytest.mark.parametrize("loading", ["s3"], indirect=True)
+async def test_ranks_meet_in_init_where_one_of_them_waits_for_s3(loading: Loading) -> None:
+    assert loading.lines.hello(HELLO, loading.line)  # type: ignore[arg-type]
+    loading.come(3000)
+    assert loading.line.sent == []
+    loading.lines.welcome_all()
+    assert [type(message) for message in loading.line.sent] == [Welcome]
+    await loading.lines.close()
+
+
+async def test_slots_that_are_asked_for_during_a_load_are_made_behind_it(loading: Loading) -> None:
+    assert loading.lines.hello(HELLO, loading.line)  # type: ignore[arg-type]
+    loading.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=4096))
+    await asyncio.sleep(0)
+    assert RANK not in loading.store.shards
+    loading.lines.welcome_all()
+    await loading.line.has_slots.wait()
+    assert [type(message) for message in loading.line.sent] == [Welcome, SlotsGranted]
+    await loading.lines.close()
 
 
 async def begin(place: Place) -> None:

@@ -54,6 +54,7 @@ from everstep.protocol.rank_messages import (
     Abandoned,
     AgentHalf,
     AgentToRank,
+    Arriving,
     Boundary,
     Captured,
     Capturing,
@@ -63,6 +64,7 @@ from everstep.protocol.rank_messages import (
     SlotsGranted,
     SlotsRequest,
     Welcome,
+    WordChanged,
     read_agent_half,
     write_rank_half,
 )
@@ -178,6 +180,7 @@ class ScriptedRank:
     boundary: int = -1
     base: int = 0
     settled: int = NONE
+    arriving: Arriving | None = None
     restored: bytes | None = None
     captures: bool = True
     """Whether it says what it has captured: a rank that does not is in the middle of a capture."""
@@ -203,7 +206,9 @@ class ScriptedRank:
         reader, writer = await asyncio.open_unix_connection(self.socket)
         try:
             writer.write(frame(RankHello(job=JOB, run=self.plan.run, generation=self.plan.generation, rank=self.rank, pid=1)))
-            welcome = await self._read(reader)
+            while isinstance(welcome := await self._read(reader), Arriving | WordChanged):
+                if isinstance(welcome, Arriving):
+                    self.arriving = welcome  # it restores when all of it is there
             assert isinstance(welcome, Welcome)
             self.connection_count += 1
             self._open(welcome)

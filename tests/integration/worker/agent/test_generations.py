@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from everstep.protocol.agent_messages import ExitClass, HaltRanks, Load, MemberPhase, Prepare, Start, StopTraining, TakeCheckpoint
 from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.rank_messages import read_agent_half
 from everstep.protocol.slot import HEADER_BYTES, SlotState, pack_header, unpack_header
 from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, Fleet, Node, payload, until
+from worker.core.slots import Content
+from worker.promise import PromiseFile
 
 pytestmark = pytest.mark.integration
 
@@ -139,6 +144,13 @@ async def test_ranks_are_started_while_their_shards_are_loaded_and_restore_when_
     members = [node.agent._member for node in fleet.nodes]
     await until("ranks", lambda: all(member is not None and member.lines._waiting for member in members))
     assert {rank.connection_count for rank in fleet.ranks} == {0}, "nobody restores yet"
+    await until("all to hear of their bases", lambda: all(rank.arriving is not None for rank in fleet.ranks))
+    for rank in fleet.ranks:
+        assert rank.arriving is not None
+        half = read_agent_half(memoryview(Path(rank.arriving.word_path).read_bytes()))
+        assert half is not None
+        assert (half.load, half.verified) == (rank.arriving.load, rank.arriving.index_offset + rank.arriving.index_bytes)
+        assert Path(rank.arriving.base_slot_path).read_bytes()[HEADER_BYTES:][: half.verified] == payload(rank.rank, rank.arriving.base_step)[0]
     await fleet.start()
     check_restored(fleet)
 
@@ -189,6 +201,43 @@ async def test_restarted_while_running(fleet: Fleet, number: int) -> None:
     await fail(fleet)
     await fleet.launch()
     check_restored(fleet)
+
+
+@pytest.mark.parametrize("is_at_holder", [True, False], ids=["holder", "elsewhere"])
+async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fleet: Fleet, is_at_holder: bool) -> None:
+    await fleet.launch()
+    await fleet.train(4)
+    await fleet.prepare()
+    await fleet.load()
+    coordinator, owner, holder = fleet.nodes
+    await coordinator.stop()  # so that nothing is committed
+    await until("its line to end", lambda: not fleet.control.is_connected(coordinator.id))
+    for node in (owner, holder):
+        await fleet.send(node, Start(job=JOB, run=RUN, generation=Generation(fleet.generation)))
+    await until("their ranks", lambda: all(fleet.control.member(node.id).phase is MemberPhase.RUNNING for node in (owner, holder)))  # type: ignore[union-attr]
+    assert fleet.plan is not None
+    await owner.stop()
+    await until("the line to end", lambda: not fleet.control.is_connected(owner.id))
+    for path in owner.slots.rglob("rank-1.slot-*"):
+        with path.open("r+b") as file:
+            file.write(bytes(HEADER_BYTES))
+    if not is_at_holder:  # as where the plan names no peer: the owner has sent it there since
+        source = fleet.plan.ranks[1].sources[0]
+        promise = PromiseFile(owner.state_dir / "promise")
+        kept = promise.read()
+        assert kept is not None
+        assert kept.plan is not None
+        ranks = list(kept.plan.ranks)
+        ranks[1] = structs.replace(ranks[1], sources=(source,))
+        promise.write(structs.replace(kept, plan=structs.replace(kept.plan, ranks=tuple(ranks))))
+    owner.start()
+    base = Content(fleet.plan.ranks[1].sources[0].origin_generation, fleet.plan.base_step)
+    await until("the base", lambda: owner.agent._store.sealed(Rank(1), base) is not None)
+    coordinator.start()
+    await fleet.connected()
+    await until("its load", lambda: fleet.control.member(coordinator.id).phase is MemberPhase.LOADED)  # type: ignore[union-attr]
+    await fleet.start()
+    await fleet.train(fleet.plan.base_step + 2)
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["coordinator", "member"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,15 +32,17 @@ from everstep.protocol.peer_messages import (
 )
 from everstep.protocol.plan import ShardSource
 from everstep.protocol.rank_messages import Vote
-from everstep.protocol.slot import SlotState, payload_chunk_digests, payload_digest
+from everstep.protocol.slot import SlotHeader, SlotState, payload_chunk_digests, payload_digest
 from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT, RANK, Pair, content, credentials, payload
 from worker.errors import PeerLost
 from worker.replication import receiver, transfers
 from worker.replication.fetching import fetch_shard
 from worker.replication.pacing import UniformPacer
+from worker.replication.streams import ChunkQueue
 from worker.replication.tcp import TcpSession
-from worker.replication.transfers import ShardRejected, announcement
+from worker.replication.transfers import Arrived, ShardRejected, announcement
 from worker.replication.transport import Session
+from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
 
 pytestmark = pytest.mark.integration
@@ -778,12 +781,14 @@ class Fetching:
         return await self.pair.stream(session, number)
 
 
-async def fetch(pair: Pair, **other: object) -> None:
+async def fetch(pair: Pair, *, arrived: Arrived | None = None, **other: object) -> None:
     """Fetch step 1 from the holder, or what is asked for instead."""
     data = payload(1, 4000)
     fields: dict[str, object] = {"kind": "peer", "node_id": HOLDER, "origin_generation": GENERATION, "step": Step(1), "digest": payload_digest(data)}
     source = ShardSource(**{**fields, "payload_bytes": len(data), **other})  # type: ignore[arg-type]
-    await fetch_shard(Fetching(pair), RANK, source, pair.owner_store, keep=set(), slot_count=2, answer_seconds=20, silence_seconds=20)
+    await fetch_shard(
+        Fetching(pair), RANK, source, pair.owner_store, keep=set(), slot_count=2, answer_seconds=20, silence_seconds=20, arrived=arrived
+    )
 
 
 async def held_by_the_holder(pair: Pair) -> None:
@@ -801,6 +806,44 @@ async def test_what_is_fetched_is_what_was_asked_for(pair: Pair) -> None:
         assert bytes(view) == payload(1, 4000)
     await pair.listener.revoke()
     assert all(not each.pins for each in pair.holder_store.shards[RANK])
+
+
+async def test_who_follows_a_fetch_is_told_of_bytes_that_are_there_the_index_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    await held_by_the_holder(pair)
+    data, asked, told = payload(1, 4000), [], []
+    held = pair.holder_store.sealed(RANK, content(1))
+    assert held is not None
+    held.file.write_header(replace(held.file.header, index_offset=2500, index_bytes=400))
+    take = ChunkQueue.add
+
+    def add(queue: ChunkQueue, chunks: Sequence[tuple[int, int]]) -> None:
+        asked.append(tuple(chunks))
+        take(queue, chunks)
+
+    def arrived(file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
+        with file.payload(0, 4000) as view:
+            assert bytes(view[:verified_bytes]) == data[:verified_bytes]
+            assert bytes(view[2500:2900]) == data[2500:2900]
+        assert (header.index_offset, header.index_bytes, header.step) == (2500, 400, 1)
+        told.append(verified_bytes)
+
+    monkeypatch.setattr(ChunkQueue, "add", add)
+    await fetch(pair, arrived=arrived)
+    assert asked == [((2, 1),), ((0, 2), (3, 1))]
+    assert told == sorted(told)
+    assert told[-1] == 4000
+
+
+async def test_of_a_shard_with_a_damaged_chunk_what_lies_before_it_alone_is_there(pair: Pair) -> None:
+    await held_by_the_holder(pair)
+    held = pair.holder_store.sealed(RANK, content(1))
+    assert held is not None
+    with held.file.payload(2000, 2001) as view:
+        view[0] ^= 1
+    told: list[int] = []
+    with pytest.raises(ShardRejected, match="do not hash"):
+        await fetch(pair, arrived=lambda _file, _header, verified_bytes: told.append(verified_bytes))
+    assert max(told) == 2000
 
 
 @pytest.mark.parametrize(
@@ -846,9 +889,11 @@ async def test_a_holder_that_gives_something_else_is_not_believed(pair: Pair, mo
     gate = asyncio.Event()
     monkeypatch.setattr(pair.receiver, "fetch", lying)
     monkeypatch.setattr(pair.receiver, "stream", open_stream)
+    told: list[int] = []
     with pytest.raises(MalformedMessage):
-        await fetch(pair)
+        await fetch(pair, arrived=lambda _file, _header, verified_bytes: told.append(verified_bytes))
     assert pair.owner_store.inventory() == ()
+    assert told == []
     gate.set()
 
 

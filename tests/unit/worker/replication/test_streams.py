@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from worker.replication.streams import ChunkQueue
+from worker.replication.streams import PROGRESS_SECONDS, ChunkQueue
 
 
 class Clock:
@@ -52,6 +52,17 @@ def test_what_was_sent_before_the_end_is_still_sent_in_order() -> None:
     queue.add([(3, 2)])
     queue.complete()
     assert [queue.next(), queue.next(), queue.next()] == [3, 4, None]
+
+
+def test_that_a_transfer_goes_on_is_told_now_and_then() -> None:
+    clock = Clock()
+    queue = ChunkQueue(clock)
+    queue.add([(0, 4)])
+    told = []
+    for seconds in (0.0, 2 * PROGRESS_SECONDS, 0.0, 2 * PROGRESS_SECONDS):
+        clock.now += seconds
+        told.append(queue.taken(10))
+    assert told == [False, True, False, True]
 
 
 def test_time_in_which_there_was_nothing_to_send_is_not_counted() -> None:
