@@ -618,6 +618,7 @@ class ListCheckpointsResponse(Shape):
     """A job's checkpoints, newest step first."""
 
     checkpoints: list[Checkpoint]
+    next_token: str | None = None
 
 
 class LogEntry(Shape):
@@ -1013,6 +1014,7 @@ class ListNodesResponse(Shape):
     """All nodes asked for, oldest first."""
 
     nodes: list[Node]
+    next_token: str | None = None
 
 
 # Drills ----------------------------------------------------------------------------------------------------------------------------------
