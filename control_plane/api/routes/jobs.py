@@ -74,7 +74,7 @@ def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User,
     )
     if request.dry_run:
         newcomer = plans.waiting(request, run_id, services.now().timestamp(), project=project, quota=quota)
-        return schemas.CreateTrainingJobResponse(training_job_name=request.training_job_name, plan=_plan(services, newcomer, spec, fleet))
+        return schemas.CreateTrainingJobResponse(training_job_name=request.training_job_name, plan=_plan(services, newcomer, spec, fleet, caller))
     new = NewJob(
         run_id=run_id,
         name=request.training_job_name,
@@ -164,6 +164,7 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
         incidents=incident_totals,
         turns=turns,
         observed_revision=newest.revision if newest is not None else None,
+        only_project=caller.project_filter,
     )
 
 
@@ -259,14 +260,15 @@ def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
     return job
 
 
-def _plan(services: Services, job: FleetJob, spec: JobSpec, fleet: FleetRecord) -> schemas.TrainingJobPlan:
+def _plan(services: Services, job: FleetJob, spec: JobSpec, fleet: FleetRecord, caller: Caller) -> schemas.TrainingJobPlan:
     now = services.now().timestamp()
     with services.database.read() as session:
         history = views.History(jobs=jobs.totals(session, fleet.name, ()), incidents=incidents.totals(session, fleet_name=fleet.name))
         members = nodes.of_fleet(session, fleet.name)
         turns = schedule_of(fleet, jobs.unfinished(session, fleet.name), members, now, newcomer=job)
     connected = frozenset(view.node_id for view in services.registry.views().values() if view.is_connected)
-    return plans.plan(spec, job, turns, plans.FleetNow(record=fleet, nodes=members, connected=connected, history=history))
+    now_there = plans.FleetNow(record=fleet, nodes=members, connected=connected, history=history)
+    return plans.plan(spec, job, turns, now_there, only_project=caller.project_filter)
 
 
 def _tell(session: Session, job: JobRecord, now: datetime, kind: str, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated
 
@@ -52,7 +53,7 @@ def list_nodes(
 def describe_node(node_id: NodeIdPath, caller: Reader, services: ServicesDep) -> schemas.Node:
     """Describe one node."""
     with services.database.read() as session:
-        return _shown(session, services, nodes.get(session, node_id), caller, history=implications.of_node(session, node_id))
+        return _shown(session, services, nodes.get(session, node_id), caller, history=implications.of_node(session, node_id, caller.project_filter))
 
 
 @router.post("/{NodeId}/release", operation_id="ReleaseNode", status_code=202)
@@ -158,4 +159,6 @@ def _view(
     owner = owners.get(record.run_id) if record.run_id is not None else None
     job_name = owner.job_name if owner is not None and caller.project in ("", owner.project) else None
     refused = services.registry.refused_count(NodeId(record.id))
+    if job_name is None and caller.project_filter is not None:
+        record = replace(record, reason="", request_words="")  # they may speak of another project's job
     return views.node(record, agents.get(NodeId(record.id)), refused_message_count=refused, job_name=job_name, history=history)

@@ -6,6 +6,7 @@ import pytest
 
 from control_plane.core.forecast import expected
 from control_plane.db import incidents, jobs, nodes
+from control_plane.db.tokens import Role
 from everstep.protocol.agent_messages import Hello
 from everstep.protocol.ids import FleetName, NodeId
 from tests.unit.control_plane.api.conftest import START, refused, without_metadata
@@ -92,6 +93,19 @@ def test_its_place_is_the_one_that_it_would_have(client, fleet, wanted):
     assert (plan["QueuePosition"], plan["QueuedBehind"], plan["NodesToLaunch"]) == (2, ["head"], 0)
     assert plan["WaitsFor"] == "place 2 of 2 in the queue, behind head (priority 3): needs 4 nodes, 2 of 8 are free"
     assert planned(client, wanted, Priority=4)["QueuePosition"] == 1
+
+
+def test_who_is_ahead_is_named_to_its_own_project_only(client, fleet, wanted, service):
+    real = {**wanted, "DryRun": False}
+    client.create_training_job(**{**real, "TrainingJobName": "big", "NodeCount": 6, "Priority": 5})
+    client.create_training_job(**{**real, "TrainingJobName": "head", "NodeCount": 8, "Priority": 3})
+    theirs = service.client(service.token(Role.SUBMITTER, "theirs"))
+    theirs.create_training_job(**{**real, "TrainingJobName": "second", "NodeCount": 8, "Priority": 2})
+    plan = planned(theirs, wanted)
+    assert (plan["QueuePosition"], plan["QueuedBehind"]) == (3, ["second"])
+    assert plan["WaitsFor"].startswith("place 3 of 3 in the queue, behind second (priority 2) and 1 more: ")
+    assert theirs.describe_training_job(TrainingJobName="second")["QueuedBehind"] == []
+    assert client.describe_training_job(TrainingJobName="second")["QueuedBehind"] == ["head"]
 
 
 @pytest.mark.covers("UpdateFleet.PriceUsdPerHour")
