@@ -745,6 +745,8 @@ class TrainingJobPlan(TypedDict):
     """Instances that the fleet would have to bring for it."""
     CostUsdPerHour: NotRequired[float]
     """The fleet's price × NodeCount; absent where it has none."""
+    MostCostUsd: NotRequired[float]
+    """What it can cost at most: by MaxRuntimeInSeconds at that price, or by MaxCostUsd. Absent where neither bounds it."""
     ExpectedMttfSeconds: NotRequired[float]
     """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident."""
     ExpectedRecoverySeconds: NotRequired[float]

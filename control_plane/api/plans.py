@@ -104,10 +104,16 @@ def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only
         free_node_count=free,
         nodes_to_launch=max(0, spec.node_count - free) if is_its_turn else 0,
         cost_usd_per_hour=None if price is None else price * spec.node_count,
+        most_cost_usd=_most_cost_usd(spec, price),
         expected_mttf_seconds=None if expected is None else expected.mttf_seconds,
         expected_recovery_seconds=None if expected is None else expected.mttr_seconds,
         expected_ettr_ratio=None if expected is None else expected.ettr_ratio,
     )
+
+
+def _most_cost_usd(spec: JobSpec, price: float | None) -> float | None:
+    by_time = None if price is None or spec.max_runtime_seconds is None else price * spec.node_count * spec.max_runtime_seconds / 3600
+    return min((bound for bound in (spec.max_cost_usd, by_time) if bound is not None), default=None)
 
 
 def _waits_for(spec: JobSpec, job: FleetJob, turns: Schedule, free: int) -> str:

@@ -269,6 +269,8 @@ class TrainingJobPlan(Shape):
     """Instances that the fleet would have to bring for it."""
     cost_usd_per_hour: float | None
     """The fleet's price × NodeCount; absent where it has none."""
+    most_cost_usd: float | None
+    """What it can cost at most: by MaxRuntimeInSeconds at that price, or by MaxCostUsd. Absent where neither bounds it."""
     expected_mttf_seconds: float | None
     """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident."""
     expected_recovery_seconds: float | None

@@ -1197,6 +1197,8 @@ export interface TrainingJobPlan {
   NodesToLaunch: number
   /** The fleet's price × NodeCount; absent where it has none. */
   CostUsdPerHour?: number
+  /** What it can cost at most: by MaxRuntimeInSeconds at that price, or by MaxCostUsd. Absent where neither bounds it. */
+  MostCostUsd?: number
   /** Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident. */
   ExpectedMttfSeconds?: number
   /** Mean time to recovery, of the fleet's closed incidents. */

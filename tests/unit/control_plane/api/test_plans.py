@@ -116,6 +116,9 @@ def test_cost_and_ettr_come_from_the_fleet_alone(service, client, fleet, source,
     plan = planned(client, wanted)
     assert plan["CostUsdPerHour"] == 393.28
     assert "ExpectedEttrRatio" not in plan, "nothing has failed yet"
+    assert "MostCostUsd" not in plan, "nothing bounds it"
+    limits = ({"MaxRuntimeInSeconds": 7200}, {"MaxRuntimeInSeconds": 7200, "MaxCostUsd": 500.0}, {"MaxCostUsd": 900.0})
+    assert [planned(client, wanted, StoppingCondition=each)["MostCostUsd"] for each in limits] == [786.56, 500.0, 900.0]
     job.open_incident("inc-0")
     assert "ExpectedEttrRatio" not in planned(client, wanted), "nothing has recovered yet"
     job.write(incidents.change, "inc-0", closed_at=START, detect_seconds=1.0, replace_seconds=2.0, restore_seconds=3.0, rework_seconds=94.0)
