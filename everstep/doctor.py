@@ -22,25 +22,50 @@ RENDEZVOUS_PORTS: Final = (20_000, 31_999)
 """Where torch's rendezvous listens (docs/operations.md)."""
 EXPIRY_TOLD: Final = timedelta(days=7)
 SERVER_ACTIONS: Final = (
+    "autoscaling:CompleteLifecycleAction",
     "autoscaling:DescribeAutoScalingGroups",
+    "autoscaling:DescribeAutoScalingInstances",
+    "autoscaling:DescribeLifecycleHooks",
+    "autoscaling:DescribePolicies",
+    "autoscaling:DescribeScalingActivities",
+    "autoscaling:PutLifecycleHook",
+    "autoscaling:RecordLifecycleActionHeartbeat",
+    "autoscaling:ResumeProcesses",
     "autoscaling:SetDesiredCapacity",
-    "autoscaling:TerminateInstanceInAutoScalingGroup",
     "autoscaling:SetInstanceProtection",
     "autoscaling:SuspendProcesses",
-    "autoscaling:ResumeProcesses",
-    "autoscaling:PutLifecycleHook",
-    "autoscaling:CompleteLifecycleAction",
-    "autoscaling:RecordLifecycleActionHeartbeat",
-    "ec2:DescribeInstances",
+    "autoscaling:TerminateInstanceInAutoScalingGroup",
+    "autoscaling:UpdateAutoScalingGroup",
     "ec2:DescribeInstanceStatus",
     "ec2:DescribeInstanceTopology",
+    "ec2:DescribeInstances",
+    "ec2:DescribeLaunchTemplateVersions",
     "ec2:RebootInstances",
+    "ec2:TerminateInstances",
+    "s3:DeleteObject",
     "s3:GetObject",
+    "s3:ListBucket",
     "s3:PutObject",
 )
 """What a control plane asks of AWS."""
-NODE_ACTIONS: Final = ("s3:GetObject", "s3:PutObject")
+SERVER_OPTIONS: Final = {
+    "events:PutEvents": "events to EventBridge",
+    "logs:CreateLogStream": "logs to CloudWatch Logs",
+    "logs:PutLogEvents": "logs to CloudWatch Logs",
+    "sns:Publish": "events to SNS",
+    "sqs:DeleteMessage": "AWS's notices from a queue",
+    "sqs:ReceiveMessage": "AWS's notices from a queue",
+}
+"""What it asks besides where it is set up for that, and what that is."""
+NODE_ACTIONS: Final = ("s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject")
 """What an agent asks of AWS."""
+NODE_OPTIONS: Final = {
+    "s3:ListBucket": "InputDataConfig",
+    "secretsmanager:GetSecretValue": "Secrets",
+    "ssm:GetParameter": "Secrets",
+    "sts:AssumeRole": "RoleArn",
+}
+"""What it asks besides for jobs that use a field of the request, and which."""
 
 
 class Level(StrEnum):
@@ -269,14 +294,21 @@ def _aws(facts: Facts) -> Iterator[Finding]:
         yield Finding("aws", Level.WRONG, aws.error, "Give this machine an instance profile, or set AWS_PROFILE; --no-aws leaves AWS out.")
         return
     yield Finding("aws", Level.OK, f"{aws.caller} in {aws.region}")
-    denied = [action for action, is_allowed in aws.permissions.items() if is_allowed is False]
+    options = {**SERVER_OPTIONS, **NODE_OPTIONS}
+    needed = NODE_ACTIONS if facts.is_node else SERVER_ACTIONS
+    refused = [action for action, is_allowed in aws.permissions.items() if is_allowed is False]
+    denied = [action for action in refused if action in needed or action not in options]
+    optional = [f"{action} ({options[action]})" for action in refused if action not in denied]
     unknown = [action for action, is_allowed in aws.permissions.items() if is_allowed is None]
     if denied:
         yield Finding("permissions", Level.WRONG, f"not allowed: {', '.join(denied)}", f"Allow them to {aws.caller}.")
+    if optional:
+        yield Finding("permissions", Level.WARNING, f"not allowed: {', '.join(optional)}", f"Allow them to {aws.caller} if that is used.")
     if unknown:
         words = f"nobody could say whether these are allowed: {', '.join(unknown)}"
-        yield Finding("permissions", Level.WARNING, words, "Allow iam:SimulatePrincipalPolicy to have them checked.")
-    if aws.permissions and not denied and not unknown:
+        advice = "Allow iam:SimulatePrincipalPolicy to have them checked; a policy for named buckets, groups or queues only cannot be."
+        yield Finding("permissions", Level.WARNING, words, advice)
+    if aws.permissions and not refused and not unknown:
         yield Finding("permissions", Level.OK, f"{len(aws.permissions)} actions are allowed")
     if aws.quota_error:
         yield Finding("quota", Level.WARNING, f"the quota is not known: {aws.quota_error}", "Allow servicequotas:GetServiceQuota to have it checked.")

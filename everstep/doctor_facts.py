@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from everstep import __version__, failures, sdk
-from everstep.doctor import NODE_ACTIONS, SERVER_ACTIONS, AwsFacts, Facts, Quota, ServiceFacts
+from everstep.doctor import NODE_ACTIONS, NODE_OPTIONS, SERVER_ACTIONS, SERVER_OPTIONS, AwsFacts, Facts, Quota, ServiceFacts
 from everstep.errors import EverstepError, ServiceFailed
 
 SHARED_MEMORY: Final = Path("/dev/shm")
@@ -78,7 +78,9 @@ def gather(
         gpus=gpus,
         gpu_error=gpu_error,
         is_ec2=_is_ec2(Path("/sys/devices/virtual/dmi/id")),
-        aws=aws_facts(NODE_ACTIONS if is_node else SERVER_ACTIONS, instance_type, node_count, region_name) if with_aws else None,
+        aws=aws_facts((*NODE_ACTIONS, *NODE_OPTIONS) if is_node else (*SERVER_ACTIONS, *SERVER_OPTIONS), instance_type, node_count, region_name)
+        if with_aws
+        else None,
     )
 
 
@@ -136,6 +138,8 @@ def aws_facts(actions: Sequence[str], instance_type: str | None, node_count: int
 def permissions_of(caller: str, ec2: Any, iam: Any, actions: Sequence[str]) -> Mapping[str, bool | None]:
     """Return which actions a caller may use: by dry runs where AWS offers them, else by a simulation of its policies.
 
+    The simulation is of any resource: an action that can be allowed for named resources alone, and that no policy speaks of for all, may be allowed.
+
     Args:
         caller: its ARN.
         ec2: a client.
@@ -161,8 +165,14 @@ def permissions_of(caller: str, ec2: Any, iam: Any, actions: Sequence[str]) -> M
         answer = iam.simulate_principal_policy(PolicySourceArn=policy_source(caller), ActionNames=rest) if rest else {"EvaluationResults": []}
     except (ClientError, BotoCoreError):
         return found
-    found.update({result["EvalActionName"]: result["EvalDecision"] == "allowed" for result in answer["EvaluationResults"]})
+    found.update({result["EvalActionName"]: _decided(result["EvalActionName"], result["EvalDecision"]) for result in answer["EvaluationResults"]})
     return found
+
+
+def _decided(action: str, decision: str) -> bool | None:
+    if decision == "implicitDeny" and not action.partition(":")[2].startswith("Describe"):
+        return None
+    return decision == "allowed"
 
 
 def policy_source(caller: str) -> str:

@@ -346,6 +346,7 @@ class LastCheckpoint(TypedDict):
 class ListCheckpointsResponse(TypedDict):
     """A job's checkpoints, newest step first."""
     Checkpoints: list[Checkpoint]
+    NextToken: NotRequired[str]
 
 class ListDrillsResponse(TypedDict):
     """A page of drills, in the order they were asked for."""
@@ -381,6 +382,7 @@ class ListMetricsResponse(TypedDict):
 class ListNodesResponse(TypedDict):
     """All nodes asked for, oldest first."""
     Nodes: list[Node]
+    NextToken: NotRequired[str]
 
 class ListOutputsResponse(TypedDict):
     """A page of a job's output files."""
@@ -743,6 +745,8 @@ class TrainingJobPlan(TypedDict):
     """Instances that the fleet would have to bring for it."""
     CostUsdPerHour: NotRequired[float]
     """The fleet's price × NodeCount; absent where it has none."""
+    MostCostUsd: NotRequired[float]
+    """What it can cost at most: by MaxRuntimeInSeconds at that price, or by MaxCostUsd. Absent where neither bounds it."""
     ExpectedMttfSeconds: NotRequired[float]
     """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident."""
     ExpectedRecoverySeconds: NotRequired[float]
@@ -796,6 +800,14 @@ class PaginatorConfig(TypedDict, total=False):
     PageSize: int
     StartingToken: str
 
+class ListCheckpointsPages(Protocol):
+    def __iter__(self) -> Iterator[ListCheckpointsResponse]: ...
+    def build_full_result(self) -> ListCheckpointsResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListCheckpointsPaginator(Protocol):
+    def paginate(self, *, TrainingJobName: str, MinStep: int = ..., PaginationConfig: PaginatorConfig = ...) -> ListCheckpointsPages: ...
+
 class ListDrillsPages(Protocol):
     def __iter__(self) -> Iterator[ListDrillsResponse]: ...
     def build_full_result(self) -> ListDrillsResponse: ...
@@ -819,6 +831,14 @@ class ListIncidentsPages(Protocol):
 
 class ListIncidentsPaginator(Protocol):
     def paginate(self, *, TrainingJobName: str = ..., PaginationConfig: PaginatorConfig = ...) -> ListIncidentsPages: ...
+
+class ListNodesPages(Protocol):
+    def __iter__(self) -> Iterator[ListNodesResponse]: ...
+    def build_full_result(self) -> ListNodesResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListNodesPaginator(Protocol):
+    def paginate(self, *, FleetName: str = ..., IncludeEnded: bool = ..., PaginationConfig: PaginatorConfig = ...) -> ListNodesPages: ...
 
 class ListOutputsPages(Protocol):
     def __iter__(self) -> Iterator[ListOutputsResponse]: ...
@@ -854,7 +874,7 @@ class TrainingJobRunningWaiter(Protocol):
 
 class TrainingJobRecoveredWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until no incident is open and the ranks train, or the job has completed. Fails when it has ended another way."""
+        """Waits until no incident is open and the ranks train, or the job has completed. Fails when it has ended another way. A failure that nobody has noticed yet is none: after hurting a job, wait for its incident first."""
 
 class TrainingJobCompletedOrStoppedWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
@@ -866,15 +886,15 @@ class TrainingJobPausedWaiter(Protocol):
 
 class FleetReadyWaiter(Protocol):
     def wait(self, *, FleetName: str, WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until every node that the fleet wants is connected. Fails when the fleet is frozen or being deleted."""
+        """Waits until every node that the fleet wants is connected: at once where it is to have none. Fails when it is frozen or being deleted."""
 
 class DrillsOverWaiter(Protocol):
     def wait(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ..., WaiterConfig: WaiterConfig = ...) -> None:
         """Waits until no drill of the job is under way: each was recovered from, or was not done. Looks at the first hundred."""
 
 class CheckpointAvailableWaiter(Protocol):
-    def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until the job has a complete checkpoint in S3."""
+    def wait(self, *, TrainingJobName: str, MinStep: int = ..., MaxResults: int = ..., NextToken: str = ..., WaiterConfig: WaiterConfig = ...) -> None:
+        """Waits until the job has a complete checkpoint in S3: with MinStep, as CreateCheckpoint answered it, one of that step or a later one."""
 
 class Exceptions(Protocol):
     ClientError: type[Refusal]
@@ -928,7 +948,7 @@ class EverstepClient(Protocol):
         """Have a node's job leave it at an agreed stop, no step lost, once another node is there; then hold it. Asking again changes nothing."""
     def execute_command(self, *, TrainingJobName: str, Rank: int, Command: Sequence[str], TimeoutInSeconds: int = ..., ClientRequestToken: str = ...) -> ExecuteCommandResponse:
         """Run a program beside a rank and answer what it has said: `py-spy dump --pid {pid}`. Only where the job's fleet sets AllowCommands. It runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID; without a shell or a terminal. Who ran what is an event."""
-    def follow_logs(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: float = ..., FilterPattern: str = ..., StartFromHead: bool = ..., NextToken: str = ...) -> FollowLogsResponse:
+    def follow_logs(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., NextToken: str = ...) -> FollowLogsResponse:
         """Follow what a job's ranks print: from NextToken on, from the beginning with StartFromHead or StartTime, else from now. Each event has lines and a token to go on from, after a broken connection, say. Lines come from the agents as they are printed, from the object store where an agent cannot be reached; every line comes once. The stream ends when the job has ended and everything was given."""
     def get_caller_identity(self) -> GetCallerIdentityResponse:
         """Say who is calling: role, project and how long that lasts."""
@@ -936,8 +956,8 @@ class EverstepClient(Protocol):
         """Say that the server answers, and which version it is."""
     def get_log(self, *, TrainingJobName: str, Key: str) -> GetLogResponse:
         """Stream one log, by the key that ListLogs gave."""
-    def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: float = ..., EndTime: float = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
-        """Read what a job's ranks printed, merged by time over all ranks and nodes, one generation after another. Times are seconds since 1970; FilterPattern is a part of the line. Without NextToken the newest lines are given, or with StartFromHead the first. NextForwardToken and NextBackwardToken read on in either direction: a page may be short or empty while there is more; nothing is left when a token comes back unchanged. What a node could not ship because it was lost is an event of its own, of the stream `gap`."""
+    def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
+        """Read what a job's ranks printed, merged by time over all ranks and nodes, one generation after another. FilterPattern is a part of the line. Without NextToken the newest lines are given, or with StartFromHead the first. NextForwardToken and NextBackwardToken read on in either direction: a page may be short or empty while there is more; nothing is left when a token comes back unchanged. What a node could not ship because it was lost is an event of its own, of the stream `gap`."""
     def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ...) -> GetMetricDataResponse:
         """Get what a job's rank 0 has logged. Of steps that were done again after a failure it is what was logged last. The newest 4,096 steps are kept as they were logged, older ones as points of 8, 64, 512 … steps. Where MaxPoints or a resolution asks for fewer points, several are joined into one; where a resolution asks for more than MaxPoints, points span twice as much, four times, and so on."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
@@ -946,8 +966,8 @@ class EverstepClient(Protocol):
         """Let Everstep look after a job again. Asking again changes nothing."""
     def hold_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Keep a node that works for nobody out of use until ReleaseNode. Asking again changes nothing."""
-    def list_checkpoints(self, *, TrainingJobName: str) -> ListCheckpointsResponse:
-        """List a job's checkpoints in S3, newest step first."""
+    def list_checkpoints(self, *, TrainingJobName: str, MinStep: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListCheckpointsResponse:
+        """List a job's checkpoints in S3, newest step first; with MinStep those of that step and later ones, as CreateCheckpoint answers it."""
     def list_drills(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListDrillsResponse:
         """List drills in the order they were asked for, of all jobs or of one."""
     def list_events(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListEventsResponse:
@@ -960,7 +980,7 @@ class EverstepClient(Protocol):
         """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
     def list_metrics(self, *, TrainingJobName: str) -> ListMetricsResponse:
         """List the names under which a job's rank 0 has logged values, with the last value of each."""
-    def list_nodes(self, *, FleetName: str = ..., IncludeEnded: bool = ...) -> ListNodesResponse:
+    def list_nodes(self, *, FleetName: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListNodesResponse:
         """List nodes, oldest first; those that have ended on request."""
     def list_outputs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListOutputsResponse:
         """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
@@ -1015,11 +1035,15 @@ class EverstepClient(Protocol):
     def download_outputs(self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = ...) -> list[Path]:
         """Write the outputs of one generation below a directory."""
     @overload
+    def get_paginator(self, operation_name: Literal["list_checkpoints"]) -> ListCheckpointsPaginator: ...
+    @overload
     def get_paginator(self, operation_name: Literal["list_drills"]) -> ListDrillsPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_events"]) -> ListEventsPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_incidents"]) -> ListIncidentsPaginator: ...
+    @overload
+    def get_paginator(self, operation_name: Literal["list_nodes"]) -> ListNodesPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_outputs"]) -> ListOutputsPaginator: ...
     @overload

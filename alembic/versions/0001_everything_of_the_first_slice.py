@@ -104,6 +104,7 @@ def upgrade() -> None:
         sa.Column("priority", sa.BigInteger(), nullable=False),
         sa.Column("tags", sa.JSON(), nullable=False),
         sa.Column("request_digest", sa.String(length=64), nullable=True),
+        sa.Column("request_token", sa.String(length=64), nullable=True),
         sa.Column("spec", sa.JSON(), nullable=False),
         sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.Column("state", sa.String(length=64), nullable=False),
@@ -137,6 +138,7 @@ def upgrade() -> None:
         sa.Column("lease_counter", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_job")),
         sa.UniqueConstraint("name", name=op.f("uq_job_name")),
+        sa.UniqueConstraint("request_token", name=op.f("uq_job_request_token")),
     )
     with op.batch_alter_table("job", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_job_fleet_name"), ["fleet_name"], unique=False)

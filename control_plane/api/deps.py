@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi import Path as PathParameter
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
@@ -26,15 +28,53 @@ from control_plane.cloud.operator import CloudOperator
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.event_feed import EventFeed
+from everstep.protocol import constraints
 from everstep.protocol.plan import Timeouts
 
 
 class Router(APIRouter):
-    """Routes whose answers leave out what has no value."""
+    """Routes whose answers leave out what has no value, and that refuse what they do not know: a misspelt DryRun is no permission."""
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         """Add a route; called by its decorators."""
-        super().add_api_route(path, endpoint, **{**options, "response_model_exclude_none": True})
+        gate = _NothingUnknown()
+        gates = [*(options.get("dependencies") or ()), Depends(gate)]
+        super().add_api_route(path, endpoint, **{**options, "dependencies": gates, "response_model_exclude_none": True})
+        route = self.routes[-1]
+        assert isinstance(route, APIRoute)
+        gate.query = frozenset(_query_names(route.dependant))
+        gate.takes_body = route.body_field is not None or "requestBody" in (route.openapi_extra or {}) or route.methods <= {"GET", "HEAD"}
+
+
+class _NothingUnknown:
+    """Refuses a query field that a route does not have, and a body where it takes none. Bodies that it takes are judged by their model."""
+
+    def __init__(self) -> None:
+        self.query: frozenset[str] = frozenset()
+        self.takes_body = True
+        """Or is asked with a method whose bodies nobody sends."""
+
+    async def __call__(self, request: Request) -> None:
+        names = [name for name in request.query_params if name not in self.query]
+        if not self.takes_body and (body := (await request.body()).strip()) not in (b"", b"{}"):
+            names += _names_in(body)
+        if names:
+            fields = [FieldError(field=name, message=constraints.unknown(name)) for name in dict.fromkeys(names)]
+            raise InvalidRequest(constraints.told([(field.field, field.message) for field in fields]), fields=fields)
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    yield from (field.alias for field in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _query_names(inner)
+
+
+def _names_in(body: bytes) -> list[str]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    return [str(name) for name in found] if isinstance(found, dict) and found else ["Body"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from control_plane.api import schemas
 from control_plane.api.revisions import slots_per_node
-from control_plane.api.views import MICRO, ODDS_UP_TO_LOST_NODES, History
+from control_plane.api.views import MICRO, ODDS_UP_TO_LOST_NODES, History, queued_behind
 from control_plane.core import forecast, placement
 from control_plane.core.observed import FleetJob
 from control_plane.core.queue import Schedule, in_words
@@ -59,7 +59,7 @@ def waiting(request: schemas.CreateTrainingJobRequest, run_id: str, now: float, 
     )
 
 
-def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow) -> schemas.TrainingJobPlan:
+def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only_project: str | None = None) -> schemas.TrainingJobPlan:
     """Return what would become of a job.
 
     Args:
@@ -67,6 +67,7 @@ def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow) -> sche
         job: as it would stand in the queue.
         turns: of its fleet, this job among the others.
         fleet: as it is.
+        only_project: jobs of others are not named; None: all are.
 
     Returns:
         All fields of the contract.
@@ -98,15 +99,21 @@ def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow) -> sche
         ],
         can_start_now=is_its_turn and free >= spec.node_count,
         queue_position=turns.place_of(job.run),
-        queued_behind=[other.job for other in turns.ahead_of(job.run)],
+        queued_behind=queued_behind(turns, job.run, only_project),
         waits_for=_waits_for(spec, job, turns, free) if not (is_its_turn and free >= spec.node_count) else None,
         free_node_count=free,
         nodes_to_launch=max(0, spec.node_count - free) if is_its_turn else 0,
         cost_usd_per_hour=None if price is None else price * spec.node_count,
+        most_cost_usd=_most_cost_usd(spec, price),
         expected_mttf_seconds=None if expected is None else expected.mttf_seconds,
         expected_recovery_seconds=None if expected is None else expected.mttr_seconds,
         expected_ettr_ratio=None if expected is None else expected.ettr_ratio,
     )
+
+
+def _most_cost_usd(spec: JobSpec, price: float | None) -> float | None:
+    by_time = None if price is None or spec.max_runtime_seconds is None else price * spec.node_count * spec.max_runtime_seconds / 3600
+    return min((bound for bound in (spec.max_cost_usd, by_time) if bound is not None), default=None)
 
 
 def _waits_for(spec: JobSpec, job: FleetJob, turns: Schedule, free: int) -> str:

@@ -269,6 +269,8 @@ class TrainingJobPlan(Shape):
     """Instances that the fleet would have to bring for it."""
     cost_usd_per_hour: float | None
     """The fleet's price × NodeCount; absent where it has none."""
+    most_cost_usd: float | None
+    """What it can cost at most: by MaxRuntimeInSeconds at that price, or by MaxCostUsd. Absent where neither bounds it."""
     expected_mttf_seconds: float | None
     """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident."""
     expected_recovery_seconds: float | None
@@ -618,6 +620,7 @@ class ListCheckpointsResponse(Shape):
     """A job's checkpoints, newest step first."""
 
     checkpoints: list[Checkpoint]
+    next_token: str | None = None
 
 
 class LogEntry(Shape):
@@ -1013,6 +1016,7 @@ class ListNodesResponse(Shape):
     """All nodes asked for, oldest first."""
 
     nodes: list[Node]
+    next_token: str | None = None
 
 
 # Drills ----------------------------------------------------------------------------------------------------------------------------------

@@ -103,8 +103,28 @@ def listed_protection(job: JobRecord, totals: ShardTotals | None) -> str:
     return "Protected" if is_whole else "Degraded"
 
 
+def queued_behind(turns: Schedule, run: RunId, only_project: str | None) -> list[str]:
+    """Return who is ahead of a queued job, as far as whoever asks may know of them.
+
+    Args:
+        turns: of its fleet.
+        run: of the job.
+        only_project: jobs of others are not named; None: all are.
+
+    Returns:
+        Names of jobs, the first to start first.
+    """
+    return [other.job for other in turns.ahead_of(run) if only_project in (None, other.project)]
+
+
 def job(
-    job: JobRecord, *, plan: GenerationPlan | None, incidents: IncidentTotals, turns: Schedule, observed_revision: int | None = None
+    job: JobRecord,
+    *,
+    plan: GenerationPlan | None,
+    incidents: IncidentTotals,
+    turns: Schedule,
+    observed_revision: int | None = None,
+    only_project: str | None = None,
 ) -> schemas.TrainingJob:
     """Return everything about a job.
 
@@ -114,6 +134,7 @@ def job(
         incidents: what its incidents come to.
         turns: of its fleet.
         observed_revision: what that generation was planned from.
+        only_project: jobs of others are not named; None: all are.
 
     Returns:
         All fields of the contract.
@@ -158,7 +179,7 @@ def job(
         priority=job.priority,
         preemptible=spec.preemptible,
         queue_position=turns.place_of(RunId(job.run_id)),
-        queued_behind=[other.job for other in turns.ahead_of(RunId(job.run_id))],
+        queued_behind=queued_behind(turns, RunId(job.run_id), only_project),
         tags=dict(job.tags),
         creation_time=job.created_at,
         last_modified_time=job.modified_at,

@@ -36,7 +36,8 @@ def waiters(model: Json) -> Json:
             *(_matches("TrainingJobStatus", status, state="failure") for status in ("Completed", "Failed", "Stopped", "Stopping")),
         ),
         "TrainingJobRecovered": _job(
-            "Waits until no incident is open and the ranks train, or the job has completed. Fails when it has ended another way.",
+            "Waits until no incident is open and the ranks train, or the job has completed. Fails when it has ended another way. "
+            "A failure that nobody has noticed yet is none: after hurting a job, wait for its incident first.",
             _matches("SecondaryStatus == 'Training' && OpenIncidentCount == `0`", True),
             _matches("TrainingJobStatus", "Completed"),
             *(_matches("TrainingJobStatus", status, state="failure") for status in ("Failed", "Stopped")),
@@ -54,8 +55,12 @@ def waiters(model: Json) -> Json:
         ),
         "FleetReady": _waiter(
             "DescribeFleet",
-            "Waits until every node that the fleet wants is connected. Fails when the fleet is frozen or being deleted.",
-            _matches("FleetStatus == 'active' && DesiredNodeCount > `0` && ConnectedNodeCount >= DesiredNodeCount", True),
+            "Waits until every node that the fleet wants is connected: at once where it is to have none. Fails when it is frozen or being deleted.",
+            _matches(
+                "FleetStatus == 'active' && ConnectedNodeCount >= DesiredNodeCount && DesiredNodeCount >= MinNodeCount && "
+                "(DesiredNodeCount > `0` || SpareCount == `0`)",
+                True,
+            ),
             *(_matches("FleetStatus", status, state="failure") for status in ("frozen", "deleting")),
         ),
         "DrillsOver": _waiter(
@@ -65,7 +70,7 @@ def waiters(model: Json) -> Json:
         ),
         "CheckpointAvailable": _waiter(
             "ListCheckpoints",
-            "Waits until the job has a complete checkpoint in S3.",
+            "Waits until the job has a complete checkpoint in S3: with MinStep, as CreateCheckpoint answered it, one of that step or a later one.",
             _matches("length(Checkpoints[?Status=='Complete']) > `0`", True),
         ),
     }

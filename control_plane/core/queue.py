@@ -149,7 +149,7 @@ def stand_aside_seconds(attempt_count: int) -> float:
 
 
 def in_words(plan: Schedule, run: RunId) -> str:
-    """Return what a queued job waits for: its place, who is ahead, and the figures."""
+    """Return what a queued job waits for: its place, who is ahead, and the figures. Its project reads this: jobs of others are counted, not named."""
     place = plan.place_of(run)
     if place is None:
         return "its turn has come"
@@ -157,8 +157,10 @@ def in_words(plan: Schedule, run: RunId) -> str:
     if run in plan.limited:
         held = f"{job.project} may hold {job.quota} nodes of this fleet and holds {plan.limited[run]}"
         return f"waits for its project's quota: {held}, it needs {job.node_count}"
-    ahead = [f"{other.job} (priority {other.priority})" for other in plan.ahead_of(run)]
-    behind = f", behind {', '.join(ahead[:3])}{f' and {len(ahead) - 3} more' if len(ahead) > 3 else ''}" if ahead else ""
+    ahead = plan.ahead_of(run)
+    named = [f"{other.job} (priority {other.priority})" for other in ahead if other.project == job.project][:3]
+    more = len(ahead) - len(named)
+    behind = f", behind {' and '.join([', '.join(named)] * bool(named) + [f'{more} more'] * bool(more))}" if ahead else ""
     making_way = sorted(other for other, head in plan.giving_way.items() if head.run == run)
     paused = f"; {len(making_way)} of lower priority make way" if making_way else ""
     figures = f"needs {job.node_count} nodes, {plan.free_count} of {plan.capacity} are free"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select, union
+from sqlalchemy import func, select, tuple_, union
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
@@ -80,6 +80,26 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> None
 def of_run(session: Session, run_id: str) -> tuple[CheckpointRecord, ...]:
     """Return all checkpoints of a run, deleted ones included, the newest step first."""
     query = select(Checkpoint).where(Checkpoint.run_id == run_id).order_by(Checkpoint.step.desc(), Checkpoint.generation.desc())
+    return tuple(record_of(row, CheckpointRecord) for row in session.scalars(query))
+
+
+def page(session: Session, run_id: str, *, min_step: int, before: tuple[int, int] | None, limit: int) -> tuple[CheckpointRecord, ...]:
+    """Return checkpoints of a run that have not been deleted, the newest step first, from behind a position on.
+
+    Args:
+        session: any.
+        run_id: the job's run.
+        min_step: none of an earlier step.
+        before: step and generation of the last one that is known already.
+        limit: how many at most.
+
+    Returns:
+        The checkpoints as stored.
+    """
+    query = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.step >= min_step, Checkpoint.state != DELETED)
+    if before is not None:
+        query = query.where(tuple_(Checkpoint.step, Checkpoint.generation) < before)
+    query = query.order_by(Checkpoint.step.desc(), Checkpoint.generation.desc()).limit(limit)
     return tuple(record_of(row, CheckpointRecord) for row in session.scalars(query))
 
 

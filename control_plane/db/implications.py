@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.db import leases
 from control_plane.db.leases import Lease
-from control_plane.db.models import Implication
+from control_plane.db.models import Implication, Incident
 from control_plane.db.session import record_of, values_of
 
 KEPT = 20
@@ -64,7 +64,9 @@ def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[Implicatio
     return found
 
 
-def of_node(session: Session, node_id: str) -> tuple[ImplicationRecord, ...]:
-    """Return a node's history, oldest line first."""
+def of_node(session: Session, node_id: str, only_project: str | None = None) -> tuple[ImplicationRecord, ...]:
+    """Return a node's history, oldest line first; of incidents of one project's jobs only, where one is given."""
     query = select(Implication).where(Implication.node_id == node_id).order_by(Implication.at, Implication.incident_id)
+    if only_project is not None:
+        query = query.join(Incident, Incident.id == Implication.incident_id).where(Incident.project == only_project)
     return tuple(record_of(row, ImplicationRecord) for row in session.scalars(query))

@@ -180,6 +180,7 @@ class NewJob:
     state: str
     reason: str
     request_digest: str | None = None
+    request_token: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +219,7 @@ def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
         The job as stored.
 
     Raises:
-        AlreadyExists: the name is taken, by a running job or by one of the past.
+        AlreadyExists: the name is taken, by a running job or by one of the past; or the token has made one.
     """
     row = Job(
         **values_of(job, leave_out=("spec",)),
@@ -235,10 +236,26 @@ def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
     return record_of_row(row)
 
 
-def made_by(session: Session, name: str, request_digest: str) -> JobRecord | None:
-    """Return the job of this name if this very request has made it, or None."""
-    row = session.scalar(select(Job).where(Job.name == name, Job.request_digest == request_digest))
-    return None if row is None else record_of_row(row)
+def made_by(session: Session, request_token: str, request_digest: str) -> JobRecord | None:
+    """Return the job that this very request has made, or None.
+
+    Args:
+        session: any.
+        request_token: digest of the project and the caller's token.
+        request_digest: of the whole request.
+
+    Returns:
+        The job as stored.
+
+    Raises:
+        Conflict: the token has made the job of another request.
+    """
+    row = session.scalar(select(Job).where(Job.request_token == request_token))
+    if row is None:
+        return None
+    if row.request_digest != request_digest:
+        raise Conflict(f"the ClientRequestToken was used for another request: it made the training job {row.name!r}")
+    return record_of_row(row)
 
 
 def get(session: Session, name: str) -> JobRecord:
@@ -258,6 +275,22 @@ def get(session: Session, name: str) -> JobRecord:
     if row is None:
         raise NotFound("training job", name)
     return record_of_row(row)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a run is."""
+
+    job_name: str
+    project: str
+
+
+def owners(session: Session, run_ids: Collection[str]) -> Mapping[str, Owner]:
+    """Return whose these runs are, in one question; runs that are not known are left out."""
+    if not run_ids:
+        return {}
+    query = select(Job.run_id, Job.name, Job.project).where(Job.run_id.in_(run_ids))
+    return {run_id: Owner(name, project) for run_id, name, project in session.execute(query)}
 
 
 def get_run(session: Session, run_id: str) -> JobRecord:

@@ -244,6 +244,8 @@ class Job(Base):
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     request_digest: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     """Of the request that made it and its ClientRequestToken, so that the same request again is known for what it is."""
+    request_token: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
+    """Digest of the project and the ClientRequestToken: a token makes one job."""
     spec: Mapped[dict[str, Any]]
     """`jobs.JobSpec` of the newest revision, checked before it is stored."""
     revision: Mapped[int] = mapped_column(default=1)

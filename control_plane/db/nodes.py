@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypedDict, Unpack
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Select, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
@@ -105,11 +105,32 @@ def get(session: Session, node_id: str) -> NodeRecord:
 
 def of_fleet(session: Session, fleet_name: str | None = None, *, with_ended: bool = False) -> tuple[NodeRecord, ...]:
     """Return the nodes of a fleet (or of all), oldest first; ended ones only on request."""
+    return tuple(record_of(row, NodeRecord) for row in session.scalars(_of_fleet(fleet_name, with_ended=with_ended)))
+
+
+def _of_fleet(fleet_name: str | None, *, with_ended: bool) -> Select[tuple[Node]]:
     query = select(Node).order_by(Node.created_at, Node.id)
     if fleet_name is not None:
         query = query.where(Node.fleet_name == fleet_name)
-    if not with_ended:
-        query = query.where(Node.ended_at.is_(None))
+    return query if with_ended else query.where(Node.ended_at.is_(None))
+
+
+def page(session: Session, fleet_name: str | None, *, with_ended: bool, after: tuple[datetime, str] | None, limit: int) -> tuple[NodeRecord, ...]:
+    """Return nodes, oldest first, from after a position on.
+
+    Args:
+        session: any.
+        fleet_name: of this fleet only; None: of all.
+        with_ended: also those that have ended.
+        after: creation time and id of the last one that is known already.
+        limit: how many at most.
+
+    Returns:
+        The nodes as stored.
+    """
+    query = _of_fleet(fleet_name, with_ended=with_ended).limit(limit)
+    if after is not None:
+        query = query.where(tuple_(Node.created_at, Node.id) > after)
     return tuple(record_of(row, NodeRecord) for row in session.scalars(query))
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from everstep.cli.commands import Columns, Json, Rows, Service, Shown, command
+from everstep.cli.commands import Columns, Json, Pages, Rows, Service, Shown, command
 from everstep.cli.names import JobName
 from everstep.cli.output import size, when, without_none
 
@@ -17,9 +17,14 @@ OfGeneration = Annotated[int | None, typer.Option("--generation", min=1, help="W
 
 
 @command(app, "list")
-def list_checkpoints(service: Service, name: JobName) -> Shown:
+def list_checkpoints(
+    service: Service,
+    pages: Pages,
+    name: JobName,
+    min_step: Annotated[int | None, typer.Option(min=0, help="Only of this step and later ones.")] = None,
+) -> Shown:
     """List a job's checkpoints, newest step first."""
-    answer = service.list_checkpoints(TrainingJobName=name)
+    answer = pages.of(service, "list_checkpoints", TrainingJobName=name, MinStep=min_step)
     columns: Columns = {
         "STEP": "Step",
         "GENERATION": "Generation",

@@ -210,7 +210,7 @@ def logs(
     """Print what the ranks printed, all generations in order; their stdout to stdout, all else to stderr."""
     is_printed = output is OutputFormat.TABLE and query is None
     if follow or since is not None or grep is not None:
-        begin = None if since is None else lines.since_when(since, datetime.now(UTC)).timestamp()
+        begin = None if since is None else lines.since_when(since, datetime.now(UTC))
         wanted = without_none(Rank=rank, Generation=generation, FilterPattern=grep, StartTime=begin)
         found = lines.follow(service, name, wanted) if follow else lines.read(service, name, wanted)
         of_stream = (event for event in found if stream is Stream.BOTH or event["Stream"] in (stream.value, "gap"))

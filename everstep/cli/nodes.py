@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from everstep.cli.commands import Columns, Facts, Json, Rows, Service, Shown, command
+from everstep.cli.commands import Columns, Facts, Json, Pages, Rows, Service, Shown, command
 from everstep.cli.names import NodeId, OnlyFleet
-from everstep.cli.output import moment, size, when, without_none
+from everstep.cli.output import moment, size, when
 
 app = typer.Typer(help="Instances of the fleets, and what each is used for.", no_args_is_help=True)
 
@@ -16,11 +16,12 @@ app = typer.Typer(help="Instances of the fleets, and what each is used for.", no
 @command(app, "list")
 def list_nodes(
     service: Service,
+    pages: Pages,
     fleet: OnlyFleet = None,
     ended: Annotated[bool, typer.Option("--ended", help="Also those that have ended.")] = False,
 ) -> Shown:
     """List nodes, oldest first."""
-    answer = service.list_nodes(**without_none(FleetName=fleet, IncludeEnded=ended))
+    answer = pages.of(service, "list_nodes", FleetName=fleet, IncludeEnded=ended)
     columns: Columns = {
         "NODE": "NodeId",
         "FLEET": "FleetName",

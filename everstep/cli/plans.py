@@ -17,14 +17,14 @@ def facts(plan: Json) -> list[tuple[str, Any]]:
     Returns:
         For `output.show_facts`.
     """
-    ratio, cost = plan.get("ExpectedEttrRatio"), plan.get("CostUsdPerHour")
+    ratio, cost, most = plan.get("ExpectedEttrRatio"), plan.get("CostUsdPerHour"), plan.get("MostCostUsd")
     return [
         ("fleet", plan["FleetName"]),
         ("ranks", f"{plan['NodeCount']} nodes × {plan['RanksPerNode']} = {plan['WorldSize']}, {plan['Copies']} copies of every shard"),
         ("memory per node", _memory(plan)),
         ("memory survives", "; ".join(f"{odds['LostNodes']} lost: {odds['Probability']:.4%}" for odds in plan["RecoveryOdds"])),
         ("starts", "at once" if plan["CanStartNow"] else f"later; it waits for {plan.get('WaitsFor', 'its turn')}"),
-        ("cost", None if cost is None else f"{dollars(cost)} an hour"),
+        ("cost", ", ".join(words for words in (cost and f"{dollars(cost)} an hour", most and f"{dollars(most)} at most") if words) or None),
         (
             "expected ETTR",
             None

@@ -501,8 +501,16 @@ def summary() -> dict[str, Any]:
         (
             "fleet_ready",
             "DescribeFleet",
-            [{"FleetStatus": "active", "DesiredNodeCount": 0, "ConnectedNodeCount": 0}, {"FleetStatus": "active", "DesiredNodeCount": 3,
-             "ConnectedNodeCount": 2}, {"FleetStatus": "active", "DesiredNodeCount": 3, "ConnectedNodeCount": 3}],
+            [{"FleetStatus": "active", "DesiredNodeCount": 0, "ConnectedNodeCount": 0, "MinNodeCount": 0, "SpareCount": 1},
+             {"FleetStatus": "active", "DesiredNodeCount": 3, "ConnectedNodeCount": 2, "MinNodeCount": 0, "SpareCount": 1},
+             {"FleetStatus": "active", "DesiredNodeCount": 3, "ConnectedNodeCount": 3, "MinNodeCount": 0, "SpareCount": 1}],
+            False,
+        ),
+        (
+            "fleet_ready",
+            "DescribeFleet",
+            [{"FleetStatus": "active", "DesiredNodeCount": 0, "ConnectedNodeCount": 0, "MinNodeCount": 2, "SpareCount": 0},
+             {"FleetStatus": "active", "DesiredNodeCount": 0, "ConnectedNodeCount": 0, "MinNodeCount": 0, "SpareCount": 0}],
             False,
         ),
         ("fleet_ready", "DescribeFleet", [{"FleetStatus": "frozen", "DesiredNodeCount": 3, "ConnectedNodeCount": 3}], True),

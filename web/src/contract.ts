@@ -428,7 +428,7 @@ export interface FollowLogsRequest {
   TrainingJobName: string
   Rank?: number
   Generation?: number
-  StartTime?: number
+  StartTime?: Timestamp
   /** "" unless given. */
   FilterPattern?: string
   /** false unless given. */
@@ -463,8 +463,8 @@ export interface GetLogEventsRequest {
   TrainingJobName: string
   Rank?: number
   Generation?: number
-  StartTime?: number
-  EndTime?: number
+  StartTime?: Timestamp
+  EndTime?: Timestamp
   /** "" unless given. */
   FilterPattern?: string
   /** false unless given. */
@@ -595,11 +595,17 @@ export interface LastCheckpoint {
 
 export interface ListCheckpointsRequest {
   TrainingJobName: string
+  /** 0 unless given. */
+  MinStep?: number
+  /** 1000 unless given. */
+  MaxResults?: number
+  NextToken?: string
 }
 
 /** A job's checkpoints, newest step first. */
 export interface ListCheckpointsResponse {
   Checkpoints: Checkpoint[]
+  NextToken?: string
 }
 
 export interface ListDrillsRequest {
@@ -675,11 +681,15 @@ export interface ListNodesRequest {
   FleetName?: string
   /** false unless given. */
   IncludeEnded?: boolean
+  /** 1000 unless given. */
+  MaxResults?: number
+  NextToken?: string
 }
 
 /** All nodes asked for, oldest first. */
 export interface ListNodesResponse {
   Nodes: Node[]
+  NextToken?: string
 }
 
 export interface ListOutputsRequest {
@@ -1187,6 +1197,8 @@ export interface TrainingJobPlan {
   NodesToLaunch: number
   /** The fleet's price × NodeCount; absent where it has none. */
   CostUsdPerHour?: number
+  /** What it can cost at most: by MaxRuntimeInSeconds at that price, or by MaxCostUsd. Absent where neither bounds it. */
+  MostCostUsd?: number
   /** Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident. */
   ExpectedMttfSeconds?: number
   /** Mean time to recovery, of the fleet's closed incidents. */
@@ -1374,14 +1386,14 @@ export const operations = {
   GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'] },
   HandBackTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/hand-back', query: [] },
   HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [] },
-  ListCheckpoints: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: [] },
+  ListCheckpoints: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: ['MinStep', 'MaxResults', 'NextToken'] },
   ListDrills: { method: 'GET', path: '/v1/drills', query: ['TrainingJobName', 'MaxResults', 'NextToken'] },
   ListEvents: { method: 'GET', path: '/v1/events', query: ['TrainingJobName', 'FleetName', 'AfterEventId', 'MaxResults', 'NextToken'] },
   ListFleets: { method: 'GET', path: '/v1/fleets', query: [] },
   ListIncidents: { method: 'GET', path: '/v1/incidents', query: ['TrainingJobName', 'MaxResults', 'NextToken'] },
   ListLogs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs', query: [] },
   ListMetrics: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metrics', query: [] },
-  ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded'] },
+  ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded', 'MaxResults', 'NextToken'] },
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
   ListProjectQuotas: { method: 'GET', path: '/v1/quotas', query: [] },
   ListTokens: { method: 'GET', path: '/v1/tokens', query: ['Project', 'IncludeEnded', 'MaxResults', 'NextToken'] },

@@ -49,9 +49,9 @@ class SortOrder(StrEnum):
 def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User, services: ServicesDep) -> schemas.CreateTrainingJobResponse:
     """Start a training job: it waits for its nodes, runs, and survives what happens to them. A DryRun creates nothing and answers the plan."""
     project = caller.choose_project(request.project)
-    digest = None if request.dry_run else _digest(request, project)
+    token, digest = (None, None) if request.dry_run else _known_by(request, project)
     with services.database.read() as session:
-        made = jobs.made_by(session, request.training_job_name, digest) if digest is not None else None
+        made = _made(session, token, digest)
         if made is not None:
             return _created(made)
         _require_free(session, request.training_job_name)
@@ -74,7 +74,7 @@ def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User,
     )
     if request.dry_run:
         newcomer = plans.waiting(request, run_id, services.now().timestamp(), project=project, quota=quota)
-        return schemas.CreateTrainingJobResponse(training_job_name=request.training_job_name, plan=_plan(services, newcomer, spec, fleet))
+        return schemas.CreateTrainingJobResponse(training_job_name=request.training_job_name, plan=_plan(services, newcomer, spec, fleet, caller))
     new = NewJob(
         run_id=run_id,
         name=request.training_job_name,
@@ -86,12 +86,13 @@ def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User,
         state=JobState.QUEUED,
         reason=f"Waiting for its turn in the fleet {fleet.name}.",
         request_digest=digest,
+        request_token=token,
     )
     try:
         job = _store(services, new)
     except AlreadyExists:
         with services.database.read() as session:  # the same request came twice at once, and the other was quicker
-            made = jobs.made_by(session, new.name, digest) if digest is not None else None
+            made = _made(session, token, digest)
         if made is None:
             raise
         return _created(made)
@@ -163,6 +164,7 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
         incidents=incident_totals,
         turns=turns,
         observed_revision=newest.revision if newest is not None else None,
+        only_project=caller.project_filter,
     )
 
 
@@ -219,12 +221,24 @@ def describe_protection(training_job_name: TrainingJobNamePath, caller: Reader, 
 
 
 @router.get("/{TrainingJobName}/checkpoints", operation_id="ListCheckpoints")
-def list_checkpoints(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> schemas.ListCheckpointsResponse:
-    """List a job's checkpoints in S3, newest step first."""
+def list_checkpoints(
+    training_job_name: TrainingJobNamePath,
+    caller: Reader,
+    services: ServicesDep,
+    min_step: Annotated[int, Query(alias="MinStep", ge=0)] = 0,
+    max_results: MaxResults = 1000,
+    next_token: NextToken = None,
+) -> schemas.ListCheckpointsResponse:
+    """List a job's checkpoints in S3, newest step first; with MinStep those of that step and later ones, as CreateCheckpoint answers it."""
+    before = None if next_token is None else page_position(next_token, int, int)
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
-        found = [each for each in checkpoints.of_run(session, job.run_id) if each.state != checkpoints.DELETED]
-    return schemas.ListCheckpointsResponse(checkpoints=[views.checkpoint(record) for record in found])
+        page = checkpoints.page(session, job.run_id, min_step=min_step, before=before, limit=max_results + 1)
+    last = page[max_results - 1] if len(page) > max_results else None
+    return schemas.ListCheckpointsResponse(
+        checkpoints=[views.checkpoint(record) for record in page[:max_results]],
+        next_token=None if last is None else page_token(last.step, last.generation),
+    )
 
 
 def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
@@ -246,25 +260,34 @@ def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
     return job
 
 
-def _plan(services: Services, job: FleetJob, spec: JobSpec, fleet: FleetRecord) -> schemas.TrainingJobPlan:
+def _plan(services: Services, job: FleetJob, spec: JobSpec, fleet: FleetRecord, caller: Caller) -> schemas.TrainingJobPlan:
     now = services.now().timestamp()
     with services.database.read() as session:
         history = views.History(jobs=jobs.totals(session, fleet.name, ()), incidents=incidents.totals(session, fleet_name=fleet.name))
         members = nodes.of_fleet(session, fleet.name)
         turns = schedule_of(fleet, jobs.unfinished(session, fleet.name), members, now, newcomer=job)
     connected = frozenset(view.node_id for view in services.registry.views().values() if view.is_connected)
-    return plans.plan(spec, job, turns, plans.FleetNow(record=fleet, nodes=members, connected=connected, history=history))
+    now_there = plans.FleetNow(record=fleet, nodes=members, connected=connected, history=history)
+    return plans.plan(spec, job, turns, now_there, only_project=caller.project_filter)
 
 
 def _tell(session: Session, job: JobRecord, now: datetime, kind: str, message: str) -> None:
     events.append(session, NewEvent(at=now, type=kind, message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name))
 
 
-def _digest(request: schemas.CreateTrainingJobRequest, project: str) -> str | None:
-    """Return what the same request with the same ClientRequestToken has in common with this one, or None without a token."""
+def _known_by(request: schemas.CreateTrainingJobRequest, project: str) -> tuple[str | None, str | None]:
+    """Return what the same ClientRequestToken has in common with this one's, and what the same request has; None without a token."""
     if request.client_request_token is None:
-        return None
-    return hashlib.sha256(f"{project}\n{json.dumps(request.model_dump(mode='json'), sort_keys=True)}".encode()).hexdigest()
+        return None, None
+    return _digest(project, request.client_request_token), _digest(project, json.dumps(request.model_dump(mode="json"), sort_keys=True))
+
+
+def _digest(project: str, said: str) -> str:
+    return hashlib.sha256(f"{project}\n{said}".encode()).hexdigest()
+
+
+def _made(session: Session, token: str | None, digest: str | None) -> JobRecord | None:
+    return None if token is None or digest is None else jobs.made_by(session, token, digest)
 
 
 def _store(services: Services, new: NewJob) -> JobRecord:

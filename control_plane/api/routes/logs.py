@@ -22,6 +22,7 @@ from typing import Annotated, Final
 
 from fastapi import Query
 from fastapi.responses import StreamingResponse
+from pydantic import AwareDatetime
 
 from control_plane.api import schemas
 from control_plane.api.auth import Caller, Reader
@@ -51,6 +52,7 @@ MAX_TOKEN_BYTES: Final = 1_000_000
 
 RankFilter = Annotated[int | None, Query(alias="Rank", ge=0, le=2**31 - 1)]
 GenerationFilter = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
+StartTime = Annotated[AwareDatetime | None, Query(alias="StartTime")]
 TextFilter = Annotated[str, Query(alias="FilterPattern", max_length=256)]
 LogToken = Annotated[str | None, Query(alias="NextToken", max_length=32_768)]
 
@@ -62,8 +64,8 @@ def get_log_events(
     services: ServicesDep,
     rank: RankFilter = None,
     generation: GenerationFilter = None,
-    start_time: Annotated[float | None, Query(alias="StartTime", ge=0, le=10_000_000_000)] = None,
-    end_time: Annotated[float | None, Query(alias="EndTime", ge=0, le=10_000_000_000)] = None,
+    start_time: StartTime = None,
+    end_time: Annotated[AwareDatetime | None, Query(alias="EndTime")] = None,
     filter_pattern: TextFilter = "",
     start_from_head: Annotated[bool, Query(alias="StartFromHead")] = False,
     limit: Annotated[int, Query(alias="Limit", ge=1, le=10_000)] = 1_000,
@@ -71,7 +73,7 @@ def get_log_events(
 ) -> schemas.GetLogEventsResponse:
     """Read what a job's ranks printed, merged by time over all ranks and nodes, one generation after another.
 
-    Times are seconds since 1970; FilterPattern is a part of the line. Without NextToken the newest lines are given, or with StartFromHead the first.
+    FilterPattern is a part of the line. Without NextToken the newest lines are given, or with StartFromHead the first.
     NextForwardToken and NextBackwardToken read on in either direction: a page may be short or empty while there is more; nothing is left when a token
     comes back unchanged. What a node could not ship because it was lost is an event of its own, of the stream `gap`.
     """
@@ -101,7 +103,7 @@ async def follow_logs(
     services: ServicesDep,
     rank: RankFilter = None,
     generation: GenerationFilter = None,
-    start_time: Annotated[float | None, Query(alias="StartTime", ge=0, le=10_000_000_000)] = None,
+    start_time: StartTime = None,
     filter_pattern: TextFilter = "",
     start_from_head: Annotated[bool, Query(alias="StartFromHead")] = False,
     next_token: LogToken = None,
@@ -221,12 +223,12 @@ def _again(services: Services, caller: Caller, name: str) -> tuple[bool, _Facts]
     return is_good and (caller.ends_at is None or services.now() < caller.ends_at), _facts(services, name, caller)
 
 
-def _filter(rank: int | None, generation: int | None, start: float | None, end: float | None, text: str) -> LogFilter:
+def _filter(rank: int | None, generation: int | None, start: datetime | None, end: datetime | None, text: str) -> LogFilter:
     return LogFilter(
         rank=None if rank is None else Rank(rank),
         generation=generation,
-        start_ms=None if start is None else int(start * 1000),
-        end_ms=None if end is None else int(end * 1000),
+        start_ms=None if start is None else int(start.timestamp() * 1000),
+        end_ms=None if end is None else int(end.timestamp() * 1000),
         text=text,
     )
 

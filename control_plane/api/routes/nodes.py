@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import Query
@@ -9,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Admin, Caller, Reader
-from control_plane.api.deps import NodeIdPath, Router, Services, ServicesDep
+from control_plane.api.deps import MaxResults, NextToken, NodeIdPath, Router, Services, ServicesDep, page_position, page_token
 from control_plane.api.errors import InUse
 from control_plane.core import requests
 from control_plane.core.observed import Hold, NodeRequest
@@ -18,6 +21,7 @@ from control_plane.db import events, fleets, implications, jobs, nodes
 from control_plane.db.events import NewEvent
 from control_plane.db.implications import ImplicationRecord
 from control_plane.db.nodes import NodeRecord
+from control_plane.loop.agents import AgentView
 from everstep.protocol.ids import NodeId
 
 router = Router(prefix="/v1/nodes", tags=["Nodes"])
@@ -29,18 +33,27 @@ def list_nodes(
     services: ServicesDep,
     fleet_name: Annotated[str | None, Query(alias="FleetName", max_length=63)] = None,
     include_ended: Annotated[bool, Query(alias="IncludeEnded")] = False,
+    max_results: MaxResults = 1000,
+    next_token: NextToken = None,
 ) -> schemas.ListNodesResponse:
     """List nodes, oldest first; those that have ended on request."""
+    after = None if next_token is None else page_position(next_token, datetime.fromisoformat, str)
     with services.database.read() as session:
-        found = nodes.of_fleet(session, fleet_name, with_ended=include_ended)
-        return schemas.ListNodesResponse(nodes=[_shown(session, services, record, caller) for record in found])
+        page = nodes.page(session, fleet_name, with_ended=include_ended, after=after, limit=max_results + 1)
+        owners = jobs.owners(session, {record.run_id for record in page if record.run_id is not None})
+    agents = services.registry.views()
+    last = page[max_results - 1] if len(page) > max_results else None
+    return schemas.ListNodesResponse(
+        nodes=[_view(services, record, agents, owners, caller) for record in page[:max_results]],
+        next_token=None if last is None else page_token(last.created_at.isoformat(), last.id),
+    )
 
 
 @router.get("/{NodeId}", operation_id="DescribeNode")
 def describe_node(node_id: NodeIdPath, caller: Reader, services: ServicesDep) -> schemas.Node:
     """Describe one node."""
     with services.database.read() as session:
-        return _shown(session, services, nodes.get(session, node_id), caller, history=implications.of_node(session, node_id))
+        return _shown(session, services, nodes.get(session, node_id), caller, history=implications.of_node(session, node_id, caller.project_filter))
 
 
 @router.post("/{NodeId}/release", operation_id="ReleaseNode", status_code=202)
@@ -130,9 +143,22 @@ def _standing(session: Session, record: NodeRecord) -> requests.Standing:
 
 
 def _shown(session: Session, services: Services, record: NodeRecord, caller: Caller, *, history: tuple[ImplicationRecord, ...] = ()) -> schemas.Node:
-    view = services.registry.views().get(NodeId(record.id))
-    job_name = None
-    if record.run_id is not None:
-        job = jobs.get_run(session, record.run_id)
-        job_name = job.name if caller.project in ("", job.project) else None
-    return views.node(record, view, refused_message_count=services.registry.refused_count(NodeId(record.id)), job_name=job_name, history=history)
+    owners = jobs.owners(session, {record.run_id} if record.run_id is not None else set())
+    return _view(services, record, services.registry.views(), owners, caller, history=history)
+
+
+def _view(
+    services: Services,
+    record: NodeRecord,
+    agents: Mapping[NodeId, AgentView],
+    owners: Mapping[str, jobs.Owner],
+    caller: Caller,
+    *,
+    history: tuple[ImplicationRecord, ...] = (),
+) -> schemas.Node:
+    owner = owners.get(record.run_id) if record.run_id is not None else None
+    job_name = owner.job_name if owner is not None and caller.project in ("", owner.project) else None
+    refused = services.registry.refused_count(NodeId(record.id))
+    if job_name is None and caller.project_filter is not None:
+        record = replace(record, reason="", request_words="")  # they may speak of another project's job
+    return views.node(record, agents.get(NodeId(record.id)), refused_message_count=refused, job_name=job_name, history=history)

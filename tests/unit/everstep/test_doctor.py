@@ -78,6 +78,7 @@ QUOTA = Quota(name="P instances", limit=384, needed=768, instance_type="p5.48xla
         ({"is_ec2": True}, "isolation", Level.WARNING, "ask this instance's metadata for the keys of its role"),
         (aws(error="no credentials"), "aws", Level.WRONG, "no credentials"),
         (aws(permissions={"s3:PutObject": False, "s3:GetObject": True}), "permissions", Level.WRONG, "not allowed: s3:PutObject"),
+        (aws(permissions={"ssm:GetParameter": False, "s3:GetObject": True}), "permissions", Level.WARNING, "not allowed: ssm:GetParameter (Secrets)"),
         (aws(permissions={"s3:PutObject": None}), "permissions", Level.WARNING, "nobody could say"),
         (aws(quota=QUOTA), "quota", Level.WRONG, "4 × p5.48xlarge take 768 vCPUs of 384"),
         (aws(quota_error="denied"), "quota", Level.WARNING, "not known: denied"),
@@ -125,15 +126,18 @@ def test_permissions_come_from_dry_runs_and_simulations_alone() -> None:
     ec2 = Answers(describe_instances="DryRunOperation", describe_instance_status="UnauthorizedOperation", describe_instance_topology="InvalidAction")
     results = [
         {"EvalActionName": "ec2:DescribeInstanceTopology", "EvalDecision": "allowed"},
-        {"EvalActionName": "s3:PutObject", "EvalDecision": "implicitDeny"},
+        {"EvalActionName": "autoscaling:DescribePolicies", "EvalDecision": "implicitDeny"},
+        {"EvalActionName": "s3:PutObject", "EvalDecision": "implicitDeny"},  # a policy may name the bucket
+        {"EvalActionName": "s3:GetObject", "EvalDecision": "explicitDeny"},
     ]
     iam = Answers(simulate_principal_policy={"EvaluationResults": results})
-    actions = ("ec2:DescribeInstances", "ec2:DescribeInstanceStatus", "ec2:DescribeInstanceTopology", "s3:PutObject")
+    of_iam = tuple(result["EvalActionName"] for result in results)
+    actions = ("ec2:DescribeInstances", "ec2:DescribeInstanceStatus", *of_iam)
     found = doctor_facts.permissions_of("arn:aws:sts::123456789012:assumed-role/server/i-1", ec2, iam, actions)
-    assert list(found.values()) == [True, False, True, False]
+    assert list(found.values()) == [True, False, True, False, None, False]
     assert all(arguments == {"DryRun": True} for _, arguments in ec2.asked)
     ((_, asked),) = iam.asked
-    assert asked == {"PolicySourceArn": "arn:aws:iam::123456789012:role/server", "ActionNames": list(actions[2:])}
+    assert asked == {"PolicySourceArn": "arn:aws:iam::123456789012:role/server", "ActionNames": list(of_iam)}
 
 
 def test_what_may_not_be_simulated_is_not_known() -> None:

@@ -67,12 +67,24 @@ export const fleetsQuery = queryOptions({ queryKey: ['fleets'], queryFn: async (
 export const nodesQuery = (fleet?: string, ended = false) =>
   queryOptions({
     queryKey: ['nodes', fleet ?? '', ended],
-    queryFn: async ({ signal }) => (await call('ListNodes', { FleetName: fleet, IncludeEnded: ended }, signal)).Nodes ?? [],
+    queryFn: ({ signal }) =>
+      all(async (NextToken) => {
+        const page = await call('ListNodes', { FleetName: fleet, IncludeEnded: ended, MaxResults: 1000, NextToken }, signal)
+        return { items: page.Nodes ?? [], next: page.NextToken }
+      }),
     refetchInterval: told,
   })
 
 export const checkpointsQuery = (name: string) =>
-  queryOptions({ queryKey: ['checkpoints', name], queryFn: async ({ signal }) => (await call('ListCheckpoints', { TrainingJobName: name }, signal)).Checkpoints ?? [], refetchInterval: SLOW_MS })
+  queryOptions({
+    queryKey: ['checkpoints', name],
+    queryFn: ({ signal }) =>
+      all(async (NextToken) => {
+        const page = await call('ListCheckpoints', { TrainingJobName: name, MaxResults: 1000, NextToken }, signal)
+        return { items: page.Checkpoints ?? [], next: page.NextToken }
+      }),
+    refetchInterval: SLOW_MS,
+  })
 
 export const logsQuery = (name: string) =>
   queryOptions({ queryKey: ['logs', name], queryFn: async ({ signal }) => (await call('ListLogs', { TrainingJobName: name }, signal)).Logs ?? [], refetchInterval: SLOW_MS })

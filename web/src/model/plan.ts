@@ -29,6 +29,7 @@ export function planned(plan: TrainingJobPlan): Planned {
     ['A loss is survived from memory', odds.join('; ') || undefined],
     ['State of a rank', plan.LargestShardBytes === undefined ? undefined : `at most ${bytes(plan.LargestShardBytes)}: ${plural(plan.SlotsPerNode, 'slot')} in ${bytes(plan.NodeMemoryBytes ?? 0)} of a node`],
     ['Price', plan.CostUsdPerHour === undefined ? undefined : `${dollars(plan.CostUsdPerHour)}/h`],
+    ['At most', plan.MostCostUsd === undefined ? undefined : dollars(plan.MostCostUsd)],
     ['A failure', plan.ExpectedMttfSeconds === undefined ? undefined : `about every ${duration(plan.ExpectedMttfSeconds)}, as this fleet has been`],
     ['A recovery', plan.ExpectedRecoverySeconds === undefined ? undefined : `about ${duration(plan.ExpectedRecoverySeconds)}`],
     ['Expected ETTR', plan.ExpectedEttrRatio === undefined ? undefined : percent(plan.ExpectedEttrRatio)],

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import httpx
 import pytest
 
@@ -66,3 +68,31 @@ def test_fields_are_pascal_case_everywhere(http):
     ours = {name: shape for name, shape in schemas.items() if name not in ("HTTPValidationError", "ValidationError")}
     wrong = [f"{name}.{field}" for name, shape in ours.items() for field in shape.get("properties", {}) if not field[0].isupper() or "_" in field]
     assert wrong == []
+
+
+def operations(http: httpx.Client) -> list[tuple[str, str, dict]]:
+    """Every operation: method, a path that leads to nothing that is there, and what the document says of it."""
+    paths = http.get("/v1/openapi.json").json()["paths"]
+    return [
+        (method.upper(), re.sub(r"\{(\w+)\}", lambda name: "0" * 64 if name[1] == "SourceId" else "1", path), operation)
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+    ]
+
+
+def test_a_misspelt_field_of_the_query_is_refused_by_every_operation(http):
+    found = operations(http)
+    assert len(found) > 50
+    for method, path, operation in found:
+        body = assert_refused(http.request(method, path, params={"Dryrun": "true"}), 400, "ValidationException")
+        assert [field["Field"] for field in body["Fields"]] == ["Dryrun"], operation["operationId"]
+
+
+def test_who_takes_no_body_says_so_instead_of_ignoring_it(http):
+    bare = [(method, path) for method, path, operation in operations(http) if method != "GET" and "requestBody" not in operation]
+    assert len(bare) > 10
+    for method, path in bare:
+        body = assert_refused(http.request(method, path, json={"Force": True}), 400, "ValidationException")
+        assert [field["Field"] for field in body["Fields"]] == ["Force"]
+        assert_refused(http.request(method, path, content=b"x"), 400, "ValidationException")
+        assert "Fields" not in (answer := http.request(method, path, content=b"{}").json()) or answer["Code"] != "ValidationException"

@@ -119,8 +119,9 @@ def test_the_same_request_again_is_answered_with_the_job_that_it_made(client, re
     again = client.create_training_job(**request_, ClientRequestToken="once")
     assert without_metadata(again) == without_metadata(made)
     assert [event["Type"] for event in client.list_events()["Events"]].count("TrainingJobCreated") == 1
-    with refused("ConflictException"):
-        client.create_training_job(**{**request_, "NodeCount": 3}, ClientRequestToken="once")
+    for other in ({"NodeCount": 3}, {"TrainingJobName": "another"}):
+        with refused("ConflictException", "used for another request: it made the training job 'gpt'"):
+            client.create_training_job(**{**request_, **other}, ClientRequestToken="once")
     with refused("ConflictException"):
         client.create_training_job(**request_, ClientRequestToken="twice")
     with refused("ConflictException"):

@@ -38,6 +38,10 @@ def test_a_held_node_tells_its_history_and_is_released_as_a_person_says(client, 
     assert described["Hold"] == "distrusted"
     assert [(line["IncidentId"], line["Cause"], line["Remedy"]) for line in described["Incidents"]] == [("inc-1", "gpu_xid 95", "reboot")]
     assert client.list_nodes()["Nodes"][0]["Incidents"] == []
+    another = service.client(service.token(Role.SUBMITTER, "another"))
+    for node in (another.describe_node(NodeId="i-1"), *another.list_nodes()["Nodes"]):
+        assert (node["Incidents"], node["Reason"]) == ([], ""), "it may speak of another project's job"
+    assert described["Reason"]
     client.release_node(NodeId="i-1", Terminate=True)
     client.release_node(NodeId="i-1")
     with service.database.read() as session:

@@ -6,6 +6,7 @@ import pytest
 
 from control_plane.core.forecast import expected
 from control_plane.db import incidents, jobs, nodes
+from control_plane.db.tokens import Role
 from everstep.protocol.agent_messages import Hello
 from everstep.protocol.ids import FleetName, NodeId
 from tests.unit.control_plane.api.conftest import START, refused, without_metadata
@@ -94,6 +95,19 @@ def test_its_place_is_the_one_that_it_would_have(client, fleet, wanted):
     assert planned(client, wanted, Priority=4)["QueuePosition"] == 1
 
 
+def test_who_is_ahead_is_named_to_its_own_project_only(client, fleet, wanted, service):
+    real = {**wanted, "DryRun": False}
+    client.create_training_job(**{**real, "TrainingJobName": "big", "NodeCount": 6, "Priority": 5})
+    client.create_training_job(**{**real, "TrainingJobName": "head", "NodeCount": 8, "Priority": 3})
+    theirs = service.client(service.token(Role.SUBMITTER, "theirs"))
+    theirs.create_training_job(**{**real, "TrainingJobName": "second", "NodeCount": 8, "Priority": 2})
+    plan = planned(theirs, wanted)
+    assert (plan["QueuePosition"], plan["QueuedBehind"]) == (3, ["second"])
+    assert plan["WaitsFor"].startswith("place 3 of 3 in the queue, behind second (priority 2) and 1 more: ")
+    assert theirs.describe_training_job(TrainingJobName="second")["QueuedBehind"] == []
+    assert client.describe_training_job(TrainingJobName="second")["QueuedBehind"] == ["head"]
+
+
 @pytest.mark.covers("UpdateFleet.PriceUsdPerHour")
 def test_cost_and_ettr_come_from_the_fleet_alone(service, client, fleet, source, wanted):
     job = Job(service, client, source)
@@ -102,6 +116,9 @@ def test_cost_and_ettr_come_from_the_fleet_alone(service, client, fleet, source,
     plan = planned(client, wanted)
     assert plan["CostUsdPerHour"] == 393.28
     assert "ExpectedEttrRatio" not in plan, "nothing has failed yet"
+    assert "MostCostUsd" not in plan, "nothing bounds it"
+    limits = ({"MaxRuntimeInSeconds": 7200}, {"MaxRuntimeInSeconds": 7200, "MaxCostUsd": 500.0}, {"MaxCostUsd": 900.0})
+    assert [planned(client, wanted, StoppingCondition=each)["MostCostUsd"] for each in limits] == [786.56, 500.0, 900.0]
     job.open_incident("inc-0")
     assert "ExpectedEttrRatio" not in planned(client, wanted), "nothing has recovered yet"
     job.write(incidents.change, "inc-0", closed_at=START, detect_seconds=1.0, replace_seconds=2.0, restore_seconds=3.0, rework_seconds=94.0)

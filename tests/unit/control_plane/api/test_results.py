@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from botocore.exceptions import WaiterError
 
 from control_plane.core import domain_loss
 from control_plane.db import checkpoints, incidents, jobs, nodes, protection
@@ -277,7 +278,31 @@ def test_checkpoints_are_listed_and_the_last_complete_one_is_shown(client, job):
         (100, "Complete", f"s3://{BUCKET}/100/manifest.json"),
     ]
     assert client.describe_protection(TrainingJobName="gpt")["LastCheckpoint"]["Step"] == 100
-    client.get_waiter("checkpoint_available").wait(TrainingJobName="gpt", WaiterConfig={"MaxAttempts": 1})
+    waiter = client.get_waiter("checkpoint_available")
+    waiter.wait(TrainingJobName="gpt", MinStep=100, WaiterConfig={"MaxAttempts": 1})
+    with pytest.raises(WaiterError):  # the one that was asked for is on its way
+        waiter.wait(TrainingJobName="gpt", MinStep=101, WaiterConfig={"MaxAttempts": 1})
+
+
+@pytest.mark.covers("ListCheckpoints.MaxResults", "ListCheckpoints.MinStep", "ListCheckpoints.NextToken")
+def test_checkpoints_come_in_pages(client, job):
+    for generation, step in ((1, 10), (1, 20), (2, 20), (2, 30), (2, 40)):
+        state = "deleted" if step == 30 else "complete"
+        record = CheckpointRecord(
+            generation=generation,
+            step=step,
+            state=state,
+            bucket=BUCKET,
+            manifest_key=f"{step}",
+            manifest=None,
+            object_bytes=5,
+            created_at=START,
+            completed_at=START,
+        )
+        job.write(checkpoints.record, record)
+    pages = client.get_paginator("list_checkpoints").paginate(TrainingJobName="gpt", PaginationConfig={"PageSize": 2})
+    assert [[(each["Step"], each["Generation"]) for each in page["Checkpoints"]] for page in pages] == [[(40, 2), (20, 2)], [(20, 1), (10, 1)]]
+    assert [each["Step"] for each in client.list_checkpoints(TrainingJobName="gpt", MinStep=20)["Checkpoints"]] == [40, 20, 20]
 
 
 @pytest.mark.covers("ListLogs.TrainingJobName", "GetLog.TrainingJobName", "GetLog.Key")
@@ -374,6 +399,13 @@ def test_events_go_on_where_they_ended(client, job):
     rest = client.list_events(AfterEventId=first["Events"][0]["EventId"])
     assert [event["Type"] for event in rest["Events"]] == ["TrainingJobCreated"]
     assert client.list_events(AfterEventId=99)["Events"] == []
+
+
+@pytest.mark.covers("ListNodes.MaxResults", "ListNodes.NextToken")
+def test_nodes_come_in_pages(client, job):
+    job.connect("i-0", "i-1", "i-2")
+    pages = list(client.get_paginator("list_nodes").paginate(FleetName="main", PaginationConfig={"PageSize": 2}))
+    assert [[node["NodeId"] for node in page["Nodes"]] for page in pages] == [["i-0", "i-1"], ["i-2"]]
 
 
 @pytest.mark.covers("DescribeNode.NodeId", "ListNodes.FleetName", "ListNodes.IncludeEnded")

@@ -1,0 +1,62 @@
+"""What `everstep doctor` asks AWS about is what the code asks of AWS."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import botocore.session
+from botocore import xform_name
+
+from everstep.doctor import NODE_ACTIONS, NODE_OPTIONS, SERVER_ACTIONS, SERVER_OPTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVICES = ("autoscaling", "ec2", "events", "logs", "s3", "secretsmanager", "sns", "sqs", "ssm", "sts")
+ACTIONS_OF = {
+    "s3:CompleteMultipartUpload": "s3:PutObject",
+    "s3:CreateMultipartUpload": "s3:PutObject",
+    "s3:DeleteObjects": "s3:DeleteObject",
+    "s3:HeadObject": "s3:GetObject",
+    "s3:ListObjectsV2": "s3:ListBucket",
+    "s3:UploadPart": "s3:PutObject",
+    "sns:PublishBatch": "sns:Publish",
+    "sqs:DeleteMessageBatch": "sqs:DeleteMessage",
+}
+"""Operations whose action in a policy has another name. Source: Service Authorization Reference."""
+FREE = frozenset({"sts:GetCallerIdentity"})
+"""Needs no permission."""
+
+
+def operations() -> dict[str, str]:
+    """Return every operation by boto3's name for it."""
+    session = botocore.session.get_session()
+    found: dict[str, str] = {}
+    for service in SERVICES:
+        found |= {xform_name(name): f"{service}:{name}" for name in session.get_service_model(service).operation_names}
+    return found
+
+
+def names(file: Path) -> Iterator[str]:
+    """Yield every attribute and every string of a module: clients are called by name, paginators asked for by it."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def asked(*files: Path) -> set[str]:
+    known = operations()
+    found = {known[name] for file in files for name in names(file) if "_" in name and name in known} - FREE
+    return {ACTIONS_OF.get(operation, operation) for operation in found}
+
+
+def test_the_control_planes_actions_are_those_that_it_asks_for() -> None:
+    cloud = ROOT / "control_plane" / "cloud"
+    assert asked(*(cloud / name for name in ("aws.py", "connection.py", "notices.py", "s3.py", "sinks.py"))) == {*SERVER_ACTIONS, *SERVER_OPTIONS}
+
+
+def test_an_agents_actions_are_those_that_it_asks_for() -> None:
+    storage = ROOT / "worker" / "storage"
+    assert asked(storage / "node_aws.py", storage / "s3.py") == {*NODE_ACTIONS, *NODE_OPTIONS}
