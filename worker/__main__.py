@@ -15,12 +15,17 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
+
+import everstep
 from everstep.protocol.attestation import SERVER_ID_PATTERN
 from everstep.protocol.ids import NodeId
 from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter
 from everstep.protocol.loopback import is_loopback, url_host
+from worker import metadata_rule, rank_user
 from worker.agent import Agent, AgentSettings
 from worker.attestation import Claim
+from worker.errors import UserRefused
 from worker.health.gpus import gpu_reader
 from worker.health.memory import slot_memory_bytes
 from worker.health.watch import HealthWatch
@@ -96,6 +101,12 @@ def settings(arguments: list[str]) -> AgentSettings:
         default=environment.get("EVERSTEP_INPUT_BYTES"),
         help="disk that inputs of jobs may take, those kept for later jobs included (EVERSTEP_INPUT_BYTES; by default all but 5 percent of it)",
     )
+    parser.add_argument(
+        "--rank-user",
+        default=environment.get("EVERSTEP_RANK_USER") or None,
+        help="who ranks run as, a name, uid or uid:gid, where the agent is root (EVERSTEP_RANK_USER; by default everstep-ranks, or the uid "
+        f"{rank_user.NUMBER} where there is no such user); root: as the agent",
+    )
     parser.add_argument("--metrics-port", type=int, default=None, help="port for Prometheus, over plain http without a token; off unless given")
     parser.add_argument("--metrics-address", default="127.0.0.1", help="address that it listens on (default %(default)s)")
     parser.add_argument(
@@ -133,6 +144,10 @@ def settings(arguments: list[str]) -> AgentSettings:
         parser.error(f"--metrics-port {given.metrics_port} is not a port")
     if given.log_format not in LOG_FORMATS:
         parser.error(f"EVERSTEP_LOG_FORMAT {given.log_format!r} is none of {', '.join(LOG_FORMATS)}")
+    try:
+        user = rank_user.choose(given.rank_user, os.getuid())
+    except UserRefused as error:
+        parser.error(f"--rank-user: {error}")
     return AgentSettings(
         node_id=NodeId(given.instance_id),
         address=given.address,
@@ -146,10 +161,40 @@ def settings(arguments: list[str]) -> AgentSettings:
         tls=tls,
         claim=Claim(node_id=NodeId(given.instance_id), fleet=given.fleet, region=given.region, server_id=given.server_id) if given.fleet else None,
         is_warm=not given.cold,
+        rank_user=user,
         metadata_endpoint=endpoint_of(environment),
         metrics_address=(given.metrics_address, given.metrics_port) if given.metrics_port is not None else None,
         log_format=given.log_format,
     )
+
+
+def confine(chosen: AgentSettings) -> None:
+    """See that ranks can be what the settings say, and say what keeps them from the agent and from the instance's metadata, and what does not.
+
+    Args:
+        chosen: the agent's settings; its folders exist.
+
+    Raises:
+        SystemExit: ranks would not be able to run as their user.
+    """
+    log, user, endpoint = logging.getLogger("worker"), chosen.rank_user, chosen.metadata_endpoint
+    if user is None:
+        words = "ranks run as this agent's user: a job's code can read the agent's files"
+        log.warning("%s%s", words, ", and ask the instance's metadata for the keys of its role" if endpoint is not None else "")
+        return
+    for folder in (chosen.state, chosen.slots):
+        rank_user.make_way(folder, user)
+    if closed := rank_user.closed_to(user, (Path(everstep.__file__), Path(msgspec.__file__), chosen.state, chosen.slots)):
+        raise SystemExit(
+            f"ranks are to run as {user.name} (uid {user.uid}), which cannot use {closed}: let others go through the folders above it (chmod o+x), "
+            "or put Python and --state-dir elsewhere; --rank-user root runs ranks as this agent"
+        )
+    log.info("ranks run as %s (uid %d)", user.name, user.uid)
+    if metadata_rule.is_covered(endpoint):
+        reason = metadata_rule.keep_away(user)
+        log.log(logging.WARNING if reason else logging.INFO, "%s", metadata_rule.words_for(reason))
+    elif endpoint is not None:
+        log.warning("%s", metadata_rule.words_for(f"{endpoint} is no address of EC2's own, for which there is a rule"))
 
 
 async def serve(agent: Agent) -> None:
@@ -173,18 +218,16 @@ def main() -> None:
     chosen = settings(sys.argv[1:])
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)
-    if chosen.metadata_endpoint is not None:
-        logging.getLogger("worker").warning(
-            "ranks run as this agent's user: jobs get no keys of this instance's role, but their code can ask the instance's metadata for them"
-        )
     gpus = gpu_reader()
     tmpfs.mount(chosen.slots, chosen.memory_bytes + PAGES_BYTES)
+    confine(chosen)
     supervisor = Supervisor(
         state=chosen.state,
         socket=chosen.slots / "shim.sock",
         address=chosen.address,
         is_warm=chosen.is_warm,
         cgroup=chosen.slots.name,
+        user=chosen.rank_user,
     )
     health = HealthWatch(gpus, state=chosen.state, slots=chosen.slots)
     agent = Agent(chosen, s3_store(), NodeAws(), supervisor, now=time.time, health=health, own_log=own_log)
