@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import os
 import pwd
+import re
 import resource
 import subprocess
 import sys
@@ -226,10 +227,8 @@ def _named(name: str) -> RankUser | None:
 
 
 def _numbered(setting: str) -> RankUser | None:
-    uid, _, gid = setting.partition(":")
-    if not uid.isdecimal() or not (gid or uid).isdecimal():
-        return None
-    return RankUser(int(uid), int(gid or uid))
+    found = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", setting, re.ASCII)
+    return None if found is None else RankUser(int(found[1]), int(found[2] or found[1]))
 
 
 def _name_of(uid: int) -> str | None:
