@@ -68,7 +68,7 @@ from worker.rank_commands import RankCommands
 from worker.rank_environment import Supplied, inherited_as, node_environment
 from worker.rank_files import home_of, make_home
 from worker.rank_server import RankServer
-from worker.rank_user import RankUser
+from worker.rank_user import RankUser, clear
 from worker.replication.network_cards import more_addresses
 from worker.replication.tcp import PeerListener
 from worker.shim.messages import RankRecord
@@ -549,6 +549,8 @@ class Agent:
         (self._settings.state / "sources" / f"{run}.tar.gz").unlink(missing_ok=True)
         for folder in (self._settings.state / "sources" / run, home_of(self._settings.state, run)):
             shutil.rmtree(folder, ignore_errors=True)
+        if self._settings.rank_user is not None:
+            clear(self._settings.rank_user)
 
     async def _load(self, plan: GenerationPlan, key: bytes) -> None:
         membership = self._membership

@@ -19,6 +19,7 @@ import os
 import pwd
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -31,6 +32,7 @@ from worker.errors import UserRefused
 NAME: Final = "everstep-ranks"
 NUMBER: Final = 61_100
 """Uid and gid where there is no user of that name. Source: systemd, UIDS-GIDS: neither people's nor dynamic."""
+COMMON: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 TRY_SECONDS: Final = 30.0
 _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
@@ -182,6 +184,20 @@ def take(folder: Path) -> None:
                     os.fchmod(descriptor, 0o755 if os.fstat(descriptor).st_mode & 0o100 else 0o644)
                 finally:
                     os.close(descriptor)
+
+
+def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
+    """Remove what this user's programs have left where everybody may write: the next job has the same user, and would find it.
+
+    Args:
+        user: whose.
+        folders: to look in.
+    """
+    for folder in folders:
+        with contextlib.suppress(OSError), os.scandir(folder) as found:
+            for entry in [each for each in found if each.stat(follow_symlinks=False).st_uid == user.uid]:
+                with contextlib.suppress(OSError):
+                    shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
 
 def closed_to(user: RankUser, paths: Iterable[Path]) -> str:

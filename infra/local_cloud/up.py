@@ -485,7 +485,7 @@ class LocalCluster:
             self.wait_for_nodes(total, timeout_seconds=options.connect_seconds)
 
     def _start_aws(self, description: ClusterFile, options: ClusterOptions) -> dict[str, str]:
-        # Instances are the user's own machine: ranks are to reach what the user reaches, and agents need not ask for more than they have.
+        # The machine is the user's own: ranks are to reach what the user reaches.
         ranks = {"EVERSTEP_RANK_USER": str(os.getuid())}
         instance_environment = {**ranks, **options.environment, "EVERSTEP_NODE_MEMORY_BYTES": str(description.node_memory_bytes)}
         arguments = {

@@ -35,7 +35,7 @@ from worker.rank_commands import run_beside
 from worker.rank_environment import Supplied
 from worker.rank_files import RankFiles, make_home
 from worker.rank_server import RankLine, RankServer
-from worker.rank_user import RankUser, closed_to, make_way
+from worker.rank_user import RankUser, clear, closed_to, make_way
 from worker.shim.messages import RankRecord
 from worker.shm.rank_page import RankPage
 from worker.shm.store import SlotStore
@@ -378,5 +378,26 @@ def test_what_is_closed_to_ranks_is_named() -> None:
         closed.chmod(0o700)
         assert closed_to(USER, [disk, Path(__file__)]) == ""
         assert closed_to(USER, [disk, closed / "state"]) == str(closed / "state")
+
+    in_own_mounts(body, *PYTHON)
+
+
+def test_what_a_job_has_left_for_the_next_is_removed_and_nothing_else() -> None:
+    async def body(disk: Path, tmpfs: Path) -> None:
+        outside = disk / "outside"
+        outside.mkdir()
+        (outside / "kept").touch()
+        common = disk / "common"
+        common.mkdir()
+        for name in ("file", "folder", "roots"):
+            (common / name).mkdir() if name == "folder" else (common / name).touch()
+        (common / "folder" / "deep").touch()
+        (common / "link").symlink_to(outside)
+        (common / "folder" / "link").symlink_to(outside)
+        for name in ("file", "folder", "link"):
+            os.chown(common / name, USER.uid, USER.gid, follow_symlinks=False)
+        clear(USER, (common, disk / "nowhere"))
+        assert [path.name for path in common.iterdir()] == ["roots"]
+        assert (outside / "kept").exists()
 
     in_own_mounts(body, *PYTHON)
