@@ -12,6 +12,7 @@ import signal
 import ssl
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -168,20 +169,22 @@ def settings(arguments: list[str]) -> AgentSettings:
     )
 
 
-def confine(chosen: AgentSettings) -> None:
-    """See that ranks can be what the settings say, and say what keeps them from the agent and from the instance's metadata, and what does not.
+def confine(chosen: AgentSettings) -> str:
+    """See that ranks can be what the settings say, and find out what does not keep them from the agent or from the instance's metadata.
 
     Args:
         chosen: the agent's settings; its folders exist.
 
+    Returns:
+        What a job's code can get at that is not the job's, in a sentence; empty: neither.
+
     Raises:
         SystemExit: ranks would not be able to run as their user.
     """
-    log, user, endpoint = logging.getLogger("worker"), chosen.rank_user, chosen.metadata_endpoint
+    user, endpoint = chosen.rank_user, chosen.metadata_endpoint
     if user is None:
-        words = "ranks run as this agent's user: a job's code can read the agent's files"
-        log.warning("%s%s", words, ", and ask the instance's metadata for the keys of its role" if endpoint is not None else "")
-        return
+        words = "ranks run as the agent's user: a job's code can read the agent's files"
+        return f"{words}, and ask the instance's metadata for the keys of its role" if endpoint is not None else words
     for folder in (chosen.state, chosen.slots):
         rank_user.make_way(folder, user)
     if closed := rank_user.closed_to(user, (Path(everstep.__file__), Path(msgspec.__file__), chosen.state, chosen.slots)):
@@ -189,12 +192,13 @@ def confine(chosen: AgentSettings) -> None:
             f"ranks are to run as {user.name} (uid {user.uid}), which cannot use {closed}: let others go through the folders above it (chmod o+x), "
             "or put Python and --state-dir elsewhere; --rank-user root runs ranks as this agent"
         )
-    log.info("ranks run as %s (uid %d)", user.name, user.uid)
-    if metadata_rule.is_covered(endpoint):
-        reason = metadata_rule.keep_away(user)
-        log.log(logging.WARNING if reason else logging.INFO, "%s", metadata_rule.words_for(reason))
-    elif endpoint is not None:
-        log.warning("%s", metadata_rule.words_for(f"{endpoint} is no address of EC2's own, for which there is a rule"))
+    logging.getLogger("worker").info("ranks run as %s (uid %d)", user.name, user.uid)
+    if endpoint is None:
+        return ""
+    is_covered = metadata_rule.is_covered(endpoint)
+    return metadata_rule.exposure_of(
+        metadata_rule.keep_away(user) if is_covered else f"{endpoint} is none of EC2's own addresses, which a rule is for"
+    )
 
 
 async def serve(agent: Agent) -> None:
@@ -220,7 +224,9 @@ def main() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)
     gpus = gpu_reader()
     tmpfs.mount(chosen.slots, chosen.memory_bytes + PAGES_BYTES)
-    confine(chosen)
+    chosen = replace(chosen, exposure=confine(chosen))
+    if chosen.exposure:
+        logging.getLogger("worker").warning("%s", chosen.exposure)
     supervisor = Supervisor(
         state=chosen.state,
         socket=chosen.slots / "shim.sock",

@@ -112,6 +112,8 @@ class AgentSettings:
     """Where Prometheus finds this agent's figures; None: nowhere."""
     rank_user: RankUser | None = None
     """That ranks run as; None: as this agent does."""
+    exposure: str = ""
+    """What a job's code can get at on this node that is not the job's, as was found at the start; empty: nothing."""
     metadata_endpoint: str | None = None
     """Where the instance's metadata service is; None: there is none, or this is no EC2 instance."""
 
@@ -184,6 +186,7 @@ class Agent:
         """Of the ranks that run; made when the control plane first asks what they do."""
         self._faults: tuple[NodeFault, ...] = ()
         self._load_seconds = 0.0
+        self._exposure = settings.exposure
         self._sequence = 0
         self._working: asyncio.Task[None] | None = None
         """What the current phase does in the background: loading, or watching ranks until all have exited."""
@@ -211,7 +214,7 @@ class Agent:
                 tasks.create_task(self._obey(), name="commands")
                 tasks.create_task(self._tell_warm(), name="warm start")
                 if settings.rank_user is not None and metadata_rule.is_covered(settings.metadata_endpoint):
-                    tasks.create_task(metadata_rule.keep_on(settings.rank_user), name="metadata rule")
+                    tasks.create_task(metadata_rule.keep_on(settings.rank_user, self._exposure, self._exposed), name="metadata rule")
                 if self._metadata is not None:
                     tasks.create_task(self._metadata.run(), name="instance metadata")
         finally:
@@ -297,6 +300,7 @@ class Agent:
             notices=self._metadata.notices if self._metadata is not None else (),
             evidence_key=self._evidence_key,
             is_warm=self._supervisor.is_warm,
+            exposure=self._exposure,
             faults=self._health.faults() if self._health is not None else (),
         )
         return self._reported
@@ -343,6 +347,10 @@ class Agent:
 
     def _changed(self) -> None:
         self._control.changed.notify()
+
+    def _exposed(self, exposure: str) -> None:
+        self._exposure = exposure
+        self._changed()
 
     def _health_changed(self, loop: asyncio.AbstractEventLoop) -> None:
         """Report it at once. In the watch's thread, which may outlive the loop by one reading."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import subprocess
+from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -74,28 +75,28 @@ def keep_away(user: RankUser) -> str:
     return f"{tried.stdout}{'; '.join(told) or 'in spite of the rule'}" if tried.stdout else ""
 
 
-async def keep_on(user: RankUser, seconds: float = AGAIN_SECONDS) -> None:
+async def keep_on(user: RankUser, told: str, on_change: Callable[[str], None], seconds: float = AGAIN_SECONDS) -> None:
     """Make the rule again where it has gone; until cancelled. One task of the agent.
 
     Args:
         user: of the ranks.
+        told: the exposure that is known.
+        on_change: takes another one, or that there is none any more.
         seconds: between two looks.
     """
-    told = ""
     while True:
         await asyncio.sleep(seconds)
-        reason = await asyncio.to_thread(keep_away, user)
-        if reason != told:
-            told = reason
-            log.log(logging.WARNING if reason else logging.INFO, "%s", words_for(reason))
+        exposure = exposure_of(await asyncio.to_thread(keep_away, user))
+        if exposure != told:
+            told = exposure
+            log.warning("%s", exposure or "ranks no longer reach this instance's metadata")
+            on_change(exposure)
 
 
-def words_for(reason: str) -> str:
-    """Return what is logged about it. Pure.
+def exposure_of(reason: str) -> str:
+    """Return what is told of a node whose ranks are not kept away, or nothing. Pure.
 
     Args:
         reason: what `keep_away` has returned.
     """
-    if not reason:
-        return "ranks cannot reach this instance's metadata"
-    return f"RANKS CAN REACH THIS INSTANCE'S METADATA, and with it the keys of its role: {reason}"
+    return f"ranks can reach this instance's metadata, and with it the keys of its role: {reason}" if reason else ""

@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 INSTALL_SECONDS = 1800.0
 MAX_LAYERS = 4
 """On a node; those that were not used for longest go."""
+LAYERS_PART = 0.25
+"""Of the file system, which all layers together may take, unless it is said in bytes."""
 LAST_LINES_BYTES = 1200
 _LOOK_SECONDS = 0.2
 """Between two looks at a lock that another agent of this node holds."""
@@ -93,12 +95,14 @@ class PackageLayers:
     Args:
         state: the agent's directory.
         seconds: what one installation may take.
+        limit_bytes: what all layers may take of the disk; None: `LAYERS_PART` of it.
         user: that ranks run as; None: this process's.
     """
 
-    def __init__(self, state: Path, *, seconds: float = INSTALL_SECONDS, user: RankUser | None = None) -> None:
+    def __init__(self, state: Path, *, seconds: float = INSTALL_SECONDS, limit_bytes: int | None = None, user: RankUser | None = None) -> None:
         self._folder = state / "packages"
         self._seconds = seconds
+        self._limit_bytes = limit_bytes
         self._user = user
 
     async def install(self, order: Order) -> Packages:
@@ -150,6 +154,7 @@ class PackageLayers:
                 await asyncio.to_thread(_copy, order.source, source, self._user)
                 order = replace(order, source=source)
             await _pip(scratch, order, self._user)
+            await asyncio.to_thread(self._bound, scratch, order)
             await asyncio.to_thread(_seal, scratch, layer, self._user)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -163,9 +168,30 @@ class PackageLayers:
     def _make_room(self) -> None:
         for leftover in self._folder.glob("*.new"):
             shutil.rmtree(leftover, ignore_errors=True)
-        layers = sorted((path for path in self._folder.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+        layers = self._layers()
         for layer in layers[: max(0, len(layers) - MAX_LAYERS + 1)]:
             shutil.rmtree(layer, ignore_errors=True)
+
+    def _bound(self, scratch: Path, order: Order) -> None:
+        """Let go of layers that there is no room for beside the new one, those that were used first first."""
+        limit_bytes = self._limit_bytes
+        if limit_bytes is None:
+            disk = os.statvfs(self._folder)
+            limit_bytes = int(LAYERS_PART * disk.f_blocks * disk.f_frsize)
+        needed = _bytes_of(scratch)
+        if needed > limit_bytes:
+            raise RequirementsRefused(f"{order.requirements} takes {needed:,} bytes, and packages may take {limit_bytes:,} bytes of this node's disk")
+        kept = {layer: _bytes_of(layer) for layer in self._layers()}
+        for layer in list(kept):
+            if sum(kept.values()) + needed <= limit_bytes:
+                break
+            shutil.rmtree(layer, ignore_errors=True)
+            del kept[layer]
+
+    def _layers(self) -> list[Path]:
+        """Return the layers that have a name, the one that was not used for longest first."""
+        found = (path for path in self._folder.iterdir() if path.is_dir() and path.suffix != ".new")
+        return sorted(found, key=lambda path: path.stat().st_mtime)
 
 
 def read_requirements(order: Order) -> bytes:
@@ -287,6 +313,11 @@ def _found(layer: Path) -> Packages | None:
         return None
     os.utime(layer)
     return Packages(path=str(_packages_of(layer)), modules=installed.modules) if installed.modules else Packages()
+
+
+def _bytes_of(folder: Path) -> int:
+    """Return what a tree takes of the disk; a file with two names in it counts twice."""
+    return sum(os.lstat(name, dir_fd=at).st_blocks * 512 for _, _, files, at in os.fwalk(folder) for name in files)
 
 
 def _words(output: Path) -> str:

@@ -17,7 +17,7 @@ import pytest
 
 from infra.local_cloud import network
 from tests.integration.worker.own_mounts import in_own_mounts, may_have_one
-from worker.metadata_rule import ADDRESSES, is_covered, keep_away, keep_on, words_for
+from worker.metadata_rule import ADDRESSES, exposure_of, is_covered, keep_away, keep_on
 from worker.rank_user import RankUser, run_as
 
 OBSTACLE = network.obstacle()
@@ -119,9 +119,10 @@ def test_ranks_are_refused_and_nobody_else() -> None:
             assert keep_away(RANKS) == "", "again: nothing is made twice"
             assert len(rules()) == 2
             ip("rule", "del", "pref", "1")
-            again = asyncio.create_task(keep_on(RANKS, seconds=0.0))
-            while len(rules()) < 2:  # noqa: ASYNC110  # the kernel's
-                await asyncio.sleep(0.01)
+            changes: asyncio.Queue[str] = asyncio.Queue()
+            again = asyncio.create_task(keep_on(RANKS, "what was told before", changes.put_nowait, seconds=0.0))
+            assert await changes.get() == ""
+            assert len(rules()) == 2
             again.cancel()
             await asyncio.gather(again, return_exceptions=True)
             assert told(RANKS) == ["Permission denied", "Permission denied"]
@@ -136,7 +137,7 @@ def test_where_no_rule_can_be_made_that_is_what_is_said(monkeypatch: pytest.Monk
                 patched.setenv("PATH", str(disk))
                 reason = keep_away(RANKS)
             assert reason.startswith("169.254.169.254 can be reached; fd00:ec2::254 can be reached; ip: ")
-            assert words_for(reason).startswith("RANKS CAN REACH THIS INSTANCE'S METADATA")
+            assert exposure_of(reason).startswith("ranks can reach this instance's metadata")
             ip("route", "del", "default")
             with monkeypatch.context() as patched:
                 patched.setenv("PATH", str(disk))
