@@ -79,7 +79,7 @@ def gather(
         gpu_error=gpu_error,
         is_ec2=_is_ec2(Path("/sys/devices/virtual/dmi/id")),
         is_root=os.geteuid() == 0,
-        closed_folder=_closed_folder(Path(sys.executable).resolve(), Path(sys.prefix)),
+        closed_folder=_closed_folder(Path(sys.executable).resolve(), Path(sys.prefix, "bin")),
         has_ip=shutil.which("ip") is not None,
         aws=aws_facts(NODE_ACTIONS if is_node else SERVER_ACTIONS, instance_type, node_count, region_name) if with_aws else None,
     )

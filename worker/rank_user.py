@@ -190,9 +190,11 @@ def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
     """Remove what this user's programs have left where everybody may write: the next job has the same user, and would find it.
 
     Args:
-        user: whose.
+        user: whose; never root's, nor this process's own.
         folders: to look in.
     """
+    if user.uid in (0, os.getuid()):
+        return
     for folder in folders:
         with contextlib.suppress(OSError), os.scandir(folder) as found:
             for entry in [each for each in found if each.stat(follow_symlinks=False).st_uid == user.uid]:
