@@ -94,9 +94,12 @@ async def keep_on(user: RankUser, told: str, on_change: Callable[[str], None], s
 
 
 def exposure_of(reason: str) -> str:
-    """Return what is told of a node whose ranks are not kept away, or nothing. Pure.
+    """Say what is told of a node. Pure.
 
     Args:
         reason: what `keep_away` has returned.
+
+    Returns:
+        A sentence; empty where ranks are kept away.
     """
     return f"ranks can reach this instance's metadata, and with it the keys of its role: {reason}" if reason else ""

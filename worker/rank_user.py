@@ -203,11 +203,14 @@ def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
 
 
 def closed_to(user: RankUser, paths: Iterable[Path]) -> str:
-    """Try as this user whether it can use this Python and reach some paths; returns what it cannot, or nothing.
+    """Try as this user whether it can use this Python and reach some paths.
 
     Args:
         user: who.
         paths: folders to go through, files to read.
+
+    Returns:
+        What it cannot; empty when it can.
     """
     try:
         done = run_as(user, _CLOSED, *map(str, paths))
@@ -222,7 +225,7 @@ def run_as(user: RankUser, code: str, *words: str) -> subprocess.CompletedProces
     Args:
         user: who.
         code: Python.
-        words: its arguments.
+        *words: its arguments.
 
     Returns:
         How it ended, and what it said.
