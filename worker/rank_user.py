@@ -94,7 +94,8 @@ def choose(setting: str | None, own_uid: int) -> RankUser | None:
 def become(user: RankUser) -> None:
     """Become this user, for good. In a single thread, before anything of a job runs.
 
-    Locked memory stays unlimited, as it was for root: network cards and GPUs register what they read and write.
+    Locked memory stays unlimited, as it was for root: network cards and GPUs register what they read and write. Set-uid bits do nothing from now on.
+    Yama, where it is, lets processes of the same user look at each other: py-spy beside a rank is one.
 
     Args:
         user: who.
@@ -107,28 +108,19 @@ def become(user: RankUser) -> None:
     os.setgroups(user.groups)
     os.setresgid(user.gid, user.gid, user.gid)
     os.setresuid(user.uid, user.uid, user.uid)
-    forgo_privileges()
-
-
-def forgo_privileges() -> None:
-    """Let no program that this process runs have more rights than it has: set-uid bits do nothing.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
+    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)  # an error where there is no Yama
 
 
 def allow_looks() -> None:
     """Let processes of the same user look into this one: itself through /proc, as CUDA does, and py-spy.
 
     The kernel keeps everybody out of a process that has changed its user and runs on, for it may know what its new user must not. Called when nothing
-    of the kind is left in it. Yama's own rule, where there is one, is lifted in the same way.
+    of the kind is left in it.
     """
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
-    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def make_way(folder: Path, user: RankUser | None) -> None:
