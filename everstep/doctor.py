@@ -158,6 +158,11 @@ class Facts:
     """Why the driver says nothing; empty where it speaks or there is none."""
     is_ec2: bool = False
     """The firmware says that this is an EC2 instance."""
+    is_root: bool = False
+    closed_folder: str = ""
+    """One above this Python that others than its owner cannot go through; empty: there is none."""
+    has_ip: bool = True
+    """iproute2 is installed."""
     aws: AwsFacts | None = None
     """None: not asked."""
 
@@ -279,11 +284,21 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
 
 
 def _isolation(facts: Facts) -> Iterator[Finding]:
-    if facts.is_node and facts.is_ec2:
-        message = "ranks run as the agent's user: a job's code can ask this instance's metadata for the keys of its role, and read the agent's files"
-        yield Finding(
-            "isolation", Level.WARNING, message, "Let only people submit who may have what the instance's role has, and let that role do little."
-        )
+    if not facts.is_node:
+        return
+    metadata = ", and ask this instance's metadata for the keys of its role" if facts.is_ec2 else ""
+    if not facts.is_root:
+        message = f"an agent of this user runs ranks as itself: a job's code can read the agent's files{metadata}"
+        advice = "Run the agent as root: ranks then have a user of their own. Else let only people submit who may have what the agent has."
+        yield Finding("isolation", Level.WARNING, message, advice)
+    elif facts.closed_folder:
+        message = f"ranks have a user of their own, which cannot use this Python: {facts.closed_folder} is closed to it"
+        yield Finding("isolation", Level.WRONG, message, f"chmod o+x {facts.closed_folder}, or install Python and Everstep elsewhere.")
+    elif facts.is_ec2 and not facts.has_ip:
+        message = "there is no `ip` here to keep ranks from the instance's metadata: a job's code can ask it for the keys of the instance's role"
+        yield Finding("isolation", Level.WARNING, message, "Install iproute2.")
+    else:
+        yield Finding("isolation", Level.OK, "ranks have a user of their own")
 
 
 def _aws(facts: Facts) -> Iterator[Finding]:

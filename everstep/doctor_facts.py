@@ -78,6 +78,9 @@ def gather(
         gpus=gpus,
         gpu_error=gpu_error,
         is_ec2=_is_ec2(Path("/sys/devices/virtual/dmi/id")),
+        is_root=os.geteuid() == 0,
+        closed_folder=_closed_folder(Path(sys.executable).resolve(), Path(sys.prefix, "bin")),
+        has_ip=shutil.which("ip") is not None,
         aws=aws_facts((*NODE_ACTIONS, *NODE_OPTIONS) if is_node else (*SERVER_ACTIONS, *SERVER_OPTIONS), instance_type, node_count, region_name)
         if with_aws
         else None,
@@ -255,6 +258,12 @@ def _is_ec2(dmi: Path) -> bool:
         return "Amazon EC2" in ((dmi / "sys_vendor").read_text().strip(), (dmi / "bios_vendor").read_text().strip())
     except OSError:
         return False
+
+
+def _closed_folder(*paths: Path) -> str:
+    """Return the first folder above these that not everybody may go through; empty: there is none."""
+    above = (folder for path in paths for folder in reversed(path.parents))
+    return next((str(folder) for folder in above if not folder.stat().st_mode & 0o001), "")
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:

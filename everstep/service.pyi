@@ -489,6 +489,8 @@ class Node(TypedDict):
     """Messages of its agent that were not decodable, too long or of another node, since this server started."""
     RefusedSessionCount: int
     """Sessions of other agents and of ranks that its agent refused or closed for what they said, since the agent started. A few around a restart of ranks are stale ones; more are worth a look at its log."""
+    Exposure: NotRequired[str]
+    """What a job's code can get at on this node that is not the job's, in a sentence: the agent's files, the instance's metadata. Absent where ranks have a user of their own that is kept from both, and while the agent has not reported."""
     Reason: str
     Incidents: list[NodeIncident]
     """Its history, oldest line first; listed by DescribeNode alone."""

@@ -12,15 +12,21 @@ import signal
 import ssl
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
+
+import everstep
 from everstep.protocol.attestation import SERVER_ID_PATTERN
 from everstep.protocol.ids import NodeId
 from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter
 from everstep.protocol.loopback import is_loopback, url_host
+from worker import metadata_rule, rank_user
 from worker.agent import Agent, AgentSettings
 from worker.attestation import Claim
+from worker.errors import UserRefused
 from worker.health.gpus import gpu_reader
 from worker.health.memory import slot_memory_bytes
 from worker.health.watch import HealthWatch
@@ -96,6 +102,12 @@ def settings(arguments: list[str]) -> AgentSettings:
         default=environment.get("EVERSTEP_INPUT_BYTES"),
         help="disk that inputs of jobs may take, those kept for later jobs included (EVERSTEP_INPUT_BYTES; by default all but 5 percent of it)",
     )
+    parser.add_argument(
+        "--rank-user",
+        default=environment.get("EVERSTEP_RANK_USER") or None,
+        help="who ranks run as, a name, uid or uid:gid, where the agent is root (EVERSTEP_RANK_USER; by default everstep-ranks, or the uid "
+        f"{rank_user.NUMBER} where there is no such user); root: as the agent",
+    )
     parser.add_argument("--metrics-port", type=int, default=None, help="port for Prometheus, over plain http without a token; off unless given")
     parser.add_argument("--metrics-address", default="127.0.0.1", help="address that it listens on (default %(default)s)")
     parser.add_argument(
@@ -133,6 +145,10 @@ def settings(arguments: list[str]) -> AgentSettings:
         parser.error(f"--metrics-port {given.metrics_port} is not a port")
     if given.log_format not in LOG_FORMATS:
         parser.error(f"EVERSTEP_LOG_FORMAT {given.log_format!r} is none of {', '.join(LOG_FORMATS)}")
+    try:
+        user = rank_user.choose(given.rank_user, os.getuid())
+    except UserRefused as error:
+        parser.error(f"--rank-user: {error}")
     return AgentSettings(
         node_id=NodeId(given.instance_id),
         address=given.address,
@@ -146,9 +162,42 @@ def settings(arguments: list[str]) -> AgentSettings:
         tls=tls,
         claim=Claim(node_id=NodeId(given.instance_id), fleet=given.fleet, region=given.region, server_id=given.server_id) if given.fleet else None,
         is_warm=not given.cold,
+        rank_user=user,
         metadata_endpoint=endpoint_of(environment),
         metrics_address=(given.metrics_address, given.metrics_port) if given.metrics_port is not None else None,
         log_format=given.log_format,
+    )
+
+
+def confine(chosen: AgentSettings) -> str:
+    """See that ranks can be what the settings say, and find out what does not keep them from the agent or from the instance's metadata.
+
+    Args:
+        chosen: the agent's settings; its folders exist.
+
+    Returns:
+        What a job's code can get at that is not the job's, in a sentence; empty: neither.
+
+    Raises:
+        SystemExit: ranks would not be able to run as their user.
+    """
+    user, endpoint = chosen.rank_user, chosen.metadata_endpoint
+    if user is None:
+        words = "ranks run as the agent's user: a job's code can read the agent's files"
+        return f"{words}, and ask the instance's metadata for the keys of its role" if endpoint is not None else words
+    for folder in (chosen.state, chosen.slots):
+        rank_user.make_way(folder, user)
+    if closed := rank_user.closed_to(user, (Path(everstep.__file__), Path(msgspec.__file__), chosen.state, chosen.slots)):
+        raise SystemExit(
+            f"ranks are to run as {user.name} (uid {user.uid}), which cannot use {closed}: let others go through the folders above it (chmod o+x), "
+            "or put Python and --state-dir elsewhere; --rank-user root runs ranks as this agent"
+        )
+    logging.getLogger("worker").info("ranks run as %s (uid %d)", user.name, user.uid)
+    if endpoint is None:
+        return ""
+    is_covered = metadata_rule.is_covered(endpoint)
+    return metadata_rule.exposure_of(
+        metadata_rule.keep_away(user) if is_covered else f"{endpoint} is none of EC2's own addresses, which a rule is for"
     )
 
 
@@ -173,18 +222,18 @@ def main() -> None:
     chosen = settings(sys.argv[1:])
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)
-    if chosen.metadata_endpoint is not None:
-        logging.getLogger("worker").warning(
-            "ranks run as this agent's user: jobs get no keys of this instance's role, but their code can ask the instance's metadata for them"
-        )
     gpus = gpu_reader()
     tmpfs.mount(chosen.slots, chosen.memory_bytes + PAGES_BYTES)
+    chosen = replace(chosen, exposure=confine(chosen))
+    if chosen.exposure:
+        logging.getLogger("worker").warning("%s", chosen.exposure)
     supervisor = Supervisor(
         state=chosen.state,
         socket=chosen.slots / "shim.sock",
         address=chosen.address,
         is_warm=chosen.is_warm,
         cgroup=chosen.slots.name,
+        user=chosen.rank_user,
     )
     health = HealthWatch(gpus, state=chosen.state, slots=chosen.slots)
     agent = Agent(chosen, s3_store(), NodeAws(), supervisor, now=time.time, health=health, own_log=own_log)

@@ -51,6 +51,7 @@ from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId
 from everstep.protocol.log_records import LogFormat
 from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord
+from worker import metadata_rule
 from worker.attestation import Claim, join
 from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
@@ -64,8 +65,10 @@ from worker.own_log import OwnLog
 from worker.prometheus import AgentFacts, MetricsEndpoint
 from worker.promise import Promise, PromiseFile
 from worker.rank_commands import RankCommands
-from worker.rank_environment import Supplied, node_environment
+from worker.rank_environment import Supplied, inherited_as, node_environment
+from worker.rank_files import home_of, make_home
 from worker.rank_server import RankServer
+from worker.rank_user import RankUser, clear
 from worker.replication.network_cards import more_addresses
 from worker.replication.tcp import PeerListener
 from worker.shim.messages import RankRecord
@@ -107,6 +110,10 @@ class AgentSettings:
     log_format: LogFormat = "text"
     metrics_address: tuple[str, int] | None = None
     """Where Prometheus finds this agent's figures; None: nowhere."""
+    rank_user: RankUser | None = None
+    """That ranks run as; None: as this agent does."""
+    exposure: str = ""
+    """What a job's code can get at on this node that is not the job's, as was found at the start; empty: nothing."""
     metadata_endpoint: str | None = None
     """Where the instance's metadata service is; None: there is none, or this is no EC2 instance."""
 
@@ -143,14 +150,16 @@ class Agent:
         self._evidence_key = ""
         self._agent_id = secrets.token_hex(8)
         self._promises = PromiseFile(settings.state / "promise")
-        self._store = SlotStore(settings.slots, memory_bytes=settings.memory_bytes)
+        self._store = SlotStore(settings.slots, memory_bytes=settings.memory_bytes, user=settings.rank_user)
         self._listener = PeerListener(settings.node_id)
-        self._ranks = RankServer(settings.slots / "ranks.sock")
+        self._ranks = RankServer(settings.slots / "ranks.sock", settings.rank_user)
         self._supervisor = supervisor
-        self._logs = RankLogs(settings.state, objects)
+        self._logs = RankLogs(settings.state, objects, settings.rank_user)
         self._outbox = MetricOutbox()
-        self._node = Node(settings.node_id, settings.address, settings.state, self._store, self._listener, objects, now, self._outbox)
-        self._supplies = Supplies(settings.state, objects, aws, now=now, input_bytes=settings.input_bytes)
+        self._node = Node(
+            settings.node_id, settings.address, settings.state, self._store, self._listener, objects, now, self._outbox, settings.rank_user
+        )
+        self._supplies = Supplies(settings.state, objects, aws, now=now, input_bytes=settings.input_bytes, user=settings.rank_user)
         self._metadata = InstanceMetadata(settings.metadata_endpoint, self._changed) if settings.metadata_endpoint else None
         self._control = ControlClient(
             settings.control_plane_urls,
@@ -162,7 +171,7 @@ class Agent:
             report=self._report,
             command=self._take,
         )
-        self._rank_commands = RankCommands(node_environment(os.environ, settings.address), self._control.send_answer)
+        self._rank_commands = RankCommands(self._beside_ranks, self._control.send_answer, settings.rank_user)
         self._reported: AgentReport | None = None
         """What was said last."""
         self._commands: asyncio.Queue[Message] = asyncio.Queue()
@@ -177,6 +186,7 @@ class Agent:
         """Of the ranks that run; made when the control plane first asks what they do."""
         self._faults: tuple[NodeFault, ...] = ()
         self._load_seconds = 0.0
+        self._exposure = settings.exposure
         self._sequence = 0
         self._working: asyncio.Task[None] | None = None
         """What the current phase does in the background: loading, or watching ranks until all have exited."""
@@ -189,6 +199,7 @@ class Agent:
 
     async def run(self) -> None:
         """Serve until cancelled; then leave ranks, slots and the promise to the next agent."""
+        settings = self._settings
         self._listen()
         await self._ranks.start()
         await self._supervisor.start()
@@ -202,6 +213,8 @@ class Agent:
                 tasks.create_task(self._control.run(), name="control line")
                 tasks.create_task(self._obey(), name="commands")
                 tasks.create_task(self._tell_warm(), name="warm start")
+                if settings.rank_user is not None and metadata_rule.is_covered(settings.metadata_endpoint):
+                    tasks.create_task(metadata_rule.keep_on(settings.rank_user, self._exposure, self._exposed), name="metadata rule")
                 if self._metadata is not None:
                     tasks.create_task(self._metadata.run(), name="instance metadata")
         finally:
@@ -287,6 +300,7 @@ class Agent:
             notices=self._metadata.notices if self._metadata is not None else (),
             evidence_key=self._evidence_key,
             is_warm=self._supervisor.is_warm,
+            exposure=self._exposure,
             faults=self._health.faults() if self._health is not None else (),
         )
         return self._reported
@@ -333,6 +347,10 @@ class Agent:
 
     def _changed(self) -> None:
         self._control.changed.notify()
+
+    def _exposed(self, exposure: str) -> None:
+        self._exposure = exposure
+        self._changed()
 
     def _health_changed(self, loop: asyncio.AbstractEventLoop) -> None:
         """Report it at once. In the watch's thread, which may outlive the loop by one reading."""
@@ -428,6 +446,11 @@ class Agent:
         key = (command.run, command.generation, command.rank)
         living = (record for record in self._supervisor.records if (record.run, record.generation, record.rank) == key and record.end is None)
         self._rank_commands.take(command, next(living, None))
+
+    def _beside_ranks(self, run: RunId) -> dict[str, str]:
+        """Return what a program that runs beside ranks of a run inherits."""
+        user, inherited = self._settings.rank_user, node_environment(os.environ, self._settings.address)
+        return inherited_as(make_home(self._settings.state, run, user) if user is not None else {}, inherited)
 
     def _gpu_percent(self, member: Member, rank: Rank) -> float | None:
         """Return how busy a rank's GPU is: the one that has the rank's LOCAL_RANK for a number."""
@@ -532,7 +555,10 @@ class Agent:
         self._supervisor.forget(run)
         self._logs.forget(run)
         (self._settings.state / "sources" / f"{run}.tar.gz").unlink(missing_ok=True)
-        shutil.rmtree(self._settings.state / "sources" / run, ignore_errors=True)
+        for folder in (self._settings.state / "sources" / run, home_of(self._settings.state, run)):
+            shutil.rmtree(folder, ignore_errors=True)
+        if self._settings.rank_user is not None:
+            clear(self._settings.rank_user)
 
     async def _load(self, plan: GenerationPlan, key: bytes) -> None:
         membership = self._membership

@@ -15,6 +15,7 @@
     ├── SupervisorError
     │   ├── ShimUnavailable      the node's shim cannot be started or reached
     │   └── RanksNotGone         processes of an older generation still live after the deadline
+    ├── UserRefused              ranks cannot run as the user that was named
     └── StorageError             what an object store answered; `retryable` says whether the same call may be tried again
         ├── StoreUnavailable     no answer, a time-out, throttling or a 5xx: retryable
         ├── ObjectMissing        no such bucket or key
@@ -110,6 +111,10 @@ class ShimUnavailable(SupervisorError):
 
 class RanksNotGone(SupervisorError):
     """Processes of an older generation still live after the deadline; the node must not join a newer one."""
+
+
+class UserRefused(WorkerError):
+    """Ranks cannot run as the user that was named; says why."""
 
 
 class StorageError(WorkerError):

@@ -1,6 +1,6 @@
 """A job's input channels on this node: fetched from S3 once, verified, kept for later jobs; or found where every node has them.
 
-    <state>/inputs/objects/<sha256 of reader, bucket, key, ETag, size>   one file an object, read-only, shared by the runs of one role
+    <state>/inputs/objects/<sha256 of reader, bucket, key, ETag, size>   one file an object, read-only, for the runs of one role; closed to ranks
     <state>/inputs/runs/<run>/<channel>/…                                a channel as its ranks see it: hard links to these
     <state>/inputs/runs/<run>/<channel>.json                             what it consists of, written last
 
@@ -15,6 +15,7 @@ Invariant: what a channel's directory holds is what S3 listed when this node fir
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -33,6 +34,7 @@ from everstep.protocol.ids import RunId
 from everstep.protocol.plan import InputChannel, ObjectReference
 from worker.core.inputs import HeldFile, Misplaced, check_places, make_room, place_of
 from worker.errors import CorruptCheckpoint, InputRefused, ObjectChanged, ObjectMissing, StorageError
+from worker.rank_user import RankUser, closed_to, make_way
 from worker.storage.object_store import ObjectStore, StoredObject
 
 log = logging.getLogger(__name__)
@@ -84,12 +86,14 @@ class InputCache:
     Args:
         state: the agent's directory.
         limit_bytes: what all objects may take; None: what the file system has, less `SPARED_PART` of it.
+        user: that ranks run as; None: this process's.
     """
 
-    def __init__(self, state: Path, limit_bytes: int | None = None) -> None:
+    def __init__(self, state: Path, limit_bytes: int | None = None, user: RankUser | None = None) -> None:
         self._objects = state / "inputs" / "objects"
         self._runs = state / "inputs" / "runs"
         self._limit_bytes = limit_bytes
+        self._user = user
 
     def fetch(
         self, store: ObjectStore, run: RunId, channels: Sequence[InputChannel], cancelled: threading.Event, *, reader: str = ""
@@ -110,10 +114,13 @@ class InputCache:
             InputRefused: one is not to be had; says which and why.
         """
         found, listed = {}, {}
+        if any(channel.prefix is not None for channel in channels):
+            for way in (self._runs.parent, self._runs, self._runs / run):
+                make_way(way, self._user)
         for channel in channels:
             try:
                 if channel.prefix is None:
-                    found[channel.name] = _present(Path(channel.directory))
+                    found[channel.name] = _present(Path(channel.directory), self._user)
                     continue
                 found[channel.name] = self._runs / run / channel.name
                 if not self._is_whole(run, channel):
@@ -282,10 +289,13 @@ def _listed(store: ObjectStore, prefix: ObjectReference, reader: str) -> tuple[_
     return tuple(wanted)
 
 
-def _present(directory: Path) -> Path:
-    """Return a directory that can be read."""
+def _present(directory: Path, user: RankUser | None) -> Path:
+    """Return a directory that can be read, by ranks, too."""
     with os.scandir(directory):
-        return directory
+        pass
+    if user is not None and closed_to(user, [directory]):
+        raise PermissionError(errno.EACCES, f"ranks run as {user.name} (uid {user.uid}), which may not read it", str(directory))
+    return directory
 
 
 def _refused(channel: str, error: Exception) -> InputRefused:

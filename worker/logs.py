@@ -7,16 +7,18 @@
 A stream of up to `WHOLE_BYTES` that grows is sent whole each time: at once while it is short, and then each time it has grown by a quarter, so that
 all sendings together stay within a few times its length.
 
-Invariant: nothing outside of a rank's output folder is ever sent, whatever links the folder holds; and no failure in here stops a job: what is
-not in the store is told in a sentence.
+Invariant: nothing outside of a rank's output folder, and no other user's file in it, is ever sent, whatever links the folder holds and whoever
+changes them meanwhile; and no failure in here stops a job: what is not in the store is told in a sentence.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -28,6 +30,7 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
 from worker.errors import StorageError
 from worker.log_journal import WHOLE_BYTES, LogJournal
 from worker.rank_files import RankFiles, logs_of, outputs_of
+from worker.rank_user import RankUser
 from worker.tasks import end, finish
 
 log = logging.getLogger(__name__)
@@ -166,9 +169,17 @@ class LogShipper:
 class RankLogs:
     """One per agent."""
 
-    def __init__(self, state: Path, objects: FileStore) -> None:
+    def __init__(self, state: Path, objects: FileStore, user: RankUser | None = None) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            state: the agent's directory.
+            objects: where all goes.
+            user: that ranks run as; None: this process's.
+        """
         self._state = state.absolute()
         self._objects = objects
+        self._uid = os.getuid() if user is None else user.uid
         self._sent: dict[Path, int] = {}
         """Length of each stream when it was sent last."""
 
@@ -216,7 +227,7 @@ class RankLogs:
             missing += refused
             for relative, path in files:
                 key = f"{plan.script.output.key}gen={plan.generation}/rank={rank}/{relative}"
-                missing += await self._send(path, ObjectReference(bucket=plan.script.output.bucket, key=key), None)
+                missing += await self._send_output(folder, path, ObjectReference(bucket=plan.script.output.bucket, key=key))
         for sentence in missing:
             log.warning("%s", sentence)
         return tuple(missing)
@@ -236,6 +247,17 @@ class RankLogs:
             files = RankFiles(self._state, plan.run, plan.generation, rank)
             for path in (files.stdout, files.stderr):
                 yield path, ObjectReference(bucket=place.bucket, key=f"{place.key}gen={plan.generation}/{path.name}")
+
+    async def _send_output(self, folder: Path, path: Path, reference: ObjectReference) -> list[str]:
+        """Send the very file that was looked at: its name may be another's by now."""
+        try:
+            file = _open_output(folder.resolve(), path, self._uid)
+        except OSError as error:
+            return [f"{reference.key} is not in S3: {error}"]
+        try:
+            return await self._send(Path(f"/proc/self/fd/{file}"), reference, None)
+        finally:
+            os.close(file)
 
     async def _send(self, path: Path, reference: ObjectReference, size: int | None) -> list[str]:
         for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -298,6 +320,28 @@ def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
             else:
                 files.append((relative, target))
     return files, refused
+
+
+def _open_output(root: Path, path: Path, uid: int) -> int:
+    """Open a file of a rank's output folder, and no other.
+
+    Args:
+        root: the folder, without links.
+        path: as `_collect` has found it.
+        uid: whose it must be: a hard link to somebody else's file is not the rank's to give.
+
+    Returns:
+        Its descriptor; the caller closes it.
+
+    Raises:
+        OSError: it cannot be opened, or is none.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    told = os.fstat(file)
+    if not (stat.S_ISREG(told.st_mode) and told.st_uid == uid and Path(os.readlink(f"/proc/self/fd/{file}")).is_relative_to(root)):
+        os.close(file)
+        raise PermissionError(errno.EACCES, "it is no file of the rank's in its output folder")
+    return file
 
 
 def _is_text(name: str) -> bool:

@@ -36,6 +36,7 @@ from worker.core.tree import RoundTree
 from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, SourceRefused, StorageError
 from worker.owned_shard import OwnedShard
 from worker.rank_lines import RankLines
+from worker.rank_user import RankUser, make_way
 from worker.replication.coordinator import RoundServer
 from worker.replication.fetching import fetch_shard
 from worker.replication.network_cards import more_addresses
@@ -74,6 +75,8 @@ class Node:
     """Unix time, for what is shown to people."""
     outbox: MetricOutbox
     """Takes what rank 0 logs."""
+    user: RankUser | None = None
+    """That ranks run as; None: the agent's."""
 
 
 class _PeerDialler:
@@ -318,7 +321,7 @@ class Member:
         archive = folder.with_name(f"{self.plan.run}.tar.gz")
 
         def fetch() -> Path:
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_way(folder.parent, self._node.user)
             if not archive.exists():
                 scratch = archive.with_suffix(".new")
                 scratch.write_bytes(self._node.objects.get_bytes(script.source.object))

@@ -22,6 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from everstep.protocol.agent_messages import MAX_COMMAND_OUTPUT_BYTES, CommandEnded, RunCommand
+from everstep.protocol.ids import RunId
+from worker import beside
+from worker.rank_user import RankUser
 from worker.shim.messages import RankRecord
 from worker.tasks import end
 
@@ -37,14 +40,18 @@ _READ_BYTES: Final = 64 * 1024
 class RankCommands:
     """One per agent, which closes it with every generation."""
 
-    def __init__(self, environment: Mapping[str, str], answer: Callable[[CommandEnded], None]) -> None:
+    def __init__(
+        self, environment: Callable[[RunId], Mapping[str, str]], answer: Callable[[CommandEnded], None], user: RankUser | None = None
+    ) -> None:
         """Nothing runs yet.
 
         Args:
-            environment: what ranks inherit from the node; no token is in it.
+            environment: what ranks of a run inherit from the node; no token is in it.
             answer: takes what came of a command.
+            user: that ranks run as; None: this process's.
         """
         self._environment = environment
+        self._user = user
         self._answer = answer
         self._running: dict[str, asyncio.Task[None]] = {}
         self._answers: OrderedDict[str, CommandEnded] = OrderedDict()
@@ -80,7 +87,7 @@ class RankCommands:
     async def _run(self, command: RunCommand, rank: RankRecord) -> None:
         answer = CommandEnded(command_id=command.command_id, refusal=_ENDED)
         try:
-            answer = await run_beside(command, rank, self._environment)
+            answer = await run_beside(command, rank, self._environment(command.run), self._user)
         except OSError as error:
             answer = CommandEnded(command_id=command.command_id, refusal=f"it could not be started: {error}")
         finally:
@@ -101,13 +108,14 @@ def words_for(argv: Sequence[str], pid: int) -> list[str]:
     return [*words, "--pid", str(pid)] if words[0] == "py-spy" and len(words) > 1 and not is_about_another else words
 
 
-async def run_beside(command: RunCommand, rank: RankRecord, environment: Mapping[str, str]) -> CommandEnded:
+async def run_beside(command: RunCommand, rank: RankRecord, environment: Mapping[str, str], user: RankUser | None = None) -> CommandEnded:
     """Run a command beside a rank.
 
     Args:
         command: what.
         rank: the rank that it is about.
         environment: of the node; the rank's number and process are added.
+        user: that it runs as; None: this process's.
 
     Returns:
         What it said, and how it ended.
@@ -116,7 +124,8 @@ async def run_beside(command: RunCommand, rank: RankRecord, environment: Mapping
         OSError: no process can be made.
     """
     own = {**environment, "RANK": str(rank.rank), "EVERSTEP_RANK_PID": str(rank.pid)}
-    process = await _started([sys.executable, "-P", "-m", "worker.beside", rank.cgroup or "-", *words_for(command.argv, rank.pid)], own)
+    words = (rank.cgroup or beside.NONE, beside.written(user), *words_for(command.argv, rank.pid))
+    process = await _started([sys.executable, "-P", "-m", "worker.beside", *words], own)
     assert process.stdout is not None
     assert process.stderr is not None
     said: list[bytearray] = [bytearray(), bytearray()]

@@ -59,6 +59,7 @@ _CREDENTIALS = frozenset(
 )
 """Where AWS SDKs look for whose keys they are to use. Those of the node are the agent's alone."""
 _NO_CREDENTIALS = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+_OF_THE_AGENT = frozenset({"TORCH_EXTENSIONS_DIR", "MAIL", "SUDO_USER", "SUDO_UID", "SUDO_GID", "SUDO_COMMAND"})
 _RESERVED_PREFIX = "EVERSTEP_"
 
 
@@ -118,6 +119,21 @@ def node_environment(environment: Mapping[str, str], address: str) -> dict[str, 
     if is_this_machine(address):
         inherited.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return inherited
+
+
+def inherited_as(user: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return what ranks inherit that have another user than the agent.
+
+    Args:
+        user: HOME and names of that user; empty: ranks have the agent's.
+        inherited: what `node_environment` returned.
+
+    Returns:
+        All of it, less what leads to folders of the agent's user that are written to: what is built there, root loads.
+    """
+    if not user:
+        return dict(inherited)
+    return {name: value for name, value in inherited.items() if name not in _OF_THE_AGENT and not name.startswith("XDG_")} | dict(user)
 
 
 def job_environment(script: ScriptPlan, inherited: Mapping[str, str]) -> dict[str, str]:

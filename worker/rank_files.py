@@ -1,7 +1,8 @@
-"""Where a rank's streams and outputs lie on its node, and the end of a stream.
+"""Where a rank's streams, its outputs and its home lie on its node, and the end of a stream.
 
     <state>/logs/<run>/gen=<g>/rank=<r>.stdout | .stderr
     <state>/outputs/<run>/gen=<g>/rank=<r>/
+    <state>/homes/<run>/                       where ranks have another user than the agent: that user's, for as long as the run is here
 
 Invariant: one place names these paths; whoever writes, reads, uploads or forgets them asks here.
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.protocol.ids import Generation, Rank, RunId
+from worker.rank_user import RankUser, make_own, make_way
 
 LAST_LINES_BYTES = 4096
 
@@ -45,10 +47,12 @@ class RankFiles:
     def _logs(self) -> Path:
         return logs_of(self.state_dir, self.run) / f"gen={self.generation}"
 
-    def make(self) -> None:
-        """Make the folders, this user's alone."""
+    def make(self, user: RankUser | None = None) -> None:
+        """Make the folders: streams this process's alone, outputs those of the ranks' user, where that is another."""
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.output_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self.state_dir / "outputs", outputs_of(self.state_dir, self.run), self.output_dir.parent):
+            make_way(folder, user)
+        make_own(self.output_dir, user)
 
 
 def logs_of(state_dir: Path, run: RunId) -> Path:
@@ -59,6 +63,19 @@ def logs_of(state_dir: Path, run: RunId) -> Path:
 def outputs_of(state_dir: Path, run: RunId) -> Path:
     """Return the folder of all outputs of a run."""
     return state_dir / "outputs" / run
+
+
+def home_of(state_dir: Path, run: RunId) -> Path:
+    """Return the home of the ranks of a run, where their user is not the agent's."""
+    return state_dir / "homes" / run
+
+
+def make_home(state_dir: Path, run: RunId, user: RankUser) -> dict[str, str]:
+    """Make the home of a run's ranks; returns the variables that lead to it. A run has its own: what a job leaves there no other reads or runs."""
+    home = home_of(state_dir, run)
+    make_way(home.parent, user)
+    make_own(home, user)
+    return user.identity(home)
 
 
 def last_lines(path: Path, limit_bytes: int = LAST_LINES_BYTES) -> str:

@@ -164,9 +164,9 @@ class RankLines:
         line.send(
             Welcome(
                 generation=self.generation,
-                word_path=str(shard.page.path),
+                word_path=self._store.open_to_rank(shard.page.path),
                 base_step=self._plan.base_step,
-                base_slot_path=str(base.file.path) if base is not None else None,
+                base_slot_path=self._store.open_to_rank(base.file.path) if base is not None else None,
             )
         )
 
@@ -245,7 +245,7 @@ class RankLines:
             if needed > self._store.memory_bytes:
                 raise NoRoom(needed_bytes=needed, available_bytes=self._store.memory_bytes)
             async with self._granting[shard.rank]:
-                paths = await self._store.reserve(
+                await self._store.reserve(
                     shard.rank, capacity_bytes=request.capacity_bytes, layout_hash=request.layout_hash, slot_count=self._slot_count
                 )
         except NoRoom as error:
@@ -260,7 +260,7 @@ class RankLines:
             return
         shard.refusal = ""
         shard.reserve(request.capacity_bytes, request.layout_hash)
-        self._send(shard, SlotsGranted(layout_hash=request.layout_hash, capacity_bytes=request.capacity_bytes, paths=paths))
+        self._send(shard, SlotsGranted(layout_hash=request.layout_hash, capacity_bytes=request.capacity_bytes, paths=self._paths(shard)))
         if not await shard.holders_ready():
             return  # a later request waits for its own
         self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
@@ -309,7 +309,7 @@ class RankLines:
         return [slot.file for slot in self._store.shards.get(shard.rank, [])]
 
     def _paths(self, shard: OwnedShard) -> tuple[str, ...]:
-        return tuple(str(file.path) for file in self._files(shard))
+        return tuple(self._store.open_to_rank(file.path) for file in self._files(shard))
 
     @staticmethod
     def _can_capture(shard: OwnedShard, step: Step) -> bool:

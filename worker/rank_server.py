@@ -1,4 +1,4 @@
-"""The agent's end of its ranks' lines (`everstep.protocol.rank_messages`), on a unix socket that only this user's processes can open.
+"""The agent's end of its ranks' lines (`everstep.protocol.rank_messages`), on a unix socket that only their user's processes can open.
 
 Invariant: a line speaks for one rank of the current generation, or it is closed; nothing that a rank sends, or stops reading, holds up the agent.
 """
@@ -19,6 +19,7 @@ from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import Rank
 from everstep.protocol.rank_messages import RankHello, RankToAgent
 from worker.private_socket import listen_private
+from worker.rank_user import RankUser, share
 from worker.tasks import end
 
 log = logging.getLogger(__name__)
@@ -60,8 +61,15 @@ class RankLine:
 class RankServer:
     """Listens for the ranks of this node. One owner: the agent."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, user: RankUser | None = None) -> None:
+        """Nothing listens yet.
+
+        Args:
+            path: of the socket.
+            user: that ranks run as; None: this process's.
+        """
         self.path = path
+        self._user = user
         self.events: RankEvents | None = None
         self.refused_count = 0
         self._server: asyncio.AbstractServer | None = None
@@ -70,6 +78,7 @@ class RankServer:
     async def start(self) -> None:
         """Listen; a socket that an earlier agent left is replaced."""
         self._server = await asyncio.start_unix_server(self._accept, sock=listen_private(self.path))
+        share(self.path, self._user)
 
     async def close(self) -> None:
         """Stop listening and end every line; ranks train on and look for the next agent."""
@@ -97,7 +106,7 @@ class RankServer:
                 await writer.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if _peer_uid(writer) != os.getuid():
+        if _peer_uid(writer) not in (os.getuid(), *((self._user.uid,) if self._user is not None else ())):
             raise MalformedMessage("a rank of another user")
         hello = await _read(reader)
         events = self.events

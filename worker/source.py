@@ -1,11 +1,14 @@
 """The user's source tree on this node: fetched, checked, unpacked.
 
+What is unpacked is this process's, and readable by all who can come so far: ranks can run it, and where their user is another, not change it.
+
 Invariant: nothing of an archive that is not exactly what the plan names, or that would write outside its folder, ever reaches the disk unpacked.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -46,7 +49,9 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path) -> Path:
                     raise SourceRefused(f"{member.name!r} in the source archive is neither a file nor a folder")
                 if size > MAX_UNPACKED_BYTES:
                     raise SourceRefused(f"the source archive unpacks to more than {MAX_UNPACKED_BYTES:,} bytes")
-                tar.extract(member, scratch, filter="data")
+                tar.extract(member, scratch, filter=_readable)
+        for parent, _, _ in os.walk(scratch):
+            os.chmod(parent, 0o755)
     except (tarfile.TarError, OSError, EOFError) as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise SourceRefused(f"the source archive is not sound: {error}") from error
@@ -59,3 +64,9 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path) -> Path:
     if not entry.is_relative_to(folder.resolve()) or not entry.is_file():
         raise SourceRefused(f"EntryPoint {script.entry_point!r} is not a file of the source tree")
     return entry
+
+
+def _readable(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    """Return what is unpacked for a member: what Python's own filter lets pass, with two modes for whoever packed it and whatever the umask."""
+    passed = tarfile.data_filter(member, folder)
+    return passed if passed.isdir() else passed.replace(mode=0o755 if (member.mode or 0) & 0o100 else 0o644, deep=False)

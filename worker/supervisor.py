@@ -31,8 +31,9 @@ from everstep.protocol.ids import Generation, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, PlanNode
 from worker.errors import RanksNotGone, ShimUnavailable
 from worker.health import memory
-from worker.rank_environment import RankPaths, Supplied, node_environment, rank_arguments, rank_environment, source_folder
-from worker.rank_files import RankFiles, last_lines
+from worker.rank_environment import RankPaths, Supplied, inherited_as, node_environment, rank_arguments, rank_environment, source_folder
+from worker.rank_files import RankFiles, last_lines, make_home
+from worker.rank_user import RankUser, make_way
 from worker.shim import cgroups, processes
 from worker.shim.messages import (
     ForgetRun,
@@ -139,6 +140,7 @@ class Supervisor:
         modules: tuple[str, ...] = DEFAULT_MODULES,
         gone_seconds: float = _GONE_SECONDS,
         cgroup: str | None = None,
+        user: RankUser | None = None,
     ) -> None:
         """Take the facts; nothing is started yet.
 
@@ -151,10 +153,12 @@ class Supervisor:
             modules: what the template imports.
             gone_seconds: how long killed processes may take to disappear before the node is declared unable to go on.
             cgroup: name of the node's cgroup, unique on this machine; None: after its state folder. Empty: ranks get none of their own.
+            user: that ranks run as; None: this process's.
         """
         self._state = state.absolute()
         self._socket = socket.absolute()
         self._is_warm = is_warm
+        self._user = user
         self._modules = modules if is_warm and can_preload(modules) else ()
         self._gone_seconds = gone_seconds
         self._cgroup = f"everstep-{os.getuid()}-{xxhash.xxh3_64_hexdigest(os.fsencode(self._state))}" if cgroup is None else cgroup
@@ -190,8 +194,9 @@ class Supervisor:
             ShimUnavailable: no shim can be started.
         """
         self._loop = asyncio.get_running_loop()
-        for folder in (self._state, self._state / "logs", self._socket.parent):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self._state, self._socket.parent):
+            make_way(folder, self._user)
+        (self._state / "logs").mkdir(mode=0o700, exist_ok=True)
         reader = await self._connect()
         self._tasks = [
             asyncio.create_task(self._follow(reader), name="shim line"),
@@ -248,7 +253,9 @@ class Supervisor:
         if key in self._records or key in self._asked:
             return
         files = RankFiles(self._state, plan.run, plan.generation, rank)
-        files.make()
+        files.make(self._user)
+        identity = make_home(self._state, plan.run, self._user) if self._user is not None else {}
+        inherited = inherited_as(identity, self._inherited)
         paths = RankPaths(agent_socket=agent_socket.absolute(), output_dir=files.output_dir)
         start = StartRank(
             run=plan.run,
@@ -257,12 +264,13 @@ class Supervisor:
             script=str(entry.absolute()),
             arguments=rank_arguments(plan.script.hyperparameters),
             working_directory=str(source_folder(entry, plan.script.entry_point)),
-            environment=rank_environment(plan, here, rank, paths, self._inherited, supplied.environment),
+            environment=rank_environment(plan, here, rank, paths, inherited, supplied.environment),
             packages=supplied.packages.path,
             package_modules=supplied.packages.modules,
             stdout_path=str(files.stdout),
             stderr_path=str(files.stderr),
             warm=self._is_warm,
+            user=self._user,
         )
         await self._connected()
         self._asked[key] = start

@@ -21,8 +21,9 @@ from worker.credentials import RoleCredentials
 from worker.errors import InputRefused, LoadFailed, RequirementsRefused, StorageError, StoreRefused
 from worker.inputs import InputCache
 from worker.packages import Order, PackageLayers
-from worker.rank_environment import Packages, Supplied, job_environment, node_environment, source_folder
-from worker.rank_files import RankFiles
+from worker.rank_environment import Packages, Supplied, inherited_as, job_environment, node_environment, source_folder
+from worker.rank_files import RankFiles, make_home
+from worker.rank_user import RankUser
 from worker.shm.store import in_thread
 from worker.storage.aws import Aws, RoleKeys, session_name_of
 from worker.storage.object_store import ObjectStore
@@ -37,14 +38,25 @@ class Supplies:
         aws: the rest of AWS, with the node's permissions.
         now: Unix time, seconds.
         input_bytes: what inputs may take of the disk; None: what it has, less a part.
+        user: that ranks run as; None: the agent's.
     """
 
-    def __init__(self, state: Path, objects: ObjectStore, aws: Aws, *, now: Callable[[], float], input_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        objects: ObjectStore,
+        aws: Aws,
+        *,
+        now: Callable[[], float],
+        input_bytes: int | None = None,
+        user: RankUser | None = None,
+    ) -> None:
         self._state = state
+        self._user = user
         self._objects = objects
         self._aws = aws
-        self._inputs = InputCache(state, input_bytes)
-        self._packages = PackageLayers(state)
+        self._inputs = InputCache(state, input_bytes, user)
+        self._packages = PackageLayers(state, user=user)
         self._credentials = RoleCredentials(state, aws, now)
 
     async def gather(self, plan: GenerationPlan, key: bytes, here: PlanNode, entry: Path) -> Supplied:
@@ -137,11 +149,12 @@ class Supplies:
         """Install what is asked for; pip's words are lines of the job's log, as those of the node's first rank."""
         if not plan.script.requirements:
             return Packages()
+        identity = make_home(self._state.absolute(), plan.run, self._user) if self._user is not None else {}
         order = Order(
             source=source_folder(entry, plan.script.entry_point),
             source_sha256=plan.script.source.sha256,
             requirements=plan.script.requirements,
-            environment=job_environment(plan.script, node_environment(os.environ, here.address)),
+            environment=job_environment(plan.script, inherited_as(identity, node_environment(os.environ, here.address))),
             output=RankFiles(self._state.absolute(), plan.run, plan.generation, here.ranks[0]).stdout,
         )
         try:

@@ -482,6 +482,7 @@ def node(
         creation_time=record.created_at,
         refused_message_count=refused_message_count,
         refused_session_count=agent.report.refused_count if agent is not None and agent.report is not None else 0,
+        exposure=(agent.report.exposure or None) if agent is not None and agent.report is not None else None,
         connection_time=record.connected_at,
         end_time=record.ended_at,
     )

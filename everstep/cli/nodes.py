@@ -48,6 +48,7 @@ def describe(service: Service, node_id: NodeId) -> Shown:
         ("agent", _agent(node)),
         ("job", node.get("TrainingJobName")),
         ("refused", _refusals(node)),
+        ("exposed", node.get("Exposure")),
         ("address", node["Address"]),
         ("memory for slots", size(node["MemoryBytes"])),
         ("instance type", node["InstanceType"] or None),

@@ -269,6 +269,8 @@ class AgentReport(Message, frozen=True):
     """Below which key of the object store the node's own log lies, once `KeepEvidence` asked for it."""
     is_warm: bool = True
     """Ranks start without importing first, or as fast as this node ever will: nothing is being preloaded any more."""
+    exposure: str = ""
+    """What a job's code can get at here that is not the job's, in a sentence: the agent's files, the instance's metadata; empty: neither."""
 
 
 class Hello(Message, frozen=True):

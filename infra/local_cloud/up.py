@@ -494,7 +494,9 @@ class LocalCluster:
             self.wait_for_nodes(total, timeout_seconds=options.connect_seconds)
 
     def _start_aws(self, description: ClusterFile, options: ClusterOptions) -> dict[str, str]:
-        instance_environment = {**options.environment, "EVERSTEP_NODE_MEMORY_BYTES": str(description.node_memory_bytes)}
+        # The machine is the user's own: ranks are to reach what the user reaches.
+        ranks = {"EVERSTEP_RANK_USER": str(os.getuid())}
+        instance_environment = {**ranks, **options.environment, "EVERSTEP_NODE_MEMORY_BYTES": str(description.node_memory_bytes)}
         arguments = {
             "--nodes-directory": str(self.nodes_directory),
             "--ready-file": str(self._parts.ready_file(AWS)),

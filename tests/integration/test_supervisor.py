@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -117,6 +118,34 @@ async def test_what_a_rank_is_supplied_with_is_in_its_environment_and_on_no_disk
     written = [path for path in bench.state.rglob("*") if path.is_file()]
     assert any(path.suffix == ".json" for path in written), "the rank's record is among them"
     assert [path for path in written if b"hunter2" in path.read_bytes()] == []
+
+
+async def test_what_a_rank_is_given_is_in_no_memory_that_later_ranks_inherit(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, is_warm=True)
+    await bench.supervisor.start()
+    try:
+        secret = secrets.token_hex(16)
+        await bench.start("pass", supplied=Supplied(environment={"TOKEN": secret}))
+        assert (await bench.exit()).end.code == 0
+        (rank,) = bench.supervisor.records
+        assert rank.is_warm
+        (template,) = processes.children(bench.shim_pid()) - {rank.pid}
+        memory = read_memory(template)
+        assert memory.find(PRELOADED[0].encode()) >= 0
+        assert memory.find(secret.encode()) < 0
+    finally:
+        await bench.supervisor.shut_down()
+
+
+def read_memory(pid: int) -> bytes:
+    """Return all that a process can read and write."""
+    ranges = [line.split()[:2] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    data = bytearray()
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for begin, end in ((int(place, 16) for place in where.split("-")) for where, rights in ranges if rights.startswith("rw")):
+            memory.seek(begin)
+            data += memory.read(end - begin)
+    return bytes(data)
 
 
 @pytest.mark.parametrize("module", ["graphlib", "everstep_example"])

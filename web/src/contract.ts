@@ -847,6 +847,8 @@ export interface Node {
   RefusedMessageCount: number
   /** Sessions of other agents and of ranks that its agent refused or closed for what they said, since the agent started. A few around a restart of ranks are stale ones; more are worth a look at its log. */
   RefusedSessionCount: number
+  /** What a job's code can get at on this node that is not the job's, in a sentence: the agent's files, the instance's metadata. Absent where ranks have a user of their own that is kept from both, and while the agent has not reported. */
+  Exposure?: string
   Reason: string
   /** Its history, oldest line first; listed by DescribeNode alone. */
   Incidents: NodeIncident[]

@@ -17,6 +17,7 @@ import types
 from importlib.machinery import SourceFileLoader
 from typing import NoReturn
 
+from worker import rank_user
 from worker.shim import processes
 from worker.shim.messages import StartRank
 
@@ -59,10 +60,11 @@ def environment_of(start: StartRank) -> dict[str, str]:
     return {**start.environment, "PYTHONPATH": os.pathsep.join([start.packages, others] if others else [start.packages])}
 
 
-def settle(stdout: int, stderr: int, gate: int) -> None:
-    """Make this fork a process of its own: session, stdio, default signals; then wait until its record is written.
+def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int) -> None:
+    """Make this fork a process of its own: user, session, stdio, default signals; then wait until its record is written.
 
     Args:
+        user: to become; None: it stays what it is.
         stdout: an open file; becomes descriptor 1.
         stderr: an open file; becomes descriptor 2.
         gate: a pipe; one byte lets the rank go, its end means that there must be no such rank.
@@ -76,6 +78,12 @@ def settle(stdout: int, stderr: int, gate: int) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
+    if user is not None:
+        try:
+            rank_user.become(user)
+        except OSError as error:
+            os.write(2, f"this rank cannot run as {user.name}: {error}\n".encode())
+            os._exit(_CANNOT_RUN)
     if os.read(gate, 1) != GO:
         os._exit(_CANNOT_RUN)
     for descriptor in (null, stdout, stderr, gate):
@@ -103,6 +111,8 @@ def become(start: StartRank) -> NoReturn:
     """
     os.environ.clear()
     os.environ.update(environment_of(start))
+    if start.user is not None:
+        rank_user.allow_looks()
     time.tzset()
     processes.set_name(f"rank {start.rank}")
     processes.set_title([sys.executable, "-u", start.script, *start.arguments])

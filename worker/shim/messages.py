@@ -19,6 +19,7 @@ from enum import StrEnum
 
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, Rank, RunId
+from worker.rank_user import RankUser
 
 
 class Preload(StrEnum):
@@ -51,6 +52,8 @@ class StartRank(Message, frozen=True):
     """A folder that is imported from before the interpreter's own packages; empty: there is none."""
     package_modules: tuple[str, ...] = ()
     """What it has: a warm rank would already have loaded others of these names."""
+    user: RankUser | None = None
+    """Who it runs as; None: as the shim does."""
 
 
 class StopRanks(Message, frozen=True):

@@ -47,7 +47,7 @@ from worker.shim.messages import (
     ToShim,
 )
 from worker.shim.records import RankRecords
-from worker.shim.template import Forked, ForkFailed, FromTemplate, TemplateFailed, TemplateReady
+from worker.shim.template import FORK, Forked, ForkFailed, FromTemplate, TemplateFailed, TemplateReady
 
 _CREDENTIALS = struct.Struct("3i")
 _log = logging.getLogger("worker.shim")
@@ -333,7 +333,7 @@ class Shim:
         if pid == 0:
             try:
                 os.close(ours)
-                launch.settle(stdout, stderr, theirs)
+                launch.settle(start.user, stdout, stderr, theirs)
                 launch.execute(start)
             finally:
                 os._exit(127)
@@ -357,13 +357,15 @@ class Shim:
                 continue
             try:
                 stdout, stderr = _open_output(pending.start)
+                told = _write_down(pending.start)
                 theirs, pending.gate = os.pipe()
             except OSError as error:
                 self._refuse(pending.client, pending.start, str(error))
                 continue
             self._forking.append(pending)
-            _send_blocking(template.line.socket, codec.frame(pending.start), [stdout, stderr, theirs])
-            for descriptor in (stdout, stderr, theirs):
+            descriptors = [told, stdout, stderr, theirs]
+            _send_blocking(template.line.socket, FORK, descriptors)
+            for descriptor in descriptors:
                 os.close(descriptor)
 
     def _admit(self, pending: _Pending, pid: int, *, is_warm: bool) -> None:
@@ -572,13 +574,29 @@ def _is_meant(stop: StopRanks, key: RankKey) -> bool:
 
 
 def _open_output(start: StartRank) -> tuple[int, int]:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    stdout = os.open(start.stdout_path, flags, 0o600)
+    stdout = _open_stream(start.stdout_path, start)
     try:
-        return stdout, os.open(start.stderr_path, flags, 0o600)
+        return stdout, _open_stream(start.stderr_path, start)
     except OSError:
         os.close(stdout)
         raise
+
+
+def _open_stream(path: str, start: StartRank) -> int:
+    """Open what a rank prints into. Its user may open it again, as /dev/stdout, to write and not to read."""
+    stream = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    if start.user is not None:
+        os.fchown(stream, -1, start.user.gid)
+        os.fchmod(stream, 0o620)
+    return stream
+
+
+def _write_down(start: StartRank) -> int:
+    """Return a file in memory with what a warm rank is to run: its fork reads it, and the template, whose memory later ranks inherit, does not."""
+    file = os.memfd_create("start")
+    with os.fdopen(os.dup(file), "wb") as written:
+        written.write(codec.encode(start))
+    return file
 
 
 def _send_blocking(line: socket.socket, data: bytes, descriptors: list[int]) -> None:

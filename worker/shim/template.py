@@ -3,10 +3,11 @@
     shim                                   template
     (exec)
                         ◀─────             TemplateReady | TemplateFailed
-    StartRank + 3 fds   ─────▶             (stdout, stderr, gate)
+    FORK + 4 fds        ─────▶             (a file with StartRank, stdout, stderr, gate)
                         ◀─────             Forked | ForkFailed
 
-It forks twice and lets the one in the middle end, so that the rank's parent is the shim. Nothing of the user's ever runs in here.
+It forks twice and lets the one in the middle end, so that the rank's parent is the shim. Nothing of the user's ever runs in here, and nothing of a
+job is ever read in here: what a rank is to run, its secrets among it, its own process reads; it would else be in the memory of all later ranks.
 
 Measured on 2 quiet cores, torch 2.13, DeepSpeed 0.19.8, file cache warm: ready after 3.5 s (30 s more where the operator has to be compiled
 first), 362 MiB resident. From `StartRank` to the first line of the script 33 ms, 26 ms of it until `RankStarted`; cold, the imports alone cost
@@ -32,7 +33,9 @@ from worker.shim.messages import StartRank
 from worker.shim.preload import preload
 
 _PID = struct.Struct("<q")
-_DESCRIPTOR_COUNT = 3
+_DESCRIPTOR_COUNT = 4
+FORK = b"f"
+"""Asks for a rank."""
 
 
 class TemplateReady(Message, frozen=True):
@@ -51,13 +54,13 @@ class TemplateFailed(Message, frozen=True):
 
 
 class Forked(Message, frozen=True):
-    """Answer to `StartRank`: the process stands at its gate."""
+    """Answer to `FORK`: the process stands at its gate."""
 
     pid: int
 
 
 class ForkFailed(Message, frozen=True):
-    """Answer to `StartRank`: the kernel gave no process."""
+    """Answer to `FORK`: the kernel gave no process."""
 
     reason: str
 
@@ -95,17 +98,18 @@ def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
 def _serve(line: socket.socket) -> StartRank | None:
     """Answer requests; return None when the shim is gone, and in each new rank what it is to run."""
     while True:
-        prefix, descriptors, _, _ = socket.recv_fds(line, codec.LENGTH.size, _DESCRIPTOR_COUNT)
-        if not prefix:
+        asked, descriptors, _, _ = socket.recv_fds(line, len(FORK), _DESCRIPTOR_COUNT)
+        if not asked:
             return None
-        start = codec.decode(_receive(line, codec.frame_length(prefix + _receive(line, codec.LENGTH.size - len(prefix)))), StartRank)
         try:
             pid = _fork_twice()
         except OSError as error:
             line.sendall(codec.frame(ForkFailed(reason=str(error))))
         else:
             if pid == 0:
-                launch.settle(*descriptors)
+                told, *rest = descriptors
+                start = _read(told)
+                launch.settle(start.user, *rest)
                 return start
             line.sendall(codec.frame(Forked(pid=pid)))
         for descriptor in descriptors:
@@ -144,11 +148,8 @@ def _fork_twice() -> int:
     return int(pid)
 
 
-def _receive(line: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        piece = line.recv(count - len(data))
-        if not piece:
-            raise SystemExit(0)
-        data += piece
-    return bytes(data)
+def _read(file: int) -> StartRank:
+    """Read what this new process is to run."""
+    with os.fdopen(file, "rb") as told:
+        told.seek(0)
+        return codec.decode(told.read(), StartRank)

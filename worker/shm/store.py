@@ -27,6 +27,7 @@ from everstep.protocol.plan import SlotRecord
 from everstep.protocol.slot import SlotHeader, SlotState, chunk_bytes, chunk_range, digest
 from worker.core.slots import Content, SlotView, being_written, find_sealed, writable
 from worker.errors import NoRoom
+from worker.rank_user import RankUser, make_way, share
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.slot_file import SlotFile
 from worker.tasks import end, work_as_ranks_do
@@ -66,21 +67,23 @@ class Slot:
 class SlotStore:
     """The slots of one run at a time. One owner: the agent. Not for threads: every method runs on the agent's loop."""
 
-    def __init__(self, root: Path, *, memory_bytes: int) -> None:
+    def __init__(self, root: Path, *, memory_bytes: int, user: RankUser | None = None) -> None:
         """Take the folder.
 
         Args:
-            root: on tmpfs, this node's alone; made here, with mode 0700.
+            root: on tmpfs, this node's alone; made here.
             memory_bytes: what all slots together may take.
+            user: that ranks run as; None: this process's.
         """
         self.root = root
+        self._user = user
         self.memory_bytes = memory_bytes
         self.run: RunId | None = None
         self.job = JobName("")
         self.shards: dict[Rank, list[Slot]] = {}
         self._creating_bytes = 0
         """Of files that threads are making."""
-        root.mkdir(mode=0o700, exist_ok=True)
+        make_way(root, user)
 
     # -- the run --------------------------------------------------------------------------------------------------------------------------
 
@@ -97,7 +100,7 @@ class SlotStore:
             if other.name != run:
                 shutil.rmtree(other)
         folder = self.root / run
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_way(folder, self._user)
         found = [match for path in folder.iterdir() if (match := _SLOT_NAME.fullmatch(path.name))]
         for rank in sorted({Rank(int(match[1])) for match in found}):
             count = 1 + max(int(match[2]) for match in found if int(match[1]) == rank)
@@ -156,6 +159,11 @@ class SlotStore:
                 slot.file.close()
         self.shards.clear()
         self.run = None
+
+    def open_to_rank(self, path: Path) -> str:
+        """Return a file's path to tell a rank of this node, which may read and write that file from now on; others may not, nor other files."""
+        share(path, self._user)
+        return str(path)
 
     def page_path(self, rank: Rank) -> Path:
         """Where the rank's page lies."""
@@ -243,7 +251,7 @@ class SlotStore:
             slot.file.write_header(replace(header, capacity_bytes=slot.file.header.capacity_bytes))
         return index
 
-    async def reserve(self, rank: Rank, *, capacity_bytes: int, layout_hash: bytes, slot_count: int) -> tuple[str, ...]:
+    async def reserve(self, rank: Rank, *, capacity_bytes: int, layout_hash: bytes, slot_count: int) -> None:
         """Make this shard's slots before they are needed, pages allocated; those that hold something stay as they are until they are granted.
 
         Args:
@@ -251,9 +259,6 @@ class SlotStore:
             capacity_bytes: room for one payload.
             layout_hash: uint8[16], of what will be captured.
             slot_count: 2, or 3 where the job asked for it.
-
-        Returns:
-            The slots' paths, in order.
 
         Raises:
             NoRoom: the node's memory for slots is used up; says the figures.
@@ -266,7 +271,6 @@ class SlotStore:
                 await self._enlarge(slot, rank, index, empty)
         while len(slots) < slot_count:
             slots.append(Slot(await self._create(rank, len(slots), empty)))
-        return tuple(str(slot.file.path) for slot in slots)
 
     async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
         """Make the file anew with more room; where there is none, the slot is left behind with no room at all."""

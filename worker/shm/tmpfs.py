@@ -21,7 +21,7 @@ def mount(folder: Path, size_bytes: int) -> bool:
     """Mount a tmpfs at `folder`, once: by the agent when it starts. A folder that already holds something stays as it is.
 
     Args:
-        folder: made here, with mode 0700.
+        folder: made here, with mode 0700; its store lets ranks through.
         size_bytes: what may lie on it.
 
     Returns:

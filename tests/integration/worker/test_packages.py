@@ -123,6 +123,20 @@ async def test_only_the_newest_layers_stay(tmp_path: Path, order: Order) -> None
     assert "other-0" not in names
 
 
+async def test_layers_that_there_is_no_room_for_go_and_one_that_is_too_large_is_refused(tmp_path: Path, order: Order) -> None:
+    first = Path((await PackageLayers(tmp_path).install(order)).path)
+    room = sum(path.lstat().st_blocks * 512 for path in first.parents[2].rglob("*") if not path.is_dir()) * 3 // 2
+    (order.source / "requirements.txt").write_text(f"{OFFLINE}pluggy==99.0\n")
+    second = Path((await PackageLayers(tmp_path, limit_bytes=room).install(order)).path)
+    assert second.exists()
+    assert not first.exists(), "both have no room"
+    (order.source / "requirements.txt").write_text(f"{OFFLINE}everstep_example\n")
+    with pytest.raises(RequirementsRefused, match=r"takes [\d,]+ bytes, and packages may take 4,096 bytes of this node's disk"):
+        await PackageLayers(tmp_path, limit_bytes=4096).install(order)
+    assert second.exists(), "what is refused takes nobody's place"
+    assert leftovers(tmp_path) == []
+
+
 # -- what dies in the middle ---------------------------------------------------------------------------------------------------------------
 
 

@@ -534,6 +534,9 @@ def test_a_node_shows_what_was_refused(run, messages, sessions, words):
     _, out, _, _ = run("nodes", "describe", "i-1", describe_node=node)
     assert ("refused" in out) is (words is not None)
     assert (words or "") in out
+    assert "exposed" not in out
+    _, out, _, _ = run("nodes", "describe", "i-1", describe_node={**node, "Exposure": "ranks run as the agent's user"})
+    assert "ranks run as the agent's user" in out
 
 
 def test_what_was_asked_for_and_is_not_there_is_told_from_nothing_at_all(run):

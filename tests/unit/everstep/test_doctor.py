@@ -33,6 +33,7 @@ GOOD = Facts(
     memory_available=16 * GIB,
     local_ports=(32_768, 60_999),
     gpus=("NVIDIA H100",),
+    is_root=True,
     aws=AWS,
 )
 
@@ -41,7 +42,8 @@ def test_a_good_node_has_nothing_wrong_and_everything_was_looked_at() -> None:
     findings = judge(GOOD)
     assert {finding.level for finding in findings} == {Level.OK}
     checks = {finding.check for finding in findings}
-    assert checks == {"python", "version", "packages", "endpoint", "clock", "token", "memory", "tmpfs", "ports", "gpu", "aws", "permissions"}
+    machine = {"python", "version", "packages", "clock", "memory", "tmpfs", "ports", "gpu", "isolation"}
+    assert checks == machine | {"endpoint", "token", "aws", "permissions"}
     assert not is_wrong(findings)
 
 
@@ -75,7 +77,10 @@ QUOTA = Quota(name="P instances", limit=384, needed=768, instance_type="p5.48xla
         ({"listen_error": "Permission denied"}, "ports", Level.WRONG, "Permission denied"),
         ({"local_ports": (10_000, 65_000)}, "ports", Level.WARNING, "10000 to 65000"),
         ({"gpu_error": "nvidia-smi: no devices"}, "gpu", Level.WRONG, "no devices"),
-        ({"is_ec2": True}, "isolation", Level.WARNING, "ask this instance's metadata for the keys of its role"),
+        ({"is_root": False}, "isolation", Level.WARNING, "a job's code can read the agent's files"),
+        ({"is_root": False, "is_ec2": True}, "isolation", Level.WARNING, "and ask this instance's metadata for the keys of its role"),
+        ({"closed_folder": "/root"}, "isolation", Level.WRONG, "/root is closed to it"),
+        ({"is_ec2": True, "has_ip": False}, "isolation", Level.WARNING, "ask it for the keys of the instance's role"),
         (aws(error="no credentials"), "aws", Level.WRONG, "no credentials"),
         (aws(permissions={"s3:PutObject": False, "s3:GetObject": True}), "permissions", Level.WRONG, "not allowed: s3:PutObject"),
         (aws(permissions={"ssm:GetParameter": False, "s3:GetObject": True}), "permissions", Level.WARNING, "not allowed: ssm:GetParameter (Secrets)"),
@@ -206,3 +211,11 @@ def test_aws_is_asked_of_a_node_unless_said(monkeypatch: pytest.MonkeyPatch, opt
     monkeypatch.setattr(doctor_facts, "gather", gather)
     CliRunner().invoke(app, ["doctor", *options])
     assert asked == [is_asked]
+
+
+def test_a_folder_above_python_that_is_closed_to_others_is_found(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o700)
+    found = Path(doctor_facts._closed_folder(Path("/usr/bin/python3"), tmp_path / "closed" / "python"))
+    assert found in (tmp_path / "closed", *tmp_path.parents, tmp_path)
+    assert not found.stat().st_mode & 0o001
+    assert doctor_facts._closed_folder(Path("/usr/bin/python3")) == ""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from worker.__main__ import settings
+from worker import metadata_rule, rank_user
+from worker.__main__ import confine, settings
+from worker.instance_metadata import EC2_ENDPOINT
+from worker.rank_user import RankUser
 
 
 def arguments(state: Path, url: str = "http://127.0.0.1:8000") -> list[str]:
@@ -43,3 +48,47 @@ def test_the_log_is_for_people_unless_said_otherwise(tmp_path: Path, monkeypatch
     with pytest.raises(SystemExit):
         settings(arguments(tmp_path))
     assert "EVERSTEP_LOG_FORMAT 'xml' is none of text, json" in capsys.readouterr().err
+
+
+def test_who_ranks_run_as_is_said_or_follows_from_who_the_agent_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.getuid", lambda: 0)
+    assert settings([*arguments(tmp_path), "--rank-user", "7000:8000"]).rank_user == RankUser(7000, 8000)
+    assert settings([*arguments(tmp_path), "--rank-user", "0"]).rank_user is None
+    assert settings(arguments(tmp_path)).rank_user is not None
+    monkeypatch.setenv("EVERSTEP_RANK_USER", "0")
+    assert settings(arguments(tmp_path)).rank_user is None
+    with pytest.raises(SystemExit):
+        settings([*arguments(tmp_path), "--rank-user", "no such user"])
+    assert "--rank-user: there is no user no such user" in capsys.readouterr().err
+
+
+def test_an_agent_that_its_ranks_could_not_use_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = RankUser(os.getuid(), os.getgid())
+    chosen = replace(settings(arguments(tmp_path / "state")), rank_user=user, slots=tmp_path / "slots")
+    monkeypatch.setattr(rank_user, "closed_to", lambda user, paths: "/root/python")
+    with pytest.raises(SystemExit, match=r"which cannot use /root/python: .*--rank-user root runs ranks as this agent"):
+        confine(chosen)
+
+
+@pytest.mark.parametrize(
+    ("has_user", "endpoint", "reason", "words"),
+    [
+        (False, None, "", "ranks run as the agent's user: a job's code can read the agent's files"),
+        (False, EC2_ENDPOINT, "", "the agent's files, and ask the instance's metadata for the keys of its role"),
+        (True, EC2_ENDPOINT, "no ip here", "ranks can reach this instance's metadata, and with it the keys of its role: no ip here"),
+        (True, EC2_ENDPOINT, "", ""),
+        (True, "http://127.0.0.9:80", "", "the keys of its role: http://127.0.0.9:80 is none of EC2's own addresses, which a rule is for"),
+        (True, None, "", ""),
+    ],
+)
+def test_what_does_not_keep_ranks_apart_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_user: bool, endpoint: str | None, reason: str, words: str
+) -> None:
+    user = RankUser(os.getuid(), os.getgid()) if has_user else None
+    chosen = replace(settings(arguments(tmp_path / "state")), rank_user=user, slots=tmp_path / "slots", metadata_endpoint=endpoint)
+    monkeypatch.setattr(rank_user, "closed_to", lambda user, paths: "")
+    monkeypatch.setattr(metadata_rule, "keep_away", lambda user: reason)
+    assert confine(chosen).endswith(words)
+    assert bool(confine(chosen)) is bool(words)

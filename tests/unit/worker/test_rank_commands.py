@@ -37,7 +37,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.answers: asyncio.Queue[CommandEnded] = asyncio.Queue()
-        self.commands = RankCommands({"PATH": os.environ["PATH"]}, self.answers.put_nowait)
+        self.commands = RankCommands(lambda _: {"PATH": os.environ["PATH"]}, self.answers.put_nowait)
 
     async def run(self, asked: RunCommand, rank: RankRecord | None = None) -> CommandEnded:
         self.commands.take(asked, rank or record())

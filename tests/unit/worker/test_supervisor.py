@@ -13,8 +13,9 @@ import pytest
 from everstep.protocol.agent_messages import ExitClass
 from everstep.protocol.ids import Generation, Rank, Step
 from tests.unit.worker.rank_plans import RUN, rank_plan
-from worker.rank_environment import RankPaths, is_reserved, node_environment, rank_arguments, rank_environment
+from worker.rank_environment import RankPaths, inherited_as, is_reserved, node_environment, rank_arguments, rank_environment
 from worker.rank_files import RankFiles, last_lines
+from worker.rank_user import RankUser
 from worker.shim.messages import RankEnd
 from worker.supervisor import ExitedRank, classify
 
@@ -121,6 +122,20 @@ def test_a_node_passes_on_its_environment_but_nothing_of_ours() -> None:
     }
     assert node_environment(found, "127.0.0.9") == found
     assert "GLOO_SOCKET_IFNAME" not in node_environment({}, "10.0.0.1")
+
+
+def test_another_user_inherits_nothing_that_leads_to_folders_of_the_agents() -> None:
+    inherited = {
+        "HOME": "/root",
+        "USER": "root",
+        "XDG_CACHE_HOME": "/root/.cache",
+        "TORCH_EXTENSIONS_DIR": "/root/built",
+        "PATH": "/bin",
+        "SUDO_UID": "7",
+    }
+    assert inherited_as({}, inherited) == inherited
+    found = inherited_as(RankUser(5, 6, (), "ranks").identity(Path("/home-of-a-run")), inherited)
+    assert found == {"HOME": "/home-of-a-run", "USER": "ranks", "LOGNAME": "ranks", "PATH": "/bin"}
 
 
 def test_reserved_names() -> None:

@@ -200,6 +200,15 @@ async def test_what_an_agent_has_refused_itself_is_shown_with_its_node(client, s
     assert (shown["RefusedSessionCount"], shown["RefusedMessageCount"]) == (7, 0)
 
 
+async def test_what_a_jobs_code_can_get_at_is_shown_until_it_cannot(client, service, token, node):
+    async with line(service, token) as opened:
+        await join(opened, node)
+        for sequence, exposure in ((1, "ranks run as the agent's user"), (2, "")):
+            await opened.send(encode(AgentReport(node_id=NodeId(node), sequence=sequence, member=None, exposure=exposure)))
+            await until(lambda at=sequence: (report := service.services.registry.views()[node].report) is not None and report.sequence == at)
+            assert (await asyncio.to_thread(client.describe_node, NodeId=node)).get("Exposure", "") == exposure
+
+
 async def test_that_ranks_start_warm_on_a_node_is_shown(client, service, token, node):
     async with line(service, token) as opened:
         await join(opened, node)

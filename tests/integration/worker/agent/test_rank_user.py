@@ -1,0 +1,58 @@
+"""What agents open to the user that their ranks have: a rank's own slots, its page, the socket and the way there; not what they hold for others."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from everstep.protocol.ids import RunId
+from tests.integration.worker.agent.fleet import RUN, Fleet, until
+from worker.rank_files import make_home
+from worker.rank_user import RankUser
+
+pytestmark = pytest.mark.integration
+USER = RankUser(os.getuid() or 61_234, os.getgid() or 61_235)
+"""Root may give to anybody, others to themselves."""
+
+
+def opened(root: Path) -> dict[str, int]:
+    """What is the ranks' group's below a folder, and with which mode."""
+    found = {str(path.relative_to(root)): path.stat() for path in [root, *root.rglob("*")]}
+    return {name: told.st_mode & 0o777 for name, told in found.items() if told.st_gid == USER.gid and told.st_mode & 0o070}
+
+
+async def test_agents_open_what_their_ranks_need_and_nothing_else(fleet: Fleet) -> None:
+    for node in fleet.nodes:
+        await node.stop()
+        node._settings = replace(node._settings, rank_user=USER, exposure="told at the start")
+        node.start()
+    await fleet.launch()
+    await fleet.train(3)
+    for rank, node in enumerate(fleet.nodes):
+        held = {path.name for path in (node.slots / RUN).iterdir()}
+        own = {f"rank-{rank}.slot-0", f"rank-{rank}.slot-1", f"rank-{rank}.word"}
+        assert own < held, "replicas of another rank are there, too"
+        assert opened(node.slots) == {".": 0o710, RUN: 0o710, "ranks.sock": 0o660, **{f"{RUN}/{name}": 0o660 for name in own}}
+        assert opened(node.state_dir / "sources")["."] == 0o710
+        assert fleet.control.reports[node.id].exposure == "told at the start"
+    home = Path(make_home(fleet.nodes[0].state_dir, RunId(RUN), USER)["HOME"])
+    (home / "cache").touch()
+    await fleet.release()
+    await until("the home to go", lambda: not home.exists())
+
+
+async def test_what_a_restarted_agent_finds_is_opened_again(fleet: Fleet) -> None:
+    """Its ranks had been the agent's user's: the next agent gives them what they are told of, as it welcomes them."""
+    await fleet.launch()
+    await fleet.train(2)
+    node = fleet.nodes[0]
+    closed = {path.name: path.stat().st_mode & 0o777 for path in (node.slots / RUN).iterdir()}
+    assert set(closed.values()) == {0o600}
+    await node.stop()
+    node._settings = replace(node._settings, rank_user=USER)
+    node.start()
+    await until("the page to be opened", lambda: (node.slots / RUN / "rank-0.word").stat().st_mode & 0o777 == 0o660)
+    assert node.slots.stat().st_mode & 0o777 == 0o710

@@ -1,0 +1,73 @@
+"""A test's own view of the machine: a mount namespace that one thread has entered, in which this Python is open to every user."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+_CLONE_NEWNS = 0x20000
+
+
+def may_have_one() -> bool:
+    """Say whether this process has the right to one."""
+    if os.geteuid() != 0:
+        return False
+    with ThreadPoolExecutor(1) as thread:  # only the thread enters it, and ends
+        return thread.submit(ctypes.CDLL(None).unshare, _CLONE_NEWNS).result() == 0
+
+
+def in_own_mounts(body: Callable[[Path, Path], Awaitable[None]], *opened: Path) -> None:
+    """Run a test's body on a loop in a thread of its own, whose threads and children all see the namespace.
+
+    Args:
+        body: is given a folder on disk and one on tmpfs that everybody may go through; both are gone afterwards.
+        opened: folders that every user is to reach; what else is in a closed folder above one is out of sight.
+    """
+
+    def run() -> None:
+        assert ctypes.CDLL(None).unshare(_CLONE_NEWNS) == 0
+        _mount("--make-rprivate", "/")
+        _open(opened)
+        with _folder("/tmp") as disk, _folder("/dev/shm") as tmpfs:
+
+            async def main() -> None:
+                await body(disk, tmpfs)
+
+            asyncio.run(main())
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(run).result()
+
+
+def _open(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        closed = next((above for above in reversed(folder.parents) if not above.stat().st_mode & 0o001), None)
+        if closed is not None:
+            held = tempfile.mkdtemp()
+            _mount("--bind", str(folder), held)
+            _mount("-t", "tmpfs", "-o", "mode=755", "opened", str(closed))
+            folder.mkdir(parents=True)
+            _mount("--move", held, str(folder))
+            os.rmdir(held)
+
+
+@contextlib.contextmanager
+def _folder(where: str) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="everstep-test-", dir=where))
+    folder.chmod(0o711)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def _mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True)

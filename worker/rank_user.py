@@ -1,0 +1,251 @@
+"""The user that ranks run as, where the agent is root: who that is, what of the agent's folders leads to a rank's own, and how a process becomes it.
+
+    <state>, <slots>       root:ranks 0710     a way through that cannot be listed; what is the agent's own has mode 0600 or 0700 as ever
+    source, inputs, packages                   root's, readable: nothing of a job can change them
+    slots, page, socket    root:ranks 0660     of this node's ranks alone; who may write into a file cannot replace it
+    outputs, home          ranks' own
+
+A process that has become this user has no capability, and none of its children gets one by whatever it runs (no_new_privs).
+
+Invariant: no code of a job runs before `become` has returned; where it fails the process ends.
+Source: capabilities(7), `Effect of user ID changes`; prctl(2); Yama, Documentation/admin-guide/LSM/Yama.rst.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pwd
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from worker.errors import UserRefused
+
+NAME: Final = "everstep-ranks"
+NUMBER: Final = 61_100
+"""Uid and gid where there is no user of that name. Source: systemd, UIDS-GIDS: neither people's nor dynamic."""
+COMMON: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
+TRY_SECONDS: Final = 30.0
+_PR_SET_DUMPABLE = 4
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_PTRACER = 0x59616D61
+_CLOSED = (
+    "import os, sys; print(*(path for path in sys.argv[1:] if not os.access(path, os.X_OK if os.path.isdir(path) else os.R_OK)), sep=', ', end='')"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RankUser:
+    """A user without rights of its own."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    """Supplementary ones: of devices, for instance."""
+    name: str = NAME
+
+    def identity(self, home: Path) -> dict[str, str]:
+        """Return what tells programs who they are; a user without an entry in passwd has no other way to be known."""
+        return {"HOME": str(home), "USER": self.name, "LOGNAME": self.name}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `subprocess` starts a program as this user with."""
+        return {"user": self.uid, "group": self.gid, "extra_groups": self.groups}
+
+
+def choose(setting: str | None, own_uid: int) -> RankUser | None:
+    """Choose the user of a node's ranks.
+
+    Args:
+        setting: a name, `uid` or `uid:gid`; None: `everstep-ranks` where there is such a user, else a number.
+        own_uid: the agent's.
+
+    Returns:
+        The user, or None where ranks run as the agent's: because that was said, or because only root can become somebody else.
+
+    Raises:
+        UserRefused: there is no such user, or the agent may not become it, or it is as good as root.
+    """
+    if setting is not None and setting in (str(own_uid), _name_of(own_uid)):
+        return None
+    if own_uid != 0:
+        if setting is None:
+            return None
+        raise UserRefused(f"only root can run ranks as {setting}; this agent has the uid {own_uid}")
+    found = _named(NAME) or RankUser(NUMBER, NUMBER) if setting is None else _numbered(setting) or _named(setting)
+    if found is None:
+        raise UserRefused(f"there is no user {setting}")
+    if found.uid == NUMBER and setting is None and _name_of(NUMBER) not in (None, NAME):
+        raise UserRefused(f"the uid {NUMBER} is that of {_name_of(NUMBER)} here: make a user {NAME}, or name another")
+    if 0 in (found.uid, found.gid, *found.groups):
+        raise UserRefused(f"{setting} is root, or in root's group")
+    return found
+
+
+def become(user: RankUser) -> None:
+    """Become this user, for good. In a single thread, before anything of a job runs.
+
+    Locked memory stays unlimited, as it was for root: network cards and GPUs register what they read and write. Set-uid bits do nothing from now on.
+    Yama, where it is, lets processes of the same user look at each other: py-spy beside a rank is one.
+
+    Args:
+        user: who.
+
+    Raises:
+        OSError: the kernel refuses; this process must not go on.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    os.setgroups(user.groups)
+    os.setresgid(user.gid, user.gid, user.gid)
+    os.setresuid(user.uid, user.uid, user.uid)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
+    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)  # an error where there is no Yama
+
+
+def allow_looks() -> None:
+    """Let processes of the same user look into this one: itself through /proc, as CUDA does, and py-spy.
+
+    The kernel keeps everybody out of a process that has changed its user and runs on, for it may know what its new user must not. Called when nothing
+    of the kind is left in it.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def make_way(folder: Path, user: RankUser | None) -> None:
+    """Make a folder that this user can go through, and neither list nor write to; without a user, this process's user alone. Idempotent.
+
+    Args:
+        folder: its parents are made, too.
+        user: of the ranks.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if user is not None:
+        os.chown(folder, -1, user.gid)
+        folder.chmod(0o710)
+
+
+def make_own(folder: Path, user: RankUser | None) -> None:
+    """Make a folder that is this user's alone; its parent is nobody's to write to but root's. Idempotent."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if user is not None:
+        os.chown(folder, user.uid, user.gid, follow_symlinks=False)
+
+
+def share(path: Path, user: RankUser | None) -> None:
+    """Let this user read and write a file or a socket that stays root's. Idempotent."""
+    if user is not None:
+        os.chown(path, -1, user.gid, follow_symlinks=False)
+        path.chmod(0o660)
+
+
+def give(folder: Path, user: RankUser) -> None:
+    """Make a tree that root has made, and nobody else has touched, this user's."""
+    for _, _, files, at in os.fwalk(folder):
+        os.chown(at, user.uid, user.gid)
+        for name in files:
+            os.chown(name, user.uid, user.gid, dir_fd=at, follow_symlinks=False)
+    # fwalk names links to folders with the folders: they are read through, not owned
+
+
+def take(folder: Path) -> None:
+    """Make a tree that this user's programs have filled root's again, readable by all and writable by nobody else.
+
+    What they have left is not trusted: no link is followed, and no right but reading and running is left on a file.
+    """
+    for _, folders, files, at in os.fwalk(folder):
+        os.fchown(at, 0, 0)
+        os.fchmod(at, 0o755)
+        for name in [*files, *folders]:
+            os.chown(name, 0, 0, dir_fd=at, follow_symlinks=False)
+        for name in files:
+            with contextlib.suppress(OSError):  # a link, or what cannot be opened
+                descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+                try:
+                    os.fchmod(descriptor, 0o755 if os.fstat(descriptor).st_mode & 0o100 else 0o644)
+                finally:
+                    os.close(descriptor)
+
+
+def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
+    """Remove what this user's programs have left where everybody may write: the next job has the same user, and would find it.
+
+    Args:
+        user: whose; never root's, nor this process's own.
+        folders: to look in.
+    """
+    if user.uid in (0, os.getuid()):
+        return
+    for folder in folders:
+        with contextlib.suppress(OSError), os.scandir(folder) as found:
+            for entry in [each for each in found if each.stat(follow_symlinks=False).st_uid == user.uid]:
+                with contextlib.suppress(OSError):
+                    shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+
+
+def closed_to(user: RankUser, paths: Iterable[Path]) -> str:
+    """Try as this user whether it can use this Python and reach some paths.
+
+    Args:
+        user: who.
+        paths: folders to go through, files to read.
+
+    Returns:
+        What it cannot; empty when it can.
+    """
+    try:
+        done = run_as(user, _CLOSED, *map(str, paths))
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{sys.executable} ({error})"
+    return done.stdout if done.returncode == 0 else f"{sys.executable} ({(done.stderr.strip().splitlines() or ['it does not start'])[-1]})"
+
+
+def run_as(user: RankUser, code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a few lines of Python as this user, with nothing but the standard library, and wait for the end.
+
+    Args:
+        user: who.
+        code: Python.
+        *words: its arguments.
+
+    Returns:
+        How it ended, and what it said.
+
+    Raises:
+        OSError: it cannot be run.
+        SubprocessError: it has not ended after `TRY_SECONDS`.
+    """
+    command = [sys.executable, "-I", "-S", "-c", code, *words]
+    return subprocess.run(command, cwd="/", env={}, capture_output=True, text=True, timeout=TRY_SECONDS, check=False, **user.options)
+
+
+def _named(name: str) -> RankUser | None:
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        return None
+    groups = tuple(sorted(set(os.getgrouplist(name, entry.pw_gid)) - {entry.pw_gid}))
+    return RankUser(entry.pw_uid, entry.pw_gid, groups, name)
+
+
+def _numbered(setting: str) -> RankUser | None:
+    found = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", setting, re.ASCII)
+    return None if found is None else RankUser(int(found[1]), int(found[2] or found[1]))
+
+
+def _name_of(uid: int) -> str | None:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return None
