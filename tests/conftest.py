@@ -11,6 +11,7 @@ import pytest
 import pytest_randomly
 from hypothesis import HealthCheck, settings
 
+from tests.postgresql import PostgreSql
 from tests.warm_parent import WarmParent
 
 
@@ -52,3 +53,28 @@ def warm_parent() -> Iterator[WarmParent]:
     """Where tests that train get their ranks from."""
     with contextlib.closing(WarmParent()) as parent:
         yield parent
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSql]:
+    """A PostgreSQL for all tests of this process."""
+    with contextlib.closing(PostgreSql()) as server:
+        yield server
+
+
+@pytest.fixture
+def engine() -> str:
+    """Which database a test runs on, unless it asks for `BOTH_ENGINES`."""
+    return "sqlite"
+
+
+@pytest.fixture
+def database_url(engine: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database of PostgreSQL with the newest schema; empty with SQLite, where whoever asks has a file of its own."""
+    if engine == "sqlite":
+        yield ""
+        return
+    server: PostgreSql = request.getfixturevalue("postgresql")
+    url = server.migrated_database()
+    yield url
+    server.drop(url)
