@@ -23,7 +23,7 @@ from control_plane.cloud.errors import CloudError
 from control_plane.core.observed import FleetJob
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, TrainingJobStatus
-from control_plane.db import checkpoints, events, fleets, incidents, job_lists, jobs, nodes, protection, quotas, sources
+from control_plane.db import checkpoints, drills, events, fleets, incidents, job_lists, jobs, nodes, protection, quotas, sources
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord
@@ -153,6 +153,7 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
         job = find_job(session, training_job_name, caller)
         newest = jobs.generation(session, job.run_id, job.generation) if job.generation else None
         incident_totals = incidents.totals(session, run_id=job.run_id)
+        drill = drills.open_of_run(session, job.run_id)
         turns = schedule((), 0, 0.0)
         if job.state == JobState.QUEUED:
             fleet = next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None)
@@ -161,6 +162,7 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
         job,
         plan=newest.plan if newest is not None else None,
         incidents=incident_totals,
+        drill=drill,
         turns=turns,
         observed_revision=newest.revision if newest is not None else None,
     )
