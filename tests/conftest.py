@@ -6,6 +6,7 @@ import contextlib
 import random
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import pytest_randomly
@@ -74,7 +75,15 @@ def database_url(engine: str, request: pytest.FixtureRequest) -> Iterator[str]:
     if engine == "sqlite":
         yield ""
         return
-    server: PostgreSql = request.getfixturevalue("postgresql")
-    url = server.migrated_database()
-    yield url
-    server.drop(url)
+    with request.getfixturevalue("postgresql").database() as url:
+        yield url
+
+
+@pytest.fixture
+def empty_database_url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database without tables."""
+    if engine == "sqlite":
+        yield f"sqlite:///{tmp_path / 'empty.db'}"
+        return
+    with request.getfixturevalue("postgresql").database(is_migrated=False) as url:
+        yield url

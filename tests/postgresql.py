@@ -14,6 +14,8 @@ import pwd
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,27 +85,14 @@ class PostgreSql:
             raise RuntimeError(f"PostgreSQL did not start: {said}")
         self._admin = psycopg.connect(f"host={self.directory} user=everstep dbname=postgres", autocommit=True)
 
-    def url(self, database: str) -> str:
-        return f"postgresql://everstep@/{database}?host={self.directory}"
-
-    def new_database(self, template: str = "template1") -> str:
-        """Make a database without tables, or a copy of one that nobody is connected to, and return its URL."""
-        name = f"test{next(self._numbers)}"
-        self._admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-        return self.url(name)
-
-    def migrated_database(self) -> str:
-        """Make a database with the newest schema and return its URL; migrating takes longer than most tests, and is done once."""
-        if not self._template:
-            database = Database(self.new_database())
-            schema.migrate(database)
-            database.close()
-            self._template = str(database.url.database)
-        return self.new_database(self._template)
-
-    def drop(self, url: str) -> None:
-        """Drop a database, with whoever is still connected to it."""
-        self._admin.execute(f"DROP DATABASE {make_url(url).database} WITH (FORCE)")
+    @contextmanager
+    def database(self, *, is_migrated: bool = True) -> Iterator[str]:
+        """The URL of a database of its own, with the newest schema or without tables; dropped at the end with whoever is still connected to it."""
+        url = self._new_database(self._migrated() if is_migrated else "template1")
+        try:
+            yield url
+        finally:
+            self._admin.execute(f"DROP DATABASE {make_url(url).database} WITH (FORCE)")
 
     def cut(self, url: str) -> int:
         """End every connection to a database, as a fail-over does; say how many there were. They are gone when this returns."""
@@ -118,6 +107,20 @@ class PostgreSql:
             assert stream is not None
             stream.close()
         self._keeper.wait(30)
+
+    def _migrated(self) -> str:
+        """Return the name of a database with the newest schema that others are copied from: migrating takes longer than most tests."""
+        if not self._template:
+            database = Database(self._new_database("template1"))
+            schema.migrate(database)
+            database.close()
+            self._template = str(database.url.database)
+        return self._template
+
+    def _new_database(self, template: str) -> str:
+        name = f"test{next(self._numbers)}"
+        self._admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return f"postgresql://everstep@/{name}?host={self.directory}"
 
 
 def _account() -> pwd.struct_passwd | None:

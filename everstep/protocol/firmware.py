@@ -20,7 +20,11 @@ def is_ec2_instance(dmi: Path = DMI) -> bool:
     Returns:
         Whether it names EC2; what cannot be read does not.
     """
+    return any(_says(dmi / name) == "Amazon EC2" for name in ("sys_vendor", "bios_vendor"))
+
+
+def _says(path: Path) -> str:
     try:
-        return "Amazon EC2" in ((dmi / "sys_vendor").read_text().strip(), (dmi / "bios_vendor").read_text().strip())
+        return path.read_text().strip()
     except OSError:
-        return False
+        return ""
