@@ -153,6 +153,7 @@ def test_submit_as_the_readme_says(run):
     code, out, err, calls = run(
         *SUBMIT,
         *("--ranks-per-node", "1", "--copies", "2", "--checkpoint-every-steps", "100", "--hyperparameter", "steps=200", "--hyperparameter", "seed=7"),
+        *("--checkpoint-max-count", "5", "--checkpoint-max-age-seconds", "3600"),
         *("--environment", "A=b=c", "--fleet", "main", "--priority", "3", "--tag", "team=x", "--max-slowdown", "0.05"),
         upload_source={"SourceId": "s"},
         create_training_job=planned,
@@ -162,6 +163,7 @@ def test_submit_as_the_readme_says(run):
     assert "everstep jobs wait gpt" in err
     (_, dry), (_, request) = calls[1:]
     assert dry == {**request, "DryRun": True}
+    assert request["CheckpointConfig"] == {"EverySteps": 100, "MaxCount": 5, "MaxAgeInSeconds": 3600}
     assert request["HyperParameters"] == {"steps": "200", "seed": "7"}
     assert (request["Environment"], request["Protection"], request["FleetName"], request["Priority"]) == (
         {"A": "b=c"},
