@@ -75,8 +75,10 @@ class Database:
         self._commits = itertools.count(1)
         self.commit_number = 0
         """Another one after every commit of this process."""
-        self._writing = self.engine.execution_options(everstep_writes=True)
-        self._reading = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        self._reading, self._writing = self.engine, self.engine.execution_options(everstep_writes=True)
+        if not self.is_sqlite:  # whatever the database's own default is
+            self._reading = self._reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            self._writing = self._writing.execution_options(isolation_level="READ COMMITTED")  # what was committed before the lock was had is seen
 
     @property
     def is_sqlite(self) -> bool:

@@ -145,6 +145,19 @@ def test_a_reader_sees_one_state_whatever_is_committed_meanwhile(database: Datab
 
 
 @pytest.mark.parametrize("engine", ["postgresql"])
+def test_how_transactions_see_each_other_is_no_matter_of_the_databases_settings(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stricter writer would look at what was there before it had the lock."""
+    monkeypatch.setitem(session_module.POSTGRESQL, "options", "-c default_transaction_isolation=serializable")
+    elsewhere = Database(str(database.url))
+    isolation = text("SHOW transaction_isolation")
+    with elsewhere.read() as session:
+        assert session.scalar(isolation) == "repeatable read"
+    with elsewhere.write() as session:
+        assert session.scalar(isolation) == "read committed"
+    elsewhere.close()
+
+
+@pytest.mark.parametrize("engine", ["postgresql"])
 def test_a_reader_cannot_write(database: Database) -> None:
     with database.read() as session:
         events.append(session, NewEvent(at=NOW, type="T", message="m"))
