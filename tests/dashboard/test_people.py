@@ -160,10 +160,20 @@ def test_metrics_are_drawn_with_the_failures_and_saved_as_they_were_logged(desk:
     assert [int(row.split(",")[0]) for row in rows[: len(results[0]["LastSteps"])]] == results[0]["LastSteps"]
 
 
+COUNT_SHADED = """canvas => {
+    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
+    const near = (at, alpha, ...colour) => data[at + 3] === alpha && colour.every((value, index) => Math.abs(data[at + index] - value) <= 6)
+    let count = 0
+    for (let at = 0; at < data.length; at += 4) if (near(at, 0x2e, 0x0a, 0x58, 0xca)) count++
+    return count
+}"""
+"""Pixels that have the colour of the shade, and nothing under it."""
+
+
 def test_a_long_run_shows_its_extremes_and_every_step_of_what_one_zooms_into(desk: Page, seeded: Seeded) -> None:
     name, run = seeded.story.finished, RunId(seeded.world.job(seeded.story.finished).run_id)
     generation = Generation(seeded.world.job(name).generation)
-    values = [0.5 + 0.01 * (step % 7) for step in range(3_000)]
+    values = [3.0 * (step % 2) for step in range(3_000)]
     values[100], values[2_000] = 9.0, -9.0
     points = tuple(
         MetricPoint(generation=generation, step=Step(step), at_seconds=1e9 + step, values={"spiky": value}) for step, value in enumerate(values)
@@ -173,6 +183,7 @@ def test_a_long_run_shows_its_extremes_and_every_step_of_what_one_zooms_into(des
     open_job(desk, name, "/metrics")
     chart = desk.get_by_role("img", name=re.compile("^spiky over"))
     expect(chart).to_have_accessible_name(re.compile(r"from -9 to 9,"))  # no mean of several steps reaches that
+    assert chart.locator("canvas").evaluate(COUNT_SHADED) > 1_000, "the extremes of the points are shaded"
     count = re.compile(r"over (\d+) steps")
 
     def drawn() -> int:
