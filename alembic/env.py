@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from alembic import context
-from control_plane.db.models import Base, StringTuple, UtcDateTime
+from control_plane.db.models import Base, PlainText, RunLengths, StringTuple, UtcDateTime
 from control_plane.db.session import Database
 
 
@@ -15,7 +15,9 @@ def plain_type(kind: str, item: Any, _context: object) -> str | Literal[False]:
         return False
     if isinstance(item, UtcDateTime):
         return "sa.DateTime(timezone=True)"
-    return "sa.JSON()" if isinstance(item, StringTuple) else False
+    if isinstance(item, PlainText):
+        return "sa.Text()"
+    return "sa.JSON()" if isinstance(item, (StringTuple, RunLengths)) else False
 
 
 def run() -> None:
@@ -29,7 +31,7 @@ def run() -> None:
     url = context.config.get_main_option("sqlalchemy.url")
     assert url is not None
     database = Database(url)
-    with database.engine.begin() as own:
+    with database.migrating() as own:
         context.configure(connection=own, target_metadata=Base.metadata, render_as_batch=True, render_item=plain_type)
         with context.begin_transaction():
             context.run_migrations()

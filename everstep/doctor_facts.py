@@ -21,6 +21,7 @@ from typing import Any, Final
 from everstep import __version__, failures, sdk
 from everstep.doctor import NODE_ACTIONS, NODE_OPTIONS, SERVER_ACTIONS, SERVER_OPTIONS, AwsFacts, Facts, Quota, ServiceFacts
 from everstep.errors import EverstepError, ServiceFailed
+from everstep.protocol.firmware import is_ec2_instance
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 TIMEOUT_SECONDS: Final = 10.0
@@ -77,7 +78,7 @@ def gather(
         local_ports=_local_ports(Path("/proc/sys/net/ipv4/ip_local_port_range")),
         gpus=gpus,
         gpu_error=gpu_error,
-        is_ec2=_is_ec2(Path("/sys/devices/virtual/dmi/id")),
+        is_ec2=is_ec2_instance(),
         is_root=os.geteuid() == 0,
         closed_folder=_closed_folder(Path(sys.executable).resolve(), Path(sys.prefix, "bin")),
         has_ip=shutil.which("ip") is not None,
@@ -250,14 +251,6 @@ def _local_ports(path: Path) -> tuple[int, int] | None:
         return int(first), int(last)
     except (OSError, ValueError):
         return None
-
-
-def _is_ec2(dmi: Path) -> bool:
-    """Say what the firmware says of this machine; readable by everybody."""
-    try:
-        return "Amazon EC2" in ((dmi / "sys_vendor").read_text().strip(), (dmi / "bios_vendor").read_text().strip())
-    except OSError:
-        return False
 
 
 def _closed_folder(*paths: Path) -> str:

@@ -709,6 +709,8 @@ class TrainingJob(TypedDict):
     IncidentCount: int
     OpenIncidentCount: int
     """Incidents from which the job has not recovered yet."""
+    OpenDrillId: NotRequired[str]
+    """The drill of it that is not over: recovered from, absorbed, or not done."""
     AccountingSeconds: dict[str, float]
     """Every second from CreationTime to AccountedUntil by bucket, to the microsecond: they add up exactly."""
     AccountedUntil: NotRequired[datetime]
@@ -891,8 +893,8 @@ class FleetReadyWaiter(Protocol):
         """Waits until every node that the fleet wants is connected: at once where it is to have none. Fails when it is frozen or being deleted."""
 
 class DrillsOverWaiter(Protocol):
-    def wait(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ..., WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until no drill of the job is under way: each was recovered from, or was not done. Looks at the first hundred."""
+    def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
+        """Waits until no drill of the job is under way: each was recovered from, or was not done."""
 
 class CheckpointAvailableWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, MinStep: int = ..., MaxResults: int = ..., NextToken: str = ..., WaiterConfig: WaiterConfig = ...) -> None:

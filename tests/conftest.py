@@ -6,11 +6,13 @@ import contextlib
 import random
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import pytest_randomly
 from hypothesis import HealthCheck, settings
 
+from tests.postgresql import PostgreSql
 from tests.warm_parent import WarmParent
 
 
@@ -52,3 +54,36 @@ def warm_parent() -> Iterator[WarmParent]:
     """Where tests that train get their ranks from."""
     with contextlib.closing(WarmParent()) as parent:
         yield parent
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSql]:
+    """A PostgreSQL for all tests of this process."""
+    with contextlib.closing(PostgreSql()) as server:
+        yield server
+
+
+@pytest.fixture
+def engine() -> str:
+    """Which database a test runs on, unless it asks for `BOTH_ENGINES`."""
+    return "sqlite"
+
+
+@pytest.fixture
+def database_url(engine: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database of PostgreSQL with the newest schema; empty with SQLite, where whoever asks has a file of its own."""
+    if engine == "sqlite":
+        yield ""
+        return
+    with request.getfixturevalue("postgresql").database() as url:
+        yield url
+
+
+@pytest.fixture
+def empty_database_url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database without tables."""
+    if engine == "sqlite":
+        yield f"sqlite:///{tmp_path / 'empty.db'}"
+        return
+    with request.getfixturevalue("postgresql").database(is_migrated=False) as url:
+        yield url

@@ -21,6 +21,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from everstep.protocol.agent_messages import NodeNotice, NoticeKind
+from everstep.protocol.firmware import DMI, is_ec2_instance
 from everstep.protocol.loopback import url_host
 
 log = logging.getLogger(__name__)
@@ -34,12 +35,12 @@ MAX_ANSWER_BYTES = 64 * 1024
 EC2_ENDPOINT = "http://169.254.169.254"
 
 
-def endpoint_of(environment: Mapping[str, str], dmi: Path = Path("/sys/devices/virtual/dmi/id")) -> str | None:
+def endpoint_of(environment: Mapping[str, str], dmi: Path = DMI) -> str | None:
     """Return where this node's metadata service is, or None where there is none.
 
     Args:
         environment: of the agent; `AWS_EC2_METADATA_SERVICE_ENDPOINT` and `AWS_EC2_METADATA_DISABLED` as the AWS SDKs read them.
-        dmi: what the machine's firmware says of itself; readable by everybody.
+        dmi: what the machine's firmware says of itself.
 
     Returns:
         The endpoint that is named; else EC2's own, but only on an EC2 instance: elsewhere anybody may answer at a link-local address.
@@ -52,11 +53,7 @@ def endpoint_of(environment: Mapping[str, str], dmi: Path = Path("/sys/devices/v
     if named:
         log.warning("AWS_EC2_METADATA_SERVICE_ENDPOINT %r is not an http URL: nothing is asked", named)
         return None
-    try:
-        is_ec2 = (dmi / "sys_vendor").read_text().strip() == "Amazon EC2" or (dmi / "bios_vendor").read_text().strip() == "Amazon EC2"
-    except OSError:
-        return None
-    return EC2_ENDPOINT if is_ec2 else None
+    return EC2_ENDPOINT if is_ec2_instance(dmi) else None
 
 
 class InstanceMetadata:

@@ -1,7 +1,7 @@
 """What surrounds every HTTP request: an id, bounds on its body and on its client's patience with us, and an answer even when we fail.
 
 Invariant: no request reads more than `max_body_bytes` into memory; routes that stream to disk bound themselves. A client that for `SILENT_SECONDS`
-sends nothing of a body that is not whole, or takes nothing of its answer, is let go.
+sends nothing of a body that is not whole, or takes nothing of its answer, is let go; of an answer it sees that it was cut off.
 """
 
 from __future__ import annotations

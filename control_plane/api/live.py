@@ -1,22 +1,14 @@
-"""Answers that go on: until their source ends, their reader leaves, or their reader stops reading.
+"""Answers that go on: until their source ends, their reader leaves, or their reader stops reading (`control_plane.api.envelope`).
 
-Invariant: what waits for a reader is bounded by the connection's own buffer; a reader that takes nothing for `WRITE_SECONDS` is dropped, which it
-sees as an answer that was cut off; the source is closed in every case.
+Invariant: what waits for a reader is bounded by the connection's own buffer; the source is closed in every case.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import AsyncGenerator, Mapping
-from typing import Final
 
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
-
-log = logging.getLogger(__name__)
-
-WRITE_SECONDS: Final = 20.0
+from starlette.types import Receive, Scope, Send
 
 
 class LiveResponse(StreamingResponse):
@@ -25,26 +17,16 @@ class LiveResponse(StreamingResponse):
     Args:
         chunks: what is sent, as it comes.
         media_type: of all of it.
-        write_seconds: how long a reader may take nothing.
     """
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], media_type: str, *, write_seconds: float = WRITE_SECONDS) -> None:
+    def __init__(self, chunks: AsyncGenerator[bytes, None], media_type: str) -> None:
         headers: Mapping[str, str] = {"cache-control": "no-store", "x-accel-buffering": "no"}  # the second: nginx passes on what it has
         super().__init__(chunks, media_type=media_type, headers=headers)
         self._chunks = chunks
-        self._write_seconds = write_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the end; called once by the server."""
-
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(self._write_seconds):
-                await send(message)
-
         try:
-            await super().__call__(scope, receive, send_in_time)
-        except TimeoutError:
-            # Returning without the end of the body makes the server close the connection: the reader, if it comes back, knows that there was more.
-            log.info("request %s: its reader took nothing for %.0f s and is dropped", scope["state"]["request_id"], self._write_seconds)
+            await super().__call__(scope, receive, send)
         finally:
             await self._chunks.aclose()

@@ -524,6 +524,8 @@ class TrainingJob(Shape):
     incident_count: int
     open_incident_count: int
     """Incidents from which the job has not recovered yet."""
+    open_drill_id: str | None
+    """The drill of it that is not over: recovered from, absorbed, or not done."""
     accounting_seconds: dict[str, float]
     """Every second from CreationTime to AccountedUntil by bucket, to the microsecond: they add up exactly."""
     accounted_until: datetime | None

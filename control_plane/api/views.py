@@ -122,6 +122,7 @@ def job(
     *,
     plan: GenerationPlan | None,
     incidents: IncidentTotals,
+    drill: DrillRecord | None,
     turns: Schedule,
     observed_revision: int | None = None,
     only_project: str | None = None,
@@ -132,6 +133,7 @@ def job(
         job: as stored.
         plan: of its newest generation, if it has one.
         incidents: what its incidents come to.
+        drill: that is not over, or None.
         turns: of its fleet.
         observed_revision: what that generation was planned from.
         only_project: jobs of others are not named; None: all are.
@@ -200,6 +202,7 @@ def job(
         coordinator_node_id=None if plan is None or _is_paused(job) else plan.coordinator,
         incident_count=incidents.count,
         open_incident_count=incidents.count - incidents.closed_count,
+        open_drill_id=None if drill is None else drill.id,
         accounting_seconds={name: spent / MICRO for name, spent in job.accounting.items()},
         accounted_until=job.accounted_until,
         reliability=_reliability(job.accounting, incidents, is_started=job.started_at is not None),

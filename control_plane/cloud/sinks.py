@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from control_plane.cloud.connection import Connection, translated
 from control_plane.cloud.errors import CloudError, CloudUnavailable, NotFound
@@ -63,24 +64,47 @@ class EventSink(Protocol):
         """
 
 
-class EventBusSink:
-    """`EventSink` over EventBridge.
+class _ServiceSink(ABC):
+    """`EventSink` over an operation that takes several entries and says of each whether it took it.
 
     Args:
         connection: the cloud.
-        arn: of the bus.
+        arn: where they go.
     """
 
+    SERVICE: ClassVar[str]
+    OPERATION: ClassVar[str]
+
     def __init__(self, connection: Connection, arn: str) -> None:
-        self._events = connection.client("events")
+        self._client = connection.client(self.SERVICE)
         self._arn = arn
 
     def put(self, entries: Sequence[Entry]) -> CloudError | None:
         """Send entries (see `EventSink`)."""
         with translated():
-            answer = self._events.put_events(Entries=[self._entry(entry) for entry in entries])
-        refused = next((entry for entry in answer["Entries"] if entry.get("ErrorCode")), None)
-        return None if refused is None else CloudUnavailable(f"PutEvents: {refused.get('ErrorMessage')}", code=str(refused["ErrorCode"]))
+            refused = self._send(entries)
+        return None if refused is None else CloudUnavailable(f"{self.OPERATION}: {refused.message}", code=refused.code)
+
+    @abstractmethod
+    def _send(self, entries: Sequence[Entry]) -> _Refused | None:
+        """Make the call and return what was said of the first entry that was not taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    code: str
+    message: str
+
+
+class EventBusSink(_ServiceSink):
+    """`EventSink` over EventBridge."""
+
+    SERVICE = "events"
+    OPERATION = "PutEvents"
+
+    def _send(self, entries: Sequence[Entry]) -> _Refused | None:
+        answer = self._client.put_events(Entries=[self._entry(entry) for entry in entries])
+        return next((_Refused(entry["ErrorCode"], entry.get("ErrorMessage", "")) for entry in answer["Entries"] if entry.get("ErrorCode")), None)
 
     def _entry(self, entry: Entry) -> dict[str, Any]:
         return {
@@ -93,24 +117,15 @@ class EventBusSink:
         }
 
 
-class TopicSink:
-    """`EventSink` over SNS.
+class TopicSink(_ServiceSink):
+    """`EventSink` over SNS."""
 
-    Args:
-        connection: the cloud.
-        arn: of the topic.
-    """
+    SERVICE = "sns"
+    OPERATION = "PublishBatch"
 
-    def __init__(self, connection: Connection, arn: str) -> None:
-        self._sns = connection.client("sns")
-        self._arn = arn
-
-    def put(self, entries: Sequence[Entry]) -> CloudError | None:
-        """Send entries (see `EventSink`)."""
-        with translated():
-            answer = self._sns.publish_batch(TopicArn=self._arn, PublishBatchRequestEntries=[self._entry(entry) for entry in entries])
-        refused = next(iter(answer.get("Failed", ())), None)
-        return None if refused is None else CloudUnavailable(f"PublishBatch: {refused.get('Message')}", code=str(refused.get("Code", "")))
+    def _send(self, entries: Sequence[Entry]) -> _Refused | None:
+        answer = self._client.publish_batch(TopicArn=self._arn, PublishBatchRequestEntries=[self._entry(entry) for entry in entries])
+        return next((_Refused(entry.get("Code", ""), entry.get("Message", "")) for entry in answer.get("Failed", ())), None)
 
     def _entry(self, entry: Entry) -> dict[str, Any]:
         named = {"type": entry.type, "training_job_name": entry.job_name, "project": entry.project}

@@ -64,9 +64,9 @@ def waiters(model: Json) -> Json:
             *(_matches("FleetStatus", status, state="failure") for status in ("frozen", "deleting")),
         ),
         "DrillsOver": _waiter(
-            "ListDrills",
-            "Waits until no drill of the job is under way: each was recovered from, or was not done. Looks at the first hundred.",
-            _matches("length(Drills[?DrillStatus=='requested' || DrillStatus=='struck']) == `0`", True),
+            "DescribeTrainingJob",
+            "Waits until no drill of the job is under way: each was recovered from, or was not done.",
+            _matches("OpenDrillId == `null`", True),
         ),
         "CheckpointAvailable": _waiter(
             "ListCheckpoints",

@@ -1,8 +1,7 @@
 """Events: what happened, in order. Append-only.
 
 Readers go on from the last id that they have seen, so no id may appear below one that was seen. A database gives ids when rows are inserted, and
-shows them when their transaction commits; so events are inserted last in a transaction, one transaction at a time. SQLite has one writer anyway;
-elsewhere it is a lock that is held from the insertion to the commit, under which nothing else is waited for.
+shows them when their transaction commits: they become visible in order because one transaction writes at a time (`control_plane.db.session`).
 
 Invariant: an event is never changed; ids become visible in order.
 """
@@ -15,16 +14,10 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select
-from sqlalchemy.event import listens_for
 from sqlalchemy.orm import Session
 
 from control_plane.db.models import Event
 from control_plane.db.session import record_of, values_of
-
-_WAITING = "everstep_events"
-"""Where a session keeps what is to be inserted before it commits."""
-_LOCK = 0x45560001
-"""PostgreSQL's number of the lock; of this database alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,25 +52,8 @@ class EventRecord:
 
 
 def append(session: Session, event: NewEvent) -> None:
-    """Store an event when the transaction commits: after all else, in the order of the calls."""
-    session.info.setdefault(_WAITING, []).append(event)
-
-
-@listens_for(Session, "before_commit")
-def _insert(session: Session) -> None:
-    waiting = session.info.pop(_WAITING, None)
-    if not waiting:
-        return
-    session.flush()
-    _queue_up(session, session.get_bind().dialect.name)
-    session.add_all([Event(**values_of(event)) for event in waiting])
-    session.flush()
-
-
-def _queue_up(session: Session, dialect: str) -> None:
-    """Wait until no other transaction is between inserting its events and their being seen."""
-    if dialect == "postgresql":
-        session.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+    """Store an event, after those that the session was given before."""
+    session.add(Event(**values_of(event)))
 
 
 def newest_id(session: Session) -> int:

@@ -54,9 +54,9 @@ def store(session: Session, agent_id: str, batch: MetricBatch) -> None:
         agent_id: the sender's; its numbers say what is new.
         batch: as it was sent; of a run that is deleted nothing is stored.
     """
-    if session.get(Job, batch.run, with_for_update={"read": True, "key_share": True}) is None:
+    if session.get(Job, batch.run) is None:
         return
-    log = session.get(MetricLog, batch.run, with_for_update=True)
+    log = session.get(MetricLog, batch.run)
     if log is None:
         log = MetricLog(run_id=batch.run, generation=0, agent_id=agent_id, next_number=batch.first_number, dropped_count=0)
         session.add(log)
@@ -89,13 +89,17 @@ def _store_generation(session: Session, log: MetricLog, generation: int, points:
         if superseded_after is not None and point.step > superseded_after:
             continue
         for name, value in point.values.items():
-            if name not in held and name not in by_name and (len(held.keys() | by_name.keys()) >= MAX_NAMES or not 0 < len(name) <= MAX_NAME_LENGTH):
+            if name not in held and name not in by_name and (len(held.keys() | by_name.keys()) >= MAX_NAMES or not _can_be_named(name)):
                 dropped_count += 1
             else:
                 by_name[name][point.step] = metrics.logged(point.step, point.at_seconds, value)
     for name, found in by_name.items():
         _append(session, log.run_id, name, held.get(name), [found[step] for step in sorted(found)])
     return dropped_count
+
+
+def _can_be_named(name: str) -> bool:
+    return 0 < len(name) <= MAX_NAME_LENGTH and "\x00" not in name
 
 
 def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | None:

@@ -64,6 +64,17 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+class PlainText(TypeDecorator[str]):
+    """Text of any length, what ranks print included. PostgreSQL keeps every character but NUL, so that no database is given one."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        """Put the replacement character in NUL's place."""
+        return None if value is None else value.replace("\x00", "\ufffd")
+
+
 class StringTuple(TypeDecorator[tuple[str, ...]]):
     """An ordered list of strings, immutable as soon as it is read."""
 
@@ -111,7 +122,7 @@ class Base(DeclarativeBase):
     )
     type_annotation_map: ClassVar[dict[Any, Any]] = {
         datetime: UtcDateTime,
-        str: String(255),
+        str: PlainText,
         int: BigInteger,
         float: Float,
         bytes: LargeBinary,
@@ -153,7 +164,7 @@ class Fleet(Base):
     price_usd_per_hour: Mapped[float | None]
     desired_node_count: Mapped[int] = mapped_column(default=0)
     drift: Mapped[tuple[str, ...]] = mapped_column(default=())
-    reason: Mapped[str] = mapped_column(Text, default="")
+    reason: Mapped[str] = mapped_column(default="")
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     created_at: Mapped[datetime]
     lease_owner: Mapped[str | None]
@@ -179,14 +190,14 @@ class Node(Base):
     availability_zone: Mapped[str] = mapped_column(default="")
     failure_domain: Mapped[str | None]
     """The network node that its instance hangs on; none while AWS has not told."""
-    reason: Mapped[str] = mapped_column(Text, default="")
+    reason: Mapped[str] = mapped_column(default="")
     hold: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     """Why it is held."""
     release: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
     """What a person wants of a held node; empty: nothing."""
     request: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
     """What a person wants done with it; empty: nothing."""
-    request_words: Mapped[str] = mapped_column(Text, default="")
+    request_words: Mapped[str] = mapped_column(default="")
     since: Mapped[datetime | None]
     """When it came into its state."""
     replaced_at: Mapped[datetime | None]
@@ -210,7 +221,7 @@ class Notice(Base):
     kind: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     event_id: Mapped[str] = mapped_column(primary_key=True)
     source: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    message: Mapped[str] = mapped_column(Text)
+    message: Mapped[str]
     ends_at: Mapped[datetime | None]
     recorded_at: Mapped[datetime]
 
@@ -226,7 +237,7 @@ class Implication(Base):
     fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     at: Mapped[datetime]
     what: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    evidence: Mapped[str] = mapped_column(Text)
+    evidence: Mapped[str]
     is_own_word: Mapped[bool]
     remedy: Mapped[str] = mapped_column(String(NAME_LENGTH))
 
@@ -251,7 +262,7 @@ class Job(Base):
     revision: Mapped[int] = mapped_column(default=1)
     """Of what was asked for; `Generation.revision` is what a launch was planned from."""
     state: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
-    reason: Mapped[str] = mapped_column(Text)
+    reason: Mapped[str]
     transitions: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
     stop_requested_at: Mapped[datetime | None]
     pause_requested_at: Mapped[datetime | None]
@@ -358,7 +369,7 @@ class Shard(Base):
     owner_node_id: Mapped[str] = mapped_column(String(NAME_LENGTH))
     committed_step: Mapped[int]
     payload_bytes: Mapped[int]
-    reason: Mapped[str] = mapped_column(Text)
+    reason: Mapped[str]
     updated_at: Mapped[datetime]
 
 
@@ -400,7 +411,7 @@ class Checkpoint(Base):
     """When a person asked for its objects to be read back; none once that is done."""
     verified_at: Mapped[datetime | None]
     """When they were last read back."""
-    verdict: Mapped[str] = mapped_column(Text, default="")
+    verdict: Mapped[str] = mapped_column(default="")
     """What was wrong then; empty: nothing."""
 
 
@@ -416,8 +427,8 @@ class Incident(Base):
     phase: Mapped[str] = mapped_column(String(NAME_LENGTH))
     cause: Mapped[str] = mapped_column(String(NAME_LENGTH))
     evidence: Mapped[tuple[str, ...]] = mapped_column(default=())
-    decision: Mapped[str] = mapped_column(Text, default="")
-    reason: Mapped[str] = mapped_column(Text, default="")
+    decision: Mapped[str] = mapped_column(default="")
+    reason: Mapped[str] = mapped_column(default="")
     restore_source: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     from_step: Mapped[int | None]
     reached_step: Mapped[int | None]
@@ -441,7 +452,7 @@ class Incident(Base):
     """Where each rank's shard came from, by rank: `[["local", 2], ["peer", 1]]`."""
     acknowledged_at: Mapped[datetime | None]
     acknowledged_by: Mapped[str] = mapped_column(default="")
-    acknowledgement: Mapped[str] = mapped_column(Text, default="")
+    acknowledgement: Mapped[str] = mapped_column(default="")
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
 
@@ -465,7 +476,7 @@ class Drill(Base):
     struck_at: Mapped[datetime | None]
     incident_id: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
     ended_at: Mapped[datetime | None]
-    outcome: Mapped[str] = mapped_column(Text, default="")
+    outcome: Mapped[str] = mapped_column(default="")
 
 
 class MetricLog(Base):
@@ -518,7 +529,7 @@ class Event(Base):
     id: Mapped[int] = mapped_column(_BigId, primary_key=True, autoincrement=True)
     at: Mapped[datetime]
     type: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    message: Mapped[str] = mapped_column(Text)
+    message: Mapped[str]
     project: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
     fleet_name: Mapped[str | None] = mapped_column(String(NAME_LENGTH), index=True)
     job_name: Mapped[str | None] = mapped_column(String(NAME_LENGTH), index=True)
@@ -535,7 +546,7 @@ class Export(Base):
     position: Mapped[int]
     """Id of the last event that was told."""
     failing_since: Mapped[datetime | None]
-    failure: Mapped[str] = mapped_column(Text)
+    failure: Mapped[str]
     lease_owner: Mapped[str | None]
     lease_counter: Mapped[int] = mapped_column(default=0)
 
@@ -546,7 +557,7 @@ class LogExport(Base):
     __tablename__ = "log_export"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
-    cursor: Mapped[str] = mapped_column(Text)
+    cursor: Mapped[str]
     """`loop.log_exporter.text_of`."""
     is_over: Mapped[bool]
     """Nothing will ever follow."""
@@ -566,7 +577,7 @@ class Intent(Base):
     action: Mapped[str] = mapped_column(String(NAME_LENGTH))
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
     state: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    outcome: Mapped[str] = mapped_column(Text, default="")
+    outcome: Mapped[str] = mapped_column(default="")
     attempt_count: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]

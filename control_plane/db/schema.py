@@ -62,7 +62,7 @@ def migrate(database: Database) -> str | None:
     before = current(database)
     _refuse_unknown(before)
     config = _config()
-    with database.engine.begin() as connection:
+    with database.migrating() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
     return before

@@ -1,5 +1,11 @@
 """The engine and its transactions.
 
+    SQLite        serves replicas on one machine
+    PostgreSQL    serves replicas anywhere (`everstep[postgres]`)
+
+What a writer reads is true until it commits, on either: SQLite has one writer at a time, and PostgreSQL is made to have one by a lock that is held
+from the transaction's beginning to its end. What looks first and writes then needs nothing more, wherever its twin runs; ids become visible in order.
+
 Invariant: a transaction is short and stays in its thread; nothing outside the database is called while one is open. The asyncio shell reaches
 it through `asyncio.to_thread`.
 """
@@ -7,23 +13,43 @@ it through `asyncio.to_thread`.
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy import Connection, CursorResult, Engine, Result, create_engine, event
-from sqlalchemy.engine import make_url
+from sqlalchemy import Connection, CursorResult, Engine, Result, create_engine, event, func, select
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
 from control_plane.db.models import Base
+from everstep.protocol.loopback import is_this_machine
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 BUSY_TIMEOUT_MILLISECONDS = 5_000
 """A writer waits this long for another one: transactions take milliseconds, so this is an emergency."""
+
+SILENCE_MILLISECONDS = 10_000
+"""A replica that PostgreSQL has not heard of for so long, in a transaction or on the network, is taken for dead: others can write again."""
+WRITER_LOCK = 0x45560001
+"""PostgreSQL's number of the lock that a writer holds; of this database alone."""
+_ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+POSTGRESQL: Final[dict[str, str | int]] = {
+    "application_name": "everstep",
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": SILENCE_MILLISECONDS,
+    "options": f"-c lock_timeout={BUSY_TIMEOUT_MILLISECONDS} -c idle_in_transaction_session_timeout={SILENCE_MILLISECONDS} "
+    f"-c tcp_user_timeout={SILENCE_MILLISECONDS} -c statement_timeout=30000",
+}
+"""How libpq connects, unless the URL says otherwise."""
 
 R = TypeVar("R", bound="DataclassInstance")
 
@@ -32,37 +58,51 @@ class Database:
     """One database and the two ways into it.
 
     Args:
-        url: SQLAlchemy's URL, for instance `sqlite:////var/lib/everstep/everstep.db`.
+        url: SQLAlchemy's URL, for instance `sqlite:////var/lib/everstep/everstep.db` or `postgresql://everstep@database.internal/everstep`.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is none, or its driver is not installed.
     """
 
     def __init__(self, url: str) -> None:
-        try:
-            self.url = make_url(url)
-        except ValueError as error:  # of a port that is no number
-            raise ArgumentError(f"the database URL cannot be read: {error}") from error
-        self.engine: Engine = create_engine(self.url, pool_pre_ping=self.url.get_backend_name() != "sqlite")
-        if self.url.get_backend_name() == "sqlite":
+        self.url = _read(url)
+        self.engine: Engine
+        if self.is_sqlite:
+            self.engine = create_engine(self.url)
             _make_sqlite_strict(self.engine)
+        else:
+            self.engine = _postgresql(self.url)
         self._commits = itertools.count(1)
         self.commit_number = 0
         """Another one after every commit of this process."""
-        self._writing = self.engine.execution_options(everstep_writes=True)
+        self._reading, self._writing = self.engine, self.engine.execution_options(everstep_writes=True)
+        if not self.is_sqlite:  # whatever the database's own default is
+            self._reading = self._reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            self._writing = self._writing.execution_options(isolation_level="READ COMMITTED")  # what was committed before the lock was had is seen
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether it is a file of this machine, which has one writer and shows every commit of anybody."""
+        return self.url.get_backend_name() == "sqlite"
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """Yield a session that sees one consistent state and writes nothing."""
-        with Session(self.engine, expire_on_commit=False) as session:
+        with Session(self._reading, expire_on_commit=False) as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """Yield a session that is committed when the block ends and rolled back when it raises."""
+        """Yield a session that is committed when the block ends and rolled back when it raises; meanwhile nobody else writes, in any replica."""
         with Session(self._writing, expire_on_commit=False) as session, session.begin():
             yield session
         self.commit_number = next(self._commits)
+
+    @contextmanager
+    def migrating(self) -> Iterator[Connection]:
+        """Yield a connection that is committed when the block ends; of two replicas that migrate, one waits for the other."""
+        with self._writing.begin() as connection:
+            yield connection
 
     def create_tables(self) -> None:
         """Create every table at once, without migrations; for tests of what stands on the tables."""
@@ -93,6 +133,50 @@ def changed_rows(result: Result[Any]) -> int:
     """Return how many rows an UPDATE or DELETE found."""
     assert isinstance(result, CursorResult)
     return int(result.rowcount)
+
+
+def _read(url: str) -> URL:
+    """Return a URL with the driver that is ours."""
+    try:
+        found = make_url(url)
+    except ValueError as error:  # of a port that is no number
+        raise ArgumentError(f"the database URL cannot be read: {error}") from error
+    match found.get_backend_name():
+        case "sqlite":
+            return found
+        case "postgresql":
+            return found.set(drivername="postgresql+psycopg")
+        case other:
+            raise ArgumentError(f"the database URL begins with {other!r}: Everstep keeps what it knows in sqlite or postgresql")
+
+
+def postgresql_arguments(url: URL) -> dict[str, str | int]:
+    """Return how libpq connects besides what the URL says, which wins. What goes over a network is encrypted."""
+    others = url.query.get("host", ())
+    hosts = [url.host or "", *([others] if isinstance(others, str) else others)]
+    is_here = all(host == "" or host.startswith("/") or is_this_machine(host) for host in hosts)
+    arguments = {**POSTGRESQL, **({} if is_here else {"sslmode": "require"})}
+    return {name: value for name, value in arguments.items() if name not in url.query}
+
+
+def _postgresql(url: URL) -> Engine:
+    """Return an engine whose writers wait for each other."""
+    try:
+        engine = create_engine(url, pool_pre_ping=True, connect_args=postgresql_arguments(url), json_serializer=_plain_json)
+    except ModuleNotFoundError as error:
+        raise ArgumentError("PostgreSQL's driver is not installed: pip install 'everstep[postgres]'") from error
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("everstep_writes", False):
+            connection.execute(select(func.pg_advisory_xact_lock(WRITER_LOCK)))
+
+    return engine
+
+
+def _plain_json(value: Any) -> str:
+    """Return JSON without NUL (`models.PlainText`): PostgreSQL takes it, and then refuses to look into the value."""
+    return _ESCAPED_NUL.sub(r"\1\\ufffd", json.dumps(value))
 
 
 def _make_sqlite_strict(engine: Engine) -> None:

@@ -21,7 +21,7 @@ class Versions:
     """
 
     def __init__(self, database: Database) -> None:
-        self.sees_everything = database.url.get_backend_name() == "sqlite"
+        self.sees_everything = database.is_sqlite
         self._database = database
         self._connection: sqlite3.Connection | None = None
 

@@ -52,6 +52,12 @@ def submit(
         ),
     ] = None,
     checkpoint_every_steps: Annotated[int | None, typer.Option(help="A checkpoint in S3 every so many steps; 0: only when the job stops.")] = None,
+    checkpoint_max_count: Annotated[
+        int | None, typer.Option(help="Keep so many of the newest checkpoints, pinned ones besides; all unless said.")
+    ] = None,
+    checkpoint_max_age_seconds: Annotated[
+        int | None, typer.Option(help="Delete checkpoints that are older; never the newest, nor what the job would be restored from.")
+    ] = None,
     hyperparameter: Annotated[list[str] | None, typer.Option(help="name=value, given to the script; may be repeated.")] = None,
     environment: Annotated[list[str] | None, typer.Option(help="NAME=value, environment variable of the ranks; may be repeated.")] = None,
     fleet: Annotated[str | None, typer.Option(help="Fleet to run on; may be left out where there is one.")] = None,
@@ -86,7 +92,14 @@ def submit(
         Environment=pairs("--environment", environment or []) or None,
         Tags=pairs("--tag", tag or []) or None,
         Protection=without_none(Copies=copies, MaxSlowdown=max_slowdown) or None,
-        CheckpointConfig=without_none(EverySteps=checkpoint_every_steps, S3Uri=checkpoint_s3_uri, ThirdSlot=third_slot or None) or None,
+        CheckpointConfig=without_none(
+            EverySteps=checkpoint_every_steps,
+            S3Uri=checkpoint_s3_uri,
+            ThirdSlot=third_slot or None,
+            MaxCount=checkpoint_max_count,
+            MaxAgeInSeconds=checkpoint_max_age_seconds,
+        )
+        or None,
         OutputDataConfig=without_none(S3OutputPath=output_s3_path) or None,
         StoppingCondition=without_none(MaxRuntimeInSeconds=max_runtime_seconds, MaxPendingTimeInSeconds=max_pending_seconds) or None,
         RetryStrategy=without_none(MaxAttempts=max_attempts) or None,

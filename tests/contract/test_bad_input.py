@@ -31,7 +31,7 @@ from control_plane.api import envelope
 from control_plane.api.surface import OPEN_OPERATIONS, is_server_sent, make_surface
 from control_plane.db import tokens
 from control_plane.db.tokens import NewToken, Role, TokenKind
-from tests.unit.control_plane.api.conftest import GROUP, Service
+from tests.unit.control_plane.api.conftest import GROUP, Service, impatient
 from tests.unit.control_plane.api.test_commands import agent, says
 from tests.unit.control_plane.api.test_results import Job
 
@@ -379,19 +379,6 @@ def test_clients_that_never_read_hold_up_nobody_and_are_let_go(service: Service,
     finally:
         log.removeHandler(told)
         log.setLevel(level)
-
-
-@contextlib.contextmanager
-def impatient(service: Service, seconds: float) -> Iterator[None]:
-    """Let the envelope that serves wait no longer than this; it is in the stack of middleware that was built with the first request."""
-    layer: Any = service.app.middleware_stack
-    while not isinstance(layer, envelope.Envelope):
-        layer = getattr(layer, "app", None) or layer._app
-    before, layer._silent_seconds = layer._silent_seconds, seconds
-    try:
-        yield
-    finally:
-        layer._silent_seconds = before
 
 
 def dialled(service: Service, *, receive_bytes: int = 0) -> socket.socket:

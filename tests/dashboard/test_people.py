@@ -13,6 +13,9 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from control_plane.db import metrics
+from everstep.protocol.agent_messages import MetricBatch, MetricPoint
+from everstep.protocol.ids import Generation, RunId, Step
 from tests.dashboard.browsing import confirm, open_job, sign_in, signed_in, watched
 from tests.dashboard.seeded import FINE_SECONDS
 from tests.dashboard.service import Seeded
@@ -155,6 +158,52 @@ def test_metrics_are_drawn_with_the_failures_and_saved_as_they_were_logged(desk:
     head, *rows = (tmp_path / "csv").read_text().splitlines()
     assert head == ",".join(["step", "time", *names])
     assert [int(row.split(",")[0]) for row in rows[: len(results[0]["LastSteps"])]] == results[0]["LastSteps"]
+
+
+COUNT_SHADED = """canvas => {
+    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
+    const near = (at, alpha, ...colour) => data[at + 3] === alpha && colour.every((value, index) => Math.abs(data[at + index] - value) <= 6)
+    let count = 0
+    for (let at = 0; at < data.length; at += 4) if (near(at, 0x2e, 0x0a, 0x58, 0xca)) count++
+    return count
+}"""
+"""Pixels that have the colour of the shade, and nothing under it."""
+
+
+def test_a_long_run_shows_its_extremes_and_every_step_of_what_one_zooms_into(desk: Page, seeded: Seeded) -> None:
+    name, run = seeded.story.finished, RunId(seeded.world.job(seeded.story.finished).run_id)
+    generation = Generation(seeded.world.job(name).generation)
+    values = [3.0 * (step % 2) for step in range(3_000)]
+    values[100], values[2_000] = 9.0, -9.0
+    points = tuple(
+        MetricPoint(generation=generation, step=Step(step), at_seconds=1e9 + step, values={"spiky": value}) for step, value in enumerate(values)
+    )
+    with seeded.world.database.write() as session:
+        metrics.store(session, "of the test", MetricBatch(run=run, first_number=0, points=points))
+    open_job(desk, name, "/metrics")
+    chart = desk.get_by_role("img", name=re.compile("^spiky over"))
+    expect(chart).to_have_accessible_name(re.compile(r"from -9 to 9,"))  # no mean of several steps reaches that
+    assert chart.locator("canvas").evaluate(COUNT_SHADED) > 1_000, "the extremes of the points are shaded"
+    count = re.compile(r"over (\d+) steps")
+
+    def drawn() -> int:
+        found = count.search(chart.get_attribute("aria-label") or "")
+        assert found is not None
+        return int(found[1])
+
+    coarse = drawn()
+    assert coarse < len(points)
+    over = chart.locator(".u-over").bounding_box()
+    assert over is not None
+    middle = over["y"] + over["height"] / 2
+    desk.mouse.move(over["x"] + over["width"] * 0.4, middle)
+    desk.mouse.down()
+    desk.mouse.move(over["x"] + over["width"] * 0.5, middle, steps=4)
+    desk.mouse.up()
+    expect(chart).not_to_have_accessible_name(re.compile(f"over {coarse} steps"))
+    assert coarse + 100 < drawn() < coarse + 400, "a tenth of 3,000 steps, instead of its joined points"
+    chart.locator(".u-over").dblclick()
+    expect(chart).to_have_accessible_name(re.compile(f"over {coarse} steps"))
 
 
 def test_many_jobs_are_paused_and_stopped_at_once_and_the_list_is_in_the_address(desk: Page, seeded: Seeded, api: httpx.Client) -> None:

@@ -85,6 +85,16 @@ def workplace(
         yield Workplace(cluster, client, references, directory, nodes + spares)
 
 
+@pytest.fixture
+def reader(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where somebody reads along: a directory of their own, and the environment that `everstep local env` gives."""
+    for name, value in place.cluster.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(autouse=True)
 def settled(place: Workplace) -> Iterator[None]:
     """Before a test all nodes are there; after it no rank lives, no slot lies on tmpfs, no node has a job."""

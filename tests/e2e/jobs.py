@@ -82,6 +82,7 @@ class Workplace:
         *,
         holds: Iterable[str] = (),
         entry_point: str = "train.py",
+        source_dir: Path = SCRIPTS,
         request: Mapping[str, Any] | None = None,
         **given: object,
     ) -> Job:
@@ -91,7 +92,7 @@ class Workplace:
         for moment in holds:
             (gate / f"hold {moment}").touch()
         parameters = {key: str(value) for key, value in given.items()}
-        source = self.client.upload_source(Directory=SCRIPTS)
+        source = self.client.upload_source(Directory=source_dir)
         self.client.create_training_job(
             TrainingJobName=name,
             Source=source,

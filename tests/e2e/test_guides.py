@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,16 +27,6 @@ def run_shell(text: str, what: str) -> str:
     done = subprocess.run(["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True, timeout=BLOCK_SECONDS, check=False)
     assert done.returncode == 0, f"{what}:\n{text}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
     return done.stdout
-
-
-@pytest.fixture
-def reader(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where somebody reads along: a directory of their own, and the environment that `everstep local env` gives."""
-    for name, value in place.cluster.environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_every_block_of_the_guides_runs(place: Workplace, reader: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.jobs import Workplace, wait_until
-from tests.e2e.test_guides import reader  # noqa: F401  # the fixture
 from tests.warm_parent import ROOT
 
 LIVES = ROOT / "examples" / "lives"
@@ -26,7 +25,7 @@ LIFE_SECONDS = 350
         pytest.param("with_aws_cli.sh", marks=pytest.mark.full),
     ],
 )
-def test_the_whole_life_of_a_job(place: Workplace, reader: Path, program: str) -> None:  # noqa: F811
+def test_the_whole_life_of_a_job(place: Workplace, reader: Path, program: str) -> None:
     name = re.sub(r"\W|_", "-", Path(program).stem)
     fleet, group = f"{name}-fleet", f"{name}-group"
     join_token = place.client.create_join_token(FleetName=fleet)["JoinToken"]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from infra.local_cloud.fault_kinds import Xid
 from infra.local_cloud.up import BUCKET
-from tests.e2e.jobs import Shape, Workplace, assert_identical, assert_incident, room_for, wait_until
+from tests.e2e.jobs import SCRIPTS, Shape, Workplace, assert_identical, assert_incident, room_for, wait_until
+from tests.wheels import make_wheel
 
 PAIRS = Shape(nodes=4)
 STEPS = 100
@@ -70,6 +75,38 @@ def test_a_job_of_higher_priority_takes_the_nodes_of_a_preemptible_one(place: Wo
         assert urgent.describe()["TrainingEndTime"] < humble.describe()["TrainingEndTime"]
         for job in (humble, urgent):
             assert_identical(job)
+
+
+def test_ranks_have_the_data_packages_secrets_and_role_that_were_asked_for(place: Workplace, tmp_path: Path) -> None:
+    """What gathers them is tested piece by piece; here a rank on each node says what it has of them."""
+    source = tmp_path / "source"
+    make_wheel(source / "wheels", "everstep_example", "1.5")
+    (source / "requirements.txt").write_text("--no-index\n--find-links ./wheels\neverstep_example\n")
+    shutil.copy(SCRIPTS / "supplied.py", source)
+    (tmp_path / "mounted").mkdir()
+    (tmp_path / "mounted" / "vocabulary.txt").write_text("a b c")
+    objects = {"part-0.txt": "zero", "more/part-1.txt": "one"}
+    with closing(place.cluster.aws("s3")) as s3, closing(place.cluster.aws("secretsmanager")) as vault:
+        for key, text in objects.items():
+            s3.put_object(Bucket=BUCKET, Key=f"data/{key}", Body=text.encode())
+        vault.create_secret(Name="database", SecretString="hunter2")
+    request = {
+        "Requirements": "requirements.txt",
+        "InputDataConfig": [
+            {"ChannelName": "fetched", "DataSource": {"S3DataSource": {"S3Uri": f"s3://{BUCKET}/data/"}}},
+            {"ChannelName": "mounted", "DataSource": {"FileSystemDataSource": {"DirectoryPath": str(tmp_path / "mounted")}}},
+        ],
+        "Secrets": {"DATABASE_PASSWORD": "secretsmanager:database"},
+        "RoleArn": "arn:aws:iam::123456789012:role/training",
+    }
+    job = place.submit("supplied", Shape(nodes=2), entry_point="supplied.py", source_dir=source, request=request)
+    seen = job.wait_ended()
+    first, second = job.results()
+    assert first == second
+    role = first.pop("role")
+    assert first == {"fetched": objects, "mounted": {"vocabulary.txt": "a b c"}, "package": "1.5", "secret": "hunter2"}
+    assert role.startswith("arn:aws:sts::123456789012:assumed-role/training/"), role
+    assert "hunter2" not in json.dumps(seen, default=str)
 
 
 def node_of(place: Workplace, node_id: str) -> dict[str, Any]:

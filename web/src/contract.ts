@@ -1160,6 +1160,8 @@ export interface TrainingJob {
   IncidentCount: number
   /** Incidents from which the job has not recovered yet. */
   OpenIncidentCount: number
+  /** The drill of it that is not over: recovered from, absorbed, or not done. */
+  OpenDrillId?: string
   /** Every second from CreationTime to AccountedUntil by bucket, to the microsecond: they add up exactly. */
   AccountingSeconds: Record<string, number>
   /** The end, once the job has ended. */

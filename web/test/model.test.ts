@@ -7,7 +7,7 @@ import { plain } from '../src/model/ansi'
 import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
 import { story } from '../src/model/incident'
 import { arranged } from '../src/model/jobs'
-import { bands, csv, series, type Point } from '../src/model/metrics'
+import { bands, csv, isCoarse, joined, series, type Point } from '../src/model/metrics'
 import { progressOf, sampled } from '../src/model/progress'
 import { asCurl, asPython, asYaml, fromYaml, NotASpec, requestOf } from '../src/model/spec'
 import { problems } from '../src/model/submit'
@@ -108,15 +108,12 @@ describe('the list of jobs', () => {
 })
 
 describe('metrics', () => {
-  const points: Point[] = [
-    { step: 1, at: 100, values: { loss: 3 } },
-    { step: 2, at: 150, values: { loss: 2.5, lr: 0.1 } },
-    { step: 3, at: 160, values: { loss: 'NaN' } },
-  ]
+  const point = (firstStep: number, step: number, at: number, values: Point['values'], least = values, most = values): Point => ({ firstStep, step, at, values, least, most })
+  const points = [point(1, 1, 100, { loss: 3 }, { loss: 2 }, { loss: 4 }), point(2, 2, 150, { loss: 2.5, lr: 0.1 }), point(3, 3, 160, { loss: 'NaN' })]
   const incident = { IncidentId: 'i1', Cause: 'gpu_error', FailedAt: 115, ClosedAt: 150, FromStep: 1, ReachedStep: 2 } as Incident
-  test('over steps, what is not finite or was not logged is a gap', () => expect(series(points, 'step')).toEqual({ names: ['loss', 'lr'], x: [1, 2, 3], values: { loss: [3, 2.5, null], lr: [null, 0.1, null] } }))
+  test('over steps, what is not finite or was not logged is a gap', () => expect(series(points, 'step')).toEqual({ names: ['loss', 'lr'], x: [1, 2, 3], values: { loss: [3, 2.5, null], lr: [null, 0.1, null] }, least: { loss: [2, 2.5, null], lr: [null, 0.1, null] }, most: { loss: [4, 2.5, null], lr: [null, 0.1, null] } }))
   test('over time, downtime is a gap', () =>
-    expect(series(points, 'wall', bands([incident], 'wall', 170))).toEqual({ names: ['loss', 'lr'], x: [100, 115, 150, 160], values: { loss: [3, null, 2.5, null], lr: [null, null, 0.1, null] } }))
+    expect(series(points, 'wall', bands([incident], 'wall', 170))).toMatchObject({ names: ['loss', 'lr'], x: [100, 115, 150, 160], least: { loss: [2, null, 2.5, null] }, values: { loss: [3, null, 2.5, null], lr: [null, null, 0.1, null] } }))
   test('failures are bands: over steps what was done again, over time until it was over, an open one until now', () => {
     expect(bands([incident], 'step', 170)).toEqual([{ incidentId: 'i1', cause: 'gpu_error', from: 1, to: 2 }])
     expect(bands([{ ...incident, FromStep: undefined }], 'step', 170)[0]).toMatchObject({ from: 2, to: 2 })
@@ -124,15 +121,31 @@ describe('metrics', () => {
     expect(bands([{ ...incident, ClosedAt: undefined }], 'wall', 170)[0]).toMatchObject({ from: 115, to: 170 })
   })
   test('metrics stand side by side, a point that joins steps at the last of them', () => {
-    const result = (MetricName: string, LastSteps: number[], Times: number[], Means: MetricDataResult['Means']) => ({ MetricName, LastSteps, Times, Means }) as MetricDataResult
+    const result = (MetricName: string, LastSteps: number[], Times: number[], Means: MetricDataResult['Means']) => ({ MetricName, Steps: LastSteps.map((step) => step - 1), LastSteps, Times, Minimums: [1, 'NaN'], Means, Maximums: [5, 'NaN'] }) as MetricDataResult
     const found = pointsOf([result('loss', [2, 4], [120, 140], [2.5, 'NaN']), result('lr', [4], [141], [0.1])])
     expect(found).toEqual([
-      { step: 2, at: 120, values: { loss: 2.5 } },
-      { step: 4, at: 140, values: { loss: 'NaN', lr: 0.1 } },
+      point(1, 2, 120, { loss: 2.5 }, { loss: 1 }, { loss: 5 }),
+      point(3, 4, 140, { loss: 'NaN', lr: 0.1 }, { loss: 'NaN', lr: 1 }, { loss: 'NaN', lr: 5 }),
     ])
   })
+  describe('of a long run', () => {
+    const coarse = [point(1, 8, 80, { loss: 3 }), point(9, 16, 160, { loss: 2 }), point(17, 24, 240, { loss: 1 }), point(25, 25, 250, { loss: 0 })]
+    test.each([
+      ['step', 10, 12, true],
+      ['step', 25, 99, false],
+      ['step', 24.5, 24.9, false],
+      ['wall', 100, 170, true],
+      ['wall', 90, 150, false],
+      ['wall', 245, 260, false],
+    ] as const)('over %s, %d to %d: there is more to see: %s', (axis, from, to, expected) => expect(isCoarse(coarse, { axis, from, to })).toBe(expected))
+    test('finer points are in the place of those that say something of the same steps', () => {
+      const fine = [point(12, 12, 120, { loss: 2.2 }), point(13, 13, 130, { loss: 2.1 })]
+      expect(joined(coarse, fine).map(({ firstStep, step }) => [firstStep, step])).toEqual([[1, 8], [12, 12], [13, 13], [17, 24], [25, 25]])
+      expect(joined(coarse, [])).toEqual(coarse)
+    })
+  })
   test('as CSV, every point', () => {
-    const [head, ...rows] = csv([...points, { step: 4, at: 170, values: { 'a,"b"': 1 } }]).split('\n')
+    const [head, ...rows] = csv([...points, point(4, 4, 170, { 'a,"b"': 1 })]).split('\n')
     expect(head).toBe('step,time,"a,""b""",loss,lr')
     expect(rows[1]).toBe('2,1970-01-01T00:02:30.000Z,,2.5,0.1')
     expect(rows[2]).toBe('3,1970-01-01T00:02:40.000Z,,NaN,')

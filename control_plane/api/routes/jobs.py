@@ -23,7 +23,7 @@ from control_plane.cloud.errors import CloudError
 from control_plane.core.observed import FleetJob
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, TrainingJobStatus
-from control_plane.db import checkpoints, events, fleets, incidents, job_lists, jobs, nodes, protection, quotas, sources
+from control_plane.db import checkpoints, drills, events, fleets, incidents, job_lists, jobs, nodes, protection, quotas, sources
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord
@@ -154,6 +154,7 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
         job = find_job(session, training_job_name, caller)
         newest = jobs.generation(session, job.run_id, job.generation) if job.generation else None
         incident_totals = incidents.totals(session, run_id=job.run_id)
+        drill = drills.open_of_run(session, job.run_id)
         turns = schedule((), 0, 0.0)
         if job.state == JobState.QUEUED:
             fleet = next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None)
@@ -162,6 +163,7 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
         job,
         plan=newest.plan if newest is not None else None,
         incidents=incident_totals,
+        drill=drill,
         turns=turns,
         observed_revision=newest.revision if newest is not None else None,
         only_project=caller.project_filter,
@@ -293,6 +295,7 @@ def _made(session: Session, token: str | None, digest: str | None) -> JobRecord 
 def _store(services: Services, new: NewJob) -> JobRecord:
     now = services.now()
     with services.database.write() as session:
+        _require_room(session, quotas.find(session, new.project))  # what was read before may have been taken by others since
         job = jobs.create(session, new, now)
         message = f"{job.name} was created: {new.spec.node_count} nodes × {new.spec.ranks_per_node} ranks, {new.spec.copies} copies."
         event = NewEvent(at=now, type="TrainingJobCreated", message=message, project=new.project, fleet_name=new.fleet_name, job_name=job.name)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from everstep import sdk
 from everstep.aws_models import DATA
 from everstep.cli import main as cli
 from everstep.cli import programs
@@ -18,7 +17,7 @@ from everstep.cli.progress import incident_line, line_of
 from everstep.cli.waiting import UNANSWERED_SECONDS, ended
 from everstep.errors import FieldError, ServiceFailed, SourceRefused, WaitFailed, WaitTimedOut
 from everstep.protocol.ids import NAME_PATTERN
-from everstep.sdk import Conveniences
+from tests.unit.everstep.conftest import Client
 
 JOB = {
     "TrainingJobName": "gpt",
@@ -114,78 +113,8 @@ PROTECTION = {
 }
 
 
-class Client(Conveniences):
-    """Remembers what it is asked and answers from a table; an exception in it is raised."""
-
-    def __init__(self, answers: dict) -> None:
-        self.answers = answers
-        self.calls: list[tuple[str, dict]] = []
-
-    def close(self) -> None:
-        pass
-
-    def upload_source(self, **request):
-        return self._call("upload_source", request)
-
-    def __getattr__(self, name: str):
-        return lambda **request: self._call(name, request)
-
-    def get_waiter(self, name: str):
-        return self.answers["waiter"]
-
-    def get_paginator(self, operation: str):
-        items = {"list_training_jobs": "TrainingJobSummaries"}.get(operation, operation.removeprefix("list_").capitalize())
-
-        def search(query: dict):
-            page = self._call(operation, query)
-            assert "NextToken" not in page
-            yield from page[items]
-
-        def paginate(PaginationConfig=None, **query):
-            if PaginationConfig is None:
-                return SimpleNamespace(search=lambda _: search(query))
-            query |= {"MaxResults": PaginationConfig["PageSize"]}
-            query |= {"NextToken": PaginationConfig["StartingToken"]} if PaginationConfig["StartingToken"] else {}
-            found: list = []
-            while True:
-                page = self._call(operation, query)
-                found += page[items]
-                if "NextToken" not in page or len(found) >= PaginationConfig["MaxItems"]:
-                    break
-                query = {**query, "NextToken": page["NextToken"]}
-            cut = {"NextToken": "more"} if "NextToken" in page or len(found) > PaginationConfig["MaxItems"] else {}
-            return SimpleNamespace(build_full_result=lambda: {items: found[: PaginationConfig["MaxItems"]], **cut})
-
-        return SimpleNamespace(paginate=paginate)
-
-    def _call(self, name: str, request: dict):
-        self.calls.append((name, request))
-        answer = self.answers[name]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer(**request) if callable(answer) else answer
-
-
 def body(content: bytes) -> dict:
     return {"Body": SimpleNamespace(iter_chunks=lambda *_: iter([content[:2], content[2:]]))}
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run a command and return (exit code, stdout, stderr, the client's calls)."""
-
-    def run(*arguments: str, **answers):
-        client = Client(answers)
-        monkeypatch.setattr(sdk, "client", lambda **_: client)
-        monkeypatch.setattr(sys, "argv", ["everstep", *arguments])
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setenv("NO_COLOR", "1")
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err, client.calls
-
-    return run
 
 
 PLAN = {
@@ -224,6 +153,7 @@ def test_submit_as_the_readme_says(run):
     code, out, err, calls = run(
         *SUBMIT,
         *("--ranks-per-node", "1", "--copies", "2", "--checkpoint-every-steps", "100", "--hyperparameter", "steps=200", "--hyperparameter", "seed=7"),
+        *("--checkpoint-max-count", "5", "--checkpoint-max-age-seconds", "3600"),
         *("--environment", "A=b=c", "--fleet", "main", "--priority", "3", "--tag", "team=x", "--max-slowdown", "0.05"),
         upload_source={"SourceId": "s"},
         create_training_job=planned,
@@ -233,6 +163,7 @@ def test_submit_as_the_readme_says(run):
     assert "everstep jobs wait gpt" in err
     (_, dry), (_, request) = calls[1:]
     assert dry == {**request, "DryRun": True}
+    assert request["CheckpointConfig"] == {"EverySteps": 100, "MaxCount": 5, "MaxAgeInSeconds": 3600}
     assert request["HyperParameters"] == {"steps": "200", "seed": "7"}
     assert (request["Environment"], request["Protection"], request["FleetName"], request["Priority"]) == (
         {"A": "b=c"},

@@ -13,7 +13,6 @@ from urllib3.exceptions import ProtocolError
 from everstep.cli import logs
 from everstep.cli.waiting import UNANSWERED_SECONDS
 from everstep.errors import ServiceFailed
-from tests.unit.everstep.test_cli import run  # noqa: F401  # the fixture
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -122,7 +121,7 @@ def test_since() -> None:
         logs.since_when("yesterday", NOW)
 
 
-def test_since_is_sent_as_the_contract_has_times(run) -> None:  # noqa: F811
+def test_since_is_sent_as_the_contract_has_times(run) -> None:
     page = {"Events": [], "NextForwardToken": "1"}
     _, _, _, calls = run("jobs", "logs", "gpt", "--since", "2026-03-01T12:00:00", get_log_events=page)
     assert {request.get("StartTime") for _, request in calls} == {NOW}

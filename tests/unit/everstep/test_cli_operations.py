@@ -6,14 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.unit.everstep.test_cli import run  # noqa: F401  # the fixture
-
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TOKEN = {"TokenId": "tok-1", "Kind": "user", "Role": "viewer", "Project": "speech", "Description": "ci", "CreationTime": AT}
 NODE = {"NodeId": "i-1", "NodeStatus": "assigned", "Request": "drain", "TrainingJobName": "gpt"}
 
 
-def test_a_new_token_is_alone_on_stdout(run) -> None:  # noqa: F811
+def test_a_new_token_is_alone_on_stdout(run) -> None:
     options = ("--role", "viewer", "--project", "speech", "--description", "ci", "--expires-in-seconds", "60")
     code, out, err, calls = run("tokens", "create", *options, create_token={"Secret": "est_x", "Token": TOKEN})
     assert (code, out) == (0, "est_x\n")
@@ -21,7 +19,7 @@ def test_a_new_token_is_alone_on_stdout(run) -> None:  # noqa: F811
     assert calls == [("create_token", {"Role": "viewer", "Description": "ci", "Project": "speech", "ExpiresInSeconds": 60})]
 
 
-def test_tokens_are_listed_and_revoked(run) -> None:  # noqa: F811
+def test_tokens_are_listed_and_revoked(run) -> None:
     join = {"TokenId": "tok-2", "Kind": "join", "Role": "agent", "FleetName": "main", "Description": "", "CreationTime": AT, "ExpirationTime": AT}
     code, out, _, _ = run("tokens", "list", "--ended", list_tokens={"Tokens": [TOKEN, join]})
     assert code == 0
@@ -32,7 +30,7 @@ def test_tokens_are_listed_and_revoked(run) -> None:  # noqa: F811
     assert (code, out) == (0, "tok-1 is revoked since 2026-03-01 12:00:00 UTC\n")
 
 
-def test_who_am_i(run) -> None:  # noqa: F811
+def test_who_am_i(run) -> None:
     identity = {**TOKEN, "ServerVersion": "0.1.0", "ServerTime": AT}
     code, out, _, _ = run("whoami", get_caller_identity=identity)
     assert code == 0
@@ -40,25 +38,25 @@ def test_who_am_i(run) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("verb", ["drain", "replace", "reboot", "hold"])
-def test_what_is_asked_of_a_node_is_said_with_what_comes_first(run, verb: str) -> None:  # noqa: F811
+def test_what_is_asked_of_a_node_is_said_with_what_comes_first(run, verb: str) -> None:
     code, out, _, calls = run("nodes", verb, "i-1", "--reason", "why", **{f"{verb}_node": {**NODE, "Request": verb}})
     assert (code, out) == (0, f"i-1 is to be: {verb}; gpt leaves it first, once another node is there\n")
     assert calls == [(f"{verb}_node", {"NodeId": "i-1", "Reason": "why"})]
 
 
-def test_a_request_that_is_called_off(run) -> None:  # noqa: F811
+def test_a_request_that_is_called_off(run) -> None:
     _, out, _, _ = run("nodes", "release", "i-1", release_node={"NodeId": "i-1", "NodeStatus": "assigned"})
     assert out == "i-1 is assigned; nothing is asked for it any more\n"
 
 
-def test_an_incident_is_seen(run) -> None:  # noqa: F811
+def test_an_incident_is_seen(run) -> None:
     seen = {"IncidentId": "inc-1", "AcknowledgementTime": AT, "AcknowledgedBy": "ann", "Acknowledgement": "the switch"}
     code, out, _, calls = run("incidents", "ack", "inc-1", "--note", "the switch", acknowledge_incident=seen)
     assert (code, out) == (0, "inc-1 was seen: 2026-03-01 12:00:00 UTC by ann: the switch\n")
     assert calls == [("acknowledge_incident", {"IncidentId": "inc-1", "Note": "the switch"})]
 
 
-def test_a_job_is_taken_over_and_handed_back(run) -> None:  # noqa: F811
+def test_a_job_is_taken_over_and_handed_back(run) -> None:
     code, out, err, _ = run("jobs", "take-over", "gpt", "--reason", "x", take_over_training_job={})
     assert (code, out) == (0, "gpt is yours\n")
     assert "everstep jobs hand-back gpt" in err
@@ -66,7 +64,7 @@ def test_a_job_is_taken_over_and_handed_back(run) -> None:  # noqa: F811
     assert (code, out) == (0, "gpt is looked after by Everstep\n")
 
 
-def test_drills_are_started_and_listed(run) -> None:  # noqa: F811
+def test_drills_are_started_and_listed(run) -> None:
     drill = {
         "DrillId": "drill-1",
         "DrillType": "kill-rank",

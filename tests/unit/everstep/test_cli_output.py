@@ -17,7 +17,7 @@ from everstep.cli import main as cli
 from everstep.cli import output
 from everstep.cli.formats import OutputFormat, headings_and_cells, plain, rendered
 from everstep.errors import ServiceFailed, WaitFailed, WaitTimedOut
-from tests.unit.everstep.test_cli import Client, run  # noqa: F401  # the fixture
+from tests.unit.everstep.conftest import Client
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 FLEETS = {
@@ -97,12 +97,12 @@ def test_what_a_query_finds_is_a_table(value, expected):
         (("--query", "Nothing", "-o", "text"), "None\n"),
     ],
 )
-def test_a_query_shows_what_was_asked_for(run, options, out):  # noqa: F811
+def test_a_query_shows_what_was_asked_for(run, options, out):
     code, shown, err, _ = run("fleets", "list", *options, list_fleets=FLEETS)
     assert (code, shown, err) == (0, out, "")
 
 
-def test_a_query_that_is_wrong_is_refused_before_anything_is_asked(run):  # noqa: F811
+def test_a_query_that_is_wrong_is_refused_before_anything_is_asked(run):
     code, out, err, calls = run("fleets", "delete", "main", "--query", "Fleets[", delete_fleet={})
     assert (code, out, calls) == (2, "", [])
     assert err.startswith("error: --query 'Fleets[':")
@@ -129,7 +129,7 @@ def test_colors_are_only_for_who_wants_them(monkeypatch):
     assert output.colored("r0", "red") == "\x1b[31mr0\x1b[0m"
 
 
-def test_logs_can_be_queried_line_by_line(run):  # noqa: F811
+def test_logs_can_be_queried_line_by_line(run):
     line = {"Timestamp": AT, "Generation": 1, "Rank": 0, "Stream": "stdout", "Message": "loss 1"}
     pages = {"get_log_events": lambda **given: {"Events": [] if "NextToken" in given else [line, line], "NextForwardToken": "1"}}
     _, out, _, _ = run("jobs", "logs", "gpt", "--grep", "loss", "-o", "json", **pages)
@@ -168,7 +168,7 @@ class Waiter:
         ("An error occurred", {"Error": {"Code": "ResourceNotFoundException", "Message": "none"}}, 254, "none (ResourceNotFoundException)"),
     ],
 )
-def test_a_wait_that_fails_says_how_and_ends_as_the_aws_cli_does(run, reason, last, code, words):  # noqa: F811
+def test_a_wait_that_fails_says_how_and_ends_as_the_aws_cli_does(run, reason, last, code, words):
     waiter = Waiter(WaiterError(name="TrainingJobRunning", reason=reason, last_response=last))
     ended, out, err, _ = _wait(run, waiter)
     assert (ended, out) == (code, "")
@@ -176,11 +176,11 @@ def test_a_wait_that_fails_says_how_and_ends_as_the_aws_cli_does(run, reason, la
     assert waiter.asked == {"TrainingJobName": "gpt", "WaiterConfig": {"Delay": 1, "MaxAttempts": 2}}
 
 
-def _wait(run, waiter: Waiter):  # noqa: F811
+def _wait(run, waiter: Waiter):
     return run("wait", "job-running", "gpt", "--delay", "1", "--max-attempts", "2", waiter=waiter, describe_training_job={})
 
 
-def test_a_wait_that_is_over_shows_what_is_so(run):  # noqa: F811
+def test_a_wait_that_is_over_shows_what_is_so(run):
     code, out, _, _ = _wait(run, Waiter(None))
     assert (code, out) == (0, "gpt: running\n")
 

@@ -19,7 +19,8 @@ from everstep.cli.board import Board
 from everstep.errors import ServiceFailed
 from everstep.event_stream import frames
 from tests.unit.control_plane.api.conftest import Service
-from tests.unit.everstep.test_cli import JOB, Client, run  # noqa: F401  # the fixture
+from tests.unit.everstep.conftest import Client
+from tests.unit.everstep.test_cli import JOB
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -119,7 +120,7 @@ def test_jobs_under_way_are_those_that_have_not_ended() -> None:
     assert [each["TrainingJobName"] for each in top.jobs_under_way(service, None)] == ["newer", "new"]
 
 
-def test_where_nobody_watches_it_is_shown_once_and_programs_get_json(run) -> None:  # noqa: F811
+def test_where_nobody_watches_it_is_shown_once_and_programs_get_json(run) -> None:
     code, out, _, _ = run("jobs", "top", "gpt", describe_training_job=job())
     assert code == 0
     assert "1 jobs under way, as of now" in out

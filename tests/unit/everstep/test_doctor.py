@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,15 +160,6 @@ def test_the_quota_is_that_of_the_family(kind: str, code: str) -> None:
     assert quotas.asked == [("get_service_quota", {"ServiceCode": "ec2", "QuotaCode": code})]
     with pytest.raises(LookupError, match="knows no instance type"):
         doctor_facts.quota_of(Answers(describe_instance_types={"InstanceTypes": []}), quotas, kind, 1)
-
-
-def test_an_instance_is_known_by_its_firmware(tmp_path: Path) -> None:
-    assert not doctor_facts._is_ec2(tmp_path)
-    (tmp_path / "sys_vendor").write_text("Amazon EC2\n")
-    (tmp_path / "bios_vendor").write_text("Xen\n")
-    assert doctor_facts._is_ec2(tmp_path)
-    (tmp_path / "sys_vendor").write_text("Xen\n")
-    assert not doctor_facts._is_ec2(tmp_path)
 
 
 def test_this_machine_has_facts(monkeypatch: pytest.MonkeyPatch) -> None:

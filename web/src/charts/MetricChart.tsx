@@ -1,26 +1,30 @@
-/** One logged value over steps or time. Downtime and figures that are not finite are gaps; failures are bands. */
+/** One logged value over steps or time: the mean of each point, and the least and the most in it as a shade. Downtime and figures that are not finite are gaps; failures are bands. */
 import { useElementSize } from '@mantine/hooks'
 import { useEffect, useRef } from 'react'
 import uPlot from 'uplot'
 import 'uplot/dist/uPlot.min.css'
 
 import { clock } from '../model/format'
-import type { Axis, Band } from '../model/metrics'
+import type { Axis, Band, Window } from '../model/metrics'
 
 interface Shown {
   name: string
   axis: Axis
   x: number[]
   values: (number | null)[]
+  least: (number | null)[]
+  most: (number | null)[]
   bands: Band[]
   /** Changes with the theme: colours are read when a chart is made. */
   scheme: string
+  /** Told what is looked at; undefined: all of it. */
+  onWindow: (window?: Window) => void
 }
 
 /** Charts with the same key share cursor and zoom. */
 const SYNC = 'metrics'
 
-export function MetricChart({ name, axis, x, values, bands, scheme }: Shown) {
+export function MetricChart({ name, axis, x, values, least, most, bands, scheme, onWindow }: Shown) {
   const { ref, width } = useElementSize()
   const host = useRef<HTMLDivElement>(null)
   const plot = useRef<uPlot>(null)
@@ -32,6 +36,7 @@ export function MetricChart({ name, axis, x, values, bands, scheme }: Shown) {
     const style = getComputedStyle(document.documentElement)
     const token = (key: string) => style.getPropertyValue(key).trim()
     const line = { stroke: token('--soft'), grid: { stroke: token('--line'), width: 1 }, ticks: { stroke: token('--line'), width: 1 } }
+    const hidden = { width: 0, points: { show: false } }
     const told = (value: number | null) => (value === null ? '–' : axis === 'wall' ? `${clock(value)} UTC` : String(value))
     const made = new uPlot(
       {
@@ -40,9 +45,15 @@ export function MetricChart({ name, axis, x, values, bands, scheme }: Shown) {
         title: name,
         scales: { x: { time: false } },
         cursor: { sync: { key: SYNC } },
-        series: [{ label: axis === 'wall' ? 'time' : 'step', value: (_, value) => told(value) }, { label: name, stroke: token('--busy'), width: 1.5, spanGaps: false, points: { show: x.length < 40 } }],
+        series: [{ label: axis === 'wall' ? 'time' : 'step', value: (_, value) => told(value) }, { label: name, stroke: token('--busy'), width: 1.5, spanGaps: false, points: { show: x.length < 40 } }, { label: 'least', ...hidden }, { label: 'most', ...hidden }],
+        bands: [{ series: [3, 2], fill: token('--busy-band') }],
         axes: [axis === 'wall' ? { ...line, values: (_, splits) => splits.map((at) => clock(at)), space: 80 } : line, { ...line, size: 62 }],
         hooks: {
+          setScale: [
+            (chart, key) => {
+              if (key === 'x') onWindow(windowOf(chart, axis))
+            },
+          ],
           drawClear: [
             (chart) => {
               chart.ctx.fillStyle = token('--b-fault')
@@ -54,7 +65,7 @@ export function MetricChart({ name, axis, x, values, bands, scheme }: Shown) {
           ],
         },
       },
-      [x, values],
+      [x, values, least, most],
       root,
     )
     plot.current = made
@@ -67,16 +78,23 @@ export function MetricChart({ name, axis, x, values, bands, scheme }: Shown) {
   useEffect(() => {
     const made = plot.current
     if (!made) return
-    const { min, max } = made.scales.x!
-    const held = made.data[0]
-    const isZoomed = held.length > 0 && (min !== held[0] || max !== held.at(-1))
-    made.setData([x, values], !isZoomed)
+    const isZoomed = windowOf(made, axis) !== undefined
+    made.setData([x, values, least, most], !isZoomed)
     if (isZoomed) made.redraw()
-  }, [x, values, bands])
+  }, [x, values, least, most, bands])
   const known = values.filter((value): value is number => value !== null)
+  const [lowest, highest] = [least, most].map((column) => column.filter((value): value is number => value !== null).slice(-5000))
   return (
-    <div ref={ref} className="chart" role="img" aria-label={`${name} over ${x.length} ${axis === 'wall' ? 'moments' : 'steps'}${known.length ? `, from ${Math.min(...known.slice(-5000))} to ${Math.max(...known.slice(-5000))}, now ${known.at(-1)}` : ''}`}>
+    <div ref={ref} className="chart" role="img" aria-label={`${name} over ${x.length} ${axis === 'wall' ? 'moments' : 'steps'}${known.length ? `, from ${Math.min(...lowest!)} to ${Math.max(...highest!)}, now ${known.at(-1)}` : ''}`}>
       <div ref={host} />
     </div>
   )
+}
+
+/** What of the data a chart shows; undefined: all of it. */
+function windowOf(chart: uPlot, axis: Axis): Window | undefined {
+  const { min, max } = chart.scales.x!
+  const held = chart.data[0]
+  if (min === undefined || max === undefined || min === null || max === null || !held.length) return undefined
+  return min !== held[0] || max !== held.at(-1) ? { axis, from: min, to: max } : undefined
 }

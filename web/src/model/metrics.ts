@@ -3,12 +3,26 @@ import type { Incident } from '../contract'
 
 export type Axis = 'step' | 'wall'
 
-/** What was logged for one step, or the mean of several steps up to this one. */
+export type Values = Record<string, number | 'NaN' | 'Infinity' | '-Infinity' | null>
+
+/** What was logged for one step, or what several steps up to this one come to. */
 export interface Point {
+  /** The last one. */
   step: number
+  firstStep: number
   /** Unix time. */
   at: number
-  values: Record<string, number | 'NaN' | 'Infinity' | '-Infinity' | null>
+  /** Means. */
+  values: Values
+  least: Values
+  most: Values
+}
+
+/** A part of an axis. */
+export interface Window {
+  axis: Axis
+  from: number
+  to: number
 }
 
 export interface Series {
@@ -16,8 +30,12 @@ export interface Series {
   /** Steps or Unix times, rising. */
   x: number[]
   /** null where nothing was logged, where what was is not finite, and where training stood still: drawn as a gap. */
-  values: Record<string, (number | null)[]>
+  values: Columns
+  least: Columns
+  most: Columns
 }
+
+type Columns = Record<string, (number | null)[]>
 
 export interface Band {
   incidentId: string
@@ -32,22 +50,40 @@ export function bands(incidents: readonly Incident[], axis: Axis, now: number): 
   return incidents.flatMap((each) => (axis === 'step' ? made(each, each.FromStep ?? each.ReachedStep, each.ReachedStep) : made(each, each.FailedAt, each.ClosedAt ?? now)))
 }
 
-const finite = (value: Point['values'][string] | undefined): number | null => (typeof value === 'number' && Number.isFinite(value) ? value : null)
+/** Whether more can be seen of a window than is drawn: a point in it joins several steps. */
+export function isCoarse(points: readonly Point[], window: Window): boolean {
+  return points.some((point) => point.firstStep < point.step && touches(point, window))
+}
+
+/** Finer points, in order of steps, in place of those that say something of the same steps. */
+export function joined(points: readonly Point[], detail: readonly Point[]): Point[] {
+  if (!detail.length) return [...points]
+  const [from, to] = [detail[0]!.firstStep, detail.at(-1)!.step]
+  const outside = points.filter((point) => point.step < from || point.firstStep > to)
+  return [...outside, ...detail].sort((a, b) => a.step - b.step)
+}
+
+function touches(point: Point, window: Window): boolean {
+  return window.axis === 'wall' ? window.from <= point.at && point.at <= window.to : point.step >= window.from && point.firstStep <= window.to
+}
+
+const finite = (value: Values[string] | undefined): number | null => (typeof value === 'number' && Number.isFinite(value) ? value : null)
 
 /** Over time, everything is shown when it was logged, with a gap for each failure. */
 export function series(points: readonly Point[], axis: Axis, failures: readonly Band[] = []): Series {
   const names = [...new Set(points.flatMap((point) => Object.keys(point.values)))].sort()
-  const rows: Row[] = axis === 'step' ? points.map((point) => ({ x: point.step, values: point.values })) : overTime(points, failures)
-  return { names, x: rows.map((row) => row.x), values: Object.fromEntries(names.map((name) => [name, rows.map((row) => finite(row.values?.[name]))])) }
+  const rows: Row[] = axis === 'step' ? points.map((point) => ({ x: point.step, point })) : overTime(points, failures)
+  const columns = (of: 'values' | 'least' | 'most'): Columns => Object.fromEntries(names.map((name) => [name, rows.map((row) => finite(row.point?.[of][name]))]))
+  return { names, x: rows.map((row) => row.x), values: columns('values'), least: columns('least'), most: columns('most') }
 }
 
 interface Row {
   x: number
-  values?: Point['values']
+  point?: Point
 }
 
 function overTime(points: readonly Point[], failures: readonly Band[]): Row[] {
-  const rows: Row[] = points.map((point) => ({ x: point.at, values: point.values }))
+  const rows: Row[] = points.map((point) => ({ x: point.at, point }))
   return [...rows, ...failures.map((band) => ({ x: band.from }))].sort((a, b) => a.x - b.x)
 }
 

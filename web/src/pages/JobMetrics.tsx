@@ -1,7 +1,7 @@
 /** What the script logged, one chart a name, over steps or time, with failures as bands. */
 import { Button, SegmentedControl, useComputedColorScheme } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
-import { useMemo } from 'react'
+import { useCallback, useMemo, useState } from 'react'
 import { Link, useSearchParams } from 'react-router'
 
 import { metricsQuery } from '../api/metrics'
@@ -9,12 +9,13 @@ import { incidentsQuery } from '../api/queries'
 import { MetricChart } from '../charts/MetricChart'
 import type { TrainingJob } from '../contract'
 import { clock, count } from '../model/format'
-import { bands, csv, series, type Axis } from '../model/metrics'
+import { bands, csv, isCoarse, joined, series, type Axis, type Point, type Window } from '../model/metrics'
 import { causeWords } from '../model/verdict'
 import { Empty, Shown, useNow } from '../parts/Basics'
 import { download } from '../parts/download'
 
 const MOST_TOLD = 12
+const NONE: Point[] = []
 
 export default function MetricsTab({ job }: { job: TrainingJob }) {
   const [search, setSearch] = useSearchParams()
@@ -22,8 +23,12 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
   const incidents = useQuery(incidentsQuery(job.TrainingJobName)).data
   const scheme = useComputedColorScheme('light')
   const now = useNow()
-  const points = query.data ?? []
   const axis: Axis = search.get('axis') === 'wall' ? 'wall' : 'step'
+  const [seen, setSeen] = useState<Window>()
+  const onWindow = useCallback((window?: Window) => setSeen((before) => (before?.axis === window?.axis && before?.from === window?.from && before?.to === window?.to ? before : window)), [])
+  const window = seen?.axis === axis && isCoarse(query.data ?? NONE, seen) ? seen : undefined
+  const detail = useQuery({ ...metricsQuery(job.TrainingJobName, window), enabled: window !== undefined }).data
+  const points = useMemo(() => (window && detail ? joined(query.data ?? NONE, detail) : (query.data ?? NONE)), [query.data, detail, window])
   const mine = useMemo(() => (incidents ?? []).filter((each) => each.RunId === job.RunId), [incidents, job.RunId])
   const isOpen = mine.some((each) => each.ClosedAt === undefined)
   const failures = useMemo(() => bands(mine, axis, now), [mine, axis, isOpen && now])
@@ -48,12 +53,12 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
             <div className="charts">
               {data.names.map((name) => (
                 <section className="card" key={name}>
-                  <MetricChart name={name} axis={axis} x={data.x} values={data.values[name]!} bands={failures} scheme={scheme} />
+                  <MetricChart name={name} axis={axis} x={data.x} values={data.values[name]!} least={data.least[name]!} most={data.most[name]!} bands={failures} scheme={scheme} onWindow={onWindow} />
                 </section>
               ))}
             </div>
             <p className="dim">
-              {axis === 'wall' ? 'Bands: from a failure until training was where it had been; times in UTC.' : 'Bands: steps done again after a failure.'} A point of a long run is the mean of several steps. Drag to zoom, in all charts at once; double click for all.
+              {axis === 'wall' ? 'Bands: from a failure until training was where it had been; times in UTC.' : 'Bands: steps done again after a failure.'} A point of a long run is the mean of several steps, between their least and their most. Drag to zoom, in all charts at once, until every step is there; double click for all.
             </p>
             {failures.length > 0 && (
               <ul className="plain row" aria-label="Failures in these charts">

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from everstep.protocol.agent_messages import NoticeKind
+from tests.instance_metadata import SPOT, served
 from tests.integration.worker.agent.fleet import TIMEOUTS, Fleet, until
-from tests.unit.worker.test_instance_metadata import SPOT, Service, service  # noqa: F401
 from worker import control_client
 from worker.sockets import tune
 
@@ -44,12 +44,13 @@ async def test_an_agent_tries_one_replica_after_the_other(fleet: Fleet) -> None:
         await fleet.connected()
 
 
-async def test_what_the_instance_announces_is_in_the_next_report(fleet: Fleet, service: Service) -> None:  # noqa: F811
+async def test_what_the_instance_announces_is_in_the_next_report(fleet: Fleet) -> None:
     node = fleet.nodes[0]
     await node.stop()
-    service.says["spot/instance-action"] = SPOT
-    node._settings = dataclasses.replace(node._settings, metadata_endpoint=service.url)
-    node.start()
-    await until("the notice", lambda: fleet.control.is_connected(node.id) and len(fleet.control.reports[node.id].notices) == 1)
-    assert fleet.control.reports[node.id].notices[0].kind is NoticeKind.SPOT_INTERRUPTION
-    assert all(not fleet.control.reports[other.id].notices for other in fleet.nodes[1:])
+    with served() as service:
+        service.says["spot/instance-action"] = SPOT
+        node._settings = dataclasses.replace(node._settings, metadata_endpoint=service.url)
+        node.start()
+        await until("the notice", lambda: fleet.control.is_connected(node.id) and len(fleet.control.reports[node.id].notices) == 1)
+        assert fleet.control.reports[node.id].notices[0].kind is NoticeKind.SPOT_INTERRUPTION
+        assert all(not fleet.control.reports[other.id].notices for other in fleet.nodes[1:])

@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
 
 import everstep
+from control_plane.api import envelope
 from control_plane.app import Server, create_app
 from control_plane.cloud.connection import CloudMode
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
@@ -61,15 +63,21 @@ class Clock:
 class Service:
     """An application, served on loopback by a thread of this process."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, database_url: str = "") -> None:
         self.clock = Clock()
         self.operator = FakeOperator()
         self.objects = MemoryObjectStore(BUCKET)
         self.settings = Settings(
-            state_directory=directory / "server", bucket=BUCKET, mode=CloudMode.LOCAL, aws_endpoint_url="http://127.0.0.1:1", max_source_bytes=2**20
+            state_directory=directory / "server",
+            database_url=database_url,
+            bucket=BUCKET,
+            mode=CloudMode.LOCAL,
+            aws_endpoint_url="http://127.0.0.1:1",
+            max_source_bytes=2**20,
         )
         self.settings.state_directory.mkdir()
-        shutil.copyfile(_migrated(), self.settings.state_directory / "everstep.db")
+        if not database_url:
+            shutil.copyfile(_migrated(), self.settings.state_directory / "everstep.db")
         self.database = Database(self.settings.database)
         self._is_ready = threading.Event()
         self.app = create_app(
@@ -117,6 +125,19 @@ def refused(code: str, match: str | None = None):
     assert caught.value.code == code
 
 
+@contextmanager
+def impatient(service: Service, seconds: float) -> Iterator[None]:
+    """Let the envelope that serves wait no longer than this; it is in the stack of middleware that was built with the first request."""
+    layer: Any = service.app.middleware_stack
+    while not isinstance(layer, envelope.Envelope):
+        layer = getattr(layer, "app", None) or layer._app
+    before, layer._silent_seconds = layer._silent_seconds, seconds
+    try:
+        yield
+    finally:
+        layer._silent_seconds = before
+
+
 def without_metadata(answer: dict) -> dict:
     """What the service said, without what botocore says of the call."""
     return {name: value for name, value in answer.items() if name != "ResponseMetadata"}
@@ -130,8 +151,8 @@ def all_pages(client, operation: str, **query):
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    with Service(tmp_path) as running:
+def service(tmp_path: Path, database_url: str) -> Iterator[Service]:
+    with Service(tmp_path, database_url) as running:
         running.operator.create_group(GROUP, max_size=8)
         yield running
 
@@ -154,3 +175,14 @@ def source(client, tmp_path: Path) -> dict[str, str]:
     (directory / "train.py").write_text("print('hello')\n")
     (directory / "data.txt").write_text("x")
     return client.upload_source(Directory=directory)
+
+
+@pytest.fixture
+def token(client, fleet, service):
+    service.operator.set_desired(GROUP, 2)
+    return client.create_join_token(FleetName="main")["JoinToken"]
+
+
+@pytest.fixture
+def node(service, token):
+    return service.operator.describe_group(GROUP).members[0].instance_id

@@ -17,17 +17,6 @@ from everstep.protocol.ids import FleetName, NodeId, RunId
 from tests.unit.control_plane.api.conftest import GROUP
 
 
-@pytest.fixture
-def token(client, fleet, service):
-    service.operator.set_desired(GROUP, 2)
-    return client.create_join_token(FleetName="main")["JoinToken"]
-
-
-@pytest.fixture
-def node(service, token):
-    return service.operator.describe_group(GROUP).members[0].instance_id
-
-
 def hello(node: str, agent: str = "a1") -> Hello:
     return Hello(node_id=NodeId(node), agent_id=agent, address="127.0.0.9", peer_port=4000, memory_bytes=2**30, version="0.1.0")
 

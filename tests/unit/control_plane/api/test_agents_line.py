@@ -6,11 +6,11 @@ import asyncio
 from contextlib import suppress
 
 from everstep.protocol.ids import NodeId
-from tests.unit.control_plane.api.test_agents import hello, node, report, token, until  # noqa: F401  # two are fixtures
+from tests.unit.control_plane.api.test_agents import hello, report, until
 from worker.control_client import ControlClient
 
 
-async def test_an_agent_joins_over_plain_http_on_this_machine(service, token, node, tmp_path) -> None:  # noqa: F811
+async def test_an_agent_joins_over_plain_http_on_this_machine(service, token, node, tmp_path) -> None:
     line = ControlClient(
         [f"http://{service.address}"],
         join_token=token,

@@ -14,7 +14,7 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from control_plane.api import live
+from control_plane.api import envelope
 from control_plane.api.sessions import SESSION_SECONDS
 from control_plane.db import events, tokens
 from control_plane.db.events import NewEvent
@@ -22,6 +22,7 @@ from control_plane.db.retention import Retention, prune
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.loop import event_feed
 from control_plane.loop.event_feed import EventFeed
+from tests.unit.control_plane.api.conftest import impatient
 
 STREAM = "/v1/events/stream"
 
@@ -236,10 +237,10 @@ def test_there_is_a_limit_of_streams_and_one_that_ended_makes_room(service, http
 
 def test_a_reader_that_reads_nothing_is_cut_off_and_comes_back_where_it_was(service, http, monkeypatch) -> None:
     dropped = threading.Event()
-    monkeypatch.setattr(live.log, "info", lambda *_: dropped.set())
-    monkeypatch.setattr(live.LiveResponse.__init__, "__kwdefaults__", {"write_seconds": 0.05})
+    monkeypatch.setattr(envelope.log, "info", lambda *_: dropped.set())
+    http.get("/v1/health")  # the first request makes what serves
     host, port = service.address.split(":")
-    with socket.socket() as line:
+    with impatient(service, 0.05), socket.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.connect((host, int(port)))
         line.sendall(f"GET {STREAM}?AfterEventId=0 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {service.admin_token}\r\n\r\n".encode())

@@ -4,7 +4,10 @@ from datetime import timedelta
 
 import pytest
 
+from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.api.conftest import GROUP, START, refused, without_metadata
+
+pytestmark = pytest.mark.parametrize("engine", BOTH_ENGINES)
 
 
 @pytest.mark.covers("CreateFleet.FleetName", "CreateFleet.AutoScalingGroupName", "CreateFleet.Tags", "DescribeFleet.FleetName")

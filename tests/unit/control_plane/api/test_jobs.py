@@ -9,7 +9,10 @@ from control_plane.cloud.errors import Throttled
 from control_plane.db import jobs
 from control_plane.db.leases import Leaser
 from control_plane.db.tokens import Role
+from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.api.conftest import BUCKET, GROUP, all_pages, refused, without_metadata
+
+pytestmark = pytest.mark.parametrize("engine", BOTH_ENGINES)
 
 
 @pytest.fixture

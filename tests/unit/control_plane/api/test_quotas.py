@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 
+from control_plane.api.routes import jobs as routes
 from control_plane.db.tokens import Role
+from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.api.conftest import refused, without_metadata
+
+pytestmark = pytest.mark.parametrize("engine", BOTH_ENGINES)
 
 
 @pytest.fixture
@@ -48,6 +54,32 @@ def test_no_more_jobs_than_its_quota_are_under_way(client, wanted):
     with refused("ConflictException", match="'speech' has 1 training jobs that have not ended, and its quota is 1"):
         client.create_training_job(TrainingJobName="b", **wanted)
     client.create_training_job(TrainingJobName="b", **{**wanted, "Project": "vision"})
+
+
+@pytest.mark.parametrize("names", ["abcd", "aaaa"])
+def test_of_jobs_that_come_at_once_as_many_are_taken_as_have_room(client, wanted, names: str, monkeypatch) -> None:
+    """Each is looked at before one of them is stored. Of the same name there is one in any case."""
+    store, all_looked_at = routes._store, threading.Barrier(len(names))
+
+    def store_together(services, new):
+        all_looked_at.wait(10)
+        return store(services, new)
+
+    monkeypatch.setattr(routes, "_store", store_together)
+    if len(set(names)) > 1:
+        client.put_project_quota(Project="speech", MaxJobCount=1)
+
+    def create(number: int) -> str:
+        try:
+            client.create_training_job(TrainingJobName=names[number], **{**wanted, "Priority": number})
+        except client.exceptions.ConflictException as error:
+            return str(error)
+        return "created"
+
+    with ThreadPoolExecutor(len(names)) as threads:
+        told = list(threads.map(create, range(len(names))))
+    assert told.count("created") == 1, told
+    assert len(client.list_training_jobs()["TrainingJobSummaries"]) == 1
 
 
 def test_the_plan_says_that_a_job_waits_for_its_quota(service, client, wanted):

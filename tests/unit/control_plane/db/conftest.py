@@ -10,14 +10,22 @@ from control_plane.db import jobs
 from control_plane.db.jobs import JobRecord, JobSpec, NewJob
 from control_plane.db.leases import Lease, Leaser
 from control_plane.db.session import Database
+from tests.postgresql import BOTH_ENGINES
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
+@pytest.fixture(params=BOTH_ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    """What stands on the tables stands on those of either."""
+    return str(request.param)
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    made = Database(f"sqlite:///{tmp_path / 'test.db'}")
-    made.create_tables()
+def database(database_url: str, tmp_path: Path) -> Iterator[Database]:
+    made = Database(database_url or f"sqlite:///{tmp_path / 'test.db'}")
+    if not database_url:
+        made.create_tables()
     yield made
     made.close()
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from control_plane.db import fleets, jobs, leases
 from control_plane.db.errors import NotFound, StaleLease
 from control_plane.db.fleets import NewFleet
 from control_plane.db.leases import Lease, Leaser
+from control_plane.db.session import Database
 from tests.unit.control_plane.db.conftest import NOW
 
 
@@ -185,3 +189,41 @@ def test_fleets_have_leases_of_their_own(database, clock):
 def test_what_is_not_there_cannot_be_claimed(database, clock):
     with pytest.raises(NotFound):
         claim(database, Leaser("a", 3.0, clock), "0" * 32)
+
+
+@pytest.mark.parametrize("engine", ["postgresql"])
+def test_a_replica_that_lost_its_connection_stores_nothing_more_once_another_took_over(database, job, clock, postgresql):
+    """Both have connections of their own. The first is cut in the middle of what it stores, and tries again when it has lost the lease."""
+    second = Database(str(database.url))
+    owner, contender = Leaser("a", 3.0, clock), Leaser("b", 3.0, clock)
+    lease = claim(database, owner, job.run_id)
+
+    def store(reason: str, is_cut: bool) -> None:
+        with database.write() as session:
+            jobs.change(session, lease, reason=reason)
+            if is_cut:
+                postgresql.cut(str(database.url))
+
+    with pytest.raises(OperationalError):
+        store("half", True)
+    store("again", False)  # nobody took over yet: what was cut is simply made again
+    assert claim(second, contender, job.run_id) is None
+    clock.now += 3.0
+    assert claim(second, contender, job.run_id) == Lease("job", job.run_id, "b", 2)
+    with pytest.raises(StaleLease):
+        store("late", False)
+    second.close()
+    with database.read() as session:
+        assert jobs.get(session, "gpt").reason == "again"
+
+
+@pytest.mark.parametrize("engine", ["postgresql"])
+def test_of_replicas_that_claim_at_once_one_has_the_lease(database, job, clock):
+    """Each saw it stand still for the time to live, and each looks before one of them writes."""
+    contenders = [Leaser(str(number), 3.0, clock) for number in range(4)]
+    claim(database, Leaser("dead", 3.0, clock), job.run_id)
+    assert [claim(database, contender, job.run_id) for contender in contenders] == [None] * 4
+    clock.now += 3.0
+    with ThreadPoolExecutor(4) as threads:
+        claimed = list(threads.map(lambda contender: claim(database, contender, job.run_id), contenders))
+    assert sum(lease is not None for lease in claimed) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import pairwise
 
@@ -37,9 +38,7 @@ class Log:
             metrics.store(session, self.agent_id, batch)
 
     def log(self, steps: Iterable[int], *, generation: int = 1, offset: float = 0.0) -> MetricBatch:
-        points = tuple(
-            MetricPoint(generation=Generation(generation), step=Step(step), values={"loss": step + offset}, at_seconds=float(step)) for step in steps
-        )
+        points = tuple(point(step, generation, offset) for step in steps)
         batch = MetricBatch(run=RUN, first_number=self.next_number, points=points)
         self.next_number += len(points)
         self.send(batch)
@@ -51,6 +50,10 @@ class Log:
 
     def values(self) -> dict[int, float]:
         return {point.step: point.last for point in self.points()}
+
+
+def point(step: int, generation: int = 1, offset: float = 0.0) -> MetricPoint:
+    return MetricPoint(generation=Generation(generation), step=Step(step), values={"loss": step + offset}, at_seconds=float(step))
 
 
 @pytest.fixture
@@ -72,6 +75,17 @@ def test_the_same_batch_twice_is_stored_once_also_by_another_replica(log: Log) -
     with log.database.read() as session:
         (metric,) = metrics.names(session, RUN)
         assert (metric.last_step, metric.last_value, metrics.dropped_count(session, RUN)) == (3, 3.0, 0)
+
+
+@pytest.mark.parametrize("engine", ["postgresql"])
+def test_a_batch_that_several_replicas_store_at_once_is_stored_once(log: Log) -> None:
+    """An agent whose line broke sends again, to another replica, what the first may be storing still."""
+    first, longer = (MetricBatch(run=RUN, first_number=0, points=tuple(point(step) for step in range(count))) for count in (200, 300))
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(log.send, (first, longer, first, longer)))
+    assert [(each.step, each.last) for each in log.points()] == [(step, float(step)) for step in range(300)]
+    with log.database.read() as session:
+        assert metrics.dropped_count(session, RUN) == 0
 
 
 def test_numbers_that_never_came_are_counted_once(log: Log) -> None:
@@ -163,6 +177,14 @@ def test_a_run_has_a_limited_number_of_names(log: Log, monkeypatch: pytest.Monke
     with log.database.read() as session:
         assert [each.name for each in metrics.names(session, RUN)] == ["a", "b"]
         assert metrics.dropped_count(session, RUN) == 2
+
+
+def test_a_name_that_no_database_keeps_is_dropped_and_counted(log: Log) -> None:
+    log.send(
+        MetricBatch(run=RUN, first_number=0, points=(MetricPoint(generation=Generation(1), step=Step(0), values={"a\x00": 1.0}, at_seconds=0.0),))
+    )
+    with log.database.read() as session:
+        assert (metrics.names(session, RUN), metrics.dropped_count(session, RUN)) == ((), 1)
 
 
 def test_points_are_read_as_they_were_packed() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from sqlalchemy import text
 
@@ -9,8 +11,8 @@ from control_plane.db.session import Database
 
 
 @pytest.fixture
-def empty(tmp_path):
-    made = Database(f"sqlite:///{tmp_path / 'empty.db'}")
+def empty(empty_database_url):
+    made = Database(empty_database_url)
     yield made
     made.close()
 
@@ -24,6 +26,13 @@ def test_migrating_makes_it_current_and_may_be_repeated(empty):
     assert schema.migrate(empty) is None
     schema.require_current(empty)
     assert schema.migrate(empty) == schema.newest()
+
+
+def test_of_replicas_that_migrate_at_once_one_waits_for_the_other(empty):
+    with ThreadPoolExecutor(3) as threads:
+        before = list(threads.map(lambda _: schema.migrate(empty), range(3)))
+    assert None in before
+    schema.require_current(empty)
 
 
 def test_a_schema_of_the_future_is_left_alone(empty):

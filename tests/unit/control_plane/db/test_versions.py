@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from control_plane.db import events
 from control_plane.db.events import NewEvent
 from control_plane.db.session import Database
@@ -14,6 +16,7 @@ def write(database: Database) -> None:
         events.append(session, NewEvent(at=NOW, type="T", message="m"))
 
 
+@pytest.mark.parametrize("engine", ["sqlite"])
 def test_sqlite_shows_every_commit_also_of_another_process_and_nothing_else(database: Database) -> None:
     versions, other = Versions(database), Database(str(database.url))
     assert versions.sees_everything
@@ -29,9 +32,10 @@ def test_sqlite_shows_every_commit_also_of_another_process_and_nothing_else(data
     other.close()
 
 
+@pytest.mark.parametrize("engine", ["postgresql"])
 def test_elsewhere_commits_of_this_process_count(database: Database) -> None:
     versions = Versions(database)
-    versions.sees_everything = False
+    assert not versions.sees_everything
     before = versions.current()
     write(database)
     assert versions.current() != before

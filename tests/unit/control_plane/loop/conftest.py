@@ -9,7 +9,7 @@ from tests.unit.control_plane.loop.world import World
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
+def world(tmp_path: Path, database_url: str) -> Iterator[World]:
+    made = World(tmp_path, database_url=database_url)
     yield made
     made.close()

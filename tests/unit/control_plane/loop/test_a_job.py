@@ -10,7 +10,10 @@ from control_plane.core.accounting import Bucket
 from control_plane.core.states import JobState
 from control_plane.db import fleets, incidents, jobs
 from everstep.protocol.agent_messages import ExitClass
+from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.loop.world import World
+
+pytestmark = pytest.mark.parametrize("engine", BOTH_ENGINES)
 
 
 def phases_add_up(world: World) -> None:

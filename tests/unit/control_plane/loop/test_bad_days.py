@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from dataclasses import replace
 from datetime import timedelta
+
+import pytest
+from sqlalchemy.event import listen
 
 from control_plane.cloud.operator import Ec2State
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import fleets, jobs
 from everstep.protocol.agent_messages import ExitClass, HaltRanks, Hello, Load, MemberPhase, NodeFault, Prepare, Release, Start, StopTraining
+from tests.postgresql import BOTH_ENGINES, PostgreSql
 from tests.unit.control_plane.loop.world import FLEET, Agent, World
 
 
@@ -384,6 +390,7 @@ async def test_a_restart_in_the_middle_of_a_recovery_goes_on_where_it_was(world:
     assert prepared == {1, 2}
 
 
+@pytest.mark.parametrize("engine", BOTH_ENGINES)
 async def test_a_second_replica_waits_for_the_lease_and_then_takes_over(world: World) -> None:
     world.submit()
     await world.running()
@@ -395,6 +402,7 @@ async def test_a_second_replica_waits_for_the_lease_and_then_takes_over(world: W
     await world.until(lambda: is_running(world, 2))
 
 
+@pytest.mark.parametrize("engine", BOTH_ENGINES)
 async def test_of_two_replicas_one_serves_a_fleet_its_agents_and_its_jobs(world: World) -> None:
     world.submit()
     await world.running()
@@ -415,6 +423,7 @@ async def test_of_two_replicas_one_serves_a_fleet_its_agents_and_its_jobs(world:
     world.runner, world.registry = serves, registry
 
 
+@pytest.mark.parametrize("engine", BOTH_ENGINES)
 async def test_a_replica_that_takes_over_counts_no_silence_from_before(world: World) -> None:
     world.submit()
     await world.running()
@@ -430,6 +439,28 @@ async def test_a_replica_that_takes_over_counts_no_silence_from_before(world: Wo
         await world.train(1)
     assert is_running(world, 1)
     assert not world.incidents()
+
+
+@pytest.mark.parametrize("engine", ["postgresql"])
+async def test_a_database_that_is_lost_again_and_again_in_a_recovery_loses_no_decision(world: World, postgresql: PostgreSql) -> None:
+    """Of what passes and effects store, every third commit finds its connection gone."""
+    world.submit()
+    await world.running()
+    await world.train(10)
+    commits, cuts = itertools.count(1), []
+
+    def cut(_: object) -> None:
+        if threading.current_thread() is not threading.main_thread() and next(commits) % 3 == 0:  # the agents' side is in the main thread
+            cuts.append(postgresql.cut(str(world.database.url)))
+
+    listen(world.database.engine, "commit", cut)
+    world.terminate(world.team()[1])
+    await world.until(lambda: is_running(world, 2))
+    await world.train(3)
+    assert len(cuts) > 3
+    assert all(cuts)
+    assert len(world.incidents()) == 1
+    assert {message.generation for _, message in world.said if isinstance(message, Prepare)} == {1, 2}
 
 
 async def test_keys_of_a_generation_are_the_same_for_everybody_and_no_other(world: World) -> None:

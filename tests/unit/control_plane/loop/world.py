@@ -323,12 +323,14 @@ def digest(rank: int, origin: int, step: int) -> bytes:
 class World:
     """A fleet and the control plane that runs it."""
 
-    def __init__(self, directory: Path, *, nodes: int = 4, spares: int = 1, boot_seconds: float = 10.0, max_size: int = 20) -> None:
+    def __init__(
+        self, directory: Path, *, nodes: int = 4, spares: int = 1, boot_seconds: float = 10.0, max_size: int = 20, database_url: str = ""
+    ) -> None:
         self.now = START
         self.operator = FakeOperator(now=START, boot_delay=timedelta(seconds=boot_seconds))
         self.groups: dict[FleetName, str] = {}
         self.objects = MemoryObjectStore(BUCKET)
-        self.database = Database(f"sqlite:///{directory / 'everstep.db'}")
+        self.database = Database(database_url or f"sqlite:///{directory / 'everstep.db'}")
         schema.migrate(self.database)
         self.timeouts = ladder(3.0)
         self.agents: dict[NodeId, Agent] = {}

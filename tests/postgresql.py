@@ -1,0 +1,135 @@
+"""A PostgreSQL of the tests' own, from the programs that the machine has; with `engine` of `tests/conftest.py` a test runs on it as on SQLite.
+
+    tests ──stdin──▶ sh ──▶ initdb, postgres -k DIRECTORY        no TCP port: a unix socket in a directory that only its user may open
+                     └ when that ends, however the tests do: stops postgres, waits for it, removes the directory
+
+PostgreSQL refuses to run as root, so that root's tests run it as `postgres`, or `nobody`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from sqlalchemy.engine import make_url
+
+from control_plane.db import schema
+from control_plane.db.session import Database
+
+BOTH_ENGINES = ("sqlite", "postgresql")
+WHAT_TO_INSTALL = "the tests need PostgreSQL's initdb and postgres, 14 or newer, and found none: apt-get install postgresql"
+_KEEPER = """
+trap '' INT TERM
+directory=$PWD
+if "$1/initdb" -D data --no-sync -A trust -U everstep --encoding=UTF8 --locale=C.UTF-8 >log 2>&1 && \\
+    "$1/pg_ctl" -D data -l log -w -o "-k '$directory' -c listen_addresses= -c fsync=off -c timezone=Asia/Kathmandu" start >>log 2>&1
+then
+    echo started
+    read -r _
+    "$1/pg_ctl" -D data -m immediate -w stop >>log 2>&1
+else
+    tail -n 5 log
+fi
+cd / && rm -rf "$directory"
+"""
+
+
+def programs() -> Path:
+    """Return the folder of PostgreSQL's programs, which Debian keeps off the path; the newest, where there are several."""
+    on_path = shutil.which("initdb")
+    found = [Path(on_path).resolve().parent] if on_path is not None else []
+    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -int(path.parts[4]))
+    for folder in found:
+        if all((folder / name).is_file() for name in ("initdb", "pg_ctl", "postgres")):
+            return folder
+    raise FileNotFoundError(WHAT_TO_INSTALL)
+
+
+class PostgreSql:
+    """A server, up when this is made."""
+
+    def __init__(self) -> None:
+        folder = programs()
+        self.directory = Path(tempfile.mkdtemp(prefix="everstep-pg-"))
+        account = _account()
+        if account is not None:
+            os.chown(self.directory, account.pw_uid, account.pw_gid)
+        self._keeper = subprocess.Popen(
+            ["sh", "-c", _KEEPER, "keeper", folder],
+            cwd=self.directory,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            user=None if account is None else account.pw_uid,
+            group=None if account is None else account.pw_gid,
+            extra_groups=None if account is None else [],
+        )
+        self._numbers = itertools.count(1)
+        self._template = ""
+        self._admin: Any = None
+        assert self._keeper.stdout is not None
+        said = self._keeper.stdout.readline()
+        if said != "started\n":
+            said += self._keeper.stdout.read()
+            self.close()
+            raise RuntimeError(f"PostgreSQL did not start: {said}")
+        self._admin = psycopg.connect(f"host={self.directory} user=everstep dbname=postgres", autocommit=True)
+
+    @contextmanager
+    def database(self, *, is_migrated: bool = True) -> Iterator[str]:
+        """The URL of a database of its own, with the newest schema or without tables; dropped at the end with whoever is still connected to it."""
+        url = self._new_database(self._migrated() if is_migrated else "template1")
+        try:
+            yield url
+        finally:
+            self._admin.execute(f"DROP DATABASE {make_url(url).database} WITH (FORCE)")
+
+    def cut(self, url: str) -> int:
+        """End every connection to a database, as a fail-over does; say how many there were. They are gone when this returns."""
+        ended = self._admin.execute("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s", (make_url(url).database,))
+        return len(ended.fetchall())
+
+    def close(self) -> None:
+        """End it and remove what it had. Idempotent."""
+        if self._admin is not None:
+            self._admin.close()
+        for stream in (self._keeper.stdin, self._keeper.stdout):
+            assert stream is not None
+            stream.close()
+        self._keeper.wait(30)
+
+    def _migrated(self) -> str:
+        """Return the name of a database with the newest schema that others are copied from: migrating takes longer than most tests."""
+        if not self._template:
+            database = Database(self._new_database("template1"))
+            schema.migrate(database)
+            database.close()
+            self._template = str(database.url.database)
+        return self._template
+
+    def _new_database(self, template: str) -> str:
+        name = f"test{next(self._numbers)}"
+        self._admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return f"postgresql://everstep@/{name}?host={self.directory}"
+
+
+def _account() -> pwd.struct_passwd | None:
+    """Return who runs it: whoever runs the tests, which is None, unless that is root."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise RuntimeError("PostgreSQL refuses to run as root, and there is no user named postgres or nobody")

@@ -1,0 +1,82 @@
+"""A client of the command line that answers from a table."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from everstep import sdk
+from everstep.cli import main as cli
+from everstep.sdk import Conveniences
+
+
+class Client(Conveniences):
+    """Remembers what it is asked and answers from a table; an exception in it is raised."""
+
+    def __init__(self, answers: dict) -> None:
+        self.answers = answers
+        self.calls: list[tuple[str, dict]] = []
+
+    def close(self) -> None:
+        pass
+
+    def upload_source(self, **request):
+        return self._call("upload_source", request)
+
+    def __getattr__(self, name: str):
+        return lambda **request: self._call(name, request)
+
+    def get_waiter(self, name: str):
+        return self.answers["waiter"]
+
+    def get_paginator(self, operation: str):
+        items = {"list_training_jobs": "TrainingJobSummaries"}.get(operation, operation.removeprefix("list_").capitalize())
+
+        def search(query: dict):
+            page = self._call(operation, query)
+            assert "NextToken" not in page
+            yield from page[items]
+
+        def paginate(PaginationConfig=None, **query):
+            if PaginationConfig is None:
+                return SimpleNamespace(search=lambda _: search(query))
+            query |= {"MaxResults": PaginationConfig["PageSize"]}
+            query |= {"NextToken": PaginationConfig["StartingToken"]} if PaginationConfig["StartingToken"] else {}
+            found: list = []
+            while True:
+                page = self._call(operation, query)
+                found += page[items]
+                if "NextToken" not in page or len(found) >= PaginationConfig["MaxItems"]:
+                    break
+                query = {**query, "NextToken": page["NextToken"]}
+            cut = {"NextToken": "more"} if "NextToken" in page or len(found) > PaginationConfig["MaxItems"] else {}
+            return SimpleNamespace(build_full_result=lambda: {items: found[: PaginationConfig["MaxItems"]], **cut})
+
+        return SimpleNamespace(paginate=paginate)
+
+    def _call(self, name: str, request: dict):
+        self.calls.append((name, request))
+        answer = self.answers[name]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer(**request) if callable(answer) else answer
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a command and return (exit code, stdout, stderr, the client's calls)."""
+
+    def run(*arguments: str, **answers):
+        client = Client(answers)
+        monkeypatch.setattr(sdk, "client", lambda **_: client)
+        monkeypatch.setattr(sys, "argv", ["everstep", *arguments])
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("NO_COLOR", "1")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err, client.calls
+
+    return run
