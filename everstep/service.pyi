@@ -137,8 +137,18 @@ class DescribeProtectionResponse(TypedDict):
     Reason: str
     RecoveryOdds: list[RecoveryOdds]
     """For one, two and three lost nodes, by the holders that count right now, as far as they can be counted in time; empty while not every shard is committed."""
+    DomainOdds: list[DomainOdds]
+    """Likewise for whole failure domains; empty where AWS has told none."""
+    FatalDomains: list[str]
+    """Failure domains whose loss alone would take every copy of some shard."""
     Shards: list[ShardProtection]
     LastCheckpoint: NotRequired[LastCheckpoint]
+
+class DomainOdds(TypedDict):
+    """What becomes of the job's memory when whole failure domains are lost at once."""
+    LostDomains: int
+    Probability: float
+    """That every shard keeps a copy, all sets of so many domains equally likely; exact. A node whose domain is not known is one of its own."""
 
 class Drill(TypedDict):
     """Something that was broken on purpose, and what became of it."""
@@ -295,6 +305,14 @@ class Holder(TypedDict):
     NodeId: str
     InView: bool
     """It counts in the current rounds."""
+    VerifiedStep: NotRequired[int]
+    """The newest step that it is known to hold, whole and verified; absent before the first."""
+    VerifiedTime: NotRequired[datetime]
+    """Since when."""
+    LagSteps: NotRequired[int]
+    """How far that is behind the newest step that the ranks have finished."""
+    FailureDomain: NotRequired[str]
+    """The network node that its instance hangs on; absent where AWS has not told."""
 
 class Incident(TypedDict):
     """A failure and its recovery."""
@@ -355,7 +373,7 @@ class ListDrillsResponse(TypedDict):
 class ListEventsResponse(TypedDict):
     """A page of events."""
     Events: list[Event]
-    """Oldest first."""
+    """Oldest first, unless the newest were asked for first."""
     NextToken: NotRequired[str]
 
 class ListFleetsResponse(TypedDict):
@@ -365,7 +383,7 @@ class ListFleetsResponse(TypedDict):
 class ListIncidentsResponse(TypedDict):
     """A page of incidents."""
     Incidents: list[Incident]
-    """In the order they were opened."""
+    """In the order they were opened, unless the newest were asked for first."""
     NextToken: NotRequired[str]
 
 class ListLogsResponse(TypedDict):
@@ -699,6 +717,12 @@ class TrainingJob(TypedDict):
     """Steps that the ranks have finished; -1 before they start."""
     MaxBoundary: int
     """The highest that any generation reached."""
+    TargetStep: NotRequired[int]
+    """Steps finished when its script will be done: what `session.batches(until_step=…)` was given; absent where the script has not said."""
+    EstimatedRemainingSeconds: NotRequired[float]
+    """How long the steps up to TargetStep take at the mean pace of those so far, without failures and waiting; absent where either is not known, and once it has ended."""
+    HealthyNodeCount: int
+    """Of the nodes that belong to it: how many are connected and report no fault of their own."""
     NodeIds: list[str]
     """By GROUP_RANK; empty while it has none."""
     CoordinatorNodeId: NotRequired[str]
@@ -771,6 +795,10 @@ class TrainingJobSummary(TypedDict):
     Generation: int
     CommittedStep: int
     Boundary: int
+    TargetStep: NotRequired[int]
+    """As in TrainingJob."""
+    EstimatedRemainingSeconds: NotRequired[float]
+    """As in TrainingJob."""
     CreationTime: datetime
     LastModifiedTime: datetime
     """When it came into its state, or a person last changed what is wanted of it."""
@@ -782,6 +810,12 @@ class TrainingJobSummary(TypedDict):
     """What its nodes have cost; absent where the fleet has no price."""
     ProtectionState: NotRequired[Literal["Protected", "Degraded", "Unprotected"]]
     """As DescribeProtection says it; in lists alone, and absent while no agent holds its state: before its first launch, paused, ended."""
+    HealthyNodeCount: NotRequired[int]
+    """As in TrainingJob; in lists alone."""
+    IncidentCount: NotRequired[int]
+    """In lists alone."""
+    OpenIncidentCount: NotRequired[int]
+    """In lists alone."""
 
 class UpdateTrainingJobResponse(TypedDict):
     """The job's newest revision, and what it changed."""
@@ -810,7 +844,7 @@ class ListEventsPages(Protocol):
     def search(self, expression: str) -> Iterator[Any]: ...
 
 class ListEventsPaginator(Protocol):
-    def paginate(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., PaginationConfig: PaginatorConfig = ...) -> ListEventsPages: ...
+    def paginate(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., TimeAfter: datetime | float | str = ..., TimeBefore: datetime | float | str = ..., SortOrder: Literal["Ascending", "Descending"] = ..., PaginationConfig: PaginatorConfig = ...) -> ListEventsPages: ...
 
 class ListIncidentsPages(Protocol):
     def __iter__(self) -> Iterator[ListIncidentsResponse]: ...
@@ -818,7 +852,7 @@ class ListIncidentsPages(Protocol):
     def search(self, expression: str) -> Iterator[Any]: ...
 
 class ListIncidentsPaginator(Protocol):
-    def paginate(self, *, TrainingJobName: str = ..., PaginationConfig: PaginatorConfig = ...) -> ListIncidentsPages: ...
+    def paginate(self, *, TrainingJobName: str = ..., StatusEquals: Literal["Open", "Closed"] = ..., SortOrder: Literal["Ascending", "Descending"] = ..., PaginationConfig: PaginatorConfig = ...) -> ListIncidentsPages: ...
 
 class ListOutputsPages(Protocol):
     def __iter__(self) -> Iterator[ListOutputsResponse]: ...
@@ -950,12 +984,12 @@ class EverstepClient(Protocol):
         """List a job's checkpoints in S3, newest step first."""
     def list_drills(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListDrillsResponse:
         """List drills in the order they were asked for, of all jobs or of one."""
-    def list_events(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListEventsResponse:
-        """List events, oldest first. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
+    def list_events(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., TimeAfter: datetime | float | str = ..., TimeBefore: datetime | float | str = ..., MaxResults: int = ..., NextToken: str = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListEventsResponse:
+        """List events, oldest first; the newest first on request. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
     def list_fleets(self) -> ListFleetsResponse:
         """List all fleets."""
-    def list_incidents(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListIncidentsResponse:
-        """List incidents in the order they were opened, of all jobs or of one."""
+    def list_incidents(self, *, TrainingJobName: str = ..., StatusEquals: Literal["Open", "Closed"] = ..., MaxResults: int = ..., NextToken: str = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListIncidentsResponse:
+        """List incidents in the order they were opened, of all jobs or of one; the newest first, or only open or closed ones, on request."""
     def list_logs(self, *, TrainingJobName: str) -> ListLogsResponse:
         """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
     def list_metrics(self, *, TrainingJobName: str) -> ListMetricsResponse:

@@ -55,6 +55,7 @@ from worker.attestation import Claim, join
 from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
 from worker.core.metric_outbox import MetricOutbox
+from worker.core.own_metrics import NodeUsage
 from worker.errors import LoadFailed, RanksNotGone, StorageError
 from worker.health.watch import HealthWatch
 from worker.instance_metadata import InstanceMetadata
@@ -149,7 +150,7 @@ class Agent:
         self._supervisor = supervisor
         self._logs = RankLogs(settings.state, objects)
         self._outbox = MetricOutbox()
-        self._node = Node(settings.node_id, settings.address, settings.state, self._store, self._listener, objects, now, self._outbox)
+        self._node = Node(settings.node_id, settings.address, settings.state, self._store, self._listener, objects, now, self._outbox, self._usage)
         self._supplies = Supplies(settings.state, objects, aws, now=now, input_bytes=settings.input_bytes)
         self._metadata = InstanceMetadata(settings.metadata_endpoint, self._changed) if settings.metadata_endpoint else None
         self._control = ControlClient(
@@ -329,6 +330,7 @@ class Agent:
             faults=(*self._faults, *member.faults()),
             load_seconds=self._load_seconds,
             restored_from=tuple(member.restored_from),
+            target=member.target(),
         )
 
     def _changed(self) -> None:
@@ -428,6 +430,9 @@ class Agent:
         key = (command.run, command.generation, command.rank)
         living = (record for record in self._supervisor.records if (record.run, record.generation, record.rank) == key and record.end is None)
         self._rank_commands.take(command, next(living, None))
+
+    def _usage(self) -> NodeUsage:
+        return self._health.usage() if self._health is not None else NodeUsage()
 
     def _gpu_percent(self, member: Member, rank: Rank) -> float | None:
         """Return how busy a rank's GPU is: the one that has the rank's LOCAL_RANK for a number."""

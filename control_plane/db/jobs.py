@@ -127,6 +127,7 @@ class JobRecord:
     proposed_step: int
     boundary: int
     max_boundary: int
+    target_step: int
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
     """The breaker's memory, in the core's words; JSON values only."""
@@ -157,6 +158,7 @@ class JobUpdate(TypedDict, total=False):
     proposed_step: int
     boundary: int
     max_boundary: int
+    target_step: int
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
     accounting: Mapping[str, int]

@@ -276,6 +276,8 @@ class Job(Base):
     boundary: Mapped[int] = mapped_column(default=-1)
     max_boundary: Mapped[int] = mapped_column(default=-1)
     """The highest boundary that any generation reached."""
+    target_step: Mapped[int] = mapped_column(default=-1)
+    """Steps finished when its script will be done, as its ranks said last; -1: they have not."""
     committed_at: Mapped[datetime | None]
     failures: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
     """The breaker's memory, in the core's words."""
@@ -357,6 +359,8 @@ class Shard(Base):
     committed_step: Mapped[int]
     payload_bytes: Mapped[int]
     reason: Mapped[str] = mapped_column(Text)
+    verified: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
+    """By holder, the newest step that it holds verified, and since when."""
     updated_at: Mapped[datetime]
 
 
@@ -441,6 +445,8 @@ class Incident(Base):
     acknowledged_by: Mapped[str] = mapped_column(default="")
     acknowledgement: Mapped[str] = mapped_column(Text, default="")
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+    __table_args__ = (Index(None, "opened_at", "id"),)  # what lists are sorted by
 
 
 class Drill(Base):

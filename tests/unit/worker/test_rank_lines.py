@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from everstep.protocol.codec import Message
-from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.rank_messages import (
     RANK_WORD_BYTES,
     Abandoned,
+    Boundary,
     Captured,
     Capturing,
+    Phase,
     RankHalf,
     RankHello,
     SlotsGranted,
@@ -28,8 +30,11 @@ from everstep.protocol.rank_messages import (
 )
 from everstep.protocol.rounds import Announcement
 from tests.unit.worker.rank_plans import rank_plan
+from worker import owned_shard
 from worker.core.metric_outbox import MetricOutbox
+from worker.core.own_metrics import PERIOD_SECONDS, NodeUsage
 from worker.core.rounds import NONE, Shard
+from worker.core.slots import Content
 from worker.owned_shard import OwnedShard
 from worker.rank_lines import NO_LAYOUT, RankLines
 from worker.replication.pacing import NodePacer
@@ -67,6 +72,9 @@ class Place:
         self.store = SlotStore(root, memory_bytes=2**20)
         self.store.open_run(PLAN.job, PLAN.run)
         self.outbox = MetricOutbox()
+        self.unix = 1_800_000_000.0
+        self.usage = NodeUsage()
+        self.sent_bytes = 0
         self.page = RankPage(self.store.page_path(RANK), generation=PLAN.generation)
         self.shard = OwnedShard(
             rank=RANK,
@@ -75,6 +83,7 @@ class Place:
             base=None,
             store=self.store,
             page=self.page,
+            now=lambda: self.unix,
             on_change=lambda: None,
         )
         self.lines = RankLines(
@@ -87,6 +96,9 @@ class Place:
             traffic=Traffic([RANK], NodePacer(), replica_count=0, max_slowdown=0.01, on_distance=lambda distance: None),
             outbox=self.outbox,
             slot_count=2,
+            now=lambda: self.unix,
+            usage=lambda: self.usage,
+            sent_bytes=lambda: self.sent_bytes,
         )
         self.line = Line()
 
@@ -390,3 +402,56 @@ async def test_a_capture_that_goes_on_after_its_step_was_dropped_is_nothing_when
     place.lines.message(RANK, capturing(4, other, 3000))
     assert place.shard.core.capturing == 4
     await place.lines.close()
+
+
+def pass_boundary(place: Place, step: int, at: float, blocked: float = 0.0) -> None:
+    with place.page.path.open("r+b") as file, mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page, memoryview(page) as view:
+        write_rank_half(view, RankHalf(PLAN.generation, boundary=step, phase=Phase.TRAIN))
+    place.lines.message(RANK, Boundary(generation=PLAN.generation, boundary=Step(step), at_seconds=at, blocked_seconds=blocked))
+
+
+async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_logs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    await begin(place)
+    clock = [100.0]
+    monkeypatch.setattr(owned_shard, "monotonic", lambda: clock[0])
+    pass_boundary(place, 2, 100.0)
+    assert place.outbox.due(0.0) is None  # nothing is known of the iteration before
+    slot = await granted(place, 3)
+    pass_boundary(place, 3, 102.0, blocked=0.25)
+    place.lines.message(RANK, captured(3, slot))
+    clock[0] = 102.75
+    await done(place)
+    assert place.shard.core.vote is Vote.ACKED
+    place.sent_bytes, place.usage = 7 * 1_000, NodeUsage(gpu_percent=55.0)
+    pass_boundary(place, 4, 102.0 + PERIOD_SECONDS / 2)  # too early for another point
+    pass_boundary(place, 5, 109.0)
+    batch = place.outbox.due(0.0)
+    assert batch is not None
+    assert batch.run == PLAN.run
+    assert [(point.generation, point.step, point.at_seconds) for point in batch.points] == [(PLAN.generation, step, place.unix) for step in (3, 5)]
+    assert batch.points[0].values == {"everstep/step_seconds": 2.0, "everstep/snapshot_blocked_seconds": 0.25}
+    assert batch.points[1].values == {
+        "everstep/step_seconds": 3.5,
+        "everstep/snapshot_blocked_seconds": 0.0,
+        "everstep/replicate_seconds": 0.75,
+        "everstep/gpu_percent": 55.0,
+        "everstep/replica_bytes_per_second": 1_000.0,
+    }
+    await place.lines.close()
+
+
+async def test_who_holds_which_step_verified_and_since_when(place: Place) -> None:
+    place.shard.core = Shard.begin(Step(0), (PEER,))
+    assert place.shard.verified == {}
+    sealed = replace(place.shard.core, sealed=frozenset({Step(3), Step(4)}))
+    place.shard.apply(sealed)
+    content = place.shard.content(Step(3))
+    place.unix += 5
+    place.shard.acknowledge(PEER, content)
+    assert place.shard.verified == {None: (4, place.unix - 5), PEER: (3, place.unix)}
+    place.unix += 5
+    place.shard.acknowledge(PEER, content)  # said again, nothing new
+    place.shard.acknowledge(PEER, Content(Generation(PLAN.generation + 1), Step(9)))  # of no state of this generation
+    assert place.shard.verified[PEER] == (3, place.unix - 5)
+    place.shard.inventory(PEER, ())  # it has lost everything
+    assert place.shard.verified[PEER] == (NONE, place.unix)

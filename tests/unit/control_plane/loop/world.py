@@ -464,7 +464,7 @@ class World:
 
     def incidents(self, name: str = "gpt") -> tuple[incidents.IncidentRecord, ...]:
         with self.database.read() as session:
-            return incidents.page(session, job_name=name, project=None, after=None, limit=100)
+            return incidents.page(session, incidents.IncidentFilter(job_name=name), after=None, limit=100)
 
     def checkpoints(self, name: str = "gpt") -> tuple[checkpoints.CheckpointRecord, ...]:
         run = self.job(name).run_id
@@ -477,7 +477,7 @@ class World:
 
     def events(self) -> list[str]:
         with self.database.read() as session:
-            return [event.message for event in events.page(session, job_name=None, fleet_name=None, project=None, after_id=0, limit=10_000)]
+            return [event.message for event in events.page(session, events.EventFilter(), limit=10_000)]
 
     def plan(self, name: str = "gpt") -> GenerationPlan:
         job = self.job(name)
