@@ -1,5 +1,5 @@
 /** The recovery timeline as marks on lanes: one lane for the job's states, one for each node, and the incidents over them. Pure. */
-import type { Event, Incident, TrainingJob } from '../contract'
+import type { Incident, TrainingJob } from '../contract'
 import { phaseLengths } from './verdict'
 
 export interface Span {
@@ -22,12 +22,15 @@ export interface Timeline {
   from: number
   to: number
   lanes: Lane[]
-  /** Events of the node or job, for ticks. */
-  marks: { at: number; label: string }[]
+  /** Nodes that have no lane, because there are too many. */
+  hiddenCount: number
 }
 
+/** Lanes are drawn for so many nodes unless more are asked for. */
+export const MOST_NODES = 64
+
 /** Lay out a job's life. Lanes: the job first, then nodes, those hit by an incident before others, at most `maxNodes`. */
-export function timeline(job: Partial<TrainingJob>, incidents: Incident[], events: Event[], now: number, maxNodes = 64): Timeline {
+export function timeline(job: Partial<TrainingJob>, incidents: Incident[], now: number, maxNodes = MOST_NODES): Timeline {
   const from = job.CreationTime ?? now - 60
   const to = Math.max(from + 1, job.TrainingEndTime ?? now)
   const within = (at: number) => Math.min(to, Math.max(from, at))
@@ -71,8 +74,7 @@ export function timeline(job: Partial<TrainingJob>, incidents: Incident[], event
       faults: (hit.get(id) ?? []).map((each) => fault(each)),
     })
   }
-  const marks = events.filter((event) => event.Time >= from && event.Time <= to).map((event) => ({ at: event.Time, label: `${event.Type}: ${event.Message}` }))
-  return { from, to, lanes, marks }
+  return { from, to, lanes, hiddenCount: Math.max(0, nodes.length - maxNodes) }
 }
 
 function fault(incident: Incident): { at: number; label: string; incidentId: string } {

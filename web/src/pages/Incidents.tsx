@@ -37,7 +37,7 @@ export default function IncidentsPage() {
               <div className="row">
                 <Filter label="Filter incidents" placeholder="Job, cause or instance  ( / )" value={text} onChange={(value) => set('q', value)} />
                 <SegmentedControl size="xs" aria-label="Which" value={which} onChange={(value) => set('show', value === 'all' ? '' : value)} data={[{ value: 'all', label: 'All' }, { value: 'open', label: 'Open' }]} />
-                <span className="dim">{found.length === incidents.length ? plural(found.length, 'incident') : `${count(found.length)} of ${plural(incidents.length, 'incident')}`}</span>
+                <span className="dim">{incidents.length >= 1_000 && 'The newest 1,000: '}{found.length === incidents.length ? plural(found.length, 'incident') : `${count(found.length)} of ${plural(incidents.length, 'incident')}`}</span>
               </div>
               <section className="card" style={{ padding: '4px 8px' }}>
                 {found.length ? <IncidentTable incidents={found.slice(0, MOST)} /> : <p className="dim" style={{ padding: 12 }}>No incident is like that.</p>}
