@@ -414,6 +414,10 @@ class ListTokensResponse(TypedDict):
     Tokens: list[Token]
     NextToken: NotRequired[str]
 
+class ListTrainingJobNodesResponse(TypedDict):
+    """Which nodes have worked for a job, by when they began."""
+    Nodes: list[TrainingJobNode]
+
 class ListTrainingJobRevisionsResponse(TypedDict):
     """All revisions of a job, oldest first."""
     Revisions: list[TrainingJobRevision]
@@ -739,6 +743,13 @@ class TrainingJob(TypedDict):
     CostUsd: NotRequired[float]
     """What they have cost so far at the fleet's price; absent where it has none."""
 
+class TrainingJobNode(TypedDict):
+    """A node that works for a job, or has worked for it."""
+    NodeId: str
+    StartTime: datetime
+    EndTime: NotRequired[datetime]
+    """Absent while it does; a node may come back."""
+
 class TrainingJobPlan(TypedDict):
     """What would become of a job, by what its fleet is and has seen."""
     FleetName: str
@@ -1002,6 +1013,8 @@ class EverstepClient(Protocol):
         """List the quotas of projects; a token of one project sees that one's."""
     def list_tokens(self, *, Project: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListTokensResponse:
         """List tokens, oldest first; those that are revoked or have expired on request. Secrets are not known here."""
+    def list_training_job_nodes(self, *, TrainingJobName: str) -> ListTrainingJobNodesResponse:
+        """List the nodes that have worked for a job, and when: those of its newest 400 launches."""
     def list_training_job_revisions(self, *, TrainingJobName: str) -> ListTrainingJobRevisionsResponse:
         """List the revisions of a training job, oldest first."""
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListTrainingJobsResponse:

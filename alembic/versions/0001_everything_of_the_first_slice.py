@@ -353,6 +353,7 @@ def upgrade() -> None:
         sa.Column("parent", sa.BigInteger(), nullable=False),
         sa.Column("base_step", sa.BigInteger(), nullable=False),
         sa.Column("plan", sa.LargeBinary(), nullable=False),
+        sa.Column("node_ids", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
         sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_generation_run_id_job"), ondelete="CASCADE"),

@@ -558,6 +558,21 @@ class TrainingJob(Shape):
     """What they have cost so far at the fleet's price; absent where it has none."""
 
 
+class TrainingJobNode(Shape):
+    """A node that works for a job, or has worked for it."""
+
+    node_id: str
+    start_time: datetime
+    end_time: datetime | None
+    """Absent while it does; a node may come back."""
+
+
+class ListTrainingJobNodesResponse(Shape):
+    """Which nodes have worked for a job, by when they began."""
+
+    nodes: list[TrainingJobNode]
+
+
 # Protection, checkpoints, logs, outputs, metrics -----------------------------------------------------------------------------------------
 
 

@@ -331,6 +331,8 @@ class Generation(Base):
     base_step: Mapped[int]
     plan: Mapped[bytes]
     """`everstep.protocol.codec.encode` of the `GenerationPlan`."""
+    node_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
+    """The plan's, by GROUP_RANK: what lists need of it."""
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
 

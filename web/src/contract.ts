@@ -741,6 +741,15 @@ export interface ListTokensResponse {
   NextToken?: string
 }
 
+export interface ListTrainingJobNodesRequest {
+  TrainingJobName: string
+}
+
+/** Which nodes have worked for a job, by when they began. */
+export interface ListTrainingJobNodesResponse {
+  Nodes: TrainingJobNode[]
+}
+
 export interface ListTrainingJobRevisionsRequest {
   TrainingJobName: string
 }
@@ -1191,6 +1200,14 @@ export interface TrainingJob {
   CostUsd?: number
 }
 
+/** A node that works for a job, or has worked for it. */
+export interface TrainingJobNode {
+  NodeId: string
+  StartTime: Timestamp
+  /** Absent while it does; a node may come back. */
+  EndTime?: Timestamp
+}
+
 /** What would become of a job, by what its fleet is and has seen. */
 export interface TrainingJobPlan {
   FleetName: string
@@ -1366,6 +1383,7 @@ export interface Operations {
   ListOutputs: { request: ListOutputsRequest; response: ListOutputsResponse }
   ListProjectQuotas: { request: Record<string, never>; response: ListProjectQuotasResponse }
   ListTokens: { request: ListTokensRequest; response: ListTokensResponse }
+  ListTrainingJobNodes: { request: ListTrainingJobNodesRequest; response: ListTrainingJobNodesResponse }
   ListTrainingJobRevisions: { request: ListTrainingJobRevisionsRequest; response: ListTrainingJobRevisionsResponse }
   ListTrainingJobs: { request: ListTrainingJobsRequest; response: ListTrainingJobsResponse }
   PauseTrainingJob: { request: PauseTrainingJobRequest; response: TrainingJobSummary }
@@ -1427,6 +1445,7 @@ export const operations = {
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
   ListProjectQuotas: { method: 'GET', path: '/v1/quotas', query: [] },
   ListTokens: { method: 'GET', path: '/v1/tokens', query: ['Project', 'IncludeEnded', 'MaxResults', 'NextToken'] },
+  ListTrainingJobNodes: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/nodes', query: [] },
   ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: [] },
   ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName', 'Project', 'CreationTimeAfter', 'CreationTimeBefore', 'LastModifiedTimeAfter', 'LastModifiedTimeBefore', 'TagKey', 'TagValue', 'SortBy', 'SortOrder'] },
   PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [] },

@@ -17,7 +17,7 @@ test('each of ours is a line over its own points, in a settled order; what is ne
   expect(own[0]!.series).toEqual({ names: ['everstep/step_seconds'], x: [1, 3], values: { 'everstep/step_seconds': [2, 2.5] } })
 })
 test('a failure is a gap in ours, too', () => {
-  const [first] = ownSeries(points, 'wall', [{ incidentId: 'a', cause: 'b', from: 13, to: 14 }])
+  const [first] = ownSeries(points, 'wall', [{ from: 13 }])
   expect(first!.series).toMatchObject({ x: [10, 13, 14], values: { 'everstep/step_seconds': [2, null, 2.5] } })
 })
 test('names that are not known stay as they are', () => expect([titleOf('everstep/step_seconds'), titleOf('everstep/x')]).toEqual(['Step time, seconds', 'everstep/x']))

@@ -20,6 +20,7 @@ from control_plane.api.deps import MaxResults, NextToken, Router, Services, Serv
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud.errors import CloudError
+from control_plane.core import membership
 from control_plane.core.observed import FleetJob
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, TrainingJobStatus
@@ -211,6 +212,19 @@ def describe_protection(training_job_name: TrainingJobNamePath, caller: Reader, 
         checkpoint = checkpoints.newest_complete(session, job.run_id)
         domains = nodes.failure_domains(session, {holder.node_id for shard in shards for holder in shard.holders})
     return views.protection(job, shards, checkpoint, domains)
+
+
+@router.get("/{TrainingJobName}/nodes", operation_id="ListTrainingJobNodes")
+def list_training_job_nodes(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> schemas.ListTrainingJobNodesResponse:
+    """List the nodes that have worked for a job, and when: those of its newest 400 launches."""
+    with services.database.read() as session:
+        job = find_job(session, training_job_name, caller)
+        launches = jobs.launches(session, job.run_id)
+    given_back = [transition.at for transition in job.transitions if transition.state == JobState.QUEUED]
+    found = membership.spans(launches, given_back, job.ended_at)
+    return schemas.ListTrainingJobNodesResponse(
+        nodes=[schemas.TrainingJobNode(node_id=span.node_id, start_time=span.start, end_time=span.end) for span in found]
+    )
 
 
 @router.get("/{TrainingJobName}/checkpoints", operation_id="ListCheckpoints")

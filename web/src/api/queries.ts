@@ -111,6 +111,10 @@ export const nodesQuery = (fleet?: string, ended = false) =>
     refetchInterval: told,
   })
 
+/** Which nodes worked for a job, and when. */
+export const jobNodesQuery = (name: string) =>
+  queryOptions({ queryKey: ['job', name, 'nodes'], queryFn: async ({ signal }) => (await call('ListTrainingJobNodes', { TrainingJobName: name }, signal)).Nodes ?? [], refetchInterval: told })
+
 export const checkpointsQuery = (name: string) =>
   queryOptions({ queryKey: ['checkpoints', name], queryFn: async ({ signal }) => (await call('ListCheckpoints', { TrainingJobName: name }, signal)).Checkpoints ?? [], refetchInterval: SLOW_MS })
 

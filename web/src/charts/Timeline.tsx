@@ -4,7 +4,7 @@ import { useElementSize } from '@mantine/hooks'
 import { useState } from 'react'
 import { Link } from 'react-router'
 
-import type { Incident, TrainingJob } from '../contract'
+import type { Incident, TrainingJob, TrainingJobNode } from '../contract'
 import { clock, duration, plural, utc } from '../model/format'
 import { MOST_NODES, ticks, timeline, type Span } from '../model/timeline'
 
@@ -15,10 +15,10 @@ const COLOURS: Record<string, string> = {
 const LANE = 26
 const colour = (kind: string) => `var(--b-${COLOURS[kind] ?? 'rest'})`
 
-export function TimelineChart({ job, incidents, now, from: zoomFrom }: { job: Partial<TrainingJob>; incidents: Incident[]; now: number; from?: number }) {
+export function TimelineChart({ job, incidents, nodes, now, from: zoomFrom }: { job: Partial<TrainingJob>; incidents: Incident[]; nodes: TrainingJobNode[]; now: number; from?: number }) {
   const { ref, width } = useElementSize()
   const [most, setMost] = useState(MOST_NODES)
-  const data = timeline(job, incidents, now, most)
+  const data = timeline(job, incidents, nodes, now, most)
   const from = Math.max(data.from, zoomFrom ?? data.from)
   const { to, lanes, hiddenCount } = data
   const left = width < 500 ? 74 : 170

@@ -1,5 +1,5 @@
 /** What Everstep measures of a job itself, beside what its script logs. Pure. */
-import { series, type Axis, type Band, type Point, type Series } from './metrics'
+import { series, type Axis, type Gap, type Point, type Series } from './metrics'
 
 const PREFIX = 'everstep/'
 
@@ -25,7 +25,7 @@ const only = (points: readonly Point[], keep: (name: string) => boolean): Point[
 export const ofScript = (points: readonly Point[]): Point[] => only(points, (name) => !name.startsWith(PREFIX))
 
 /** One chart for each of our own values, over its own points alone: they come more seldom than steps, and a line needs neighbours. */
-export function ownSeries(points: readonly Point[], axis: Axis, failures: readonly Band[]): { name: string; series: Series }[] {
+export function ownSeries(points: readonly Point[], axis: Axis, failures: readonly Gap[]): { name: string; series: Series }[] {
   const names = [...new Set(points.flatMap((point) => Object.keys(point.values).filter((name) => name.startsWith(PREFIX))))]
   const rank = (name: string) => (ORDER.indexOf(name) + ORDER.length + 1) % (ORDER.length + 1)
   return names

@@ -6,7 +6,7 @@ import { lazy, Suspense, useMemo, useState } from 'react'
 import { Link, NavLink, useParams } from 'react-router'
 
 import { call, serverTime } from '../api/client'
-import { fleetsQuery, incidentsQuery, jobQuery, jobsQuery, openIncidentsQuery, protectionQuery, useRole } from '../api/queries'
+import { fleetsQuery, incidentsQuery, jobNodesQuery, jobQuery, jobsQuery, openIncidentsQuery, protectionQuery, useRole } from '../api/queries'
 import { TimelineChart } from '../charts/Timeline'
 import { WhereTime } from '../charts/WhereTime'
 import type { Incident, TrainingJob } from '../contract'
@@ -254,6 +254,7 @@ function Overview({ job }: { job: TrainingJob }) {
   const now = useNow()
   const name = job.TrainingJobName
   const incidents = useQuery(incidentsQuery(name))
+  const nodes = useQuery(jobNodesQuery(name)).data ?? []
   const [minutes, setMinutes] = useState<number>()
   const mine = (incidents.data ?? []).filter((each) => each.RunId === job.RunId)
   const lost = mine.reduce((sum, each) => sum + (each.LostSteps ?? 0), 0)
@@ -300,7 +301,7 @@ function Overview({ job }: { job: TrainingJob }) {
             ))}
           </div>
         </div>
-        <TimelineChart job={job} incidents={mine} now={now} from={minutes === undefined ? undefined : end - minutes * 60} />
+        <TimelineChart job={job} incidents={mine} nodes={nodes} now={now} from={minutes === undefined ? undefined : end - minutes * 60} />
       </section>
       <section className="card">
         <h2>Where the time went</h2>

@@ -9,7 +9,7 @@ import { incidentsQuery } from '../api/queries'
 import { MetricChart } from '../charts/MetricChart'
 import type { TrainingJob } from '../contract'
 import { clock, count } from '../model/format'
-import { bands, csv, series, type Axis } from '../model/metrics'
+import { bands, csv, series, standstills, type Axis } from '../model/metrics'
 import { ofScript, ownSeries, titleOf } from '../model/ownMetrics'
 import { causeWords } from '../model/verdict'
 import { Empty, Shown, useNow } from '../parts/Basics'
@@ -28,8 +28,9 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
   const mine = useMemo(() => (incidents ?? []).filter((each) => each.RunId === job.RunId), [incidents, job.RunId])
   const isOpen = mine.some((each) => each.ClosedAt === undefined)
   const failures = useMemo(() => bands(mine, axis, now), [mine, axis, isOpen && now])
-  const data = useMemo(() => series(ofScript(points), axis, failures), [points, axis, failures])
-  const own = useMemo(() => ownSeries(points, axis, failures), [points, axis, failures])
+  const gaps = useMemo(() => [...failures, ...standstills(job.SecondaryStatusTransitions)], [failures, job.SecondaryStatusTransitions])
+  const data = useMemo(() => series(ofScript(points), axis, gaps), [points, axis, gaps])
+  const own = useMemo(() => ownSeries(points, axis, gaps), [points, axis, gaps])
   return (
     <Shown query={query}>
       {() =>

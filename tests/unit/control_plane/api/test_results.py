@@ -475,6 +475,18 @@ def test_a_job_says_how_far_it_is_and_how_many_of_its_nodes_are_well(client, job
     assert "EstimatedRemainingSeconds" not in client.describe_training_job(TrainingJobName="gpt")
 
 
+@pytest.mark.covers("ListTrainingJobNodes.TrainingJobName")
+def test_the_nodes_of_a_job_are_listed_with_the_time_that_they_worked_for_it(client, job):
+    assert client.list_training_job_nodes(TrainingJobName="gpt")["Nodes"] == []
+    job.launch(1)
+    assert client.list_training_job_nodes(TrainingJobName="gpt")["Nodes"] == [{"NodeId": f"i-{n}", "StartTime": START} for n in range(2)]
+    job.write(jobs.change, state="completed", ended_at=START + timedelta(hours=1))
+    ends = {node["EndTime"] for node in client.list_training_job_nodes(TrainingJobName="gpt")["Nodes"]}
+    assert ends == {START + timedelta(hours=1)}
+    with refused("ResourceNotFoundException"):
+        client.list_training_job_nodes(TrainingJobName="other")
+
+
 @pytest.mark.covers("DescribeNode.NodeId", "ListNodes.FleetName", "ListNodes.IncludeEnded")
 def test_nodes_show_whose_they_are(client, job, service):
     job.connect("i-0", "i-1")
