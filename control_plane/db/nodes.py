@@ -124,7 +124,8 @@ def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, .
     """Return which nodes belong to each of several runs, in one query; for lists. Runs without any are missing."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for run_id, node_id in session.execute(select(Node.run_id, Node.id).where(Node.run_id.in_(run_ids)).order_by(Node.id)):
-        found[run_id].append(node_id)
+        if run_id is not None:
+            found[run_id].append(node_id)
     return {run_id: tuple(node_ids) for run_id, node_ids in found.items()}
 
 

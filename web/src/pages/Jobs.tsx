@@ -3,7 +3,7 @@ import { Button, NativeSelect } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { memo, useCallback, useMemo, useState } from 'react'
-import { Link, useSearchParams } from 'react-router'
+import { Link } from 'react-router'
 
 import { call } from '../api/client'
 import { jobsQuery, useRole } from '../api/queries'
@@ -15,6 +15,7 @@ import { Ago, Empty, Filter, JobLink, Lasting, Problem, Shown, Status, toneOf } 
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { Doing } from '../parts/Doing'
 import { Progress } from '../parts/Progress'
+import { useAddress } from '../parts/address'
 
 const PAGE = 200
 const FIRST = 'everstep jobs submit --name gpt --source-dir examples/char_gpt --entry-point train.py --node-count 4'
@@ -34,7 +35,7 @@ export default function JobsPage() {
 }
 
 function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
-  const [search, setSearch] = useSearchParams()
+  const [search, set] = useAddress()
   const { mayRun } = useRole()
   const client = useQueryClient()
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set())
@@ -45,11 +46,6 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
   const fleet = search.get('fleet') ?? ''
   const order = (search.get('sort') ?? 'created') as Order
   const isReversed = search.get('reverse') === '1'
-  const set = (key: string, value: string) => {
-    const next = new URLSearchParams(search)
-    value ? next.set(key, value) : next.delete(key)
-    setSearch(next, { replace: true })
-  }
   const rows = useMemo(() => arranged(jobs, { text, status, fleet, order, isReversed }), [jobs, text, status, fleet, order, isReversed])
   const statuses = Object.entries(jobs.reduce<Record<string, number>>((counts, job) => ({ ...counts, [job.SecondaryStatus]: (counts[job.SecondaryStatus] ?? 0) + 1 }), {}))
   const stoppable = rows.filter((job) => chosen.has(job.TrainingJobName) && !isOver(job) && job.TrainingJobStatus !== 'Stopping')
@@ -59,12 +55,7 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
     <th title={title} className={isNumber ? 'n' : undefined} aria-sort={order === key ? (isReversed ? 'descending' : 'ascending') : undefined}>
       <button
         type="button"
-        onClick={() => {
-          const next = new URLSearchParams(search)
-          next.set('sort', key)
-          order === key && !isReversed ? next.set('reverse', '1') : next.delete('reverse')
-          setSearch(next, { replace: true })
-        }}
+        onClick={() => set({ sort: key, reverse: order === key && !isReversed ? '1' : '' })}
       >
         {label} {order === key ? (isReversed ? '↑' : '↓') : ''}
       </button>
@@ -73,9 +64,9 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
   return (
     <>
       <div className="row">
-        <Filter label="Filter by name or reason" placeholder="Name or reason  ( / )" value={text} onChange={(value) => set('q', value)} />
-        <NativeSelect aria-label="Status" value={status} data={[{ value: '', label: 'Any status' }, ...statuses.map(([name, number]) => ({ value: name, label: `${name} (${number})` }))]} onChange={(event) => set('status', event.currentTarget.value)} />
-        <NativeSelect aria-label="Fleet" value={fleet} data={[{ value: '', label: 'Any fleet' }, ...new Set(jobs.map((job) => job.FleetName))]} onChange={(event) => set('fleet', event.currentTarget.value)} />
+        <Filter label="Filter by name or reason" placeholder="Name or reason  ( / )" value={text} onChange={(value) => set({ q: value })} />
+        <NativeSelect aria-label="Status" value={status} data={[{ value: '', label: 'Any status' }, ...statuses.map(([name, number]) => ({ value: name, label: `${name} (${number})` }))]} onChange={(event) => set({ status: event.currentTarget.value })} />
+        <NativeSelect aria-label="Fleet" value={fleet} data={[{ value: '', label: 'Any fleet' }, ...new Set(jobs.map((job) => job.FleetName))]} onChange={(event) => set({ fleet: event.currentTarget.value })} />
         {stoppable.length > 0 && (
           <>
             <Doing
