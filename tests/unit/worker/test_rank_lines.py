@@ -68,16 +68,16 @@ class Line:
 class Place:
     """One rank on one node."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, rank: Rank = RANK) -> None:
         self.store = SlotStore(root, memory_bytes=2**20)
         self.store.open_run(PLAN.job, PLAN.run)
         self.outbox = MetricOutbox()
         self.unix = 1_800_000_000.0
         self.usage = NodeUsage()
         self.sent_bytes = 0
-        self.page = RankPage(self.store.page_path(RANK), generation=PLAN.generation)
+        self.page = RankPage(self.store.page_path(rank), generation=PLAN.generation)
         self.shard = OwnedShard(
-            rank=RANK,
+            rank=rank,
             generation=PLAN.generation,
             core=Shard.begin(Step(0), ()),
             base=None,
@@ -88,12 +88,12 @@ class Place:
         )
         self.lines = RankLines(
             PLAN,
-            {RANK: self.shard},
+            {rank: self.shard},
             self.store,
             keep=lambda rank: (),
             on_change=lambda: None,
             on_round_change=lambda: None,
-            traffic=Traffic([RANK], NodePacer(), replica_count=0, max_slowdown=0.01, on_distance=lambda distance: None),
+            traffic=Traffic([rank], NodePacer(), replica_count=0, max_slowdown=0.01, on_distance=lambda distance: None),
             outbox=self.outbox,
             slot_count=2,
             now=lambda: self.unix,
@@ -404,10 +404,10 @@ async def test_a_capture_that_goes_on_after_its_step_was_dropped_is_nothing_when
     await place.lines.close()
 
 
-def pass_boundary(place: Place, step: int, at: float, blocked: float = 0.0) -> None:
+def pass_boundary(place: Place, step: int, at: float, blocked: float = 0.0, rank: Rank = RANK) -> None:
     with place.page.path.open("r+b") as file, mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page, memoryview(page) as view:
         write_rank_half(view, RankHalf(PLAN.generation, boundary=step, phase=Phase.TRAIN))
-    place.lines.message(RANK, Boundary(generation=PLAN.generation, boundary=Step(step), at_seconds=at, blocked_seconds=blocked))
+    place.lines.message(rank, Boundary(generation=PLAN.generation, boundary=Step(step), at_seconds=at, blocked_seconds=blocked))
 
 
 async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_logs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,13 +418,13 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
     assert place.outbox.due(0.0) is None  # nothing is known of the iteration before
     slot = await granted(place, 3)
     pass_boundary(place, 3, 102.0, blocked=0.25)
+    pass_boundary(place, 4, 102.5)  # too early for another point; step 3 is still on its way
     place.lines.message(RANK, captured(3, slot))
     clock[0] = 102.75
     await done(place)
     assert place.shard.core.vote is Vote.ACKED
     place.sent_bytes, place.usage = 7 * 1_000, NodeUsage(gpu_percent=55.0)
-    pass_boundary(place, 4, 102.0 + PERIOD_SECONDS / 2)  # too early for another point
-    pass_boundary(place, 5, 109.0)
+    pass_boundary(place, 5, 102.0 + PERIOD_SECONDS + 2)
     batch = place.outbox.due(0.0)
     assert batch is not None
     assert batch.run == PLAN.run
@@ -438,6 +438,16 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
         "everstep/replica_bytes_per_second": 1_000.0,
     }
     await place.lines.close()
+
+
+async def test_only_the_node_of_rank_0_logs_what_is_common_to_all(tmp_path: Path) -> None:
+    place = Place(tmp_path / "slots", rank=Rank(1))
+    for step, at in ((1, 100.0), (2, 200.0)):
+        pass_boundary(place, step, at, rank=Rank(1))
+    assert place.outbox.due(0.0) is None
+    await place.lines.close()
+    place.page.close(unlink=True)
+    place.store.close()
 
 
 async def test_who_holds_which_step_verified_and_since_when(place: Place) -> None:
