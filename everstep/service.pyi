@@ -137,8 +137,18 @@ class DescribeProtectionResponse(TypedDict):
     Reason: str
     RecoveryOdds: list[RecoveryOdds]
     """For one, two and three lost nodes, by the holders that count right now, as far as they can be counted in time; empty while not every shard is committed."""
+    DomainOdds: list[DomainOdds]
+    """Likewise for whole failure domains; empty where AWS has told none."""
+    FatalDomains: list[str]
+    """Failure domains whose loss alone would take every copy of some shard."""
     Shards: list[ShardProtection]
     LastCheckpoint: NotRequired[LastCheckpoint]
+
+class DomainOdds(TypedDict):
+    """What becomes of the job's memory when whole failure domains are lost at once."""
+    LostDomains: int
+    Probability: float
+    """That every shard keeps a copy, all sets of so many domains equally likely; exact. A node whose domain is not known is one of its own."""
 
 class Drill(TypedDict):
     """Something that was broken on purpose, and what became of it."""
@@ -295,6 +305,14 @@ class Holder(TypedDict):
     NodeId: str
     InView: bool
     """It counts in the current rounds."""
+    VerifiedStep: NotRequired[int]
+    """The newest step that it is known to hold, whole and verified; absent before the first."""
+    VerifiedTime: NotRequired[datetime]
+    """Since when."""
+    LagSteps: NotRequired[int]
+    """How far that is behind the newest step that the ranks have finished."""
+    FailureDomain: NotRequired[str]
+    """The network node that its instance hangs on; absent where AWS has not told."""
 
 class Incident(TypedDict):
     """A failure and its recovery."""
@@ -356,7 +374,7 @@ class ListDrillsResponse(TypedDict):
 class ListEventsResponse(TypedDict):
     """A page of events."""
     Events: list[Event]
-    """Oldest first."""
+    """Oldest first, unless the newest were asked for first."""
     NextToken: NotRequired[str]
 
 class ListFleetsResponse(TypedDict):
@@ -366,7 +384,7 @@ class ListFleetsResponse(TypedDict):
 class ListIncidentsResponse(TypedDict):
     """A page of incidents."""
     Incidents: list[Incident]
-    """In the order they were opened."""
+    """In the order they were opened, unless the newest were asked for first."""
     NextToken: NotRequired[str]
 
 class ListLogsResponse(TypedDict):
@@ -397,6 +415,10 @@ class ListTokensResponse(TypedDict):
     """A page of tokens, oldest first."""
     Tokens: list[Token]
     NextToken: NotRequired[str]
+
+class ListTrainingJobNodesResponse(TypedDict):
+    """Which nodes have worked for a job, by when they began."""
+    Nodes: list[TrainingJobNode]
 
 class ListTrainingJobRevisionsResponse(TypedDict):
     """All revisions of a job, oldest first."""
@@ -703,6 +725,12 @@ class TrainingJob(TypedDict):
     """Steps that the ranks have finished; -1 before they start."""
     MaxBoundary: int
     """The highest that any generation reached."""
+    TargetStep: NotRequired[int]
+    """Steps finished when its script will be done: what `session.batches(until_step=…)` was given; absent where the script has not said."""
+    EstimatedRemainingSeconds: NotRequired[float]
+    """How long the steps up to TargetStep take at the mean pace of those so far, without failures and waiting; absent where either is not known, and once it has ended."""
+    HealthyNodeCount: int
+    """Of the nodes that belong to it: how many are connected and report no fault of their own."""
     NodeIds: list[str]
     """By GROUP_RANK; empty while it has none."""
     CoordinatorNodeId: NotRequired[str]
@@ -720,6 +748,13 @@ class TrainingJob(TypedDict):
     """How long nodes have worked for the job, all together."""
     CostUsd: NotRequired[float]
     """What they have cost so far at the fleet's price; absent where it has none."""
+
+class TrainingJobNode(TypedDict):
+    """A node that works for a job, or has worked for it."""
+    NodeId: str
+    StartTime: datetime
+    EndTime: NotRequired[datetime]
+    """Absent while it does; a node may come back."""
 
 class TrainingJobPlan(TypedDict):
     """What would become of a job, by what its fleet is and has seen."""
@@ -779,6 +814,10 @@ class TrainingJobSummary(TypedDict):
     Generation: int
     CommittedStep: int
     Boundary: int
+    TargetStep: NotRequired[int]
+    """As in TrainingJob."""
+    EstimatedRemainingSeconds: NotRequired[float]
+    """As in TrainingJob."""
     CreationTime: datetime
     LastModifiedTime: datetime
     """When it came into its state, or a person last changed what is wanted of it."""
@@ -790,6 +829,12 @@ class TrainingJobSummary(TypedDict):
     """What its nodes have cost; absent where the fleet has no price."""
     ProtectionState: NotRequired[Literal["Protected", "Degraded", "Unprotected"]]
     """As DescribeProtection says it; in lists alone, and absent while no agent holds its state: before its first launch, paused, ended."""
+    HealthyNodeCount: NotRequired[int]
+    """As in TrainingJob; in lists alone."""
+    IncidentCount: NotRequired[int]
+    """In lists alone."""
+    OpenIncidentCount: NotRequired[int]
+    """In lists alone."""
 
 class UpdateTrainingJobResponse(TypedDict):
     """The job's newest revision, and what it changed."""
@@ -826,7 +871,7 @@ class ListEventsPages(Protocol):
     def search(self, expression: str) -> Iterator[Any]: ...
 
 class ListEventsPaginator(Protocol):
-    def paginate(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., PaginationConfig: PaginatorConfig = ...) -> ListEventsPages: ...
+    def paginate(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., TimeAfter: datetime | float | str = ..., TimeBefore: datetime | float | str = ..., SortOrder: Literal["Ascending", "Descending"] = ..., PaginationConfig: PaginatorConfig = ...) -> ListEventsPages: ...
 
 class ListIncidentsPages(Protocol):
     def __iter__(self) -> Iterator[ListIncidentsResponse]: ...
@@ -834,7 +879,7 @@ class ListIncidentsPages(Protocol):
     def search(self, expression: str) -> Iterator[Any]: ...
 
 class ListIncidentsPaginator(Protocol):
-    def paginate(self, *, TrainingJobName: str = ..., PaginationConfig: PaginatorConfig = ...) -> ListIncidentsPages: ...
+    def paginate(self, *, TrainingJobName: str = ..., StatusEquals: Literal["Open", "Closed"] = ..., SortOrder: Literal["Ascending", "Descending"] = ..., PaginationConfig: PaginatorConfig = ...) -> ListIncidentsPages: ...
 
 class ListNodesPages(Protocol):
     def __iter__(self) -> Iterator[ListNodesResponse]: ...
@@ -974,12 +1019,12 @@ class EverstepClient(Protocol):
         """List a job's checkpoints in S3, newest step first; with MinStep those of that step and later ones, as CreateCheckpoint answers it."""
     def list_drills(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListDrillsResponse:
         """List drills in the order they were asked for, of all jobs or of one."""
-    def list_events(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListEventsResponse:
-        """List events, oldest first. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
+    def list_events(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., TimeAfter: datetime | float | str = ..., TimeBefore: datetime | float | str = ..., MaxResults: int = ..., NextToken: str = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListEventsResponse:
+        """List events, oldest first; the newest first on request. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
     def list_fleets(self) -> ListFleetsResponse:
         """List all fleets."""
-    def list_incidents(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListIncidentsResponse:
-        """List incidents in the order they were opened, of all jobs or of one."""
+    def list_incidents(self, *, TrainingJobName: str = ..., StatusEquals: Literal["Open", "Closed"] = ..., MaxResults: int = ..., NextToken: str = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListIncidentsResponse:
+        """List incidents in the order they were opened, of all jobs or of one; the newest first, or only open or closed ones, on request."""
     def list_logs(self, *, TrainingJobName: str) -> ListLogsResponse:
         """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
     def list_metrics(self, *, TrainingJobName: str) -> ListMetricsResponse:
@@ -992,6 +1037,8 @@ class EverstepClient(Protocol):
         """List the quotas of projects; a token of one project sees that one's."""
     def list_tokens(self, *, Project: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListTokensResponse:
         """List tokens, oldest first; those that are revoked or have expired on request. Secrets are not known here."""
+    def list_training_job_nodes(self, *, TrainingJobName: str) -> ListTrainingJobNodesResponse:
+        """List the nodes that have worked for a job, and when: those of its newest 400 launches."""
     def list_training_job_revisions(self, *, TrainingJobName: str) -> ListTrainingJobRevisionsResponse:
         """List the revisions of a training job, oldest first."""
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListTrainingJobsResponse:

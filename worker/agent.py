@@ -56,6 +56,7 @@ from worker.attestation import Claim, join
 from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
 from worker.core.metric_outbox import MetricOutbox
+from worker.core.own_metrics import NodeUsage
 from worker.errors import LoadFailed, RanksNotGone, StorageError
 from worker.health.watch import HealthWatch
 from worker.instance_metadata import InstanceMetadata
@@ -157,7 +158,16 @@ class Agent:
         self._logs = RankLogs(settings.state, objects, settings.rank_user)
         self._outbox = MetricOutbox()
         self._node = Node(
-            settings.node_id, settings.address, settings.state, self._store, self._listener, objects, now, self._outbox, settings.rank_user
+            settings.node_id,
+            settings.address,
+            settings.state,
+            self._store,
+            self._listener,
+            objects,
+            now,
+            self._outbox,
+            settings.rank_user,
+            self._usage,
         )
         self._supplies = Supplies(settings.state, objects, aws, now=now, input_bytes=settings.input_bytes, user=settings.rank_user)
         self._metadata = InstanceMetadata(settings.metadata_endpoint, self._changed) if settings.metadata_endpoint else None
@@ -343,6 +353,7 @@ class Agent:
             faults=(*self._faults, *member.faults()),
             load_seconds=self._load_seconds,
             restored_from=tuple(member.restored_from),
+            target=member.target(),
         )
 
     def _changed(self) -> None:
@@ -451,6 +462,8 @@ class Agent:
         """Return what a program that runs beside ranks of a run inherits."""
         user, inherited = self._settings.rank_user, node_environment(os.environ, self._settings.address)
         return inherited_as(make_home(self._settings.state, run, user) if user is not None else {}, inherited)
+    def _usage(self) -> NodeUsage:
+        return self._health.usage() if self._health is not None else NodeUsage()
 
     def _gpu_percent(self, member: Member, rank: Rank) -> float | None:
         """Return how busy a rank's GPU is: the one that has the rank's LOCAL_RANK for a number."""

@@ -29,6 +29,7 @@ from everstep.protocol.rank_messages import StopState
 from everstep.protocol.rounds import Announcement, RankRound
 from everstep.protocol.slot import SlotState
 from worker.core.metric_outbox import MetricOutbox
+from worker.core.own_metrics import NodeUsage
 from worker.core.phases import PhaseClock
 from worker.core.rounds import NONE, Coordinator, Shard
 from worker.core.slots import Content, kept
@@ -77,6 +78,8 @@ class Node:
     """Takes what rank 0 logs."""
     user: RankUser | None = None
     """That ranks run as; None: the agent's."""
+    usage: Callable[[], NodeUsage] = NodeUsage
+    """Of its devices."""
 
 
 class _PeerDialler:
@@ -147,6 +150,9 @@ class Member:
             ),
             outbox=node.outbox,
             slot_count=self._slot_count,
+            now=node.now,
+            usage=node.usage,
+            sent_bytes=lambda: self.pacer.sent_bytes,
         )
         self._clocks = {rank: PhaseClock(plan.base_step) for rank in self.here.ranks}
         self._told: tuple[object, ...] = ()
@@ -231,6 +237,7 @@ class Member:
                 base=self._base(rank),
                 store=self._node.store,
                 page=RankPage(self._node.store.page_path(rank), generation=self.plan.generation),
+                now=self._node.now,
                 on_change=self._shard_changed,
             )
 
@@ -489,6 +496,10 @@ class Member:
             statuses.append(RankStatus(rank=shard.rank, boundary=Step(half.boundary), phase=clock.phase, still_seconds=clock.still_seconds))
         return tuple(statuses)
 
+    def target(self) -> Step:
+        """Return how many steps will be finished when the script is done, as its ranks say; 0: they have not."""
+        return Step(max((shard.page.rank().target for shard in self.shards.values()), default=0))
+
     def begin_clocks(self) -> None:
         """Ranks are started now: how long they had been waited for is no time that they stood still."""
         self._clocks = {rank: PhaseClock(self.plan.base_step) for rank in self.here.ranks}
@@ -522,6 +533,7 @@ class Member:
             committed=shard.core.committed,
             payload_bytes=slot.file.header.payload_bytes if slot is not None else 0,
             reason="; ".join(troubles) or reason,
+            verified=tuple(shard.verified.get(None if holder == self._node.node_id else holder, (NONE, 0.0)) for holder in holders),
         )
 
     def silent_peers(self) -> tuple[NodeId, ...]:

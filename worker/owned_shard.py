@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from time import monotonic
 
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.rank_messages import Arriving, StopState, Vote
@@ -37,8 +38,21 @@ class OwnedShard:
         base: Content | None,
         store: SlotStore,
         page: RankPage,
+        now: Callable[[], float],
         on_change: Callable[[], None],
     ) -> None:
+        """Take the shard over as `core` knows it.
+
+        Args:
+            rank: whose shard it is.
+            generation: the running one.
+            core: the shard in the rounds.
+            base: what the generation began with, if anything.
+            store: this node's slots.
+            page: the rank's.
+            now: Unix time, for what is shown to people.
+            on_change: told after every change.
+        """
         self.rank = rank
         self.generation = generation
         self.core = core
@@ -62,10 +76,16 @@ class OwnedShard:
         """Why a holder has not sealed what it was sent, in its own words or the line's; gone when it seals again."""
         self.slow_holders: dict[NodeId, str] = {}
         """Holders that take what they are sent, but so slowly that steps wait for them, and how slowly."""
+        self.verified: dict[NodeId | None, tuple[Step, float]] = {}
+        """By holder, None for the own node: the newest step that it is known to hold verified, and since when."""
+        self.acked: tuple[Step, float] = (NONE, 0.0)
+        """The newest step that every holder in view has verified, and when, monotonic seconds."""
+        self._now = now
         self._given_up: list[str] = []
         """Why this rank has given up steps since the last commit, lateness aside."""
         self._store = store
         self._on_change = on_change
+        self._note(None, core.sealed)
 
     @property
     def trouble(self) -> str:
@@ -96,6 +116,10 @@ class OwnedShard:
             self._given_up = []
         elif core.vote is Vote.ABANDON and self.core.vote is Vote.NONE and not core.is_late:
             self._given_up = [*self._given_up, core.reason][-TROUBLE_COUNT:]
+        if core.vote is Vote.ACKED is not self.core.vote:
+            self.acked = core.proposed, monotonic()
+        if core.sealed != self.core.sealed:
+            self._note(None, core.sealed)
         self.core = core
         self.publish()
         self.changed.notify()
@@ -165,7 +189,14 @@ class OwnedShard:
         """`peer` has sealed `content`."""
         self.holder_troubles.pop(peer, None)
         if content == self.content(content.step):
+            self._note(peer, frozenset({content.step, self.verified.get(peer, (NONE, 0.0))[0]}))
             self.apply(self.core.acknowledge(peer, content.step))
+
+    def _note(self, holder: NodeId | None, steps: frozenset[Step]) -> None:
+        """Remember the newest step that a holder has now, and since when it has had it."""
+        newest = max(steps, default=NONE)
+        if newest != self.verified.get(holder, (NONE, 0.0))[0]:
+            self.verified[holder] = newest, self._now()
 
     def told_slow(self, peer: NodeId, trouble: str) -> None:
         """`peer` takes what it is sent slowly, as `trouble` says; empty: it no longer does."""
@@ -182,6 +213,7 @@ class OwnedShard:
             slot = self._store.sealed(self.rank, Content(origin, step))
             if self.content(step) == Content(origin, step) and slot is not None and slot.file.header.payload_digest == digest:
                 steps.add(step)
+        self._note(peer, frozenset(steps))
         self.apply(self.core.inventory(peer, frozenset(steps)))
 
     def round(self) -> RankRound:

@@ -34,6 +34,7 @@ from everstep.protocol.rank_messages import (
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState
 from worker.core.metric_outbox import MetricOutbox
+from worker.core.own_metrics import NodeUsage, OwnMetrics
 from worker.core.rounds import NONE
 from worker.core.slots import Content, being_written, slot_bytes_per_node
 from worker.errors import NoRoom
@@ -66,6 +67,9 @@ class RankLines:
         traffic: Traffic,
         outbox: MetricOutbox,
         slot_count: int,
+        now: Callable[[], float],
+        usage: Callable[[], NodeUsage],
+        sent_bytes: Callable[[], int],
     ) -> None:
         """Begin.
 
@@ -77,8 +81,11 @@ class RankLines:
             on_change: something that the control plane should hear has changed.
             on_round_change: something that the coordinator should hear has changed.
             traffic: is told of boundaries, snapshots and idle spans.
-            outbox: takes what rank 0 logs.
+            outbox: takes what rank 0 logs, and what is measured of its iterations.
             slot_count: slots per shard.
+            now: Unix time.
+            usage: of the node's devices.
+            sent_bytes: to holders of this node's shards so far.
         """
         self.faults: dict[str, NodeFault] = {}
         self._plan = plan
@@ -90,6 +97,12 @@ class RankLines:
         self._traffic = traffic
         self._outbox = outbox
         self._slot_count = slot_count
+        self._now = now
+        self._usage = usage
+        self._sent_bytes = sent_bytes
+        self._own_metrics = OwnMetrics()
+        self._passed: tuple[Step, float] = (NONE, 0.0)
+        """The newest boundary of rank 0 that is captured, and when it was passed."""
         self._lines: dict[Rank, RankLine] = {}
         self._waiting: dict[Rank, RankLine] = {}
         """Ranks that have come before every node had verified its shards; they hear of what arrives, and of nothing else yet."""
@@ -201,7 +214,10 @@ class RankLines:
                 self._on_round_change()
                 if message.boundary <= self._plan.base_step + FIRST_STEPS:
                     self._on_change()  # that is what everybody waits for after a launch
-                self._traffic.boundary(rank, message, shard.page.rank(), is_sending=any(shard.core.wanted(peer) != NONE for peer in shard.core.view))
+                is_sending = any(shard.core.wanted(peer) != NONE for peer in shard.core.view)
+                seconds = self._traffic.boundary(rank, message, shard.page.rank(), is_sending=is_sending)
+                if rank == 0:  # it speaks for all
+                    self._measure(shard, message, seconds)
             case IdleSpans():
                 self._traffic.spans(rank, message)
             case Logged() if rank == 0:
@@ -216,6 +232,22 @@ class RankLines:
                 self.fault(message.code, f"rank {rank}: {message.message}", is_permanent=message.code == "cannot_resume")
             case _:
                 log.warning("rank %d sends %s", rank, type(message).__name__)
+
+    def _measure(self, shard: OwnedShard, message: Boundary, seconds: float | None) -> None:
+        """Log what an iteration tells of saving; `seconds`: how long it took, None where that is not known."""
+        (step, acked_at), (passed, passed_at) = shard.acked, self._passed
+        if step == passed != NONE:
+            self._own_metrics = self._own_metrics.replicated(acked_at - passed_at)
+            self._passed = NONE, 0.0
+        if message.boundary == shard.core.proposed and message.at_seconds:
+            self._passed = message.boundary, message.at_seconds
+        if seconds is None:
+            return
+        self._own_metrics = self._own_metrics.iteration(seconds, message.blocked_seconds)
+        values, self._own_metrics = self._own_metrics.due(message.at_seconds, self._sent_bytes(), self._usage())
+        if values:
+            point = MetricPoint(generation=self.generation, step=message.boundary, values=values, at_seconds=self._now())
+            self._outbox.add(self.run, [point])
 
     def fault(self, code: str, message: str, *, is_permanent: bool) -> None:
         """Tell the control plane of a typed fault."""

@@ -59,7 +59,7 @@ class Traffic:
             self._profile = message
             self._pacer.current = Unpaced()  # until the link is known as it is now
 
-    def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> None:
+    def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> float | None:
         """Take a boundary into account, or that a rank no longer passes any.
 
         Args:
@@ -67,25 +67,30 @@ class Traffic:
             message: as it came.
             half: the rank's half of its page.
             is_sending: a holder is owed something.
+
+        Returns:
+            How long the iteration took that ends here, seconds; None where none does, and of a rank that does not speak for the node.
         """
         if rank != self._speaker:
-            return
+            return None
         if half.standing is not Standing.MOVING or half.phase is not Phase.TRAIN:
             self._passed_at = None
             self._pacer.pause()
         elif message.at_seconds > (self._passed_at or 0.0):
-            self._iteration(message, is_sending=is_sending)
+            seconds = self._iteration(message, is_sending=is_sending)
             self._pace()
             self._pacer.boundary(message.at_seconds)
+            return seconds
+        return None
 
-    def _iteration(self, message: Boundary, *, is_sending: bool) -> None:
+    def _iteration(self, message: Boundary, *, is_sending: bool) -> float | None:
         begun_at, self._passed_at = self._passed_at, message.at_seconds
         has_captured, self._has_captured = self._has_captured, False
         if begun_at is None:
-            return
-        before = self.budget
+            return None
+        before, seconds = self.budget, message.at_seconds - begun_at
         self.budget = before.iteration(
-            message.at_seconds - begun_at,
+            seconds,
             blocked_seconds=message.blocked_seconds,
             is_loaded=has_captured or is_sending,
             has_begun=has_captured,
@@ -94,6 +99,7 @@ class Traffic:
             log.info("a step is proposed every %d steps: snapshots may cost %.2g of an iteration", self.budget.interval, before.max_slowdown)
         if self.budget.distance != before.distance:
             self._on_distance(self.budget.distance)
+        return seconds
 
     def _pace(self) -> None:
         """Put the profile to use as soon as the link is known, if there is anything to gain.

@@ -127,6 +127,7 @@ def upgrade() -> None:
         sa.Column("proposed_step", sa.BigInteger(), nullable=False),
         sa.Column("boundary", sa.BigInteger(), nullable=False),
         sa.Column("max_boundary", sa.BigInteger(), nullable=False),
+        sa.Column("target_step", sa.BigInteger(), nullable=False),
         sa.Column("committed_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("failures", sa.JSON(), nullable=False),
         sa.Column("accounting", sa.JSON(), nullable=False),
@@ -354,6 +355,7 @@ def upgrade() -> None:
         sa.Column("parent", sa.BigInteger(), nullable=False),
         sa.Column("base_step", sa.BigInteger(), nullable=False),
         sa.Column("plan", sa.LargeBinary(), nullable=False),
+        sa.Column("node_ids", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
         sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_generation_run_id_job"), ondelete="CASCADE"),
@@ -398,6 +400,7 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("incident", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_incident_job_name"), ["job_name"], unique=False)
+        batch_op.create_index(batch_op.f("ix_incident_opened_at_id"), ["opened_at", "id"], unique=False)
         batch_op.create_index(batch_op.f("ix_incident_run_id"), ["run_id"], unique=False)
 
     op.create_table(
@@ -417,6 +420,7 @@ def upgrade() -> None:
         sa.Column("committed_step", sa.BigInteger(), nullable=False),
         sa.Column("payload_bytes", sa.BigInteger(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("verified", sa.JSON(), nullable=False),
         sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_shard_run_id_job"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("run_id", "rank", name=op.f("pk_shard")),
@@ -441,6 +445,7 @@ def downgrade() -> None:
     op.drop_table("redemption")
     with op.batch_alter_table("incident", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_incident_run_id"))
+        batch_op.drop_index(batch_op.f("ix_incident_opened_at_id"))
         batch_op.drop_index(batch_op.f("ix_incident_job_name"))
 
     op.drop_table("incident")

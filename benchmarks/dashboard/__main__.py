@@ -21,7 +21,7 @@ from benchmarks.dashboard import report
 from benchmarks.dashboard.crowd import SMALL, WIDE, crowd, small, write_log
 from benchmarks.dashboard.watching import frames, incidents_stored, seconds_until_interactive, seconds_until_shown
 from benchmarks.machine import Machine
-from tests.dashboard.browsing import chromium, open_job, signed_in
+from tests.dashboard.browsing import chromium, open_job, sign_in_unseen, signed_in, watched
 from tests.dashboard.service import Served
 from tests.unit.control_plane.loop.world import World
 
@@ -85,9 +85,9 @@ def served(directory: Path, *, nodes: int) -> Served:
 
 
 def of_the_list(browser: Browser, many: Served) -> float:
-    """Open the list of jobs once, in a browser that has never seen it."""
-    with signed_in(browser, many) as page:
-        page.goto("/settings")  # whose code is another page's
+    """Open the list of jobs once, in a browser that has nothing of the dashboard yet."""
+    with watched(browser, many.url) as page:
+        sign_in_unseen(page, many)
         return seconds_until_interactive(page, "/", "tbody tr", WIDE)
 
 

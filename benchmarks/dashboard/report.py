@@ -97,8 +97,8 @@ def render(run: Run) -> str:
         f"Python {machine.python}, {run.chromium}, drawing without a graphics card. Load average before the run: {load}.",
         "- Browser, server and simulated fleet share the machine; server and fleet share one process.",
         f"- {run.jobs:,} jobs in the list; one of them on {run.nodes} nodes, with {run.nodes} shards; its log has {run.lines:,} lines.",
-        "- A page *answers* when a filter that was typed has narrowed its list, counted from asking for the page, with nothing in the browser's "
-        "cache but what the sign-in page left there.",
+        "- A page *answers* when a filter that was typed has narrowed its list, counted from asking for the page, by somebody who is signed in, "
+        "with nothing in the browser's cache.",
         "- A fault is *on the page* when the card of the incident is in the document; it is *stored* when the transaction that made the incident "
         "has been committed.",
         "- *Smooth* is a frame in at most 33.3 ms for 95 % of the frames, while something is scrolled in every frame for 4 s "

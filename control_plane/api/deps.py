@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -146,9 +147,27 @@ def binary_answer(media_type: str) -> dict[int | str, dict[str, Any]]:
     return {200: {"description": "The content.", "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}}
 
 
+class SortOrder(StrEnum):
+    """Which end of a list comes first; SageMaker's words."""
+
+    ASCENDING = "Ascending"
+    DESCENDING = "Descending"
+
+
 def page_token(*position: Any) -> str:
     """Return an opaque token for the position after which the next page begins."""
     return base64.urlsafe_b64encode(json.dumps(position).encode()).decode()
+
+
+def same_order(order: SortOrder) -> Callable[[Any], SortOrder]:
+    """Return what refuses a token of a list that was sorted the other way; for `page_position`."""
+
+    def check(value: Any) -> SortOrder:
+        if SortOrder(value) is not order:
+            raise ValueError(value)
+        return order
+
+    return check
 
 
 def page_position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:

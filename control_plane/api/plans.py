@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from control_plane.api import schemas
 from control_plane.api.revisions import slots_per_node
-from control_plane.api.views import MICRO, ODDS_UP_TO_LOST_NODES, History, queued_behind
+from control_plane.api.views import MICRO, ODDS_UP_TO_LOST, History, queued_behind
 from control_plane.core import forecast, placement
 from control_plane.core.observed import FleetJob
 from control_plane.core.queue import Schedule, in_words
@@ -95,7 +95,7 @@ def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only
         largest_shard_bytes=None if memory is None else memory // slots,
         recovery_odds=[
             schemas.RecoveryOdds(lost_nodes=lost, probability=placement.recovery_probability(spec.node_count, spec.copies, lost))
-            for lost in range(1, min(ODDS_UP_TO_LOST_NODES, spec.node_count) + 1)
+            for lost in range(1, min(ODDS_UP_TO_LOST, spec.node_count) + 1)
         ],
         can_start_now=is_its_turn and free >= spec.node_count,
         queue_position=turns.place_of(job.run),

@@ -240,6 +240,14 @@ class RecoveryOdds(Shape):
     """That every shard keeps a copy, all sets of so many nodes equally likely; exact."""
 
 
+class DomainOdds(Shape):
+    """What becomes of the job's memory when whole failure domains are lost at once."""
+
+    lost_domains: int
+    probability: float
+    """That every shard keeps a copy, all sets of so many domains equally likely; exact. A node whose domain is not known is one of its own."""
+
+
 class TrainingJobPlan(Shape):
     """What would become of a job, by what its fleet is and has seen."""
 
@@ -312,6 +320,10 @@ class TrainingJobSummary(Shape):
     generation: int
     committed_step: int
     boundary: int
+    target_step: int | None
+    """As in TrainingJob."""
+    estimated_remaining_seconds: float | None
+    """As in TrainingJob."""
     creation_time: datetime
     last_modified_time: datetime
     """When it came into its state, or a person last changed what is wanted of it."""
@@ -323,6 +335,12 @@ class TrainingJobSummary(Shape):
     """What its nodes have cost; absent where the fleet has no price."""
     protection_state: Literal["Protected", "Degraded", "Unprotected"] | None = None
     """As DescribeProtection says it; in lists alone, and absent while no agent holds its state: before its first launch, paused, ended."""
+    healthy_node_count: int | None = None
+    """As in TrainingJob; in lists alone."""
+    incident_count: int | None = None
+    """In lists alone."""
+    open_incident_count: int | None = None
+    """In lists alone."""
 
 
 class ListTrainingJobsResponse(Shape):
@@ -518,6 +536,13 @@ class TrainingJob(Shape):
     """Steps that the ranks have finished; -1 before they start."""
     max_boundary: int
     """The highest that any generation reached."""
+    target_step: int | None
+    """Steps finished when its script will be done: what `session.batches(until_step=…)` was given; absent where the script has not said."""
+    estimated_remaining_seconds: float | None
+    """How long the steps up to TargetStep take at the mean pace of those so far, without failures and waiting; absent where either is not known,
+    and once it has ended."""
+    healthy_node_count: int
+    """Of the nodes that belong to it: how many are connected and report no fault of their own."""
     node_ids: list[str]
     """By GROUP_RANK; empty while it has none."""
     coordinator_node_id: str | None
@@ -537,6 +562,21 @@ class TrainingJob(Shape):
     """What they have cost so far at the fleet's price; absent where it has none."""
 
 
+class TrainingJobNode(Shape):
+    """A node that works for a job, or has worked for it."""
+
+    node_id: str
+    start_time: datetime
+    end_time: datetime | None
+    """Absent while it does; a node may come back."""
+
+
+class ListTrainingJobNodesResponse(Shape):
+    """Which nodes have worked for a job, by when they began."""
+
+    nodes: list[TrainingJobNode]
+
+
 # Protection, checkpoints, logs, outputs, metrics -----------------------------------------------------------------------------------------
 
 
@@ -546,6 +586,14 @@ class Holder(Shape):
     node_id: str
     in_view: bool
     """It counts in the current rounds."""
+    verified_step: int | None
+    """The newest step that it is known to hold, whole and verified; absent before the first."""
+    verified_time: datetime | None
+    """Since when."""
+    lag_steps: int | None
+    """How far that is behind the newest step that the ranks have finished."""
+    failure_domain: str | None
+    """The network node that its instance hangs on; absent where AWS has not told."""
 
 
 class ShardProtection(Shape):
@@ -585,6 +633,10 @@ class DescribeProtectionResponse(Shape):
     recovery_odds: list[RecoveryOdds]
     """For one, two and three lost nodes, by the holders that count right now, as far as they can be counted in time; empty while not every shard is
     committed."""
+    domain_odds: list[DomainOdds]
+    """Likewise for whole failure domains; empty where AWS has told none."""
+    fatal_domains: list[str]
+    """Failure domains whose loss alone would take every copy of some shard."""
     shards: list[ShardProtection]
     last_checkpoint: LastCheckpoint | None
 
@@ -805,7 +857,7 @@ class ListIncidentsResponse(Shape):
     """A page of incidents."""
 
     incidents: list[Incident]
-    """In the order they were opened."""
+    """In the order they were opened, unless the newest were asked for first."""
     next_token: str | None = None
 
 
@@ -826,7 +878,7 @@ class ListEventsResponse(Shape):
     """A page of events."""
 
     events: list[Event]
-    """Oldest first."""
+    """Oldest first, unless the newest were asked for first."""
     next_token: str | None = None
 
 

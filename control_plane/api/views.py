@@ -5,7 +5,7 @@ Invariant: a status is derived here from the stored state, through `core.states`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -29,7 +29,7 @@ from control_plane.loop.agents import AgentView
 from everstep.protocol.ids import NodeId, RunId
 from everstep.protocol.plan import GenerationPlan
 
-ODDS_UP_TO_LOST_NODES = 3
+ODDS_UP_TO_LOST = 3
 MICRO = 1_000_000
 _CHECKPOINT_STATUS = {checkpoints.DELETING: "Deleting", checkpoints.DELETED: "Deleted"}
 
@@ -57,8 +57,27 @@ def secondary_status_of(job: JobRecord) -> str:
     )
 
 
-def job_summary(job: JobRecord, protection_state: str | None = None) -> schemas.TrainingJobSummary:
-    """Return one line of a list of jobs; `protection_state` is what `listed_protection` says of it, in lists."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """What a list says of a job beside what is stored with it; None: not here."""
+
+    protection_state: str | None = None
+    """`listed_protection`."""
+    healthy_node_count: int | None = None
+    incident_count: int | None = None
+    open_incident_count: int | None = None
+
+
+def job_summary(job: JobRecord, listed: Listed = Listed()) -> schemas.TrainingJobSummary:
+    """Return one line of a list of jobs.
+
+    Args:
+        job: as stored.
+        listed: in lists.
+
+    Returns:
+        All fields of the contract.
+    """
     return schemas.TrainingJobSummary(
         training_job_name=job.name,
         run_id=job.run_id,
@@ -72,14 +91,43 @@ def job_summary(job: JobRecord, protection_state: str | None = None) -> schemas.
         generation=job.generation,
         committed_step=job.committed_step,
         boundary=job.boundary,
+        target_step=_target_step(job),
+        estimated_remaining_seconds=_remaining_seconds(job),
         creation_time=job.created_at,
         last_modified_time=job.modified_at,
         training_start_time=job.started_at,
         training_end_time=job.ended_at,
         ettr_ratio=accounting.ettr_ratio(job.accounting) if job.started_at is not None else None,
         cost_usd=job.cost_usd,
-        protection_state=protection_state,  # type: ignore[arg-type]  # one of the literal's
+        protection_state=listed.protection_state,  # type: ignore[arg-type]  # one of the literal's
+        healthy_node_count=listed.healthy_node_count,
+        incident_count=listed.incident_count,
+        open_incident_count=listed.open_incident_count,
     )
+
+
+def _target_step(job: JobRecord) -> int | None:
+    return job.target_step if job.target_step > 0 else None
+
+
+def _remaining_seconds(job: JobRecord) -> float | None:
+    if job.state in states.ENDED_JOBS:
+        return None
+    return accounting.remaining_seconds(job.accounting, job.max_boundary, job.target_step)
+
+
+def healthy_count(node_ids: Collection[str], agents: Mapping[NodeId, AgentView]) -> int:
+    """Return how many nodes are well as far as this server knows: their agents are connected and tell of no fault of the node itself.
+
+    Args:
+        node_ids: that belong to a job.
+        agents: that are connected now, of any fleet.
+
+    Returns:
+        At most as many as were given.
+    """
+    views = (agents.get(NodeId(node_id)) for node_id in node_ids)
+    return sum(view is not None and (view.report is None or not view.report.faults) for view in views)
 
 
 def holds_memory(job: JobRecord) -> bool:
@@ -124,6 +172,7 @@ def job(
     incidents: IncidentTotals,
     drill: DrillRecord | None,
     turns: Schedule,
+    healthy_node_count: int,
     observed_revision: int | None = None,
     only_project: str | None = None,
 ) -> schemas.TrainingJob:
@@ -135,6 +184,7 @@ def job(
         incidents: what its incidents come to.
         drill: that is not over, or None.
         turns: of its fleet.
+        healthy_node_count: of its nodes (`healthy_count`).
         observed_revision: what that generation was planned from.
         only_project: jobs of others are not named; None: all are.
 
@@ -198,6 +248,9 @@ def job(
         committed_step=job.committed_step,
         boundary=job.boundary,
         max_boundary=job.max_boundary,
+        target_step=_target_step(job),
+        estimated_remaining_seconds=_remaining_seconds(job),
+        healthy_node_count=healthy_node_count,
         node_ids=[] if plan is None or _is_paused(job) else [node.node_id for node in plan.nodes],
         coordinator_node_id=None if plan is None or _is_paused(job) else plan.coordinator,
         incident_count=incidents.count,
@@ -220,13 +273,16 @@ def _channel(given: JobInput) -> schemas.Channel:
     return schemas.Channel(channel_name=given.name, data_source=source)
 
 
-def protection(job: JobRecord, shards: Sequence[ShardRecord], checkpoint: CheckpointRecord | None) -> schemas.DescribeProtectionResponse:
+def protection(
+    job: JobRecord, shards: Sequence[ShardRecord], checkpoint: CheckpointRecord | None, domains: Mapping[str, str]
+) -> schemas.DescribeProtectionResponse:
     """Return how well the job's state is kept.
 
     Args:
         job: as stored.
         shards: of its newest generation; ranks that have reported nothing are missing.
         checkpoint: the newest complete one, if any.
+        domains: failure domains of the holders; those that AWS has not told are missing.
 
     Returns:
         All fields of the contract.
@@ -234,6 +290,8 @@ def protection(job: JobRecord, shards: Sequence[ShardRecord], checkpoint: Checkp
     is_over = job.state in states.ENDED_JOBS or _is_paused(job)  # its agents have let go of all slots
     current = [shard for shard in shards if shard.generation == job.generation and not is_over]
     state, reason = _protection_state(job, current)
+    planned = _placement(job, current)
+    told = {NodeId(node_id): domain for node_id, domain in domains.items()}
     return schemas.DescribeProtectionResponse(
         training_job_name=job.name,
         generation=job.generation,
@@ -244,14 +302,16 @@ def protection(job: JobRecord, shards: Sequence[ShardRecord], checkpoint: Checkp
         copies=job.spec.copies,
         protection_state=state,  # type: ignore[arg-type]  # one of the literal's
         reason=reason,
-        recovery_odds=_recovery_odds(job, current),
+        recovery_odds=[schemas.RecoveryOdds(lost_nodes=count, probability=odds) for count, odds in _odds(planned, {})],
+        domain_odds=[schemas.DomainOdds(lost_domains=count, probability=odds) for count, odds in _odds(planned, told)] if told else [],
+        fatal_domains=list(domain_loss.fatal_domains(planned, told)),
         shards=[
             schemas.ShardProtection(
                 rank=shard.rank,
                 owner_node_id=shard.owner_node_id,
                 committed_step=shard.committed_step,
                 bytes=shard.payload_bytes,
-                holders=[schemas.Holder(node_id=holder.node_id, in_view=holder.is_in_view) for holder in shard.holders],
+                holders=_holders(job, shard, domains),
                 reason=shard.reason,
             )
             for shard in current
@@ -260,19 +320,41 @@ def protection(job: JobRecord, shards: Sequence[ShardRecord], checkpoint: Checkp
     )
 
 
-def _recovery_odds(job: JobRecord, shards: Sequence[ShardRecord]) -> list[schemas.RecoveryOdds]:
-    """Count only holders in view, and only once all shards are there: what is not committed is not kept."""
+def _holders(job: JobRecord, shard: ShardRecord, domains: Mapping[str, str]) -> list[schemas.Holder]:
+    known = {each.node_id: each for each in shard.verified}
+    shown = []
+    for holder in shard.holders:
+        verified = known.get(holder.node_id)
+        shown.append(
+            schemas.Holder(
+                node_id=holder.node_id,
+                in_view=holder.is_in_view,
+                verified_step=None if verified is None else verified.step,
+                verified_time=None if verified is None else verified.at,
+                lag_steps=None if verified is None else max(0, job.boundary - verified.step),
+                failure_domain=domains.get(holder.node_id),
+            )
+        )
+    return shown
+
+
+def _placement(job: JobRecord, shards: Sequence[ShardRecord]) -> placement.Placement:
+    """Count only holders in view, and only once all shards are there: what is not committed is not kept. Of nobody: nothing is placed."""
     if len(shards) < job.spec.node_count * job.spec.ranks_per_node or any(shard.committed_step < 0 for shard in shards):
-        return []
+        return placement.Placement((), {})
     holders: dict[NodeId, tuple[NodeId, ...]] = {}
     for shard in shards:
         owner, in_view = NodeId(shard.owner_node_id), tuple(NodeId(each.node_id) for each in shard.holders if each.is_in_view)
         holders[owner] = min(holders.get(owner, in_view), in_view, key=len)
-    planned = placement.Placement((), holders)
-    odds = []
-    for count in range(1, min(ODDS_UP_TO_LOST_NODES, len(holders)) + 1):
+    return placement.Placement((), holders)
+
+
+def _odds(planned: placement.Placement, domains: Mapping[NodeId, str]) -> list[tuple[int, float]]:
+    """Return the probability that every shard keeps a copy when 1, 2, 3 domains are lost at once; a node without one is its own."""
+    odds: list[tuple[int, float]] = []
+    for count in range(1, min(ODDS_UP_TO_LOST, domain_loss.domain_count(planned, domains)) + 1):
         try:
-            odds.append(schemas.RecoveryOdds(lost_nodes=count, probability=domain_loss.recovery_probability(planned, {}, count)))
+            odds.append((count, domain_loss.recovery_probability(planned, domains, count)))
         except TooManyCases:  # the more are lost, the more cases: what cannot be counted in time is not known
             break
     return odds

@@ -189,6 +189,26 @@ def ettr_ratio(spent: Mapping[str, int], *, is_queue_counted: bool = False) -> f
     return spent.get(Bucket.TRAIN, 0) / wall if wall > 0 else None
 
 
+def remaining_seconds(spent: Mapping[str, int], finished: int, target: int) -> float | None:
+    """Return how long the steps that are left take at the mean pace of those that are finished.
+
+    Time in training is the time in which steps were made for the first time: failures, waiting and steps done again slow no estimate down, and
+    none that may still come is in it.
+
+    Args:
+        spent: microseconds by bucket, of one job.
+        finished: steps, the highest number that any generation reached.
+        target: steps finished when the script will be done.
+
+    Returns:
+        Seconds, 0 where the target is reached; None before there is a pace, or a target.
+    """
+    train = spent.get(Bucket.TRAIN, 0)
+    if target <= 0 or finished <= 0 or train <= 0:
+        return None
+    return max(0, target - finished) * train / _MICRO / finished
+
+
 def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> float | None:
     """Return MTTF: the time in which a failure could begin (train, stall) ÷ failures; None before the first."""
     return sum(spent.get(name, 0) for name in _UP) / _MICRO / failure_count if failure_count else None

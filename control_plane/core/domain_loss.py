@@ -53,12 +53,17 @@ def recovery_probability(placement: Placement, domains: Mapping[NodeId, str], lo
         ImpossiblePlacement: more domains are lost than there are.
         TooManyCases: the placement ties so many domains together that counting takes too long.
     """
-    count = len({domains.get(node, _own(node)) for node in placement.holders})
+    count = domain_count(placement, domains)
     if not 0 <= lost_count <= count:
         raise ImpossiblePlacement(f"{lost_count} lost domains and {count} domains do not fit together")
     edges = _edges(placement, domains)
     fatal = {domain for edge in edges if len(edge) == 1 for domain in edge}
     return _survivable({edge for edge in edges if not edge & fatal}, count - len(fatal), lost_count) / comb(count, lost_count)
+
+
+def domain_count(placement: Placement, domains: Mapping[NodeId, str]) -> int:
+    """Return over how many domains the nodes of a placement are spread; a node that is not named is a domain of its own."""
+    return len({domains.get(node, _own(node)) for node in placement.holders})
 
 
 def _own(node: NodeId) -> Domain:

@@ -906,6 +906,7 @@ def _with_progress(view: _View) -> _View:
         trials=tuple(trial for trial in record.trials if trial not in told),
         boundary=boundary,
         max_boundary=max(record.max_boundary, boundary),
+        target=max((report.target for report in view.reports.values() if report.target > 0), default=record.target),
         committed=committed,
         proposed=proposed,
         committed_at=committed_at,

@@ -368,6 +368,8 @@ class JobRecord:
     """The highest in the newest generation."""
     max_boundary: Step = NO_STEP
     """The highest in any generation."""
+    target: Step = NO_STEP
+    """Steps finished when its script will be done, as its ranks said last."""
     committed_at: float | None = None
     progress_at: float = 0.0
     asked: tuple[tuple[NodeId, float], ...] = ()

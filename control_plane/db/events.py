@@ -61,27 +61,46 @@ def newest_id(session: Session) -> int:
     return session.scalar(select(func.max(Event.id))) or 0
 
 
-def page(
-    session: Session, *, job_name: str | None, fleet_name: str | None, project: str | None, after_id: int, limit: int
-) -> tuple[EventRecord, ...]:
-    """Return events, oldest first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFilter:
+    """Which events; what is None leaves all."""
+
+    job_name: str | None = None
+    fleet_name: str | None = None
+    project: str | None = None
+    after_id: int = 0
+    """Only events with a higher id."""
+    before_id: int | None = None
+    """Only events with a lower id."""
+    after: datetime | None = None
+    """Only events that happened then or later."""
+    before: datetime | None = None
+    """Only events that happened before."""
+
+
+def page(session: Session, which: EventFilter, *, limit: int, is_ascending: bool = True) -> tuple[EventRecord, ...]:
+    """Return events, oldest first, or the newest first.
 
     Args:
         session: any.
-        job_name: only of this job, or None.
-        fleet_name: only of this fleet, or None.
-        project: only of this project, or None.
-        after_id: only events with a higher id.
+        which: of them.
         limit: at most this many.
+        is_ascending: the oldest first.
 
     Returns:
         At most `limit` events.
     """
-    query = select(Event).where(Event.id > after_id).order_by(Event.id).limit(limit)
-    if job_name is not None:
-        query = query.where(Event.job_name == job_name)
-    if fleet_name is not None:
-        query = query.where(Event.fleet_name == fleet_name)
-    if project is not None:
-        query = query.where(Event.project == project)
+    query = select(Event).where(Event.id > which.after_id).order_by(Event.id if is_ascending else Event.id.desc()).limit(limit)
+    if which.job_name is not None:
+        query = query.where(Event.job_name == which.job_name)
+    if which.fleet_name is not None:
+        query = query.where(Event.fleet_name == which.fleet_name)
+    if which.project is not None:
+        query = query.where(Event.project == which.project)
+    if which.before_id is not None:
+        query = query.where(Event.id < which.before_id)
+    if which.after is not None:
+        query = query.where(Event.at >= which.after)
+    if which.before is not None:
+        query = query.where(Event.at < which.before)
     return tuple(record_of(row, EventRecord) for row in session.scalars(query))

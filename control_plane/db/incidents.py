@@ -12,7 +12,7 @@ from functools import reduce
 from operator import add
 from typing import Any, TypedDict, Unpack
 
-from sqlalchemy import and_, case, func, or_, select, update
+from sqlalchemy import case, func, literal, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
@@ -279,27 +279,47 @@ def count_of_run(session: Session, run_id: str) -> int:
     return session.scalar(select(func.count()).select_from(Incident).where(Incident.run_id == run_id)) or 0
 
 
+def counts(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, int]]:
+    """Return how many incidents each of several runs has had, and how many are open, in one query; for lists. Runs without any are missing."""
+    is_open = func.sum(case((Incident.closed_at.is_(None), 1), else_=0))
+    query = select(Incident.run_id, func.count(), is_open).where(Incident.run_id.in_(run_ids)).group_by(Incident.run_id)
+    return {run_id: (count, open_count) for run_id, count, open_count in session.execute(query)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentFilter:
+    """Which incidents; what is None leaves all."""
+
+    job_name: str | None = None
+    project: str | None = None
+    is_open: bool | None = None
+
+
 def page(
-    session: Session, *, job_name: str | None, project: str | None, after: tuple[datetime, str] | None, limit: int
+    session: Session, which: IncidentFilter, *, after: tuple[datetime, str] | None, limit: int, is_ascending: bool = True
 ) -> tuple[IncidentRecord, ...]:
-    """Return incidents in the order they were opened.
+    """Return incidents in the order they were opened, or the newest first.
 
     Args:
         session: any.
-        job_name: only of this job, or None.
-        project: only of this project, or None.
+        which: of them.
         after: `(opened_at, id)` of the last one of the page before, or None for the first page.
         limit: at most this many.
+        is_ascending: the oldest first.
 
     Returns:
         At most `limit` incidents.
     """
-    query = select(Incident).order_by(Incident.opened_at, Incident.id).limit(limit)
-    if job_name is not None:
-        query = query.where(Incident.job_name == job_name)
-    if project is not None:
-        query = query.where(Incident.project == project)
+    position = tuple_(Incident.opened_at, Incident.id)
+    query = select(Incident).limit(limit)
+    query = query.order_by(Incident.opened_at, Incident.id) if is_ascending else query.order_by(Incident.opened_at.desc(), Incident.id.desc())
+    if which.job_name is not None:
+        query = query.where(Incident.job_name == which.job_name)
+    if which.project is not None:
+        query = query.where(Incident.project == which.project)
+    if which.is_open is not None:
+        query = query.where(Incident.closed_at.is_(None) if which.is_open else Incident.closed_at.is_not(None))
     if after is not None:
-        opened_at, incident_id = after
-        query = query.where(or_(Incident.opened_at > opened_at, and_(Incident.opened_at == opened_at, Incident.id > incident_id)))
+        last = tuple_(literal(after[0], Incident.opened_at.type), literal(after[1]))
+        query = query.where(position > last if is_ascending else position < last)
     return tuple(record_of(row, IncidentRecord) for row in session.scalars(query))

@@ -15,6 +15,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from control_plane.core.membership import Launch
 from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
 from control_plane.db.leases import Lease
@@ -23,6 +24,8 @@ from control_plane.db.session import changed_rows, columns_of, values_of
 from everstep.protocol.codec import decode, encode, resolve
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan
 
+LAUNCHES_LIMIT = 400
+"""Launches whose nodes are told."""
 TRANSITIONS_LIMIT = 400
 """Transitions kept with a job; of a longer story the first and the newest are kept."""
 
@@ -127,6 +130,7 @@ class JobRecord:
     proposed_step: int
     boundary: int
     max_boundary: int
+    target_step: int
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
     """The breaker's memory, in the core's words; JSON values only."""
@@ -157,6 +161,7 @@ class JobUpdate(TypedDict, total=False):
     proposed_step: int
     boundary: int
     max_boundary: int
+    target_step: int
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
     accounting: Mapping[str, int]
@@ -567,11 +572,20 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
             parent=int(plan.parent),
             base_step=int(plan.base_step),
             plan=encode(plan),
+            node_ids=tuple(node.node_id for node in plan.nodes),
             created_at=now,
         )
     )
     session.flush()
     session.execute(update(Job).where(Job.run_id == lease.key).values(generation=number, base_step=int(plan.base_step)))
+
+
+def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
+    """Return the newest `LAUNCHES_LIMIT` generations of a run and their nodes, oldest first; no plan is read for it."""
+    query = (
+        select(Generation.created_at, Generation.node_ids).where(Generation.run_id == run_id).order_by(Generation.number.desc()).limit(LAUNCHES_LIMIT)
+    )
+    return tuple(Launch(at, node_ids) for at, node_ids in reversed(session.execute(query).all()))
 
 
 def mark_generation_started(session: Session, lease: Lease, number: int, now: datetime) -> None:

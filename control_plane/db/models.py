@@ -289,6 +289,8 @@ class Job(Base):
     boundary: Mapped[int] = mapped_column(default=-1)
     max_boundary: Mapped[int] = mapped_column(default=-1)
     """The highest boundary that any generation reached."""
+    target_step: Mapped[int] = mapped_column(default=-1)
+    """Steps finished when its script will be done, as its ranks said last; -1: they have not."""
     committed_at: Mapped[datetime | None]
     failures: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
     """The breaker's memory, in the core's words."""
@@ -342,6 +344,8 @@ class Generation(Base):
     base_step: Mapped[int]
     plan: Mapped[bytes]
     """`everstep.protocol.codec.encode` of the `GenerationPlan`."""
+    node_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
+    """The plan's, by GROUP_RANK: what lists need of it."""
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
 
@@ -370,6 +374,8 @@ class Shard(Base):
     committed_step: Mapped[int]
     payload_bytes: Mapped[int]
     reason: Mapped[str]
+    verified: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
+    """By holder, the newest step that it holds verified, and since when."""
     updated_at: Mapped[datetime]
 
 
@@ -454,6 +460,8 @@ class Incident(Base):
     acknowledged_by: Mapped[str] = mapped_column(default="")
     acknowledgement: Mapped[str] = mapped_column(default="")
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+    __table_args__ = (Index(None, "opened_at", "id"),)  # what lists are sorted by
 
 
 class Drill(Base):

@@ -5,6 +5,8 @@ Invariant: only the fleet loop changes which run a node belongs to; the agents' 
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypedDict, Unpack
@@ -137,6 +139,21 @@ def page(session: Session, fleet_name: str | None, *, with_ended: bool, after: t
 def of_run(session: Session, run_id: str) -> tuple[NodeRecord, ...]:
     """Return the nodes that belong to a run, oldest first."""
     return tuple(record_of(row, NodeRecord) for row in session.scalars(select(Node).where(Node.run_id == run_id).order_by(Node.created_at, Node.id)))
+
+
+def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return which nodes belong to each of several runs, in one query; for lists. Runs without any are missing."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for run_id, node_id in session.execute(select(Node.run_id, Node.id).where(Node.run_id.in_(run_ids)).order_by(Node.id)):
+        if run_id is not None:
+            found[run_id].append(node_id)
+    return {run_id: tuple(node_ids) for run_id, node_ids in found.items()}
+
+
+def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, str]:
+    """Return the failure domains of nodes, as far as AWS has told them; for one job's nodes."""
+    rows = session.execute(select(Node.id, Node.failure_domain).where(Node.id.in_(node_ids), Node.failure_domain.is_not(None)))
+    return {node_id: domain for node_id, domain in rows if domain is not None}
 
 
 def boots(session: Session, fleet_name: str) -> tuple[int, float]:

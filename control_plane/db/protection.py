@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from sqlalchemy import and_, case, delete, func, select
 from sqlalchemy.orm import Session
@@ -28,6 +28,15 @@ class HolderRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedRecord:
+    """What a holder is known to hold."""
+
+    node_id: str
+    step: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
     """One rank's shard."""
 
@@ -38,6 +47,8 @@ class ShardRecord:
     payload_bytes: int
     reason: str
     holders: tuple[HolderRecord, ...]
+    verified: tuple[VerifiedRecord, ...] = ()
+    """Of holders that hold anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +121,9 @@ def of_run(session: Session, run_id: str) -> tuple[ShardRecord, ...]:
             payload_bytes=row.payload_bytes,
             reason=row.reason,
             holders=tuple(holders.get(row.rank, ())),
+            verified=tuple(
+                VerifiedRecord(node_id=each["node_id"], step=each["step"], at=datetime.fromtimestamp(each["at"], UTC)) for each in row.verified
+            ),
         )
         for row in session.scalars(select(Shard).where(Shard.run_id == run_id).order_by(Shard.rank))
     )
@@ -125,6 +139,7 @@ def _record_shard(session: Session, run_id: str, shard: ShardRecord, now: dateti
     row.committed_step = shard.committed_step
     row.payload_bytes = shard.payload_bytes
     row.reason = shard.reason
+    row.verified = [{"node_id": each.node_id, "step": each.step, "at": each.at.timestamp()} for each in shard.verified]
     row.updated_at = now
     session.flush()
 

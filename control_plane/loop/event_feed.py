@@ -25,7 +25,7 @@ from typing import Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.db import events, tokens
-from control_plane.db.events import EventRecord
+from control_plane.db.events import EventFilter, EventRecord
 from control_plane.db.session import Database
 
 log = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ class EventFeed:
             good = tokens.good_ids(session, token_ids, self._now())
             if after_id is None:
                 return good, (), events.newest_id(session)
-            found = events.page(session, job_name=None, fleet_name=None, project=None, after_id=after_id, limit=PAGE_LIMIT)
+            found = events.page(session, events.EventFilter(after_id=after_id), limit=PAGE_LIMIT)
             return good, found, found[-1].id if found else after_id
 
     def _read_newest(self) -> int:
@@ -233,11 +233,5 @@ class EventFeed:
     def _read_page(self, after_id: int, interest: Interest) -> tuple[bool, tuple[EventRecord, ...]]:
         with self._database.read() as session:
             is_good = bool(tokens.good_ids(session, [interest.token_id], self._now()))
-            return is_good, events.page(
-                session,
-                job_name=interest.job_name,
-                fleet_name=interest.fleet_name,
-                project=interest.project,
-                after_id=after_id,
-                limit=PAGE_LIMIT,
-            )
+            which = EventFilter(job_name=interest.job_name, fleet_name=interest.fleet_name, project=interest.project, after_id=after_id)
+            return is_good, events.page(session, which, limit=PAGE_LIMIT)

@@ -140,7 +140,7 @@ class EventExporter(Exporter):
             if claimed is None:
                 return False
             lease, before = claimed
-            page = events.page(session, job_name=None, fleet_name=None, project=None, after_id=before.position, limit=PAGE_LIMIT)
+            page = events.page(session, events.EventFilter(after_id=before.position), limit=PAGE_LIMIT)
         taken = _first(page)
         if taken.entries:
             failure = self._put(taken.entries)

@@ -498,6 +498,11 @@ def _shard_records(report: MemberReport, stored: StoredJob) -> list[protection.S
             payload_bytes=shard.payload_bytes,
             reason=shard.reason,
             holders=tuple(protection.HolderRecord(node_id=holder, is_in_view=holder in shard.in_view) for holder in shard.holders),
+            verified=tuple(
+                protection.VerifiedRecord(node_id=holder, step=step, at=records.at(at))
+                for holder, (step, at) in zip(shard.holders, shard.verified, strict=False)  # an older agent tells none
+                if step >= 0
+            ),
         )
         for shard in report.protection
         if shard.rank < stored.job.spec.world_size

@@ -130,6 +130,8 @@ class ShardProtection(Message, frozen=True):
     payload_bytes: int
     reason: str = ""
     """Why a holder is out of view or snapshots are refused; empty when all is well."""
+    verified: tuple[tuple[Step, float], ...] = ()
+    """By holder, in the order of `holders`: the newest step that it is known to hold verified, or -1, and since when, Unix time."""
 
 
 class RoundStatus(Message, frozen=True):
@@ -247,6 +249,8 @@ class MemberReport(Message, frozen=True):
     """Of the ranks that live, for as long as `TakeStacks` asks for them."""
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
     """Where each of its ranks' shards really came from, once LOADED; farther than planned where a nearer source did not verify."""
+    target: Step = Step(0)
+    """Steps finished when the script will be done, as its ranks say; 0: they have not."""
 
 
 class AgentReport(Message, frozen=True):

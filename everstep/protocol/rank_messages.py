@@ -25,6 +25,7 @@ A rank's page (`RANK_WORD_BYTES`, on tmpfs), little endian, each half written by
     2088    8     standing       rank         `Standing`
     2096    8     echo_step      rank         the stop it answered last, or -1
     2104    8     echo           rank         0 none, 1 yes (not passed), 2 no
+    2112    8     target         rank         steps finished when the script will be done, or 0: not told
 
 Invariant: a reader gets one consistent half or waits; the two halves are never compared field by field across a restart of either side
 without their generation.
@@ -42,9 +43,14 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 RANK_WORD_BYTES = 4096
 _RANK_HALF = 2048
 _AGENT = struct.Struct("<QqqqqQqQQQ")
-_RANK = struct.Struct("<QqQqQqQ")
+_RANK = struct.Struct("<QqQqQqQQ")
 _SEQUENCE = struct.Struct("<Q")
 NONE = -1
+MAX_TARGET = 2**53
+"""More steps are no target: as a number of JSON it would be another one."""
+
+OWN_METRICS = "everstep/"
+"""How the names of values begin that Everstep logs itself."""
 
 
 class Phase(IntEnum):
@@ -110,6 +116,8 @@ class RankHalf:
     standing: Standing = Standing.MOVING
     echo_step: int = NONE
     echo: int = 0
+    target: int = 0
+    """Steps finished when the script will be done; 0: it has not told."""
 
 
 def _write(page: memoryview, offset: int, body: bytes) -> None:
@@ -161,7 +169,7 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
 
 def write_rank_half(page: memoryview, half: RankHalf) -> None:
     """Publish the rank's half. One writer: the rank's training thread and its copier, under the session's lock."""
-    body = _RANK.pack(half.generation, half.boundary, half.phase, half.copying, half.standing, half.echo_step, half.echo)
+    body = _RANK.pack(half.generation, half.boundary, half.phase, half.copying, half.standing, half.echo_step, half.echo, half.target)
     _write(page, _RANK_HALF, body)
 
 
@@ -170,9 +178,9 @@ def read_rank_half(page: memoryview) -> RankHalf | None:
     body = _read(page, _RANK_HALF, _RANK.size)
     if body is None:
         return None
-    generation, boundary, phase, copying, standing, echo_step, echo = _RANK.unpack(body)
+    generation, boundary, phase, copying, standing, echo_step, echo, target = _RANK.unpack(body)
     try:
-        return RankHalf(generation, boundary, Phase(phase), copying, Standing(standing), echo_step, echo)
+        return RankHalf(generation, boundary, Phase(phase), copying, Standing(standing), echo_step, echo, target if target <= MAX_TARGET else 0)
     except ValueError:  # the script has written over it
         return None
 

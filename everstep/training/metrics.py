@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from everstep.protocol.ids import Generation, Step
-from everstep.protocol.rank_messages import Logged, LogRecord
+from everstep.protocol.rank_messages import OWN_METRICS, Logged, LogRecord
 from everstep.training.errors import SessionMisuse
 
 RING_RECORDS = 4096
@@ -31,7 +31,7 @@ def numbers(values: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
         A number for each name.
 
     Raises:
-        SessionMisuse: something that is not one real number, or a name that is too long; by name.
+        SessionMisuse: something that is not one real number, or a name that is too long or Everstep's own; by name.
     """
     return {name: _number(name, value) for name, value in values.items()}
 
@@ -39,6 +39,8 @@ def numbers(values: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
 def _number(name: str, value: float | torch.Tensor) -> float:
     if not 0 < len(name) <= MAX_NAME_LENGTH:
         raise SessionMisuse(f"log({name[:40]}…=…): a name has 1 to {MAX_NAME_LENGTH} characters, not {len(name)}")
+    if name.startswith(OWN_METRICS):
+        raise SessionMisuse(f"log({name}=…): names that begin with {OWN_METRICS} are those that Everstep logs itself")
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex():
             raise SessionMisuse(f"log({name}=…): a {value.dtype} tensor of shape {list(value.shape)}; log takes one real number, reduce it first")

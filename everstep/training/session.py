@@ -26,7 +26,19 @@ from typing import Any, Literal
 import torch
 
 from everstep.protocol.ids import Step
-from everstep.protocol.rank_messages import AgentHalf, Arriving, Boundary, IdleSpan, IdleSpans, Phase, RankFault, RankHalf, Standing, Welcome
+from everstep.protocol.rank_messages import (
+    MAX_TARGET,
+    AgentHalf,
+    Arriving,
+    Boundary,
+    IdleSpan,
+    IdleSpans,
+    Phase,
+    RankFault,
+    RankHalf,
+    Standing,
+    Welcome,
+)
 from everstep.training.agent_link import AgentLink
 from everstep.training.copier import Copier
 from everstep.training.data import DataStream
@@ -171,6 +183,7 @@ class TrainingSession:
             SessionMisuse: a loader yields no batches.
         """
         self.restore()
+        self._publish(target=int(until_step) if 0 < until_step <= MAX_TARGET else 0)  # people want to know how long it will take
         while self._boundary < until_step and not self._is_stopped:
             before, count = self._state.steps_made(), 0
             while count == 0 or not self._is_step_complete(before, count, accumulate):
@@ -237,7 +250,7 @@ class TrainingSession:
             **values: numbers, or tensors of one element, which may require grad; a tensor on a GPU is waited for. NaN and infinities are logged.
 
         Raises:
-            SessionMisuse: a value is not one real number; by name.
+            SessionMisuse: a value is not one real number, or its name begins with `everstep/`; by name.
         """
         if self._link.has_agent and not self._is_closed:
             self._ring.add(Step(self.step), numbers(values))
@@ -396,9 +409,18 @@ class TrainingSession:
         standing: Standing | None = None,
         echo_step: int | None = None,
         echo: int | None = None,
+        target: int | None = None,
     ) -> None:
         """Write the rank's half of the page; what is not given stays. Any thread."""
-        given = {"boundary": boundary, "phase": phase, "copying": copying, "standing": standing, "echo_step": echo_step, "echo": echo}
+        given = {
+            "boundary": boundary,
+            "phase": phase,
+            "copying": copying,
+            "standing": standing,
+            "echo_step": echo_step,
+            "echo": echo,
+            "target": target,
+        }
         with self._half_lock:
             self._half = replace(self._half, **{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
             self._link.publish(self._half)

@@ -151,6 +151,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "PutSource": {**world["source"]},
         "ResumeTrainingJob": job,
         "StopTrainingJob": job,
+        "ListTrainingJobNodes": job,
         "ListTrainingJobRevisions": job,
         "ListProjectQuotas": {},
         "PutProjectQuota": {"Project": "speech", "MaxNodeCount": 4},

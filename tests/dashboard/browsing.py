@@ -34,7 +34,14 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def watched(
-    browser: Browser, url: str, *, size: tuple[int, int] = DESKTOP, scheme: Any = "light", is_cut: bool = False, refusals: tuple[str, ...] = ()
+    browser: Browser,
+    url: str,
+    *,
+    size: tuple[int, int] = DESKTOP,
+    scheme: Any = "light",
+    motion: Any = "reduce",
+    is_cut: bool = False,
+    refusals: tuple[str, ...] = (),
 ) -> Iterator[Page]:
     """A page of nobody yet.
 
@@ -43,13 +50,14 @@ def watched(
         url: of the server.
         size: of the window.
         scheme: light or dark.
+        motion: `reduce`, or `no-preference`: pages move then, and have to be waited for.
         is_cut: the server goes away meanwhile, and the browser says so.
         refusals: parts of what else the browser is meant to say.
 
     Yields:
         The page; it is closed afterwards.
     """
-    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion="reduce", base_url=url)
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion=motion, base_url=url)
     complaints: list[str] = []
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
@@ -67,6 +75,12 @@ def signed_in(browser: Browser, served: Served, role: Role = Role.ADMIN, **more:
     with watched(browser, served.url, **more) as page:
         sign_in(page, served.token(role))
         yield page
+
+
+def sign_in_unseen(page: Page, served: Served, role: Role = Role.ADMIN) -> None:
+    """Exchange a token for a session without opening any page: the browser's cache stays empty."""
+    answer = page.context.request.post("/v1/session", data={"Token": served.token(role)}, headers={"origin": served.url})
+    assert answer.ok, answer.text()
 
 
 def sign_in(page: Page, token: str) -> None:

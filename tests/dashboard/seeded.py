@@ -19,6 +19,7 @@ from control_plane.core.states import JobState, NodeState
 from control_plane.loop.metric_writer import MetricWriter
 from everstep.protocol.agent_messages import AgentReport, ExitClass, MemberPhase, MetricBatch, MetricPoint, NodeFault
 from everstep.protocol.ids import Generation, Rank, RunId, Step
+from everstep.protocol.rank_messages import OWN_METRICS
 from tests.dashboard.printed import print_run
 from tests.unit.control_plane.loop.world import Agent, World
 
@@ -43,6 +44,24 @@ class Job:
     name: str
     step_seconds: float
     owed_seconds: float = 0.0
+
+    @property
+    def target(self) -> int:
+        """Steps that its script wants to make: two days of them."""
+        return 100 * round(2 * 864 / self.step_seconds)
+
+
+def _measured(job: Job, step: int) -> dict[str, float]:
+    """Return what an agent measures itself: figures that go up and down a little."""
+    wave = 1 + 0.08 * math.sin(step / 7)
+    return {
+        f"{OWN_METRICS}step_seconds": job.step_seconds * wave,
+        f"{OWN_METRICS}snapshot_blocked_seconds": 0.004 * job.step_seconds * wave,
+        f"{OWN_METRICS}replicate_seconds": 0.6 * job.step_seconds * wave,
+        f"{OWN_METRICS}replica_bytes_per_second": 2.1e9 / job.step_seconds * wave,
+        f"{OWN_METRICS}network_bytes_per_second": 9.4e9 / job.step_seconds * wave,
+        f"{OWN_METRICS}gpu_percent": min(100.0, 94 * wave),
+    }
 
 
 class Story:
@@ -124,6 +143,7 @@ class Story:
         if not steps or any(not self.world.serves(agent.node_id) for agent in team):
             return
         for agent in team:
+            agent.target = job.target
             for rank in agent.boundary:
                 agent.boundary[rank] += steps
                 for holder in plan.ranks[rank].holders:
@@ -144,7 +164,8 @@ class Story:
                 values={
                     "loss": round(1.7 + 6.5 * math.exp(-step / 180) + self.random.gauss(0, 0.04), 4),
                     "step_seconds": round(job.step_seconds * (1 + abs(self.random.gauss(0, 0.03))), 3),
-                },
+                }
+                | (_measured(job, step) if step == reached else {}),
             )
             for step in range(reached - steps + 1, reached + 1)
         )

@@ -157,7 +157,8 @@ def test_metrics_are_drawn_with_the_failures_and_saved_as_they_were_logged(desk:
     saved.value.save_as(tmp_path / "csv")
     head, *rows = (tmp_path / "csv").read_text().splitlines()
     assert head == ",".join(["step", "time", *names])
-    assert [int(row.split(",")[0]) for row in rows[: len(results[0]["LastSteps"])]] == results[0]["LastSteps"]
+    finest = max(results, key=lambda result: len(result["LastSteps"]))
+    assert [int(row.split(",")[0]) for row in rows] == finest["LastSteps"]
 
 
 COUNT_SHADED = """canvas => {

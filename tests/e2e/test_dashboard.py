@@ -108,6 +108,9 @@ def tell(page: Page, place: Workplace, job: Job) -> None:
     expect(page.get_by_role("link", name=re.compile("^replace, incident"))).to_have_count(1)
     for node in incident["ReplacementInstanceIds"]:
         expect(page.locator("svg.timeline")).to_contain_text(node)
+    expect(page.locator("dl.facts").first).to_contain_text("18 of 18")  # the script said where it ends
+    page.goto(f"/jobs/{NAME}/metrics")
+    expect(page.get_by_role("region", name="What Everstep measures")).to_contain_text("Step time")
     page.goto(f"/jobs/{NAME}/logs")
     expect(page.get_by_role("log").locator(".line").first).to_be_visible()
     expect(page.get_by_text("Complete", exact=True)).to_be_visible()  # every line is there

@@ -198,7 +198,7 @@ class Teller:
         """Tell what was stored and sent since the last time."""
         world = self.world
         with world.database.read() as session:
-            found = events.page(session, job_name=None, fleet_name=None, project=None, after_id=self.told_events, limit=1000)
+            found = events.page(session, events.EventFilter(after_id=self.told_events), limit=1000)
         for event in found:
             who = f"{_short(event.node_id)} " if event.node_id is not None and event.type == "NodeStateChanged" else ""
             self.lines.append(f"{(event.at - START).total_seconds():7.1f}  {who}{_short(event.message)}".partition("\n")[0])

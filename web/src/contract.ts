@@ -279,6 +279,10 @@ export interface DescribeProtectionResponse {
   Reason: string
   /** For one, two and three lost nodes, by the holders that count right now, as far as they can be counted in time; empty while not every shard is committed. */
   RecoveryOdds: RecoveryOdds[]
+  /** Likewise for whole failure domains; empty where AWS has told none. */
+  DomainOdds: DomainOdds[]
+  /** Failure domains whose loss alone would take every copy of some shard. */
+  FatalDomains: string[]
   Shards: ShardProtection[]
   LastCheckpoint?: LastCheckpoint
 }
@@ -289,6 +293,13 @@ export interface DescribeSourceRequest {
 
 export interface DescribeTrainingJobRequest {
   TrainingJobName: string
+}
+
+/** What becomes of the job's memory when whole failure domains are lost at once. */
+export interface DomainOdds {
+  LostDomains: number
+  /** That every shard keeps a copy, all sets of so many domains equally likely; exact. A node whose domain is not known is one of its own. */
+  Probability: number
 }
 
 /** A node that its job is to leave, and that is kept. */
@@ -542,6 +553,14 @@ export interface Holder {
   NodeId: string
   /** It counts in the current rounds. */
   InView: boolean
+  /** The newest step that it is known to hold, whole and verified; absent before the first. */
+  VerifiedStep?: number
+  /** Since when. */
+  VerifiedTime?: Timestamp
+  /** How far that is behind the newest step that the ranks have finished. */
+  LagSteps?: number
+  /** The network node that its instance hangs on; absent where AWS has not told. */
+  FailureDomain?: string
 }
 
 /** A failure and its recovery. */
@@ -626,14 +645,18 @@ export interface ListEventsRequest {
   FleetName?: string
   /** 0 unless given. */
   AfterEventId?: number
+  TimeAfter?: Timestamp
+  TimeBefore?: Timestamp
   /** 100 unless given. */
   MaxResults?: number
   NextToken?: string
+  /** "Ascending" unless given. */
+  SortOrder?: 'Ascending' | 'Descending'
 }
 
 /** A page of events. */
 export interface ListEventsResponse {
-  /** Oldest first. */
+  /** Oldest first, unless the newest were asked for first. */
   Events: Event[]
   NextToken?: string
 }
@@ -645,14 +668,17 @@ export interface ListFleetsResponse {
 
 export interface ListIncidentsRequest {
   TrainingJobName?: string
+  StatusEquals?: 'Open' | 'Closed'
   /** 100 unless given. */
   MaxResults?: number
   NextToken?: string
+  /** "Ascending" unless given. */
+  SortOrder?: 'Ascending' | 'Descending'
 }
 
 /** A page of incidents. */
 export interface ListIncidentsResponse {
-  /** In the order they were opened. */
+  /** In the order they were opened, unless the newest were asked for first. */
   Incidents: Incident[]
   NextToken?: string
 }
@@ -723,6 +749,15 @@ export interface ListTokensRequest {
 export interface ListTokensResponse {
   Tokens: Token[]
   NextToken?: string
+}
+
+export interface ListTrainingJobNodesRequest {
+  TrainingJobName: string
+}
+
+/** Which nodes have worked for a job, by when they began. */
+export interface ListTrainingJobNodesResponse {
+  Nodes: TrainingJobNode[]
 }
 
 export interface ListTrainingJobRevisionsRequest {
@@ -1154,6 +1189,12 @@ export interface TrainingJob {
   Boundary: number
   /** The highest that any generation reached. */
   MaxBoundary: number
+  /** Steps finished when its script will be done: what `session.batches(until_step=…)` was given; absent where the script has not said. */
+  TargetStep?: number
+  /** How long the steps up to TargetStep take at the mean pace of those so far, without failures and waiting; absent where either is not known, and once it has ended. */
+  EstimatedRemainingSeconds?: number
+  /** Of the nodes that belong to it: how many are connected and report no fault of their own. */
+  HealthyNodeCount: number
   /** By GROUP_RANK; empty while it has none. */
   NodeIds: string[]
   CoordinatorNodeId?: string
@@ -1171,6 +1212,14 @@ export interface TrainingJob {
   NodeSeconds: number
   /** What they have cost so far at the fleet's price; absent where it has none. */
   CostUsd?: number
+}
+
+/** A node that works for a job, or has worked for it. */
+export interface TrainingJobNode {
+  NodeId: string
+  StartTime: Timestamp
+  /** Absent while it does; a node may come back. */
+  EndTime?: Timestamp
 }
 
 /** What would become of a job, by what its fleet is and has seen. */
@@ -1233,6 +1282,10 @@ export interface TrainingJobSummary {
   Generation: number
   CommittedStep: number
   Boundary: number
+  /** As in TrainingJob. */
+  TargetStep?: number
+  /** As in TrainingJob. */
+  EstimatedRemainingSeconds?: number
   CreationTime: Timestamp
   /** When it came into its state, or a person last changed what is wanted of it. */
   LastModifiedTime: Timestamp
@@ -1244,6 +1297,12 @@ export interface TrainingJobSummary {
   CostUsd?: number
   /** As DescribeProtection says it; in lists alone, and absent while no agent holds its state: before its first launch, paused, ended. */
   ProtectionState?: 'Protected' | 'Degraded' | 'Unprotected'
+  /** As in TrainingJob; in lists alone. */
+  HealthyNodeCount?: number
+  /** In lists alone. */
+  IncidentCount?: number
+  /** In lists alone. */
+  OpenIncidentCount?: number
 }
 
 export interface UnfreezeFleetRequest {
@@ -1340,6 +1399,7 @@ export interface Operations {
   ListOutputs: { request: ListOutputsRequest; response: ListOutputsResponse }
   ListProjectQuotas: { request: Record<string, never>; response: ListProjectQuotasResponse }
   ListTokens: { request: ListTokensRequest; response: ListTokensResponse }
+  ListTrainingJobNodes: { request: ListTrainingJobNodesRequest; response: ListTrainingJobNodesResponse }
   ListTrainingJobRevisions: { request: ListTrainingJobRevisionsRequest; response: ListTrainingJobRevisionsResponse }
   ListTrainingJobs: { request: ListTrainingJobsRequest; response: ListTrainingJobsResponse }
   PauseTrainingJob: { request: PauseTrainingJobRequest; response: TrainingJobSummary }
@@ -1392,15 +1452,16 @@ export const operations = {
   HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [] },
   ListCheckpoints: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: ['MinStep', 'MaxResults', 'NextToken'] },
   ListDrills: { method: 'GET', path: '/v1/drills', query: ['TrainingJobName', 'MaxResults', 'NextToken'] },
-  ListEvents: { method: 'GET', path: '/v1/events', query: ['TrainingJobName', 'FleetName', 'AfterEventId', 'MaxResults', 'NextToken'] },
+  ListEvents: { method: 'GET', path: '/v1/events', query: ['TrainingJobName', 'FleetName', 'AfterEventId', 'TimeAfter', 'TimeBefore', 'MaxResults', 'NextToken', 'SortOrder'] },
   ListFleets: { method: 'GET', path: '/v1/fleets', query: [] },
-  ListIncidents: { method: 'GET', path: '/v1/incidents', query: ['TrainingJobName', 'MaxResults', 'NextToken'] },
+  ListIncidents: { method: 'GET', path: '/v1/incidents', query: ['TrainingJobName', 'StatusEquals', 'MaxResults', 'NextToken', 'SortOrder'] },
   ListLogs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs', query: [] },
   ListMetrics: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metrics', query: [] },
   ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded', 'MaxResults', 'NextToken'] },
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
   ListProjectQuotas: { method: 'GET', path: '/v1/quotas', query: [] },
   ListTokens: { method: 'GET', path: '/v1/tokens', query: ['Project', 'IncludeEnded', 'MaxResults', 'NextToken'] },
+  ListTrainingJobNodes: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/nodes', query: [] },
   ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: [] },
   ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName', 'Project', 'CreationTimeAfter', 'CreationTimeBefore', 'LastModifiedTimeAfter', 'LastModifiedTimeBefore', 'TagKey', 'TagValue', 'SortBy', 'SortOrder'] },
   PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [] },

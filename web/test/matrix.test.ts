@@ -2,7 +2,7 @@
 import { expect, test } from 'vitest'
 
 import type { ShardProtection } from '../src/contract'
-import { matrix } from '../src/model/matrix'
+import { copies, heldWords, losses, matrix } from '../src/model/matrix'
 
 const shard = (Rank: number, holders: Record<string, boolean>, CommittedStep = 9): ShardProtection => ({ Rank, OwnerNodeId: 'i-a', CommittedStep, Bytes: 1, Reason: '', Holders: Object.entries(holders).map(([NodeId, InView]) => ({ NodeId, InView })) })
 
@@ -22,3 +22,12 @@ test('256 shards on 256 nodes are laid out', () => {
   expect(matrix({ Shards: many })).toMatchObject({ nodes: { length: 256 }, rows: { length: 256 } })
 })
 test('nothing is nothing', () => expect(matrix({ Shards: [] })).toEqual({ nodes: [], rows: [], newest: -1 }))
+
+const lagging = { ...shard(0, {}), Holders: [{ NodeId: 'i-a', InView: true, VerifiedStep: 12, LagSteps: 0 }, { NodeId: 'i-b', InView: true, VerifiedStep: 8, LagSteps: 4 }, { NodeId: 'i-c', InView: true, VerifiedStep: 9, LagSteps: 3 }, { NodeId: 'i-d', InView: false, VerifiedStep: 2, LagSteps: 10 }, { NodeId: 'i-e', InView: true }] }
+test('who lacks what is committed is behind; who says nothing is taken at its word', () => expect([...matrix({ Shards: [lagging] }).rows[0]!.cells.values()]).toEqual(['own', 'behind', 'copy', 'out', 'copy']))
+test('copies that need a look come first, then those farthest behind', () => expect(copies(matrix({ Shards: [lagging] }).rows).map((copy) => copy.holder.NodeId)).toEqual(['i-d', 'i-b', 'i-c', 'i-a', 'i-e']))
+test('a holder is told in words', () => {
+  expect(heldWords({ NodeId: 'i-b', InView: true, VerifiedStep: 1200, LagSteps: 4, VerifiedTime: 90, FailureDomain: 'nn-1' }, 100)).toBe('step 1,200, 4 steps behind the ranks, verified 10 s ago, below nn-1')
+  expect(heldWords({ NodeId: 'i-b', InView: true }, 100)).toBe('nothing verified yet')
+})
+test('losses are of nodes, then of whole domains', () => expect(losses({ RecoveryOdds: [{ LostNodes: 1, Probability: 1 }], DomainOdds: [{ LostDomains: 2, Probability: 0.5 }] })).toEqual([{ lost: '1 node', probability: 1 }, { lost: '2 failure domains', probability: 0.5 }]))

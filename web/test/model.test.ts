@@ -7,7 +7,7 @@ import { plain } from '../src/model/ansi'
 import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
 import { story } from '../src/model/incident'
 import { arranged } from '../src/model/jobs'
-import { bands, csv, isCoarse, joined, series, type Point } from '../src/model/metrics'
+import { bands, csv, isCoarse, joined, series, standstills, type Point } from '../src/model/metrics'
 import { progressOf, sampled } from '../src/model/progress'
 import { asCurl, asPython, asYaml, fromYaml, NotASpec, requestOf } from '../src/model/spec'
 import { problems } from '../src/model/submit'
@@ -50,19 +50,31 @@ const incident = (changes: Partial<Incident> = {}): Incident => ({
 
 describe('the timeline', () => {
   const job: Partial<TrainingJob> = { CreationTime: NOW - 100, TrainingStartTime: NOW - 90, NodeIds: ['i-b', 'i-c'], SecondaryStatusTransitions: [{ Status: 'Training', State: 'running', StartTime: NOW - 90, StatusMessage: 'x' }] }
-  test('nodes that were hit come first; who left ends, who came begins', () => {
-    const { lanes } = timeline(job, [incident()], [], NOW)
-    expect(lanes.map((lane) => lane.id)).toEqual(['job', 'recovery', 'i-a', 'i-c', 'i-b'])
+  const spans = [
+    { NodeId: 'i-a', StartTime: NOW - 90, EndTime: NOW - 59 },
+    { NodeId: 'i-b', StartTime: NOW - 90 },
+    { NodeId: 'i-c', StartTime: NOW - 59 },
+    { NodeId: 'i-d', StartTime: NOW - 90, EndTime: NOW - 80 },
+    { NodeId: 'i-d', StartTime: NOW - 70, EndTime: NOW - 60 },
+  ]
+  test('nodes that were hit come first, then those that work now; who failed ends there, who left for any reason ends, who came back begins again', () => {
+    const { lanes } = timeline(job, [incident()], spans, NOW)
+    expect(lanes.map((lane) => lane.id)).toEqual(['job', 'recovery', 'i-a', 'i-b', 'i-c', 'i-d'])
     expect(lanes[2]).toMatchObject({ spans: [{ from: NOW - 90, to: NOW - 60 }], faults: [{ at: NOW - 60 }] })
-    expect(lanes[3]!.spans[0]).toMatchObject({ from: NOW - 59, to: NOW })
-    expect(lanes[4]!.spans[0]).toMatchObject({ from: NOW - 90, to: NOW })
+    expect(lanes[3]!.spans.map(({ from, to }) => [from, to])).toEqual([[NOW - 90, NOW]])
+    expect(lanes[4]!.spans.map(({ from, to }) => [from, to])).toEqual([[NOW - 59, NOW]])
+    expect(lanes[5]!.spans.map(({ from, to }) => [from, to])).toEqual([[NOW - 90, NOW - 80], [NOW - 70, NOW - 60]])
+  })
+  test('a node that failed and stayed works on', () => {
+    const { lanes } = timeline(job, [incident({ InstanceIds: ['i-b'] })], spans, NOW)
+    expect(lanes[2]).toMatchObject({ id: 'i-b', spans: [{ from: NOW - 90, to: NOW }], faults: [{ at: NOW - 60 }] })
   })
   test('the phases of a recovery follow each other', () => {
-    expect(timeline(job, [incident()], [], NOW).lanes[1]!.spans.map((span) => [span.kind, span.from - NOW, span.to - NOW])).toEqual([['detect', -60, -59], ['replace', -59, -57], ['restore', -57, -51], ['rework', -51, -50]])
+    expect(timeline(job, [incident()], spans, NOW).lanes[1]!.spans.map((span) => [span.kind, span.from - NOW, span.to - NOW])).toEqual([['detect', -60, -59], ['replace', -59, -57], ['restore', -57, -51], ['rework', -51, -50]])
   })
-  test('a fault without a lost node is on the lane of recoveries', () => expect(timeline(job, [incident({ InstanceIds: [] })], [], NOW).lanes[1]!.faults).toHaveLength(1))
+  test('a fault without a lost node is on the lane of recoveries', () => expect(timeline(job, [incident({ InstanceIds: [] })], spans, NOW).lanes[1]!.faults).toHaveLength(1))
   test('a job of which nothing is known has its two lanes', () => expect(timeline({}, [], [], NOW).lanes).toHaveLength(2))
-  test('lanes have a limit', () => expect(timeline({ NodeIds: Array.from({ length: 300 }, (_, index) => `i-${index}`) }, [], [], NOW, 64).lanes).toHaveLength(66))
+  test('lanes have a limit', () => expect(timeline({}, [], Array.from({ length: 300 }, (_, index) => ({ NodeId: `i-${index}`, StartTime: NOW })), NOW, 64)).toMatchObject({ lanes: { length: 66 }, hiddenCount: 236 }))
   test.each([[10, 5], [3600, 8], [604_800, 7], [31_536_000, 5]])('%s s have at most %s ticks and one more', (span, most) => {
     const found = ticks(NOW, NOW + span, most)
     expect(found.length).toBeGreaterThan(1)
@@ -114,6 +126,14 @@ describe('metrics', () => {
   test('over steps, what is not finite or was not logged is a gap', () => expect(series(points, 'step')).toEqual({ names: ['loss', 'lr'], x: [1, 2, 3], values: { loss: [3, 2.5, null], lr: [null, 0.1, null] }, least: { loss: [2, 2.5, null], lr: [null, 0.1, null] }, most: { loss: [4, 2.5, null], lr: [null, 0.1, null] } }))
   test('over time, downtime is a gap', () =>
     expect(series(points, 'wall', bands([incident], 'wall', 170))).toMatchObject({ names: ['loss', 'lr'], x: [100, 115, 150, 160], least: { loss: [2, null, 2.5, null] }, values: { loss: [3, null, 2.5, null], lr: [null, null, 0.1, null] } }))
+  test('over time, whatever it stood still for is a gap: paused, preempted, queued again', () => {
+    const span = (State: string, StartTime: number) => ({ Status: State, State, StartTime, StatusMessage: '' })
+    const gaps = standstills([span('queued', 80), span('running', 95), span('pausing', 155), span('queued', 156), span('running', 158)])
+    expect(gaps).toEqual([{ from: 155 }])
+    expect(series(points, 'wall', gaps).x).toEqual([100, 150, 155, 160])
+    expect(series(points, 'wall', gaps).values['loss']).toEqual([3, 2.5, null, null])
+    expect(standstills(undefined)).toEqual([])
+  })
   test('failures are bands: over steps what was done again, over time until it was over, an open one until now', () => {
     expect(bands([incident], 'step', 170)).toEqual([{ incidentId: 'i1', cause: 'gpu_error', from: 1, to: 2 }])
     expect(bands([{ ...incident, FromStep: undefined }], 'step', 170)[0]).toMatchObject({ from: 2, to: 2 })

@@ -56,6 +56,8 @@ class LinkFacts:
     is_up: bool
     error_count: int = 0
     """Only ever grows."""
+    byte_count: int | None = None
+    """Sent and received; only ever grows. None where nobody counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from worker.core.node_health import DiskFacts, LinkFacts
@@ -16,6 +16,9 @@ CLASS_NET = Path("/sys/class/net")
 CLASS_INFINIBAND = Path("/sys/class/infiniband")
 _DOWN = frozenset({"down", "lowerlayerdown", "notpresent"})
 _ERRORS = ("rx_errors", "tx_errors")
+_CARD_BYTES = ("rx_bytes", "tx_bytes")
+_EFA_BYTES = ("rx_bytes", "tx_bytes", "rdma_read_bytes", "rdma_write_bytes")
+"""An EFA adapter's own: what passes it is not in its card's; older drivers have no counters of RDMA."""
 LEAST_DISK_BYTES = 256 * 1024 * 1024
 LEAST_SHARE = 0.01
 LEAST_TMPFS_BYTES = 1024 * 1024
@@ -62,13 +65,23 @@ def _card(card: Path) -> LinkFacts | None:
         errors = sum(int((card / "statistics" / name).read_text()) for name in _ERRORS)
     except (OSError, ValueError):
         return None
-    return LinkFacts(name=card.name, is_up=state not in _DOWN, error_count=errors)
+    return LinkFacts(name=card.name, is_up=state not in _DOWN, error_count=errors, byte_count=_count(card / "statistics", _CARD_BYTES))
 
 
 def _port(adapter: Path, port: Path) -> LinkFacts | None:
     with contextlib.suppress(OSError):
-        return LinkFacts(name=f"{adapter.name}/{port.name}", is_up=(port / "state").read_text().strip().endswith("ACTIVE"))
+        is_up = (port / "state").read_text().strip().endswith("ACTIVE")
+        return LinkFacts(name=f"{adapter.name}/{port.name}", is_up=is_up, byte_count=_count(port / "hw_counters", _EFA_BYTES))
     return None
+
+
+def _count(folder: Path, names: Sequence[str]) -> int | None:
+    """Return the sum of those counters that are there; None without any."""
+    found = []
+    for name in names:
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int((folder / name).read_text()))
+    return sum(found) if found else None
 
 
 def _folders(folder: Path) -> Iterable[Path]:

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from everstep.protocol.agent_messages import NodeFault
 from worker.core.node_health import DiskFacts, NodeFacts, NodeHealth, judge
+from worker.core.own_metrics import NodeUsage
 from worker.health import devices
 from worker.health.gpus import GpuReader
 from worker.health.memory import memory_facts, oom_kill_count
@@ -51,6 +52,7 @@ class HealthWatch:
         self._monotonic = monotonic
         self._period_seconds = period_seconds
         self._health = NodeHealth()
+        self._usage = NodeUsage()
         self._busy: dict[int, deque[float]] = {}
         self._asked: tuple[str, float] | None = None
         """What the thread is asking now, and since when."""
@@ -85,6 +87,10 @@ class HealthWatch:
         """Return how busy a GPU was at the most in the last ten readings; None where that is not known."""
         return max(self._busy.get(index, ()), default=None)
 
+    def usage(self) -> NodeUsage:
+        """Return what the devices have done by the last reading; for charts."""
+        return self._usage
+
     def look(self) -> bool:
         """Take one reading and judge it; say whether the faults have changed. Called by the thread."""
         gpus = self._ask("gpu", self._gpus.read)
@@ -94,10 +100,14 @@ class HealthWatch:
                 readings.append(gpu.busy_percent)
         disks = self._ask("disk", self._disks)
         memory = memory_facts()
+        links = devices.links()
+        busy = [gpu.busy_percent for gpu in gpus if gpu.busy_percent is not None]
+        moved = [link.byte_count for link in links if link.byte_count is not None]
+        self._usage = NodeUsage(gpu_percent=sum(busy) / len(busy) if busy else None, network_bytes=sum(moved) if moved else None)
         facts = NodeFacts(
             at=self._monotonic(),
             gpus=gpus,
-            links=devices.links(),
+            links=links,
             disks=disks,
             memory_total_bytes=memory.total_bytes,
             memory_available_bytes=memory.available_bytes,

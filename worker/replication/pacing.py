@@ -7,11 +7,12 @@ boundaries are not heard of, leaves the network to the snapshots.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from everstep.protocol.rank_messages import IdleSpan
@@ -52,6 +53,14 @@ class Pacer(Protocol):
         Returns:
             Seconds until it may go, at most `SHORT_SECONDS`; None: it is not admitted, and has to wait its turn.
         """
+
+
+class Transfer(Protocol):
+    """What is counted of a transfer."""
+
+    @property
+    def taken_bytes(self) -> int:
+        """What the kernel has taken of it so far."""
 
 
 class Unpaced:
@@ -187,6 +196,24 @@ class NodePacer:
     def __init__(self) -> None:
         self.current: Pacer = Unpaced()
         self._transfers: deque[tuple[int, float]] = deque(maxlen=KEPT_TRANSFERS)
+        self._sent_bytes = 0
+        """By transfers that are over."""
+        self._under_way: set[Transfer] = set()
+
+    @property
+    def sent_bytes(self) -> int:
+        """What the node's senders have sent so far, transfers under way included."""
+        return self._sent_bytes + sum(transfer.taken_bytes for transfer in self._under_way)
+
+    @contextlib.contextmanager
+    def counted(self, transfer: Transfer) -> Iterator[None]:
+        """Count what a transfer sends for as long as the context lasts, and what it has sent ever after."""
+        self._under_way.add(transfer)
+        try:
+            yield
+        finally:
+            self._under_way.discard(transfer)
+            self._sent_bytes += transfer.taken_bytes
 
     def measured(self, bytes_count: int, seconds: float) -> None:
         """Take note of a transfer that went at once: what was sent, and how long it took until the holder had verified it."""

@@ -187,7 +187,8 @@ class ReplicaSender:
             )
 
         try:
-            await first_of(send(), self._dropped(step, digests))
+            with self._pacer.counted(queue):
+                await first_of(send(), self._dropped(step, digests))
         finally:
             self._unpaced = None
         if isinstance(outcome, ShardSealed):

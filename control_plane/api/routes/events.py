@@ -22,12 +22,14 @@ from typing import Annotated, Final
 
 from fastapi import Query, Request
 from fastapi.responses import StreamingResponse
+from pydantic import AwareDatetime
 
 from control_plane.api import errors, schemas, views
 from control_plane.api.auth import Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, SortOrder, page_position, page_token, same_order
 from control_plane.api.live import LiveResponse
 from control_plane.db import events
+from control_plane.db.events import EventFilter
 from control_plane.loop.event_feed import Batch, End, Interest, TooManyFollowers
 
 MAX_EVENT_ID: Final = 2**63 - 1
@@ -51,18 +53,29 @@ def list_events(
     training_job_name: TrainingJobNameFilter = None,
     fleet_name: FleetNameFilter = None,
     after_event_id: Annotated[int, Query(alias="AfterEventId", ge=0, le=MAX_EVENT_ID)] = 0,
+    time_after: Annotated[AwareDatetime | None, Query(alias="TimeAfter")] = None,
+    time_before: Annotated[AwareDatetime | None, Query(alias="TimeBefore")] = None,
     max_results: MaxResults = 100,
     next_token: NextToken = None,
+    sort_order: Annotated[SortOrder, Query(alias="SortOrder")] = SortOrder.ASCENDING,
 ) -> schemas.ListEventsResponse:
-    """List events, oldest first. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
-    after_id = after_event_id if next_token is None else page_position(next_token, _event_id)[0]
+    """List events, oldest first; the newest first on request. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
+    is_ascending = sort_order is SortOrder.ASCENDING
+    position = None if next_token is None else page_position(next_token, same_order(sort_order), _event_id)[1]
+    which = EventFilter(
+        job_name=training_job_name,
+        fleet_name=fleet_name,
+        project=caller.project_filter,
+        after_id=position if position is not None and is_ascending else after_event_id,
+        before_id=None if is_ascending else position,
+        after=time_after,
+        before=time_before,
+    )
     with services.database.read() as session:
-        page = events.page(
-            session, job_name=training_job_name, fleet_name=fleet_name, project=caller.project_filter, after_id=after_id, limit=max_results + 1
-        )
+        page = events.page(session, which, limit=max_results + 1, is_ascending=is_ascending)
     last = page[max_results - 1] if len(page) > max_results else None
     return schemas.ListEventsResponse(
-        events=[views.event(record) for record in page[:max_results]], next_token=None if last is None else page_token(last.id)
+        events=[views.event(record) for record in page[:max_results]], next_token=None if last is None else page_token(sort_order, last.id)
     )
 
 

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated
 
 from fastapi import Query
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Reader, User
-from control_plane.api.deps import IncidentIdPath, MaxResults, NextToken, Router, ServicesDep, page_position, page_token
+from control_plane.api.deps import IncidentIdPath, MaxResults, NextToken, Router, ServicesDep, SortOrder, page_position, page_token, same_order
 from control_plane.api.routes.jobs import find_job
 from control_plane.db import events, incidents
 from control_plane.db.events import NewEvent
+from control_plane.db.incidents import IncidentFilter
+
+
+class IncidentStatus(StrEnum):
+    """Whether a job has recovered from an incident."""
+
+    OPEN = "Open"
+    CLOSED = "Closed"
+
 
 router = Router(prefix="/v1/incidents", tags=["Incidents"])
 
@@ -22,22 +32,30 @@ def list_incidents(
     caller: Reader,
     services: ServicesDep,
     training_job_name: Annotated[str | None, Query(alias="TrainingJobName", max_length=63)] = None,
+    status_equals: Annotated[IncidentStatus | None, Query(alias="StatusEquals")] = None,
     max_results: MaxResults = 100,
     next_token: NextToken = None,
+    sort_order: Annotated[SortOrder, Query(alias="SortOrder")] = SortOrder.ASCENDING,
 ) -> schemas.ListIncidentsResponse:
-    """List incidents in the order they were opened, of all jobs or of one."""
+    """List incidents in the order they were opened, of all jobs or of one; the newest first, or only open or closed ones, on request."""
     after = None
     if next_token is not None:
-        opened_at, incident_id = page_position(next_token, datetime.fromisoformat, str)
+        _, opened_at, incident_id = page_position(next_token, same_order(sort_order), datetime.fromisoformat, str)
         after = (opened_at, incident_id)
+    which = IncidentFilter(
+        job_name=training_job_name,
+        project=caller.project_filter,
+        is_open=None if status_equals is None else status_equals is IncidentStatus.OPEN,
+    )
     with services.database.read() as session:
         if training_job_name is not None:
             find_job(session, training_job_name, caller)
-        page = incidents.page(session, job_name=training_job_name, project=caller.project_filter, after=after, limit=max_results + 1)
+        is_ascending = sort_order is SortOrder.ASCENDING
+        page = incidents.page(session, which, after=after, limit=max_results + 1, is_ascending=is_ascending)
     last = page[max_results - 1] if len(page) > max_results else None
     return schemas.ListIncidentsResponse(
         incidents=[views.incident(record) for record in page[:max_results]],
-        next_token=None if last is None else page_token(last.opened_at.isoformat(), last.id),
+        next_token=None if last is None else page_token(sort_order, last.opened_at.isoformat(), last.id),
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from collections.abc import Sequence
 from datetime import datetime
-from enum import StrEnum
 from typing import Annotated
 
 from fastapi import Query
@@ -16,10 +16,11 @@ from sqlalchemy.orm import Session
 from control_plane.api import plans, schemas, views
 from control_plane.api.admission import admit
 from control_plane.api.auth import Caller, Reader, User
-from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, TrainingJobNamePath, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, SortOrder, TrainingJobNamePath, page_position, page_token
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud.errors import CloudError
+from control_plane.core import membership
 from control_plane.core.observed import FleetJob
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, TrainingJobStatus
@@ -36,13 +37,6 @@ router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
 TAG_KEY_PATTERN = r'^[^"\\\x00-\x1f]{1,256}$'
 """What can be part of a path into JSON in every database."""
-
-
-class SortOrder(StrEnum):
-    """Which end of a list comes first; SageMaker's words."""
-
-    ASCENDING = "Ascending"
-    DESCENDING = "Descending"
 
 
 @router.post("", operation_id="CreateTrainingJob", status_code=201)
@@ -141,10 +135,9 @@ def list_training_jobs(
     with services.database.read() as session:
         page = job_lists.page(session, which, after=after, limit=max_results + 1, sort_by=sort_by, is_ascending=is_ascending)
         shown = page[:max_results]
-        held = protection.totals(session, {job.run_id: job.generation for job in shown if views.holds_memory(job)})
-    states = {job.run_id: views.listed_protection(job, held.get(job.run_id)) for job in shown if views.holds_memory(job)}
+        summaries = _summaries(session, services, shown)
     more = _token(shown[-1], sort_by, sort_order) if len(page) > max_results else None
-    return schemas.ListTrainingJobsResponse(training_job_summaries=[views.job_summary(job, states.get(job.run_id)) for job in shown], next_token=more)
+    return schemas.ListTrainingJobsResponse(training_job_summaries=summaries, next_token=more)
 
 
 @router.get("/{TrainingJobName}", operation_id="DescribeTrainingJob")
@@ -155,6 +148,7 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
         newest = jobs.generation(session, job.run_id, job.generation) if job.generation else None
         incident_totals = incidents.totals(session, run_id=job.run_id)
         drill = drills.open_of_run(session, job.run_id)
+        members = nodes.by_run(session, [job.run_id])
         turns = schedule((), 0, 0.0)
         if job.state == JobState.QUEUED:
             fleet = next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None)
@@ -165,6 +159,7 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
         incidents=incident_totals,
         drill=drill,
         turns=turns,
+        healthy_node_count=views.healthy_count(members.get(job.run_id, ()), services.registry.connected()),
         observed_revision=newest.revision if newest is not None else None,
         only_project=caller.project_filter,
     )
@@ -219,7 +214,21 @@ def describe_protection(training_job_name: TrainingJobNamePath, caller: Reader, 
         job = find_job(session, training_job_name, caller)
         shards = protection.of_run(session, job.run_id)
         checkpoint = checkpoints.newest_complete(session, job.run_id)
-    return views.protection(job, shards, checkpoint)
+        domains = nodes.failure_domains(session, {holder.node_id for shard in shards for holder in shard.holders})
+    return views.protection(job, shards, checkpoint, domains)
+
+
+@router.get("/{TrainingJobName}/nodes", operation_id="ListTrainingJobNodes")
+def list_training_job_nodes(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> schemas.ListTrainingJobNodesResponse:
+    """List the nodes that have worked for a job, and when: those of its newest 400 launches."""
+    with services.database.read() as session:
+        job = find_job(session, training_job_name, caller)
+        launches = jobs.launches(session, job.run_id)
+    given_back = [transition.at for transition in job.transitions if transition.state == JobState.QUEUED]
+    found = membership.spans(launches, given_back, job.ended_at)
+    return schemas.ListTrainingJobNodesResponse(
+        nodes=[schemas.TrainingJobNode(node_id=span.node_id, start_time=span.start, end_time=span.end) for span in found]
+    )
 
 
 @router.get("/{TrainingJobName}/checkpoints", operation_id="ListCheckpoints")
@@ -241,6 +250,26 @@ def list_checkpoints(
         checkpoints=[views.checkpoint(record) for record in page[:max_results]],
         next_token=None if last is None else page_token(last.step, last.generation),
     )
+
+
+def _summaries(session: Session, services: Services, shown: Sequence[JobRecord]) -> list[schemas.TrainingJobSummary]:
+    """Return the lines of a page, with as many queries for a thousand jobs as for one."""
+    with_memory = {job.run_id: job.generation for job in shown if views.holds_memory(job)}
+    held = protection.totals(session, with_memory)
+    members = nodes.by_run(session, [job.run_id for job in shown if job.ended_at is None])
+    hit = incidents.counts(session, [job.run_id for job in shown])
+    agents = services.registry.connected()
+    lines = []
+    for job in shown:
+        count, open_count = hit.get(job.run_id, (0, 0))
+        listed = views.Listed(
+            protection_state=views.listed_protection(job, held.get(job.run_id)) if job.run_id in with_memory else None,
+            healthy_node_count=views.healthy_count(members.get(job.run_id, ()), agents),
+            incident_count=count,
+            open_incident_count=open_count,
+        )
+        lines.append(views.job_summary(job, listed))
+    return lines
 
 
 def find_job(session: Session, name: str, caller: Caller) -> JobRecord:

@@ -345,6 +345,19 @@ def test_a_parameter_group_added_after_init_is_not_kept_by_halves(tmp_path: Path
         assert "model/0.weight" in session.state_tensors(), "results can be written all the same"
 
 
+@pytest.mark.parametrize(("until_step", "target"), [(4, 4), (1000.0, 1000), (2**60, 0), (float("inf"), 0)])
+def test_the_agent_is_told_once_how_far_the_script_will_go(tmp_path: Path, begin: Begin, until_step: Any, target: int) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, step = begin(agent)
+        assert rank_half(agent).target == 0
+        batches = session.batches(until_step=until_step)
+        next(batches)
+        assert rank_half(agent).target == target
+        step()
+        next(batches)
+        assert (rank_half(agent).boundary, rank_half(agent).target) == (1, target)
+
+
 def test_a_stop_ahead_is_echoed_and_obeyed_at_its_step(tmp_path: Path, begin: Begin) -> None:
     def confirm(agent: FakeAgent, _rank: int, message: object) -> None:
         half = read_rank_half(agent.lines[0].page)

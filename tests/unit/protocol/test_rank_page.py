@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.protocol.rank_messages import (
+    MAX_TARGET,
     RANK_WORD_BYTES,
     AgentHalf,
     Phase,
@@ -32,7 +33,17 @@ def page() -> memoryview:
 
 @given(
     st.builds(AgentHalf, st.integers(0, 2**32), STEPS, STEPS, st.integers(-1, 2), STEPS, st.sampled_from(StopState), STEPS, st.sampled_from(Vote)),
-    st.builds(RankHalf, st.integers(0, 2**32), STEPS, st.sampled_from(Phase), STEPS, st.sampled_from(Standing), STEPS, st.integers(0, 2)),
+    st.builds(
+        RankHalf,
+        st.integers(0, 2**32),
+        STEPS,
+        st.sampled_from(Phase),
+        STEPS,
+        st.sampled_from(Standing),
+        STEPS,
+        st.integers(0, 2),
+        st.integers(0, MAX_TARGET),
+    ),
 )
 def test_halves_come_back_and_do_not_touch_each_other(agent: AgentHalf, rank: RankHalf) -> None:
     shared = page()
@@ -40,6 +51,14 @@ def test_halves_come_back_and_do_not_touch_each_other(agent: AgentHalf, rank: Ra
     write_rank_half(shared, rank)
     assert read_agent_half(shared) == agent
     assert read_rank_half(shared) == rank
+
+
+def test_a_page_of_a_rank_that_knows_no_target_has_none_and_nor_has_one_that_no_json_could_carry() -> None:
+    shared = page()
+    write_rank_half(shared, RankHalf(1, 8))  # what an older rank writes ends before it
+    assert read_rank_half(shared) == RankHalf(1, 8)
+    write_rank_half(shared, RankHalf(1, 8, target=MAX_TARGET + 1))
+    assert read_rank_half(shared) == RankHalf(1, 8)
 
 
 def test_a_writer_dead_in_the_middle_leaves_nothing_to_read_until_the_next_writes() -> None:

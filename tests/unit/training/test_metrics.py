@@ -87,3 +87,8 @@ def test_a_diverging_loss_is_seen() -> None:
 def test_what_is_not_one_number_is_refused_by_name(value: Any, words: str) -> None:
     with pytest.raises(SessionMisuse, match=rf"log\(loss=…\): .*{words}"):
         numbers({"loss": value})
+
+
+def test_names_that_everstep_logs_itself_are_refused() -> None:
+    with pytest.raises(SessionMisuse, match="everstep/step_seconds"):
+        numbers({"everstep/step_seconds": 1.0})

@@ -21,6 +21,7 @@ from everstep.protocol.rank_messages import (
     Arriving,
     Captured,
     Capturing,
+    Phase,
     RankHalf,
     RankHello,
     SlotsGranted,
@@ -33,8 +34,11 @@ from everstep.protocol.rank_messages import (
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import SlotHeader, SlotState
 from tests.unit.worker.rank_plans import rank_plan
+from worker import owned_shard
 from worker.core.metric_outbox import MetricOutbox
+from worker.core.own_metrics import PERIOD_SECONDS, NodeUsage
 from worker.core.rounds import NONE, Shard
+from worker.core.slots import Content
 from worker.owned_shard import OwnedShard
 from worker.rank_lines import NO_LAYOUT, RankLines
 from worker.replication.pacing import NodePacer
@@ -71,30 +75,37 @@ class Line:
 class Place:
     """One rank on one node."""
 
-    def __init__(self, root: Path, plan: GenerationPlan = PLAN) -> None:
+    def __init__(self, root: Path, plan: GenerationPlan = PLAN, rank: Rank = RANK) -> None:
         self.store = SlotStore(root, memory_bytes=2**20)
         self.store.open_run(plan.job, plan.run)
         self.outbox = MetricOutbox()
-        self.page = RankPage(self.store.page_path(RANK), generation=PLAN.generation)
+        self.unix = 1_800_000_000.0
+        self.usage = NodeUsage()
+        self.sent_bytes = 0
+        self.page = RankPage(self.store.page_path(rank), generation=PLAN.generation)
         self.shard = OwnedShard(
-            rank=RANK,
+            rank=rank,
             generation=PLAN.generation,
             core=Shard.begin(Step(0), ()),
             base=None,
             store=self.store,
             page=self.page,
+            now=lambda: self.unix,
             on_change=lambda: None,
         )
         self.lines = RankLines(
             plan,
-            {RANK: self.shard},
+            {rank: self.shard},
             self.store,
             keep=lambda rank: (),
             on_change=lambda: None,
             on_round_change=lambda: None,
-            traffic=Traffic([RANK], NodePacer(), replica_count=0, max_slowdown=0.01, on_distance=lambda distance: None),
+            traffic=Traffic([rank], NodePacer(), replica_count=0, max_slowdown=0.01, on_distance=lambda distance: None),
             outbox=self.outbox,
             slot_count=2,
+            now=lambda: self.unix,
+            usage=lambda: self.usage,
+            sent_bytes=lambda: self.sent_bytes,
         )
         self.line = Line()
 
@@ -494,3 +505,66 @@ async def test_a_capture_that_goes_on_after_its_step_was_dropped_is_nothing_when
     place.lines.message(RANK, capturing(4, other, 3000))
     assert place.shard.core.capturing == 4
     await place.lines.close()
+
+
+def pass_boundary(place: Place, step: int, at: float, blocked: float = 0.0, rank: Rank = RANK) -> None:
+    with place.page.path.open("r+b") as file, mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page, memoryview(page) as view:
+        write_rank_half(view, RankHalf(PLAN.generation, boundary=step, phase=Phase.TRAIN))
+    place.lines.message(rank, Boundary(generation=PLAN.generation, boundary=Step(step), at_seconds=at, blocked_seconds=blocked))
+
+
+async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_logs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    await begin(place)
+    clock = [100.0]
+    monkeypatch.setattr(owned_shard, "monotonic", lambda: clock[0])
+    pass_boundary(place, 2, 100.0)
+    assert place.outbox.due(0.0) is None  # nothing is known of the iteration before
+    slot = await granted(place, 3)
+    pass_boundary(place, 3, 102.0, blocked=0.25)
+    pass_boundary(place, 4, 102.5)  # too early for another point; step 3 is still on its way
+    place.lines.message(RANK, captured(3, slot))
+    clock[0] = 102.75
+    await done(place)
+    assert place.shard.core.vote is Vote.ACKED
+    place.sent_bytes, place.usage = 7 * 1_000, NodeUsage(gpu_percent=55.0)
+    pass_boundary(place, 5, 102.0 + PERIOD_SECONDS + 2)
+    batch = place.outbox.due(0.0)
+    assert batch is not None
+    assert batch.run == PLAN.run
+    assert [(point.generation, point.step, point.at_seconds) for point in batch.points] == [(PLAN.generation, step, place.unix) for step in (3, 5)]
+    assert batch.points[0].values == {"everstep/step_seconds": 2.0, "everstep/snapshot_blocked_seconds": 0.25}
+    assert batch.points[1].values == {
+        "everstep/step_seconds": 3.5,
+        "everstep/snapshot_blocked_seconds": 0.0,
+        "everstep/replicate_seconds": 0.75,
+        "everstep/gpu_percent": 55.0,
+        "everstep/replica_bytes_per_second": 1_000.0,
+    }
+    await place.lines.close()
+
+
+async def test_only_the_node_of_rank_0_logs_what_is_common_to_all(tmp_path: Path) -> None:
+    place = Place(tmp_path / "slots", rank=Rank(1))
+    for step, at in ((1, 100.0), (2, 200.0)):
+        pass_boundary(place, step, at, rank=Rank(1))
+    assert place.outbox.due(0.0) is None
+    await place.lines.close()
+    place.page.close(unlink=True)
+    place.store.close()
+
+
+async def test_who_holds_which_step_verified_and_since_when(place: Place) -> None:
+    place.shard.core = Shard.begin(Step(0), (PEER,))
+    assert place.shard.verified == {}
+    sealed = replace(place.shard.core, sealed=frozenset({Step(3), Step(4)}))
+    place.shard.apply(sealed)
+    content = place.shard.content(Step(3))
+    place.unix += 5
+    place.shard.acknowledge(PEER, content)
+    assert place.shard.verified == {None: (4, place.unix - 5), PEER: (3, place.unix)}
+    place.unix += 5
+    place.shard.acknowledge(PEER, content)  # said again, nothing new
+    place.shard.acknowledge(PEER, Content(Generation(PLAN.generation + 1), Step(9)))  # of no state of this generation
+    assert place.shard.verified[PEER] == (3, place.unix - 5)
+    place.shard.inventory(PEER, ())  # it has lost everything
+    assert place.shard.verified[PEER] == (NONE, place.unix)

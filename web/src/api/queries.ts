@@ -1,5 +1,5 @@
 /** What the pages ask the API, how often, and under which key it is kept. What events tell is asked for at once (`live.ts`); the rest in between. */
-import { queryOptions, useQuery } from '@tanstack/react-query'
+import { queryOptions, useQuery, type QueryClient } from '@tanstack/react-query'
 
 import type { Drill, Event, Incident, Token, TrainingJobSummary } from '../contract'
 import { all, call, session } from './client'
@@ -9,8 +9,10 @@ const FAST_MS = 2_000
 const SLOW_MS = 10_000
 /** For what events tell, too: often only while they do not come. */
 const told = () => (stream.isOpen ? SLOW_MS : FAST_MS)
-/** What one page holds of the newest events; the API lists the oldest first, so more than this is reached by asking on. */
-const EVENT_LIMIT = 20_000
+/** What is asked for at once of what may be many; the newest come first. */
+const PAGE = 1_000
+/** Incidents of one job: as many as a timeline can tell of. */
+const MOST_OF_JOB = 5_000
 
 export const sessionQuery = queryOptions({ queryKey: ['session'], queryFn: ({ signal }) => session.describe(signal), refetchInterval: 60_000, retry: false })
 
@@ -30,37 +32,75 @@ export const jobQuery = (name: string) =>
 export const protectionQuery = (name: string) =>
   queryOptions({ queryKey: ['protection', name], queryFn: ({ signal }) => call('DescribeProtection', { TrainingJobName: name }, signal), refetchInterval: FAST_MS })
 
+/** The newest incidents, the oldest of them first. */
+const incidents = (which: { TrainingJobName?: string; StatusEquals?: 'Open' }, limit: number, signal: AbortSignal): Promise<Incident[]> =>
+  all(async (NextToken) => {
+    const page = await call('ListIncidents', { ...which, SortOrder: 'Descending', MaxResults: PAGE, NextToken }, signal)
+    return { items: page.Incidents ?? [], next: page.NextToken }
+  }, limit).then((found) => found.toReversed())
+
+/** Of one job, or the newest of all. */
 export const incidentsQuery = (job?: string) =>
-  queryOptions({
-    queryKey: ['incidents', job ?? ''],
-    queryFn: ({ signal }): Promise<Incident[]> =>
-      all(async (NextToken) => {
-        const page = await call('ListIncidents', { TrainingJobName: job, MaxResults: 1000, NextToken }, signal)
-        return { items: page.Incidents ?? [], next: page.NextToken }
-      }),
-    refetchInterval: told,
-  })
+  queryOptions({ queryKey: ['incidents', job ?? ''], queryFn: ({ signal }) => incidents({ TrainingJobName: job }, job === undefined ? PAGE : MOST_OF_JOB, signal), refetchInterval: told })
+
+/** Those from which a job has not recovered yet. */
+export const openIncidentsQuery = queryOptions({ queryKey: ['incidents', '', 'open'], queryFn: ({ signal }) => incidents({ StatusEquals: 'Open' }, PAGE, signal), refetchInterval: told })
 
 export const incidentQuery = (id: string) =>
   queryOptions({ queryKey: ['incident', id], queryFn: ({ signal }) => call('DescribeIncident', { IncidentId: id }, signal), refetchInterval: told })
 
-/** All events, oldest first; a refresh asks only for what came after the last one that is held. */
-export const eventsQuery = (scope: { job?: string; fleet?: string }) => {
+type Scope = { job?: string; fleet?: string }
+
+/** The newest events, the oldest of them first; a refresh asks only for what came after the last one that is held, `olderEvents` for what was before. */
+export const eventsQuery = (scope: Scope) => {
   const queryKey = ['events', scope.job ?? '', scope.fleet ?? '']
+  const asked = { TrainingJobName: scope.job, FleetName: scope.fleet, MaxResults: PAGE }
   return queryOptions({
     queryKey,
-    queryFn: async ({ signal, client }): Promise<Event[]> => {
-      const held = client.getQueryData<Event[]>(queryKey) ?? []
-      const AfterEventId = held.at(-1)?.EventId ?? 0
+    queryFn: async ({ signal, client }): Promise<Told> => {
+      const held = client.getQueryData<Told>(queryKey)
+      const last = held?.events.at(-1)?.EventId
+      if (held === undefined || last === undefined) {
+        const page = await call('ListEvents', { ...asked, SortOrder: 'Descending' }, signal)
+        return { events: (page.Events ?? []).toReversed(), older: page.NextToken }
+      }
       const fresh = await all(async (NextToken) => {
-        const page = await call('ListEvents', { TrainingJobName: scope.job, FleetName: scope.fleet, AfterEventId, MaxResults: 1000, NextToken }, signal)
+        const page = await call('ListEvents', { ...asked, AfterEventId: last, NextToken }, signal)
         return { items: page.Events ?? [], next: page.NextToken }
-      }, EVENT_LIMIT)
-      return fresh.length ? [...held, ...fresh].slice(-EVENT_LIMIT) : held
+      })
+      const now = client.getQueryData<Told>(queryKey) ?? held // older ones may have come meanwhile
+      return fresh.length ? { ...now, events: [...now.events, ...fresh] } : now
     },
     refetchInterval: told,
   })
 }
+
+/** Events as far as they are held. */
+export interface Told {
+  events: Event[]
+  /** Where those begin that came before; absent where there are none. */
+  older?: string
+}
+
+/** Hold the page of events before those that are held. */
+export async function olderEvents(client: QueryClient, scope: Scope): Promise<void> {
+  const { queryKey } = eventsQuery(scope)
+  const NextToken = client.getQueryData<Told>(queryKey)?.older
+  if (NextToken === undefined) return
+  const page = await call('ListEvents', { TrainingJobName: scope.job, FleetName: scope.fleet, MaxResults: PAGE, SortOrder: 'Descending', NextToken })
+  client.setQueryData<Told>(queryKey, (held) => held?.older === NextToken ? { events: [...(page.Events ?? []).toReversed(), ...held.events], older: page.NextToken } : held)
+}
+
+/** What happened around an incident; while it is open, up to now. */
+export const eventsAroundQuery = (incident: Incident, seconds: number) =>
+  queryOptions({
+    queryKey: ['events', incident.TrainingJobName, 'around', incident.IncidentId, incident.ClosedAt],
+    queryFn: async ({ signal }): Promise<Event[]> => {
+      const span = { TimeAfter: incident.FailedAt - seconds, TimeBefore: incident.ClosedAt === undefined ? undefined : incident.ClosedAt + seconds }
+      return (await call('ListEvents', { TrainingJobName: incident.TrainingJobName, ...span, MaxResults: 200 }, signal)).Events ?? []
+    },
+    refetchInterval: incident.ClosedAt === undefined ? told : false,
+  })
 
 export const fleetsQuery = queryOptions({ queryKey: ['fleets'], queryFn: async ({ signal }) => (await call('ListFleets', {}, signal)).Fleets ?? [], refetchInterval: told })
 
@@ -74,6 +114,10 @@ export const nodesQuery = (fleet?: string, ended = false) =>
       }),
     refetchInterval: told,
   })
+
+/** Which nodes worked for a job, and when. */
+export const jobNodesQuery = (name: string) =>
+  queryOptions({ queryKey: ['job', name, 'nodes'], queryFn: async ({ signal }) => (await call('ListTrainingJobNodes', { TrainingJobName: name }, signal)).Nodes ?? [], refetchInterval: told })
 
 export const checkpointsQuery = (name: string) =>
   queryOptions({

@@ -4,12 +4,16 @@
  * Drawn on a canvas that is as large as what is seen of it: 256 shards on 256 nodes scroll as smoothly as 4 on 4. What needs a look is a table below,
  * which screen readers read, too.
  */
+import { Button } from '@mantine/core'
 import { useElementSize } from '@mantine/hooks'
 import { useEffect, useMemo, useRef, useState } from 'react'
 
+import { serverTime } from '../api/client'
 import type { DescribeProtectionResponse } from '../contract'
-import { bytes, count } from '../model/format'
-import { matrix, type Cell } from '../model/matrix'
+import { bytes, count, plural } from '../model/format'
+import { copies, heldWords, matrix, type Cell, type Row } from '../model/matrix'
+import type { Tone } from '../model/verdict'
+import { Ago, NodeLink, Status } from '../parts/Basics'
 
 const ROW = 22
 const COLUMN = 34
@@ -17,9 +21,10 @@ const LEFT = 150
 const TOP = 64
 const MOST_HEIGHT = 560
 const MOST_THIN = 50
-const WORDS: Record<Cell, string> = { own: 'owner', copy: 'copy', out: 'out of view' }
-const MARKS: Record<Cell, string> = { own: '●', copy: '✓', out: '!' }
-const TONES: Record<Cell, string> = { own: 'busy', copy: 'good', out: 'warn' }
+const WORDS: Record<Cell, string> = { own: 'owner', copy: 'copy', behind: 'behind', out: 'out of view' }
+const MARKS: Record<Cell, string> = { own: '●', copy: '✓', behind: '−', out: '!' }
+const TONES: Record<Cell, Tone> = { own: 'busy', copy: 'good', behind: 'warn', out: 'warn' }
+const MORE_COPIES = 100
 
 export function ProtectionMatrix({ protection }: { protection: DescribeProtectionResponse }) {
   const { nodes, rows, newest } = useMemo(() => matrix(protection), [protection])
@@ -106,7 +111,8 @@ export function ProtectionMatrix({ protection }: { protection: DescribeProtectio
     const node = nodes[Math.floor((event.clientX - box.left - LEFT + at.x) / COLUMN)]
     if (!row || !node || event.clientX - box.left < LEFT || event.clientY - box.top < TOP) return setPointed('')
     const cell = row.cells.get(node)
-    setPointed(`${cell ? WORDS[cell] : 'holds nothing'}: rank ${row.shard.Rank} on ${node}`)
+    const holder = row.shard.Holders.find((each) => each.NodeId === node)
+    setPointed(`${cell ? WORDS[cell] : 'holds nothing'}: rank ${row.shard.Rank} on ${node}${holder ? `, ${heldWords(holder, serverTime())}` : ''}`)
   }
   const thin = rows.filter((row) => row.held < protection.Copies || row.shard.Reason || row.shard.CommittedStep < newest)
   return (
@@ -119,6 +125,7 @@ export function ProtectionMatrix({ protection }: { protection: DescribeProtectio
       <div className="keys">
         <span>● the owner’s own</span>
         <span>✓ copy that counts</span>
+        <span>− behind what is committed</span>
         <span>! out of view</span>
         <span>−n: steps behind the newest</span>
         <span aria-live="off">{pointed}</span>
@@ -153,6 +160,51 @@ export function ProtectionMatrix({ protection }: { protection: DescribeProtectio
         </div>
       ) : (
         <p className="dim">Every shard has all its copies, of the newest step.</p>
+      )}
+      <Copies rows={rows} />
+    </>
+  )
+}
+
+/** Every copy with its lag, when it was verified, and its domain; what needs a look comes first. */
+function Copies({ rows }: { rows: Row[] }) {
+  const found = useMemo(() => copies(rows), [rows])
+  const [shown, setShown] = useState(MORE_COPIES)
+  return (
+    <>
+      <h3 style={{ marginTop: 16 }}>Every copy</h3>
+      <div className="scroll" tabIndex={0} role="region" aria-label="Every copy">
+        <table className="grid stacked">
+          <thead>
+            <tr>
+              <th>Rank</th>
+              <th>Node</th>
+              <th>Counts</th>
+              <th className="n">Holds step</th>
+              <th className="n">Behind</th>
+              <th>Verified</th>
+              <th>Failure domain</th>
+            </tr>
+          </thead>
+          <tbody>
+            {found.slice(0, shown).map(({ rank, cell, holder }) => (
+              <tr key={`${rank} ${holder.NodeId}`}>
+                <td data-name="Rank">{rank}</td>
+                <td data-name="Node"><NodeLink id={holder.NodeId} /></td>
+                <td data-name="Counts"><Status tone={TONES[cell]} word={WORDS[cell]} /></td>
+                <td className="n" data-name="Holds step">{holder.VerifiedStep === undefined ? '–' : count(holder.VerifiedStep)}</td>
+                <td className="n" data-name="Behind">{holder.LagSteps === undefined ? '–' : plural(holder.LagSteps, 'step')}</td>
+                <td className="moment" data-name="Verified"><Ago at={holder.VerifiedTime} /></td>
+                <td data-name="Failure domain">{holder.FailureDomain ?? 'not known'}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {found.length > shown && (
+        <Button variant="default" size="xs" onClick={() => setShown(shown + MORE_COPIES)}>
+          Show {count(Math.min(MORE_COPIES, found.length - shown))} more of {count(found.length)} copies
+        </Button>
       )}
     </>
   )

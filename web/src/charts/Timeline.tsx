@@ -1,10 +1,12 @@
 /** The recovery timeline: the job's states, its recoveries in phases, and a lane for each node. */
+import { Button } from '@mantine/core'
 import { useElementSize } from '@mantine/hooks'
+import { useState } from 'react'
 import { Link } from 'react-router'
 
-import type { Event, Incident, TrainingJob } from '../contract'
-import { clock, duration, utc } from '../model/format'
-import { ticks, timeline, type Span } from '../model/timeline'
+import type { Incident, TrainingJob, TrainingJobNode } from '../contract'
+import { clock, duration, plural, utc } from '../model/format'
+import { MOST_NODES, ticks, timeline, type Span } from '../model/timeline'
 
 const COLOURS: Record<string, string> = {
   training: 'train', pending: 'queue', starting: 'start', downloading: 'start', restarting: 'replace', stopping: 'stopping',
@@ -13,11 +15,12 @@ const COLOURS: Record<string, string> = {
 const LANE = 26
 const colour = (kind: string) => `var(--b-${COLOURS[kind] ?? 'rest'})`
 
-export function TimelineChart({ job, incidents, events, now, from: zoomFrom }: { job: Partial<TrainingJob>; incidents: Incident[]; events: Event[]; now: number; from?: number }) {
+export function TimelineChart({ job, incidents, nodes, now, from: zoomFrom }: { job: Partial<TrainingJob>; incidents: Incident[]; nodes: TrainingJobNode[]; now: number; from?: number }) {
   const { ref, width } = useElementSize()
-  const data = timeline(job, incidents, events, now)
+  const [most, setMost] = useState(MOST_NODES)
+  const data = timeline(job, incidents, nodes, now, most)
   const from = Math.max(data.from, zoomFrom ?? data.from)
-  const { to, lanes } = data
+  const { to, lanes, hiddenCount } = data
   const left = width < 500 ? 74 : 170
   const inner = Math.max(10, width - left - 10)
   const x = (at: number) => left + (Math.min(to, Math.max(from, at)) - from) / Math.max(1e-6, to - from) * inner
@@ -26,7 +29,7 @@ export function TimelineChart({ job, incidents, events, now, from: zoomFrom }: {
   return (
     <div ref={ref}>
       {width > 0 && (
-        <svg className="timeline" height={height} width={width} role="group" aria-label={`Timeline of ${lanes.length - 2} nodes and ${incidents.length} incidents over ${duration(to - from)}`}>
+        <svg className="timeline" height={height} width={width} role="group" aria-label={`Timeline of ${lanes.length - 2}${hiddenCount ? ` of ${lanes.length - 2 + hiddenCount}` : ''} nodes and ${incidents.length} incidents over ${duration(to - from)}`}>
           {ticks(from, to, Math.max(2, inner / 90)).map((at) => (
             <g key={at}>
               <line className="axis" x1={x(at)} x2={x(at)} y1={0} y2={height - 22} />
@@ -69,6 +72,14 @@ export function TimelineChart({ job, incidents, events, now, from: zoomFrom }: {
             )
           })}
         </svg>
+      )}
+      {hiddenCount > 0 && (
+        <div className="row" style={{ marginTop: 8 }}>
+          <Button size="compact-xs" variant="default" onClick={() => setMost(Infinity)}>
+            Show the lanes of {plural(hiddenCount, 'more node')}
+          </Button>
+          <span className="dim">Nodes that an incident hit come first.</span>
+        </div>
       )}
       <div className="keys">
         {[['training', 'training'], ['starting', 'starting'], ['detect', 'detect'], ['replace', 'replace'], ['restore', 'restore'], ['rework', 'rework'], ['node', 'node works for the job']].map(([kind, label]) => (

@@ -1,7 +1,7 @@
 /** Which jobs a list shows, and in which order. Pure. */
 import type { TrainingJobSummary } from '../contract'
 
-export type Order = 'created' | 'name' | 'status' | 'step' | 'fleet' | 'ettr' | 'cost' | 'nodes'
+export type Order = 'created' | 'name' | 'status' | 'step' | 'left' | 'fleet' | 'ettr' | 'cost' | 'nodes'
 
 /** What wants attention comes first in the order by status. */
 const URGENCY = ['Failed', 'Restarting', 'Pending', 'Starting', 'Downloading', 'Stopping', 'Training', 'Stopped', 'Completed']
@@ -12,6 +12,7 @@ const COMPARE: Record<Order, (a: TrainingJobSummary, b: TrainingJobSummary) => n
   name: (a, b) => a.TrainingJobName.localeCompare(b.TrainingJobName),
   status: (a, b) => urgency(a.SecondaryStatus) - urgency(b.SecondaryStatus),
   step: (a, b) => b.Boundary - a.Boundary,
+  left: (a, b) => (a.EstimatedRemainingSeconds ?? Infinity) - (b.EstimatedRemainingSeconds ?? Infinity) || 0,
   fleet: (a, b) => a.FleetName.localeCompare(b.FleetName),
   ettr: (a, b) => (a.EttrRatio ?? 2) - (b.EttrRatio ?? 2), // the worst first; those without one last
   cost: (a, b) => (b.CostUsd ?? -1) - (a.CostUsd ?? -1),

@@ -1,12 +1,20 @@
 /** Shards against nodes: who holds what, the thinnest protected first. Pure. */
-import type { DescribeProtectionResponse, ShardProtection } from '../contract'
+import type { DescribeProtectionResponse, Holder, ShardProtection } from '../contract'
+import { ago, count, plural } from './format'
 
-export type Cell = 'own' | 'copy' | 'out'
+/** own: the owner's. copy: has what is committed. behind: in view, and lacks it. out: does not count. */
+export type Cell = 'own' | 'copy' | 'behind' | 'out'
 export interface Row {
   shard: ShardProtection
   /** Holders that count. */
   held: number
   cells: Map<string, Cell>
+}
+
+const cellOf = (shard: ShardProtection, holder: Holder): Cell => {
+  if (!holder.InView) return 'out'
+  if (holder.VerifiedStep !== undefined && holder.VerifiedStep < shard.CommittedStep) return 'behind'
+  return holder.NodeId === shard.OwnerNodeId ? 'own' : 'copy'
 }
 
 export function matrix(protection: Pick<DescribeProtectionResponse, 'Shards'>): { nodes: string[]; rows: Row[]; newest: number } {
@@ -15,9 +23,42 @@ export function matrix(protection: Pick<DescribeProtectionResponse, 'Shards'>): 
     .map((shard) => ({
       shard,
       held: (shard.Holders ?? []).filter((holder) => holder.InView).length,
-      cells: new Map((shard.Holders ?? []).map((holder) => [holder.NodeId, !holder.InView ? 'out' : holder.NodeId === shard.OwnerNodeId ? 'own' : 'copy'] as const)),
+      cells: new Map((shard.Holders ?? []).map((holder) => [holder.NodeId, cellOf(shard, holder)] as const)),
     }))
     .sort((a, b) => a.held - b.held || a.shard.CommittedStep - b.shard.CommittedStep || a.shard.Rank - b.shard.Rank)
   const nodes = [...new Set(shards.toSorted((a, b) => a.Rank - b.Rank).flatMap((shard) => [shard.OwnerNodeId, ...(shard.Holders ?? []).map((holder) => holder.NodeId)]))]
   return { nodes, rows, newest: shards.reduce((most, shard) => Math.max(most, shard.CommittedStep), -1) }
+}
+
+/** One copy of one shard. */
+export interface Copy {
+  rank: number
+  cell: Cell
+  holder: Holder
+}
+
+const WORST: Cell[] = ['out', 'behind', 'own', 'copy']
+
+/** Every copy: those that do not count first, then those that are farthest behind. */
+export function copies(rows: readonly Row[]): Copy[] {
+  const found = rows.flatMap(({ shard, cells }) => (shard.Holders ?? []).map((holder) => ({ rank: shard.Rank, cell: cells.get(holder.NodeId)!, holder })))
+  const bad = (copy: Copy) => Math.min(2, WORST.indexOf(copy.cell))
+  return found.sort((a, b) => bad(a) - bad(b) || (b.holder.LagSteps ?? 0) - (a.holder.LagSteps ?? 0) || a.rank - b.rank)
+}
+
+/** What a holder has, in words. */
+export function heldWords(holder: Holder, now: number): string {
+  const domain = holder.FailureDomain ? `, below ${holder.FailureDomain}` : ''
+  if (holder.VerifiedStep === undefined) return `nothing verified yet${domain}`
+  const lag = holder.LagSteps ? `, ${plural(holder.LagSteps, 'step')} behind the ranks` : ''
+  const at = holder.VerifiedTime === undefined ? '' : `, verified ${ago(Math.min(holder.VerifiedTime, now), now)}`
+  return `step ${count(holder.VerifiedStep)}${lag}${at}${domain}`
+}
+
+/** What may be lost at once, and how probable it is that every shard survives: nodes, then whole domains. */
+export function losses(protection: Pick<DescribeProtectionResponse, 'RecoveryOdds' | 'DomainOdds'>): { lost: string; probability: number }[] {
+  return [
+    ...(protection.RecoveryOdds ?? []).map((odds) => ({ lost: plural(odds.LostNodes, 'node'), probability: odds.Probability })),
+    ...(protection.DomainOdds ?? []).map((odds) => ({ lost: plural(odds.LostDomains, 'failure domain'), probability: odds.Probability })),
+  ]
 }

@@ -1,5 +1,5 @@
 /** Logged values as columns over steps or over time, and where failures lie on either axis. Pure. */
-import type { Incident } from '../contract'
+import type { Incident, TrainingJob } from '../contract'
 
 export type Axis = 'step' | 'wall'
 
@@ -69,8 +69,15 @@ function touches(point: Point, window: Window): boolean {
 
 const finite = (value: Values[string] | undefined): number | null => (typeof value === 'number' && Number.isFinite(value) ? value : null)
 
-/** Over time, everything is shown when it was logged, with a gap for each failure. */
-export function series(points: readonly Point[], axis: Axis, failures: readonly Band[] = []): Series {
+/** A moment from which on nothing can have been logged. */
+export type Gap = Pick<Band, 'from'>
+
+/** When a job stopped training, whatever for: paused, preempted, queued, or being recovered. */
+export const standstills = (transitions: TrainingJob['SecondaryStatusTransitions'] = []): Gap[] =>
+  transitions.filter((each, index) => each.State !== 'running' && transitions[index - 1]?.State === 'running').map((each) => ({ from: each.StartTime }))
+
+/** Over time, everything is shown when it was logged, with a gap for each failure and for whatever else it stood still for. */
+export function series(points: readonly Point[], axis: Axis, failures: readonly Gap[] = []): Series {
   const names = [...new Set(points.flatMap((point) => Object.keys(point.values)))].sort()
   const rows: Row[] = axis === 'step' ? points.map((point) => ({ x: point.step, point })) : overTime(points, failures)
   const columns = (of: 'values' | 'least' | 'most'): Columns => Object.fromEntries(names.map((name) => [name, rows.map((row) => finite(row.point?.[of][name]))]))
@@ -82,7 +89,7 @@ interface Row {
   point?: Point
 }
 
-function overTime(points: readonly Point[], failures: readonly Band[]): Row[] {
+function overTime(points: readonly Point[], failures: readonly Gap[]): Row[] {
   const rows: Row[] = points.map((point) => ({ x: point.at, point }))
   return [...rows, ...failures.map((band) => ({ x: band.from }))].sort((a, b) => a.x - b.x)
 }

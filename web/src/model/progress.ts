@@ -1,5 +1,7 @@
 /** How a job moves while this browser looks. Pure but for its caller's list of samples. */
-import type { Progress } from './verdict'
+import type { TrainingJobSummary } from '../contract'
+import { clock, duration } from './format'
+import { isOver, type Progress } from './verdict'
 
 export interface Sample {
   at: number
@@ -31,4 +33,22 @@ export function progressOf(samples: readonly Sample[], usualRate: number | undef
     usualRate,
     watchedSince: first.at,
   }
+}
+
+type Ahead = Pick<TrainingJobSummary, 'Boundary' | 'TargetStep' | 'EstimatedRemainingSeconds' | 'SecondaryStatus' | 'TrainingJobStatus'>
+
+/** How much of a job is done, 0 to 1; undefined where its script has not said how far it will go. */
+export const done = ({ Boundary, TargetStep }: Pick<Ahead, 'Boundary' | 'TargetStep'>): number | undefined => (TargetStep ? Math.min(1, Math.max(0, Boundary) / TargetStep) : undefined)
+
+const DAY = 86_400
+
+/** How long the rest takes at the pace so far, and when that would be; nothing of it is a promise. */
+export function left(job: Ahead, now: number): string {
+  if (isOver(job)) return '–'
+  if (job.TargetStep === undefined) return 'not known: the script has not said where it ends'
+  const seconds = job.EstimatedRemainingSeconds
+  if (seconds === undefined) return 'not known yet'
+  if (job.SecondaryStatus !== 'Training') return `${duration(seconds)} of training`
+  const at = now + seconds
+  return `${duration(seconds)}, until ${seconds < DAY ? `${clock(at).slice(0, 5)} UTC` : new Date(at * 1000).toISOString().slice(0, 10)} if nothing fails`
 }

@@ -1,5 +1,5 @@
 /** The recovery timeline as marks on lanes: one lane for the job's states, one for each node, and the incidents over them. Pure. */
-import type { Event, Incident, TrainingJob } from '../contract'
+import type { Incident, TrainingJob, TrainingJobNode } from '../contract'
 import { phaseLengths } from './verdict'
 
 export interface Span {
@@ -22,12 +22,15 @@ export interface Timeline {
   from: number
   to: number
   lanes: Lane[]
-  /** Events of the node or job, for ticks. */
-  marks: { at: number; label: string }[]
+  /** Nodes that have no lane, because there are too many. */
+  hiddenCount: number
 }
 
+/** Lanes are drawn for so many nodes unless more are asked for. */
+export const MOST_NODES = 64
+
 /** Lay out a job's life. Lanes: the job first, then nodes, those hit by an incident before others, at most `maxNodes`. */
-export function timeline(job: Partial<TrainingJob>, incidents: Incident[], events: Event[], now: number, maxNodes = 64): Timeline {
+export function timeline(job: Partial<TrainingJob>, incidents: Incident[], spans: readonly TrainingJobNode[], now: number, maxNodes = MOST_NODES): Timeline {
   const from = job.CreationTime ?? now - 60
   const to = Math.max(from + 1, job.TrainingEndTime ?? now)
   const within = (at: number) => Math.min(to, Math.max(from, at))
@@ -37,6 +40,12 @@ export function timeline(job: Partial<TrainingJob>, incidents: Incident[], event
     kind: each.Status.toLowerCase(),
     label: `${each.Status}: ${each.StatusMessage}`,
   }))
+  /** A node that failed worked up to then, whenever another launch followed. */
+  const works = (faults: Incident[]) => (span: TrainingJobNode): Span => {
+    const end = span.EndTime ?? to
+    const failed = faults.map((each) => each.FailedAt).filter((at) => at > span.StartTime && at < end)
+    return { from: within(span.StartTime), to: within(span.EndTime === undefined ? end : Math.min(end, ...failed)), kind: 'node', label: `${span.NodeId} works for this job` }
+  }
   const recoveries: Span[] = []
   for (const incident of incidents) {
     let at = incident.FailedAt
@@ -50,29 +59,18 @@ export function timeline(job: Partial<TrainingJob>, incidents: Incident[], event
     { id: 'recovery', label: 'recovery', spans: recoveries, faults: incidents.filter((each) => !(each.InstanceIds ?? []).length).map((each) => fault(each)) },
   ]
   const hit = new Map<string, Incident[]>()
-  const came = new Map<string, number>()
-  const left = new Map<string, number>()
   for (const incident of incidents) {
-    for (const id of incident.InstanceIds ?? []) {
-      hit.set(id, [...(hit.get(id) ?? []), incident])
-      if (!(job.NodeIds ?? []).includes(id)) left.set(id, Math.max(left.get(id) ?? 0, incident.FailedAt))
-    }
-    for (const id of incident.ReplacementInstanceIds ?? []) came.set(id, Math.min(came.get(id) ?? Infinity, incident.OpenedAt))
+    for (const id of incident.InstanceIds ?? []) hit.set(id, [...(hit.get(id) ?? []), incident])
   }
-  const nodes = [...new Set([...hit.keys(), ...came.keys(), ...(job.NodeIds ?? [])])]
-  const begun = job.TrainingStartTime ?? to
+  const worked = new Map<string, TrainingJobNode[]>()
+  for (const span of spans) worked.set(span.NodeId, [...(worked.get(span.NodeId) ?? []), span])
+  const isThere = (id: string) => Number(worked.get(id)?.some((span) => span.EndTime === undefined) ?? false)
+  const nodes = [...new Set([...hit.keys(), ...[...worked.keys()].sort((a, b) => isThere(b) - isThere(a))])]
   for (const id of nodes.slice(0, maxNodes)) {
-    const start = came.get(id) ?? begun
-    const end = left.get(id) ?? to
-    lanes.push({
-      id,
-      label: id,
-      spans: end > start ? [{ from: within(start), to: within(end), kind: 'node', label: `${id} works for this job` }] : [],
-      faults: (hit.get(id) ?? []).map((each) => fault(each)),
-    })
+    const faults = hit.get(id) ?? []
+    lanes.push({ id, label: id, spans: (worked.get(id) ?? []).map(works(faults)), faults: faults.map(fault) })
   }
-  const marks = events.filter((event) => event.Time >= from && event.Time <= to).map((event) => ({ at: event.Time, label: `${event.Type}: ${event.Message}` }))
-  return { from, to, lanes, marks }
+  return { from, to, lanes, hiddenCount: Math.max(0, nodes.length - maxNodes) }
 }
 
 function fault(incident: Incident): { at: number; label: string; incidentId: string } {

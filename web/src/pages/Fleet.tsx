@@ -117,7 +117,7 @@ function Unfreeze({ fleet }: { fleet: Fleet }) {
 /** Held nodes, what was asked for and is still to be done, and what AWS announced: what somebody came for who opens a fleet. */
 function Look({ fleet }: { fleet: Fleet }) {
   const nodes = useQuery(nodesQuery(fleet.FleetName)).data ?? []
-  const events = useQuery(eventsQuery({ fleet: fleet.FleetName })).data ?? []
+  const events = useQuery(eventsQuery({ fleet: fleet.FleetName })).data?.events ?? []
   const held = toLookAt(nodes)
   const notices = noticesIn(events)
   if (!held.length && !notices.length) return null

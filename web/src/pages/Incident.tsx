@@ -3,7 +3,7 @@ import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from 'react-router'
 
-import { eventsQuery, incidentQuery, jobQuery } from '../api/queries'
+import { eventsAroundQuery, incidentQuery, jobQuery } from '../api/queries'
 import type { Incident } from '../contract'
 import { count, duration, plural, sentence, utc } from '../model/format'
 import { story } from '../model/incident'
@@ -23,9 +23,8 @@ export default function IncidentPage() {
 function Told({ incident }: { incident: Incident }) {
   const now = useNow()
   const job = useQuery(jobQuery(incident.TrainingJobName)).data
-  const events = useQuery(eventsQuery({ job: incident.TrainingJobName })).data ?? []
+  const near = useQuery(eventsAroundQuery(incident, AROUND_SECONDS)).data ?? []
   const end = incident.ClosedAt ?? now
-  const near = events.filter((event) => event.Time >= incident.FailedAt - AROUND_SECONDS && event.Time <= end + AROUND_SECONDS).slice(0, 200)
   const nodes = (ids?: string[]) => (ids?.length ? ids.map((id) => <div key={id}><NodeLink id={id} fleet={job?.FleetName} /></div>) : 'none')
   const isOpen = incident.ClosedAt === undefined
   const told = story(incident, job, now)

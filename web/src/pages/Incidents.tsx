@@ -2,27 +2,22 @@
 import { SegmentedControl } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
-import { useSearchParams } from 'react-router'
 
 import { incidentsQuery } from '../api/queries'
 import { count, plural } from '../model/format'
 import { causeWords } from '../model/verdict'
 import { Empty, Filter, Shown } from '../parts/Basics'
 import { IncidentTable } from '../parts/IncidentTable'
+import { useAddress } from '../parts/address'
 
 const MOST = 500
 
 export default function IncidentsPage() {
   useDocumentTitle('Incidents, Everstep')
   const query = useQuery(incidentsQuery())
-  const [search, setSearch] = useSearchParams()
+  const [search, set] = useAddress()
   const text = search.get('q') ?? ''
   const which = search.get('show') ?? 'all'
-  const set = (key: string, value: string) => {
-    const next = new URLSearchParams(search)
-    value ? next.set(key, value) : next.delete(key)
-    setSearch(next, { replace: true })
-  }
   return (
     <div className="stack">
       <h1>Incidents</h1>
@@ -35,9 +30,9 @@ export default function IncidentsPage() {
           return incidents.length ? (
             <>
               <div className="row">
-                <Filter label="Filter incidents" placeholder="Job, cause or instance  ( / )" value={text} onChange={(value) => set('q', value)} />
-                <SegmentedControl size="xs" aria-label="Which" value={which} onChange={(value) => set('show', value === 'all' ? '' : value)} data={[{ value: 'all', label: 'All' }, { value: 'open', label: 'Open' }]} />
-                <span className="dim">{found.length === incidents.length ? plural(found.length, 'incident') : `${count(found.length)} of ${plural(incidents.length, 'incident')}`}</span>
+                <Filter label="Filter incidents" placeholder="Job, cause or instance  ( / )" value={text} onChange={(value) => set({ q: value })} />
+                <SegmentedControl size="xs" aria-label="Which" value={which} onChange={(value) => set({ show: value === 'all' ? '' : value })} data={[{ value: 'all', label: 'All' }, { value: 'open', label: 'Open' }]} />
+                <span className="dim">{incidents.length >= 1_000 && 'The newest 1,000: '}{found.length === incidents.length ? plural(found.length, 'incident') : `${count(found.length)} of ${plural(incidents.length, 'incident')}`}</span>
               </div>
               <section className="card" style={{ padding: '4px 8px' }}>
                 {found.length ? <IncidentTable incidents={found.slice(0, MOST)} /> : <p className="dim" style={{ padding: 12 }}>No incident is like that.</p>}

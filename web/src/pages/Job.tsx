@@ -6,17 +6,18 @@ import { lazy, Suspense, useMemo, useState } from 'react'
 import { Link, NavLink, useParams } from 'react-router'
 
 import { call, serverTime } from '../api/client'
-import { eventsQuery, fleetsQuery, incidentsQuery, jobQuery, jobsQuery, protectionQuery, useRole } from '../api/queries'
+import { fleetsQuery, incidentsQuery, jobNodesQuery, jobQuery, jobsQuery, openIncidentsQuery, protectionQuery, useRole } from '../api/queries'
 import { TimelineChart } from '../charts/Timeline'
 import { WhereTime } from '../charts/WhereTime'
 import type { Incident, TrainingJob } from '../contract'
-import { count, duration, percent, sentence } from '../model/format'
+import { count, dollars, duration, percent, sentence } from '../model/format'
 import { story } from '../model/incident'
-import { progressOf, sampled, type Sample } from '../model/progress'
+import { left, progressOf, sampled, type Sample } from '../model/progress'
 import { isOver, openIncident, phaseWords, usualRate, verdict, type Act, type PhaseNow, type Statement } from '../model/verdict'
 import { Ago, Empty, FactList, Loading, Shown, Status, ToneIcon, toneOf, useNow } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { Doing } from '../parts/Doing'
+import { Progress } from '../parts/Progress'
 import { IncidentTable, PhaseBar } from '../parts/IncidentTable'
 import { useStaleSeconds } from '../parts/Shell'
 import { CheckpointsTab, EventsTab, ProtectionTab } from './JobTabs'
@@ -139,7 +140,8 @@ function useVerdict(job: TrainingJob, at: number) {
   const staleSeconds = useStaleSeconds()
   const name = job.TrainingJobName
   const protection = useQuery(protectionQuery(name)).data
-  const incidents = useQuery(incidentsQuery()).data
+  const open = useQuery(openIncidentsQuery).data
+  const incidents = useQuery(incidentsQuery(name)).data
   const fleet = useQuery(fleetsQuery).data?.find((each) => each.FleetName === job.FleetName)
   const samples = useMemo(() => {
     const next = sampled(seen.get(job.RunId) ?? [], { at, boundary: job.Boundary })
@@ -149,7 +151,7 @@ function useVerdict(job: TrainingJob, at: number) {
   const mine = incidents?.filter((each) => each.RunId === job.RunId)
   const jobs = useQuery(jobsQuery).data
   const neighbours = new Set(jobs?.filter((each) => each.FleetName === job.FleetName && each.RunId !== job.RunId).map((each) => each.RunId))
-  const othersHit = [...new Set(incidents?.filter((each) => each.ClosedAt === undefined && neighbours.has(each.RunId)).map((each) => each.TrainingJobName))]
+  const othersHit = [...new Set(open?.filter((each) => neighbours.has(each.RunId)).map((each) => each.TrainingJobName))]
   const told = verdict({ job, protection, incidents: mine, fleet, progress: progressOf(samples, usualRate(job)), othersHit, staleSeconds, now })
   return { ...told, incident: openIncident(mine) ?? mine?.at(-1) }
 }
@@ -252,7 +254,7 @@ function Overview({ job }: { job: TrainingJob }) {
   const now = useNow()
   const name = job.TrainingJobName
   const incidents = useQuery(incidentsQuery(name))
-  const events = useQuery(eventsQuery({ job: name })).data ?? []
+  const nodes = useQuery(jobNodesQuery(name)).data ?? []
   const [minutes, setMinutes] = useState<number>()
   const mine = (incidents.data ?? []).filter((each) => each.RunId === job.RunId)
   const lost = mine.reduce((sum, each) => sum + (each.LostSteps ?? 0), 0)
@@ -264,11 +266,15 @@ function Overview({ job }: { job: TrainingJob }) {
         <FactList
           facts={[
             ['Step', job.Boundary < 0 ? '–' : count(job.Boundary)],
+            ['Progress', <Progress key="progress" job={job} />],
+            ['Left at its pace', left(job, now)],
             ['Kept in memory', job.CommittedStep < 0 ? '–' : `step ${count(job.CommittedStep)}`],
             ['ETTR', job.Reliability?.EttrRatio === undefined ? '–' : percent(job.Reliability.EttrRatio)],
             ['Incidents', `${count(job.IncidentCount)}${open ? ', one open' : ''}`],
             ['Steps done again', count(lost)],
             ['Nodes × ranks', `${count(job.NodeCount)} × ${count(job.RanksPerNode)}`],
+            ['Nodes that are well', isOver(job) ? '–' : `${count(job.HealthyNodeCount ?? 0)} of ${count(job.NodeCount)}`],
+            ['Cost so far', job.CostUsd === undefined ? 'the fleet has no price' : dollars(job.CostUsd)],
             ['Launch', count(job.Generation)],
             ['Fleet', <Link key="fleet" to={`/fleets/${encodeURIComponent(job.FleetName)}`}>{job.FleetName}</Link>],
             ['Created', <Ago key="created" at={job.CreationTime} />],
@@ -295,7 +301,7 @@ function Overview({ job }: { job: TrainingJob }) {
             ))}
           </div>
         </div>
-        <TimelineChart job={job} incidents={mine} events={events} now={now} from={minutes === undefined ? undefined : end - minutes * 60} />
+        <TimelineChart job={job} incidents={mine} nodes={nodes} now={now} from={minutes === undefined ? undefined : end - minutes * 60} />
       </section>
       <section className="card">
         <h2>Where the time went</h2>

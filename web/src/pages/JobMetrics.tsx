@@ -1,4 +1,4 @@
-/** What the script logged, one chart a name, over steps or time, with failures as bands. */
+/** What the script logged and what Everstep measures, one chart a name, over steps or time, with failures as bands. */
 import { Button, SegmentedControl, useComputedColorScheme } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
 import { useCallback, useMemo, useState } from 'react'
@@ -9,7 +9,8 @@ import { incidentsQuery } from '../api/queries'
 import { MetricChart } from '../charts/MetricChart'
 import type { TrainingJob } from '../contract'
 import { clock, count } from '../model/format'
-import { bands, csv, isCoarse, joined, series, type Axis, type Point, type Window } from '../model/metrics'
+import { bands, csv, isCoarse, joined, series, standstills, type Axis, type Point, type Window } from '../model/metrics'
+import { ofScript, ownSeries, titleOf } from '../model/ownMetrics'
 import { causeWords } from '../model/verdict'
 import { Empty, Shown, useNow } from '../parts/Basics'
 import { download } from '../parts/download'
@@ -32,7 +33,9 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
   const mine = useMemo(() => (incidents ?? []).filter((each) => each.RunId === job.RunId), [incidents, job.RunId])
   const isOpen = mine.some((each) => each.ClosedAt === undefined)
   const failures = useMemo(() => bands(mine, axis, now), [mine, axis, isOpen && now])
-  const data = useMemo(() => series(points, axis, failures), [points, axis, failures])
+  const gaps = useMemo(() => [...failures, ...standstills(job.SecondaryStatusTransitions)], [failures, job.SecondaryStatusTransitions])
+  const data = useMemo(() => series(ofScript(points), axis, gaps), [points, axis, gaps])
+  const own = useMemo(() => ownSeries(points, axis, gaps), [points, axis, gaps])
   return (
     <Shown query={query}>
       {() =>
@@ -50,6 +53,8 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
                 CSV
               </Button>
             </div>
+            {own.length > 0 && <h2>What the script logs</h2>}
+            {!data.names.length && <p className="dim">Nothing yet: <code>session.log(loss=loss.item())</code> in the training loop, on rank 0.</p>}
             <div className="charts">
               {data.names.map((name) => (
                 <section className="card" key={name}>
@@ -57,6 +62,19 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
                 </section>
               ))}
             </div>
+            {own.length > 0 && (
+              <section className="stack" aria-labelledby="own-metrics">
+                <h2 id="own-metrics">What Everstep measures</h2>
+                <div className="charts">
+                  {own.map(({ name, series: { x, values, least, most } }) => (
+                    <section className="card" key={name}>
+                      <MetricChart name={titleOf(name)} axis={axis} x={x} values={values[name]!} least={least[name]!} most={most[name]!} bands={failures} scheme={scheme} onWindow={onWindow} />
+                    </section>
+                  ))}
+                </div>
+                <p className="dim">Means of about five seconds, of the node of rank 0: collectives make iterations common to all ranks.</p>
+              </section>
+            )}
             <p className="dim">
               {axis === 'wall' ? 'Bands: from a failure until training was where it had been; times in UTC.' : 'Bands: steps done again after a failure.'} A point of a long run is the mean of several steps, between their least and their most. Drag to zoom, in all charts at once, until every step is there; double click for all.
             </p>

@@ -1,13 +1,15 @@
 /** Protection, checkpoints and events of a job. */
-import { useQuery } from '@tanstack/react-query'
+import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { useSearchParams } from 'react-router'
 
-import { checkpointsQuery, eventsQuery, protectionQuery } from '../api/queries'
+import { checkpointsQuery, eventsQuery, olderEvents, protectionQuery } from '../api/queries'
 import { ProtectionMatrix } from '../charts/ProtectionMatrix'
 import type { TrainingJob } from '../contract'
 import { bytes, count, percent, plural } from '../model/format'
+import { losses } from '../model/matrix'
 import { isOver } from '../model/verdict'
 import { Ago, Empty, FactList, Filter, NodeLink, Shown, Status, toneOf } from '../parts/Basics'
+import { Doing } from '../parts/Doing'
 
 export function ProtectionTab({ job }: { job: TrainingJob }) {
   const query = useQuery(protectionQuery(job.TrainingJobName))
@@ -29,32 +31,39 @@ export function ProtectionTab({ job }: { job: TrainingJob }) {
           </section>
           {(protection.RecoveryOdds ?? []).length > 0 && (
             <section className="card">
-              <h2>If nodes are lost at once</h2>
-              <div className="scroll" tabIndex={0} role="region" aria-label="If nodes are lost at once">
+              <h2>If several are lost at once</h2>
+              <div className="scroll" tabIndex={0} role="region" aria-label="If several are lost at once">
               <table className="grid">
                 <thead>
                   <tr>
-                    <th>Lost nodes</th>
+                    <th>Lost</th>
                     <th>Every shard survives in memory</th>
                     <th>Otherwise</th>
                   </tr>
                 </thead>
                 <tbody>
-                  {protection.RecoveryOdds.map((odds) => (
-                    <tr key={odds.LostNodes}>
-                      <td>any {odds.LostNodes}</td>
+                  {losses(protection).map(({ lost, probability }) => (
+                    <tr key={lost}>
+                      <td>any {lost}</td>
                       <td>
-                        <Status tone={odds.Probability >= 1 ? 'good' : odds.Probability > 0.5 ? 'warn' : 'bad'} word={odds.Probability >= 1 ? 'always' : `in ${percent(odds.Probability)} of the cases`} />
+                        <Status tone={probability >= 1 ? 'good' : probability > 0.5 ? 'warn' : 'bad'} word={probability >= 1 ? 'always' : `in ${percent(probability)} of the cases`} />
                       </td>
                       <td className="dim">
-                        {odds.Probability >= 1 ? '–' : protection.LastCheckpoint ? `back to step ${count(protection.LastCheckpoint.Step)} in S3, ${plural(Math.max(0, protection.CommittedStep - protection.LastCheckpoint.Step), 'step')} again` : 'back to the start: nothing is in S3'}
+                        {probability >= 1 ? '–' : protection.LastCheckpoint ? `back to step ${count(protection.LastCheckpoint.Step)} in S3, ${plural(Math.max(0, protection.CommittedStep - protection.LastCheckpoint.Step), 'step')} again` : 'back to the start: nothing is in S3'}
                       </td>
                     </tr>
                   ))}
                 </tbody>
               </table>
               </div>
-              <p className="dim" style={{ marginTop: 8 }}>Counted over all sets of so many nodes, for the holders in view now. What the loss of a whole failure domain would do is not in the API yet.</p>
+              <p className="dim" style={{ marginTop: 8 }}>
+                Counted over all sets of so many nodes or failure domains, for the holders in view now. {(protection.DomainOdds ?? []).length ? 'A failure domain is the network node that instances hang on.' : 'AWS has not told the failure domains of these nodes.'}
+              </p>
+              {(protection.FatalDomains ?? []).length > 0 && (
+                <p>
+                  <Status tone="warn" word="One domain is enough" /> All copies of some shard are below {protection.FatalDomains.join(', ')}.
+                </p>
+              )}
             </section>
           )}
           {(protection.Shards ?? []).length ? (
@@ -123,10 +132,11 @@ export function EventsTab({ job }: { job: TrainingJob }) {
 export function EventList({ scope, most = MOST_ROWS }: { scope: { job?: string; fleet?: string }; most?: number }) {
   const query = useQuery(eventsQuery(scope))
   const [search, setSearch] = useSearchParams()
+  const client = useQueryClient()
   const filter = search.get('q') ?? ''
   return (
     <Shown query={query}>
-      {(events) => {
+      {({ events, older }) => {
         const found = events.filter((event) => `${event.Type} ${event.Message} ${event.NodeId ?? ''}`.toLowerCase().includes(filter.toLowerCase())).toReversed()
         return (
           <section className="card stack">
@@ -158,6 +168,12 @@ export function EventList({ scope, most = MOST_ROWS }: { scope: { job?: string; 
               <p className="dim">{events.length ? 'No event has this in it.' : 'Nothing has happened yet.'}</p>
             )}
             {found.length > most && <p className="dim">The newest {most} of {count(found.length)}; the filter finds older ones.</p>}
+            {older !== undefined && (
+              <div className="row">
+                <Doing does={() => olderEvents(client, scope)}>Ask for older events</Doing>
+                <span className="dim">The newest {count(events.length)} are here, back to <Ago at={events[0]?.Time} />; the filter looks at these.</span>
+              </div>
+            )}
           </section>
         )
       }}

@@ -3,17 +3,19 @@ import { Button, NativeSelect } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { memo, useCallback, useMemo, useState } from 'react'
-import { Link, useSearchParams } from 'react-router'
+import { Link } from 'react-router'
 
 import { call } from '../api/client'
-import { incidentsQuery, jobsQuery, useRole } from '../api/queries'
+import { jobsQuery, useRole } from '../api/queries'
 import type { TrainingJobSummary } from '../contract'
-import { count, dollars, headline, percent, plural } from '../model/format'
+import { count, dollars, duration, headline, percent, plural } from '../model/format'
 import { arranged, type Order } from '../model/jobs'
 import { isOver } from '../model/verdict'
 import { Ago, Empty, Filter, JobLink, Lasting, Problem, Shown, Status, toneOf } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { Doing } from '../parts/Doing'
+import { Progress } from '../parts/Progress'
+import { useAddress } from '../parts/address'
 
 const PAGE = 200
 const FIRST = 'everstep jobs submit --name gpt --source-dir examples/char_gpt --entry-point train.py --node-count 4'
@@ -33,10 +35,9 @@ export default function JobsPage() {
 }
 
 function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
-  const [search, setSearch] = useSearchParams()
+  const [search, set] = useAddress()
   const { mayRun } = useRole()
   const client = useQueryClient()
-  const incidents = useQuery(incidentsQuery()).data
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set())
   const [isAsking, setAsking] = useState(false)
   const [shown, setShown] = useState(PAGE)
@@ -45,19 +46,8 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
   const fleet = search.get('fleet') ?? ''
   const order = (search.get('sort') ?? 'created') as Order
   const isReversed = search.get('reverse') === '1'
-  const set = (key: string, value: string) => {
-    const next = new URLSearchParams(search)
-    value ? next.set(key, value) : next.delete(key)
-    setSearch(next, { replace: true })
-  }
   const rows = useMemo(() => arranged(jobs, { text, status, fleet, order, isReversed }), [jobs, text, status, fleet, order, isReversed])
   const statuses = Object.entries(jobs.reduce<Record<string, number>>((counts, job) => ({ ...counts, [job.SecondaryStatus]: (counts[job.SecondaryStatus] ?? 0) + 1 }), {}))
-  const open = new Set(incidents?.filter((each) => each.ClosedAt === undefined).map((each) => each.RunId))
-  const incidentCount = useMemo(() => {
-    const counts = new Map<string, number>()
-    for (const each of incidents ?? []) counts.set(each.RunId, (counts.get(each.RunId) ?? 0) + 1)
-    return counts
-  }, [incidents])
   const stoppable = rows.filter((job) => chosen.has(job.TrainingJobName) && !isOver(job) && job.TrainingJobStatus !== 'Stopping')
   const choose = useCallback((name: string, isChosen: boolean) => setChosen((before) => new Set(isChosen ? [...before, name] : [...before].filter((each) => each !== name))), [])
   const isPriced = jobs.some((job) => job.CostUsd !== undefined)
@@ -65,12 +55,7 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
     <th title={title} className={isNumber ? 'n' : undefined} aria-sort={order === key ? (isReversed ? 'descending' : 'ascending') : undefined}>
       <button
         type="button"
-        onClick={() => {
-          const next = new URLSearchParams(search)
-          next.set('sort', key)
-          order === key && !isReversed ? next.set('reverse', '1') : next.delete('reverse')
-          setSearch(next, { replace: true })
-        }}
+        onClick={() => set({ sort: key, reverse: order === key && !isReversed ? '1' : '' })}
       >
         {label} {order === key ? (isReversed ? '↑' : '↓') : ''}
       </button>
@@ -79,9 +64,9 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
   return (
     <>
       <div className="row">
-        <Filter label="Filter by name or reason" placeholder="Name or reason  ( / )" value={text} onChange={(value) => set('q', value)} />
-        <NativeSelect aria-label="Status" value={status} data={[{ value: '', label: 'Any status' }, ...statuses.map(([name, number]) => ({ value: name, label: `${name} (${number})` }))]} onChange={(event) => set('status', event.currentTarget.value)} />
-        <NativeSelect aria-label="Fleet" value={fleet} data={[{ value: '', label: 'Any fleet' }, ...new Set(jobs.map((job) => job.FleetName))]} onChange={(event) => set('fleet', event.currentTarget.value)} />
+        <Filter label="Filter by name or reason" placeholder="Name or reason  ( / )" value={text} onChange={(value) => set({ q: value })} />
+        <NativeSelect aria-label="Status" value={status} data={[{ value: '', label: 'Any status' }, ...statuses.map(([name, number]) => ({ value: name, label: `${name} (${number})` }))]} onChange={(event) => set({ status: event.currentTarget.value })} />
+        <NativeSelect aria-label="Fleet" value={fleet} data={[{ value: '', label: 'Any fleet' }, ...new Set(jobs.map((job) => job.FleetName))]} onChange={(event) => set({ fleet: event.currentTarget.value })} />
         {stoppable.length > 0 && (
           <>
             <Doing
@@ -107,12 +92,13 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
               {head('name', 'Job')}
               {head('status', 'Status')}
               <th>Reason</th>
-              {head('step', 'Step', true)}
+              {head('step', 'Progress', true)}
+              {head('left', 'Left', true, 'How long the rest takes at the mean pace so far, without failures and waiting')}
               <th>Protection</th>
               <th className="n">Incidents</th>
               {head('ettr', 'ETTR', true, 'Time in training by the time since it was first started, the queue left out')}
               {isPriced && head('cost', 'Cost', true)}
-              {head('nodes', 'Nodes', true)}
+              {head('nodes', 'Nodes', true, 'Nodes that are connected and report no fault, of those that the job asks for')}
               {head('fleet', 'Fleet')}
               <th className="n">Ran for</th>
               {head('created', 'Created')}
@@ -123,8 +109,6 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
               <Row
                 key={job.RunId}
                 job={job}
-                incidentCount={incidentCount.get(job.RunId) ?? 0}
-                isHurt={open.has(job.RunId)}
                 isChosen={chosen.has(job.TrainingJobName)}
                 onChoose={mayRun ? choose : undefined}
                 isPriced={isPriced}
@@ -160,8 +144,6 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
 
 interface Shows {
   job: TrainingJobSummary
-  incidentCount: number
-  isHurt: boolean
   isChosen: boolean
   /** Absent for whom it is not allowed. */
   onChoose?: (name: string, isChosen: boolean) => void
@@ -169,7 +151,7 @@ interface Shows {
 }
 
 /** Drawn anew when its own job has changed, not whenever the list is renewed: there may be a thousand. */
-const Row = memo(function Row({ job, incidentCount, isHurt, isChosen, onChoose, isPriced }: Shows) {
+const Row = memo(function Row({ job, isChosen, onChoose, isPriced }: Shows) {
   const name = job.TrainingJobName
   const behind = job.Boundary - job.CommittedStep
   return (
@@ -184,19 +166,26 @@ const Row = memo(function Row({ job, incidentCount, isHurt, isChosen, onChoose, 
           {headline(job.Reason)}
         </div>
       </td>
-      <td className="n" data-name="Step">{job.Boundary < 0 ? '–' : count(job.Boundary)}</td>
+      <td className="n" data-name="Progress"><Progress job={job} /></td>
+      <td className="n" data-name="Left">{job.EstimatedRemainingSeconds === undefined ? '–' : duration(job.EstimatedRemainingSeconds)}</td>
       <td data-name="Protection">
         {job.ProtectionState === undefined ? '–' : <Status tone={toneOf(job.ProtectionState)} word={job.ProtectionState} title={behind > 0 ? `The newest step in memory is ${plural(behind, 'step')} behind` : 'Every step is in memory'} />}
       </td>
       <td className="n" data-name="Incidents">
-        {isHurt ? <Link to={`/incidents?q=${encodeURIComponent(name)}`}><Status tone="warn" word={`${incidentCount}, open`} /></Link> : count(incidentCount)}
+        {job.OpenIncidentCount ? <Link to={`/incidents?q=${encodeURIComponent(name)}`}><Status tone="warn" word={`${job.IncidentCount}, open`} /></Link> : count(job.IncidentCount ?? 0)}
       </td>
       <td className="n" data-name="ETTR">{job.EttrRatio === undefined ? '–' : percent(job.EttrRatio)}</td>
       {isPriced && <td className="n" data-name="Cost">{job.CostUsd === undefined ? '–' : dollars(job.CostUsd)}</td>}
-      <td className="n" data-name="Nodes">{count(job.NodeCount)}</td>
+      <td className="n" data-name="Nodes"><Nodes job={job} /></td>
       <td data-name="Fleet"><Link to={`/fleets/${encodeURIComponent(job.FleetName)}`}>{job.FleetName}</Link></td>
       <td className="n" data-name="Ran for"><Lasting from={job.TrainingStartTime} to={job.TrainingEndTime} /></td>
       <td className="moment" data-name="Created"><Ago at={job.CreationTime} /></td>
     </tr>
   )
 })
+
+function Nodes({ job }: { job: TrainingJobSummary }) {
+  if (isOver(job) || job.HealthyNodeCount === undefined) return <>{count(job.NodeCount)}</>
+  const words = `${count(job.HealthyNodeCount)} of ${count(job.NodeCount)}`
+  return job.SecondaryStatus === 'Training' && job.HealthyNodeCount < job.NodeCount ? <Status tone="warn" word={words} /> : <>{words}</>
+}

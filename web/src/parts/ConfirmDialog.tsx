@@ -1,7 +1,8 @@
-import { Button, Modal, TextInput } from '@mantine/core'
+import { Button, TextInput } from '@mantine/core'
 import { useState } from 'react'
 
 import { Problem } from './Basics'
+import { Dialog } from './Dialog'
 import type { Confirmation } from './ConfirmByName'
 
 /** The dialog of `ConfirmByName`: apart, because a page that is only read never needs it. */
@@ -10,7 +11,7 @@ export default function ConfirmDialog({ name, verb, onClose, onConfirm, children
   const [error, setError] = useState<unknown>()
   const [isBusy, setBusy] = useState(false)
   return (
-    <Modal opened onClose={onClose} title={`${verb} ${name}?`} centered>
+    <Dialog onClose={onClose} title={`${verb} ${name}?`}>
       <form
         className="stack"
         onSubmit={(event) => {
@@ -34,6 +35,6 @@ export default function ConfirmDialog({ name, verb, onClose, onConfirm, children
           </Button>
         </div>
       </form>
-    </Modal>
+    </Dialog>
   )
 }

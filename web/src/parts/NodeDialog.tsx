@@ -1,4 +1,4 @@
-import { Button, Modal, Radio, TextInput } from '@mantine/core'
+import { Button, Radio, TextInput } from '@mantine/core'
 import { useQueryClient } from '@tanstack/react-query'
 import { useState } from 'react'
 
@@ -6,6 +6,7 @@ import { call } from '../api/client'
 import type { Node } from '../contract'
 import { actionsOf } from '../model/nodes'
 import { Problem } from './Basics'
+import { Dialog } from './Dialog'
 
 /** What a person wants done with a node: what it does, why, and the node's id typed. */
 export default function NodeDialog({ node, onClose }: { node: Node; onClose: () => void }) {
@@ -18,7 +19,7 @@ export default function NodeDialog({ node, onClose }: { node: Node; onClose: () 
   const [isBusy, setBusy] = useState(false)
   const action = actions.find((each) => each.verb === verb) ?? actions[0]!
   return (
-    <Modal opened onClose={onClose} title={`What is to be done with ${node.NodeId}?`} centered>
+    <Dialog onClose={onClose} title={`What is to be done with ${node.NodeId}?`}>
       <form
         className="stack"
         onSubmit={(event) => {
@@ -52,6 +53,6 @@ export default function NodeDialog({ node, onClose }: { node: Node; onClose: () 
           </Button>
         </div>
       </form>
-    </Modal>
+    </Dialog>
   )
 }

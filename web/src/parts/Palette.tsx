@@ -45,7 +45,7 @@ export default function Palette({ typed, onType, onClose }: { typed: string; onT
     void navigate(entry.to)
   }
   return (
-    <Modal opened onClose={onClose} withCloseButton={false} padding="xs" yOffset="12vh" aria-label="Search and go to">
+    <Modal opened onClose={onClose} withCloseButton={false} padding="xs" yOffset="12vh" attributes={{ content: { 'aria-label': 'Search and go to' } }}>
       <TextInput
         aria-label="Search and go to"
         placeholder="A job, an incident, a fleet, a page"

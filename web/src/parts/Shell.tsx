@@ -6,7 +6,7 @@ import { Link, NavLink, Outlet, useLocation, useNavigate } from 'react-router'
 
 import { contact, serverTime } from '../api/client'
 import { useLive } from '../api/live'
-import { incidentsQuery, sessionQuery } from '../api/queries'
+import { openIncidentsQuery, sessionQuery } from '../api/queries'
 import { duration } from '../model/format'
 import { STALE_SECONDS } from '../model/verdict'
 import { Loading, Problem, Status, useNow } from './Basics'
@@ -130,6 +130,6 @@ export function Shell() {
 }
 
 function OpenIncidents() {
-  const open = useQuery(incidentsQuery()).data?.filter((each) => each.ClosedAt === undefined).length ?? 0
+  const open = useQuery(openIncidentsQuery).data?.length ?? 0
   return open ? <span className="count tone-warn" aria-label={`${open} open`}>{open}</span> : null
 }

@@ -37,6 +37,8 @@ async def fail(fleet: Fleet, rank: int = 1) -> None:
 async def test_steps_are_committed_and_come_back(fleet: Fleet) -> None:
     await fleet.launch()
     await fleet.train(5)
+    every = 2 * len(fleet.nodes)
+    await until("every copy to be told of", lambda: [step >= 5 and at > 0 for step, at in copies(fleet)] == [True] * every)
     await fail(fleet)
     await until("the exit to be reported", lambda: exit_of(fleet, 1) is ExitClass.KILLED)
     await fleet.launch()
@@ -51,6 +53,12 @@ async def test_steps_are_committed_and_come_back(fleet: Fleet) -> None:
     await fleet.release()
     assert [path for node in fleet.nodes for path in node.slots.rglob("*") if path.is_file()] == []
     assert [node.shim.forgotten for node in fleet.nodes] == [[RUN]] * 3
+
+
+def copies(fleet: Fleet) -> list[tuple[Step, float]]:
+    """Which step each holder of each shard holds verified, and since when, as the owners' agents report it."""
+    members = [fleet.control.member(node.id) for node in fleet.nodes]
+    return [copy for member in members if member is not None for shard in member.protection for copy in shard.verified]
 
 
 def exit_of(fleet: Fleet, rank: int) -> ExitClass | None:

@@ -107,6 +107,7 @@ class Pair:
             base=None,
             store=self.owner_store,
             page=RankPage(self.owner_store.page_path(RANK), generation=GENERATION),
+            now=lambda: 0.0,
             on_change=self._changed,
         )
         self._sending: asyncio.Task[None] | None = None

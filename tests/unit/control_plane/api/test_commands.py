@@ -89,7 +89,7 @@ def test_it_is_an_event_before_the_agent_hears_of_it(service, client, job) -> No
         with service.database.read() as session:
             from control_plane.db import events
 
-            page = events.page(session, job_name="gpt", fleet_name=None, project=None, after_id=0, limit=100)
+            page = events.page(session, events.EventFilter(job_name="gpt"), limit=100)
         told.append([event.type for event in page])
         return says(command)
 

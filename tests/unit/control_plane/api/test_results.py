@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 
 import pytest
 from botocore.exceptions import WaiterError
 
 from control_plane.core import domain_loss
-from control_plane.db import checkpoints, incidents, jobs, nodes, protection
+from control_plane.db import checkpoints, events, incidents, jobs, nodes, protection
 from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.events import NewEvent
 from control_plane.db.incidents import NewIncident
 from control_plane.db.leases import Leaser
 from control_plane.db.nodes import AgentFacts
-from control_plane.db.protection import HolderRecord, ShardRecord
+from control_plane.db.protection import HolderRecord, ShardRecord, VerifiedRecord
 from control_plane.errors import TooManyCases
 from everstep.errors import NothingToDownload, TransferFailed
-from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.agent_messages import AgentReport, Hello, NodeFault
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard, encode_manifest
 from everstep.protocol.plan import ObjectReference, PlanNode, RankPlan
 from everstep.protocol.safetensors import encode_header
@@ -171,6 +174,42 @@ def test_protection_of_a_job_that_runs(client, job):
         "Holders": [{"NodeId": "i-1", "InView": True}, {"NodeId": "i-0", "InView": True}],
         "Reason": "",
     }
+    assert (answer["DomainOdds"], answer["FatalDomains"]) == ([], [])
+
+
+def test_a_holder_says_which_step_it_holds_since_when_and_how_far_that_is_behind(client, job):
+    job.launch(1)
+    job.write(jobs.change, committed_step=9, proposed_step=10, boundary=12, committed_at=START)
+    verified = (VerifiedRecord(node_id="i-0", step=12, at=START), VerifiedRecord(node_id="i-1", step=9, at=START + timedelta(seconds=3)))
+    known = dataclasses.replace(shard(0, True, False), verified=verified)
+    job.write(protection.record, [known, shard(1, True, True)], START)
+    own, other = client.describe_protection(TrainingJobName="gpt")["Shards"][0]["Holders"]
+    assert own == {"NodeId": "i-0", "InView": True, "VerifiedStep": 12, "VerifiedTime": START, "LagSteps": 0}
+    assert other == {"NodeId": "i-1", "InView": False, "VerifiedStep": 9, "VerifiedTime": START + timedelta(seconds=3), "LagSteps": 3}
+
+
+@pytest.mark.parametrize(
+    ("domains", "odds", "fatal"),
+    [
+        ({"i-0": "rack0", "i-1": "rack1"}, [(1, 1.0), (2, 0.0)], []),
+        ({"i-0": "rack0", "i-1": "rack0"}, [(1, 0.0)], ["rack0"]),
+        ({"i-0": "rack0"}, [(1, 1.0), (2, 0.0)], []),
+    ],
+)
+def test_the_loss_of_whole_domains_is_counted_as_far_as_they_are_known(client, job, service, domains, odds, fatal):
+    job.connect("i-0", "i-1")
+    job.launch(1)
+    job.write(jobs.change, committed_step=9)
+    job.write(protection.record, [shard(0, True, True), shard(1, True, True)], START)
+    with service.database.write() as session:
+        lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
+        for node_id, domain in domains.items():
+            nodes.change(session, lease, node_id, initial_state="joining", now=START, failure_domain=domain)
+    answer = client.describe_protection(TrainingJobName="gpt")
+    assert [(each["LostDomains"], each["Probability"]) for each in answer["DomainOdds"]] == odds
+    assert answer["FatalDomains"] == fatal
+    assert [each.get("FailureDomain") for each in answer["Shards"][0]["Holders"]] == [domains.get("i-0"), domains.get("i-1")]
+    assert answer["RecoveryOdds"][0]["Probability"] == 1.0  # of nodes, as before
 
 
 @pytest.mark.parametrize(
@@ -392,6 +431,23 @@ def test_incidents_are_listed_and_described(client, job):
         client.list_incidents(NextToken="bm9uc2Vuc2U=")
 
 
+@pytest.mark.covers("ListIncidents.SortOrder", "ListIncidents.StatusEquals")
+def test_incidents_are_listed_newest_first_and_by_whether_they_are_over(client, job):
+    for number in range(4):
+        job.open_incident(f"inc-{number}", number // 2)
+    for number in (0, 3):
+        job.write(incidents.change, f"inc-{number}", phase="closed", closed_at=START)
+    listed = [entry["IncidentId"] for entry in all_pages(client, "list_incidents", SortOrder="Descending", MaxResults=1)]
+    assert listed == ["inc-3", "inc-2", "inc-1", "inc-0"]
+    assert [entry["IncidentId"] for entry in client.list_incidents(StatusEquals="Open")["Incidents"]] == ["inc-1", "inc-2"]
+    closed = client.list_incidents(TrainingJobName="gpt", StatusEquals="Closed", SortOrder="Descending")
+    assert [entry["IncidentId"] for entry in closed["Incidents"]] == ["inc-3", "inc-0"]
+    with refused("ValidationException"):
+        client.list_incidents(NextToken=client.list_incidents(MaxResults=1)["NextToken"], SortOrder="Descending")
+    (summary,) = client.list_training_jobs()["TrainingJobSummaries"]
+    assert (summary["IncidentCount"], summary["OpenIncidentCount"]) == (4, 2)
+
+
 @pytest.mark.covers("ListEvents.AfterEventId", "ListEvents.MaxResults", "ListEvents.NextToken")
 def test_events_go_on_where_they_ended(client, job):
     first = client.list_events(MaxResults=1)
@@ -406,6 +462,61 @@ def test_nodes_come_in_pages(client, job):
     job.connect("i-0", "i-1", "i-2")
     pages = list(client.get_paginator("list_nodes").paginate(FleetName="main", PaginationConfig={"PageSize": 2}))
     assert [[node["NodeId"] for node in page["Nodes"]] for page in pages] == [["i-0", "i-1"], ["i-2"]]
+
+
+@pytest.mark.covers("ListEvents.SortOrder", "ListEvents.TimeAfter", "ListEvents.TimeBefore")
+def test_events_are_listed_newest_first_and_of_a_span_of_time(client, job, service):
+    with service.database.write() as session:
+        for number in range(3):
+            events.append(session, NewEvent(at=START + timedelta(hours=number + 1), type=f"Made{number}", message=""))
+    newest = [event["Type"] for event in all_pages(client, "list_events", SortOrder="Descending", MaxResults=2)]
+    assert newest[:4] == ["Made2", "Made1", "Made0", "TrainingJobCreated"]
+    assert len(newest) == len(client.list_events()["Events"])
+    span = {"TimeAfter": START + timedelta(hours=2), "TimeBefore": START + timedelta(hours=3)}
+    assert [event["Type"] for event in client.list_events(**span)["Events"]] == ["Made1"]
+    first = client.list_events(SortOrder="Descending", MaxResults=1)
+    assert [event["Type"] for event in client.list_events(SortOrder="Descending", AfterEventId=first["Events"][0]["EventId"] - 2)["Events"]] == [
+        "Made2",
+        "Made1",
+    ]
+    with refused("ValidationException"):
+        client.list_events(NextToken=first["NextToken"])
+
+
+def test_a_job_says_how_far_it_is_and_how_many_of_its_nodes_are_well(client, job, service):
+    (waiting,) = client.list_training_jobs()["TrainingJobSummaries"]
+    assert ("TargetStep" in waiting, "EstimatedRemainingSeconds" in waiting, waiting["HealthyNodeCount"]) == (False, False, 0)
+    job.launch(1)
+    job.run_ranks()
+    job.connect("i-0", "i-1", "i-2")
+    with service.database.write() as session:
+        lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
+        for node_id in ("i-0", "i-1", "i-2"):
+            nodes.change(session, lease, node_id, initial_state="joining", now=START, state="assigned", run_id=job.run)
+    fault = NodeFault(code="gpu_lost", message="gone", is_permanent=False)
+    for number, faults in enumerate(((), (fault,))):  # the third has not dialled in
+        hello = Hello(node_id=NodeId(f"i-{number}"), agent_id="a", address="", peer_port=1, memory_bytes=1, version="1")
+        connection = service.app.state.services.registry.accept(hello, FleetName("main"))
+        connection.report(AgentReport(node_id=hello.node_id, sequence=1, member=None, faults=faults))
+    job.write(jobs.change, target_step=100, boundary=25, max_boundary=25, accounting={"train": 50_000_000})
+    (listed,) = client.list_training_jobs()["TrainingJobSummaries"]
+    described = client.describe_training_job(TrainingJobName="gpt")
+    for shown in (listed, described):
+        assert (shown["TargetStep"], shown["EstimatedRemainingSeconds"], shown["HealthyNodeCount"]) == (100, 150.0, 1)
+    job.write(jobs.change, state="completed", ended_at=START)
+    assert "EstimatedRemainingSeconds" not in client.describe_training_job(TrainingJobName="gpt")
+
+
+@pytest.mark.covers("ListTrainingJobNodes.TrainingJobName")
+def test_the_nodes_of_a_job_are_listed_with_the_time_that_they_worked_for_it(client, job):
+    assert client.list_training_job_nodes(TrainingJobName="gpt")["Nodes"] == []
+    job.launch(1)
+    assert client.list_training_job_nodes(TrainingJobName="gpt")["Nodes"] == [{"NodeId": f"i-{n}", "StartTime": START} for n in range(2)]
+    job.write(jobs.change, state="completed", ended_at=START + timedelta(hours=1))
+    ends = {node["EndTime"] for node in client.list_training_job_nodes(TrainingJobName="gpt")["Nodes"]}
+    assert ends == {START + timedelta(hours=1)}
+    with refused("ResourceNotFoundException"):
+        client.list_training_job_nodes(TrainingJobName="other")
 
 
 @pytest.mark.covers("DescribeNode.NodeId", "ListNodes.FleetName", "ListNodes.IncludeEnded")

@@ -99,6 +99,17 @@ def test_ettr_with_and_without_the_time_that_the_job_had_no_nodes() -> None:
     assert accounting.ettr_ratio({"queue": 5}) is None
 
 
+def test_what_is_left_takes_the_mean_pace_of_what_is_finished_whatever_failures_cost() -> None:
+    spent = {"queue": 500_000_000, "train": 40_000_000, "detect": 7_000_000, "rework": 90_000_000}
+    assert accounting.remaining_seconds(spent, finished=20, target=50) == 60.0
+    assert accounting.remaining_seconds(spent, finished=60, target=50) == 0.0
+
+
+@pytest.mark.parametrize(("train", "finished", "target"), [(0, 20, 50), (40, 0, 50), (40, -1, 50), (40, 20, -1), (40, 20, 0)])
+def test_nothing_is_estimated_before_there_is_a_pace_and_a_target(train: int, finished: int, target: int) -> None:
+    assert accounting.remaining_seconds({"train": train}, finished, target) is None
+
+
 def test_mean_time_to_failure_counts_the_time_in_which_one_could_begin() -> None:
     spent = {"train": 50_000_000, "stall": 10_000_000, "rework": 7_000_000, "queue": 9_000_000}
     assert accounting.mean_seconds_to_failure(spent, 3) == pytest.approx(20)

@@ -33,7 +33,7 @@ def test_times_come_back_in_utc_whatever_zone_they_went_in_with(database):
     with database.write() as session:
         events.append(session, NewEvent(at=there, type="T", message="m"))
     with database.read() as session:
-        (event,) = events.page(session, job_name=None, fleet_name=None, project=None, after_id=0, limit=10)
+        (event,) = events.page(session, events.EventFilter(), limit=10)
     assert event.at == there
     assert event.at.tzinfo is UTC
 
@@ -90,7 +90,7 @@ def test_two_writers_that_read_first_wait_for_each_other(database):
         thread.join(20)
     assert failures == []
     with database.read() as session:
-        found = events.page(session, job_name=None, fleet_name=None, project=None, after_id=0, limit=10)
+        found = events.page(session, events.EventFilter(), limit=10)
     assert [(event.type, event.message) for event in found] == [("first", "m"), ("second", "1")]
 
 

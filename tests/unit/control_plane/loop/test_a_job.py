@@ -8,7 +8,7 @@ import pytest
 
 from control_plane.core.accounting import Bucket
 from control_plane.core.states import JobState
-from control_plane.db import fleets, incidents, jobs
+from control_plane.db import fleets, incidents, jobs, protection
 from everstep.protocol.agent_messages import ExitClass
 from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.loop.world import World
@@ -44,6 +44,34 @@ async def test_a_job_runs_from_submission_to_its_end(world: World) -> None:
     assert not world.incidents()
     assert sum(job.accounting.values()) == (job.ended_at - job.created_at) // timedelta(microseconds=1)
     await world.until(lambda: all(agent.run is None for agent in world.agents.values()))
+
+
+async def test_what_the_script_says_of_its_end_is_kept_and_a_launch_that_says_nothing_takes_nothing_back(world: World) -> None:
+    world.submit()
+    await world.running()
+    assert world.job().target_step == -1
+    for agent in world.team():
+        agent.target = 5_000
+    await world.train(1)
+    assert world.job().target_step == 5_000
+    for agent in world.agents.values():
+        agent.target = 0
+    world.kill_rank(world.team()[2])
+    await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
+    await world.train(2)
+    assert world.job().target_step == 5_000
+
+
+async def test_it_is_stored_which_step_each_holder_holds_and_since_when(world: World) -> None:
+    run = world.submit()
+    await world.running()
+    await world.train(5)
+    await world.tick()
+    owner, holder = world.plan().ranks[0].holders
+    with world.database.read() as session:
+        shard = protection.of_run(session, run)[0]
+    assert {each.node_id: each.step for each in shard.verified} == {owner: 5, holder: 5}
+    assert all(each.at <= world.now for each in shard.verified)
 
 
 async def test_a_killed_rank_restarts_all_ranks_from_their_own_memory(world: World) -> None:

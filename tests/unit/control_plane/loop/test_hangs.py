@@ -22,7 +22,7 @@ async def test_a_hang_is_found_across_a_restart_and_its_time_adds_up(world: Worl
     await world.train(1)
     assert {message.number for _, message in world.said if isinstance(message, TakeStacks)} == {1, 2}
     with world.database.read() as session:
-        found = events.page(session, job_name="gpt", fleet_name=None, project=None, after_id=0, limit=1000)
+        found = events.page(session, events.EventFilter(job_name="gpt"), limit=1000)
     told = [event for event in found if event.type in ("RanksStandStill", "RanksHang")]
     assert [event.type for event in told] == ["RanksStandStill", "RanksHang"], "each once"
     assert told[0].detail["stacks"][0]["ranks"] == [0, 1, 2, 3]

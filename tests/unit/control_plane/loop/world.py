@@ -101,6 +101,9 @@ class Agent:
     node_faults: tuple[NodeFault, ...] = ()
     evidence_key: str = ""
     wanted_checkpoint: int = -1
+    target: int = 0
+    verified: dict[tuple[Rank, NodeId], tuple[Step, float]] = field(default_factory=dict)
+    """Since when each holder is known to hold its newest step of this node's ranks."""
 
     def connect(self) -> None:
         hello = Hello(
@@ -149,6 +152,7 @@ class Agent:
                     ),
                     committed=Step(committed),
                     payload_bytes=100,
+                    verified=tuple(self.seen(rank, holder) for holder in self.plan.ranks[rank].holders),
                 )
                 for rank in self.boundary
             )
@@ -175,7 +179,18 @@ class Agent:
             uploads=self.uploads,
             faults=self.faults,
             restored_from=self.restored_from,
+            target=Step(self.target),
         )
+
+    def seen(self, rank: Rank, holder: NodeId) -> tuple[Step, float]:
+        """Return the newest step that a holder is known to hold, and since when: what it held last, where it cannot be reached."""
+        before = self.verified.get((rank, holder), (Step(-1), 0.0))
+        if not self.world.serves(holder) or not self.world.serves(self.node_id):
+            return before
+        newest = max((step for owner, _, step in self.world.agents[holder].slots if owner == rank), default=-1)
+        if newest != before[0]:
+            self.verified[rank, holder] = Step(newest), self.world.now.timestamp()
+        return self.verified.get((rank, holder), before)
 
     def status(self, rank: Rank, step: int) -> RankStatus:
         if rank not in self.moved_at or self.moved_at[rank][0] != step:
@@ -466,7 +481,7 @@ class World:
 
     def incidents(self, name: str = "gpt") -> tuple[incidents.IncidentRecord, ...]:
         with self.database.read() as session:
-            return incidents.page(session, job_name=name, project=None, after=None, limit=100)
+            return incidents.page(session, incidents.IncidentFilter(job_name=name), after=None, limit=100)
 
     def checkpoints(self, name: str = "gpt") -> tuple[checkpoints.CheckpointRecord, ...]:
         run = self.job(name).run_id
@@ -479,7 +494,7 @@ class World:
 
     def events(self) -> list[str]:
         with self.database.read() as session:
-            return [event.message for event in events.page(session, job_name=None, fleet_name=None, project=None, after_id=0, limit=10_000)]
+            return [event.message for event in events.page(session, events.EventFilter(), limit=10_000)]
 
     def plan(self, name: str = "gpt") -> GenerationPlan:
         job = self.job(name)

@@ -32,11 +32,15 @@ def test_cards_and_adapters_are_read_and_virtual_ones_are_not(tmp_path: Path) ->
     (infiniband / "efa_0/ports/1/state").write_text("4: ACTIVE\n")
     (infiniband / "efa_1/ports/1").mkdir(parents=True)
     (infiniband / "efa_1/ports/1/state").write_text("1: DOWN\n")
+    for name, count in (("rx_bytes", 40), ("tx_bytes", 2), ("rdma_read_bytes", 600)):
+        (infiniband / "efa_0/ports/1/hw_counters").mkdir(exist_ok=True)
+        (infiniband / "efa_0/ports/1/hw_counters" / name).write_text(f"{count}\n")
+        (net / "eth1/statistics" / name).write_text(f"{count}\n")
     assert devices.links(net, infiniband) == (
         LinkFacts(name="eth0", is_up=True, error_count=5),
-        LinkFacts(name="eth1", is_up=False, error_count=5),
+        LinkFacts(name="eth1", is_up=False, error_count=5, byte_count=42),
         LinkFacts(name="eth2", is_up=True, error_count=5),
-        LinkFacts(name="efa_0/1", is_up=True),
+        LinkFacts(name="efa_0/1", is_up=True, byte_count=642),
         LinkFacts(name="efa_1/1", is_up=False),
     )
     assert devices.links(tmp_path / "none", tmp_path / "none") == ()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from worker.core.node_health import GpuFacts
+from worker.core.node_health import GpuFacts, LinkFacts
+from worker.core.own_metrics import NodeUsage
+from worker.health import devices
 from worker.health.watch import SILENT_SECONDS, HealthWatch
 
 
@@ -62,6 +64,20 @@ def test_a_reading_is_judged_and_a_change_is_said(tmp_path: Path) -> None:
     gpus.facts = ()
     assert watch.look()
     assert codes(watch) == []
+
+
+def test_what_the_devices_have_done_is_told_for_charts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = Gpus()
+    watch = made(tmp_path, gpus, Clock())
+    assert watch.usage() == NodeUsage()
+    gpus.facts = (GpuFacts(index=0, busy_percent=90.0), GpuFacts(index=1, busy_percent=30.0), GpuFacts(index=2))
+    links = (LinkFacts(name="eth0", is_up=True, byte_count=40), LinkFacts(name="eth1", is_up=True), LinkFacts(name="eth2", is_up=True, byte_count=2))
+    monkeypatch.setattr(devices, "links", lambda: links)
+    watch.look()
+    assert watch.usage() == NodeUsage(gpu_percent=60.0, network_bytes=42)
+    gpus.facts, links = (), ()
+    watch.look()
+    assert watch.usage() == NodeUsage()
 
 
 def test_a_gpu_is_as_busy_as_it_was_at_the_most_lately(tmp_path: Path) -> None:

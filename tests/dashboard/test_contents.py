@@ -1,0 +1,219 @@
+"""What the pages say, in a real Chromium, held against what the API answers: tabs, lists, charts, and what is there when nothing is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.dashboard.browsing import open_job, sentence, signed_in
+from tests.dashboard.service import Seeded, Served
+from tests.unit.control_plane.loop.world import World
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+def rows(place: Page | Locator) -> Locator:
+    return place.locator("tbody tr")
+
+
+def get(api: httpx.Client, path: str, **query: Any) -> Any:
+    answer = api.get(path, params=query)
+    assert answer.is_success, answer.text
+    return answer.json()
+
+
+def test_the_queue_says_why_a_job_waits_who_is_ahead_and_what_would_free_it(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    name = "waits-behind"
+    seeded.story.queue(name)
+    desk.goto("/queue")
+    row = rows(desk).filter(has=desk.locator("td:nth-child(2)", has_text=name)).first
+    job = get(api, f"/training-jobs/{name}")
+    assert job["QueuedBehind"]
+    expect(row.locator("td").first).to_have_text(str(job["QueuePosition"]))
+    expect(row).to_contain_text(sentence(job["Reason"]))
+    for ahead in job["QueuedBehind"]:
+        expect(row.locator("[data-name='Ahead of it']")).to_contain_text(ahead)
+    expect(row.locator("ul.plain li").first).to_be_visible()
+
+
+def test_protection_tells_of_every_copy_and_of_what_losses_would_do(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    name = seeded.story.calm
+    open_job(desk, name, "/protection")
+    told = get(api, f"/training-jobs/{name}/protection")
+    shards = told["Shards"]
+    copies = rows(desk.get_by_role("region", name="Every copy"))
+    expect(copies).to_have_count(sum(len(shard["Holders"]) for shard in shards))
+    holder = next(each for each in shards[0]["Holders"] if each["NodeId"] == shards[0]["OwnerNodeId"])
+    own = copies.filter(has_text=holder["NodeId"]).filter(has=desk.locator("td:first-child", has_text=re.compile(f"^{shards[0]['Rank']}$")))
+    expect(own).to_contain_text(f"{holder['VerifiedStep']:,}")
+    verified = datetime.fromtimestamp(holder["VerifiedTime"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    expect(own.locator("time")).to_have_attribute("title", verified)
+    losses = rows(desk.get_by_role("region", name="If several are lost at once"))
+    expect(losses).to_have_count(len(told["RecoveryOdds"]) + len(told["DomainOdds"]))
+    for number, odds in enumerate(told["RecoveryOdds"]):
+        expect(losses.nth(number)).to_contain_text(f"any {odds['LostNodes']} node")
+        expect(losses.nth(number)).to_contain_text("always" if odds["Probability"] == 1 else "of the cases")
+    expect(desk.get_by_role("group", name=f"Who holds which of {len(shards)} shards")).to_be_visible()
+
+
+def test_checkpoints_and_where_the_time_went_are_those_of_the_api(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    name = seeded.story.gpu
+    open_job(desk, name, "/checkpoints")
+    listed = get(api, f"/training-jobs/{name}/checkpoints")["Checkpoints"]
+    expect(rows(desk)).to_have_count(len(listed))
+    expect(rows(desk).first).to_contain_text(f"{listed[0]['Step']:,}")
+    expect(rows(desk).first).to_contain_text(listed[0]["S3Uri"])
+    over = seeded.story.finished
+    open_job(desk, over)
+    card = desk.locator("section.card", has=desk.get_by_role("heading", name="Where the time went"))
+    spent = get(api, f"/training-jobs/{over}")["AccountingSeconds"]
+    for bucket, seconds in spent.items():
+        if seconds:
+            expect(card.locator("li", has_text=re.compile(f"^{bucket}", re.IGNORECASE))).to_have_count(1)
+    wall = get(api, f"/training-jobs/{over}")
+    minutes = round((wall["TrainingEndTime"] - wall["CreationTime"]) // 60)
+    expect(card).to_contain_text(f"Together {minutes} min")
+
+
+def test_fleets_are_listed_with_what_they_have_and_cost(desk: Page, api: httpx.Client) -> None:
+    (fleet,) = get(api, "/fleets")["Fleets"]
+    desk.goto("/fleets")
+    row = rows(desk).first
+    expect(row).to_contain_text(f"{fleet['ConnectedNodeCount']} / {fleet['NodeCount']} / {fleet['DesiredNodeCount']}")
+    expect(row).to_contain_text(f"${fleet['PriceUsdPerHour'] * fleet['NodeCount']:.2f}/h")
+    row.get_by_role("link").click()
+    expect(desk.get_by_role("heading", level=1)).to_contain_text(fleet["FleetName"])
+
+
+def test_a_job_says_how_far_it_is_what_is_left_and_what_it_costs(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    name = seeded.story.partition
+    open_job(desk, name)
+    job = get(api, f"/training-jobs/{name}")
+    facts = desk.locator("dl.facts").first
+    expect(facts).to_contain_text(f"of {job['TargetStep']:,}")
+    expect(facts).to_contain_text(f"${job['CostUsd']:,.2f}")
+    expect(facts).to_contain_text(f"{job['HealthyNodeCount']} of {job['NodeCount']}")
+    left = facts.locator("div", has_text="Left at its pace").locator("dd")
+    hours = int(job["EstimatedRemainingSeconds"] // 3600)
+    expect(left).to_contain_text(re.compile(rf"^({hours}|{hours + 1}) h|^\d+ d"))
+    desk.goto("/")
+    row = rows(desk).filter(has=desk.get_by_role("link", name=name, exact=True)).first
+    expect(row).to_contain_text(f"of {job['TargetStep']:,}")
+    expect(row).to_contain_text(f"{job['HealthyNodeCount']} of {job['NodeCount']}")
+
+
+def test_a_request_is_the_same_as_yaml_on_the_command_line_in_python_and_for_curl(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    name = seeded.story.gpu
+    job = get(api, f"/training-jobs/{name}")
+    open_job(desk, name, "/spec")
+    shown = desk.locator(".command pre").first
+    asked = yaml.safe_load(shown.inner_text())
+    assert (asked["NodeCount"], asked["HyperParameters"], asked["Source"]) == (job["NodeCount"], job["HyperParameters"], job["Source"])
+    for form, begin in (("CLI", "aws everstep create-training-job"), ("Python", "import everstep"), ("curl", "curl --fail-with-body -X POST")):
+        desk.get_by_text(form, exact=True).click()
+        expect(shown).to_contain_text(begin)
+        text = shown.inner_text()
+        assert all(value in text for value in (job["Source"]["SourceId"], *job["HyperParameters"].values()))
+        if form != "Python":
+            assert json.loads(text[text.index("{") : text.rindex("}") + 1]) == asked
+
+
+def test_form_and_yaml_follow_each_other(desk: Page) -> None:
+    desk.goto("/submit")
+    text = desk.get_by_label("As YAML")
+    desk.get_by_label(re.compile("^Name")).fill("both-ways")
+    desk.get_by_label("Nodes").fill("7")
+    expect(text).to_have_value(re.compile("TrainingJobName: both-ways"))
+    expect(text).to_have_value(re.compile("NodeCount: 7"))
+    text.fill("TrainingJobName: from-yaml\nNodeCount: 3\nHyperParameters:\n  steps: '200'\n")
+    expect(desk.get_by_label(re.compile("^Name"))).to_have_value("from-yaml")
+    expect(desk.get_by_label("Nodes")).to_have_value("3")
+    expect(desk.get_by_label("Hyperparameters")).to_have_value("steps=200")
+    text.fill("- no fields")
+    expect(desk.get_by_text("The YAML must be fields with values")).to_be_visible()
+    expect(desk.get_by_label(re.compile("^Name"))).to_have_value("from-yaml")  # what was right stays
+
+
+def test_a_phase_on_the_timeline_leads_to_its_incident(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    name = seeded.story.gpu
+    open_job(desk, name)
+    chart = desk.locator("svg.timeline")
+    worked = {node["NodeId"] for node in get(api, f"/training-jobs/{name}/nodes")["Nodes"]}
+    expect(chart.locator("text.lane")).to_have_count(len(worked) + 2)
+    incident = get(api, "/incidents", TrainingJobName=name, SortOrder="Descending", MaxResults=1)["Incidents"][0]
+    chart.get_by_role("link", name=re.compile("^Fault: ")).last.click(force=True)
+    expect(desk).to_have_url(re.compile(f"/incidents/{incident['IncidentId']}$"))
+
+
+def test_charts_have_a_gap_where_the_job_stood_still_share_the_cursor_and_zoom(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    name = seeded.story.gpu
+    open_job(desk, name, "/metrics")
+    own = desk.get_by_role("region", name="What Everstep measures").locator(".chart")
+    names = [each["MetricName"] for each in get(api, f"/training-jobs/{name}/metric-data", MaxPoints=1000)["MetricDataResults"]]
+    expect(own).to_have_count(len([each for each in names if each.startswith("everstep/")]))
+    charts = desk.locator(".chart")
+    expect(charts).to_have_count(len(names))
+    over = charts.first.locator(".u-over")
+    over.scroll_into_view_if_needed()
+    over.hover(position={"x": 60, "y": 60})
+    legends = desk.locator(".u-legend .u-series:first-child .u-value")
+    expect(legends.nth(0)).not_to_have_text(re.compile("--|^–$"))
+    expect(legends.nth(1)).not_to_have_text(re.compile("--|^–$"))  # the cursor of the other chart follows
+    box = over.bounding_box()
+    assert box is not None
+    before = charts.first.screenshot()
+    desk.mouse.move(box["x"] + 40, box["y"] + 50)
+    desk.mouse.down()
+    desk.mouse.move(box["x"] + 120, box["y"] + 50, steps=5)
+    desk.mouse.up()
+    desk.mouse.move(0, 0)
+    assert charts.first.screenshot() != before  # it shows a part
+    desk.get_by_text("Time", exact=True).click()
+    expect(charts.first).to_have_attribute("aria-label", re.compile("moments"))
+    assert "axis=wall" in desk.url
+    expect(desk.get_by_role("list", name="Failures in these charts").get_by_role("link").first).to_be_visible()
+
+
+@pytest.fixture(scope="module")
+def nothing(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server of which nobody has made any use."""
+    directory = tmp_path_factory.mktemp("nothing")
+    with Served(directory, World(directory)) as made:
+        made.serve()
+        yield made
+
+
+def test_what_is_empty_says_so_and_names_the_first_command(browser: Browser, nothing: Served) -> None:
+    with signed_in(browser, nothing) as page:
+        for path, title, command in (
+            ("/", "No job yet", "everstep jobs submit"),
+            ("/queue", "Nobody waits", "everstep jobs list"),
+            ("/incidents", "No incident yet", "everstep incidents list"),
+        ):
+            page.goto(path)
+            expect(page.get_by_text(title)).to_be_visible()
+            expect(page.locator(".command")).to_contain_text(command)
+
+
+def test_an_error_has_its_code_its_request_and_another_try(browser: Browser, seeded: Seeded) -> None:
+    with signed_in(browser, seeded, refusals=("status of 404", "status of 500")) as page:
+        page.goto("/jobs/nobody-has-this-name")
+        problem = page.get_by_role("alert")
+        expect(problem).to_contain_text("ResourceNotFoundException")
+        expect(problem).to_contain_text(re.compile("request [0-9a-f-]{8,}"))
+        answer = {"Code": "InternalServerError", "Message": "Something broke.", "RequestId": "r-1"}
+        page.route("**/v1/incidents?*SortOrder*", lambda route: route.fulfill(status=500, json=answer))
+        page.goto("/incidents")
+        expect(problem).to_contain_text("Something broke.")
+        expect(problem).to_contain_text("request r-1")
+        page.unroute("**/v1/incidents?*SortOrder*")
+        page.get_by_role("button", name="Try again").click()
+        expect(rows(page).first).to_be_visible()

@@ -1,0 +1,123 @@
+"""Pages that have much to show, in a real Chromium: 500 jobs, 256 nodes, a week of events (`tests/dashboard/many.py`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.dashboard.browsing import open_job, signed_in
+from tests.dashboard.many import EVENTS, INCIDENTS, JOBS, NODES, STEP, TARGET, WIDE, Many, served
+from tests.dashboard.service import Served
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def week(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Many]]:
+    with served(tmp_path_factory.mktemp("many")) as made:
+        yield made
+
+
+@pytest.fixture
+def page(browser: Browser, week: tuple[Served, Many]) -> Iterator[Page]:
+    with signed_in(browser, week[0]) as opened:
+        yield opened
+
+
+def scroll_down(page: Page, selector: str) -> None:
+    """Scroll a box, or the page, to its end."""
+    page.evaluate(
+        "(selector) => { const box = selector ? document.querySelector(selector) : document.scrollingElement; box.scrollTop = box.scrollHeight }",
+        selector,
+    )
+
+
+def test_five_hundred_jobs_are_listed_filtered_and_scrolled_and_the_list_asks_for_nothing_else(page: Page) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto("/")
+    rows = page.locator("tbody tr")
+    expect(page.get_by_text(f"{JOBS} jobs", exact=True)).to_be_visible()
+    expect(rows).to_have_count(200)
+    assert not [url for url in asked if "/v1/incidents" in url and "StatusEquals=Open" not in url]
+    page.get_by_role("button", name="Show 200 more").click()
+    page.get_by_role("button", name="Show 100 more").click()
+    expect(rows).to_have_count(JOBS)
+    scroll_down(page, "")
+    expect(rows.last).to_be_in_viewport()
+    page.locator("[data-filter]").fill(WIDE)
+    expect(rows).to_have_count(1)
+    row = rows.first
+    expect(row).to_contain_text(f"{STEP:,} of {TARGET:,}")
+    expect(row).to_contain_text(f"0 of {NODES - 1}")  # no agent is connected
+    expect(row.get_by_role("img", name="48 % done")).to_be_visible()
+    page.locator("[data-filter]").fill("")
+    page.get_by_label("Status").select_option("Pending")
+    expect(rows).to_have_count(49)
+    page.get_by_role("button", name=re.compile("^Left")).click()
+    expect(rows.first).to_be_visible()
+
+
+def test_a_job_on_256_nodes_has_a_lane_for_each_and_every_copy_of_its_shards(page: Page, week: tuple[Served, Many]) -> None:
+    open_job(page, WIDE)
+    chart = page.locator("svg.timeline")
+    expect(chart).to_have_attribute("aria-label", re.compile(f"^Timeline of 64 of {NODES} nodes and {INCIDENTS} incidents"))
+    page.get_by_role("button", name=f"Show the lanes of {NODES - 64} more nodes").click()
+    expect(chart).to_have_attribute("aria-label", re.compile(f"^Timeline of {NODES} nodes"))
+    expect(chart.locator("text.lane")).to_have_count(NODES + 2)
+    expect(chart).to_contain_text(week[1].spare)  # it left, and no incident tells of it
+    open_job(page, WIDE, "/protection")
+    expect(page.get_by_role("group", name=f"Who holds which of {NODES - 1} shards on {NODES - 1} nodes; 1 need a look")).to_be_visible()
+    scroll_down(page, ".matrix")
+    copies = page.get_by_role("region", name="Every copy").locator("tbody tr")
+    expect(copies).to_have_count(100)
+    expect(copies.first).to_contain_text("out of view")  # what needs a look comes first
+    expect(copies.nth(1)).to_contain_text("3 steps")
+    more = page.get_by_role("button", name=re.compile("^Show .* copies"))
+    while more.count():
+        more.click()
+    expect(copies).to_have_count(2 * (NODES - 1))
+    losses = page.get_by_role("region", name="If several are lost at once")
+    expect(losses).to_contain_text("any 1 failure domain")
+
+
+def test_a_week_of_events_is_read_from_its_end(page: Page) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/v1/events?" in request.url else None)
+    open_job(page, WIDE, "/events")
+    rows = page.locator("tbody tr")
+    expect(rows.first).to_contain_text(f"number {EVENTS - 1} of a week")
+    expect(rows).to_have_count(500)
+    assert len(asked) == 1
+    page.get_by_role("button", name="Ask for older events").click()
+    expect(page.get_by_text("The newest 2,000 are here")).to_be_visible()
+    page.get_by_label("Filter events").fill(f"number {EVENTS - 1500} ")
+    expect(rows).to_have_count(1)
+    assert len([url for url in asked if "SortOrder=Descending" in url]) == 2
+
+
+def test_many_incidents_and_nodes_are_listed(page: Page, week: tuple[Served, Many]) -> None:
+    page.goto("/incidents")
+    rows = page.locator("tbody tr")
+    expect(page.get_by_text(f"{INCIDENTS} incidents", exact=True)).to_be_visible()
+    expect(rows).to_have_count(INCIDENTS)
+    scroll_down(page, "")
+    expect(rows.last).to_be_in_viewport()
+    rows.first.get_by_role("link").first.click()
+    around = page.locator("section", has=page.get_by_role("heading", name="Events around it"))
+    with httpx.Client(base_url=f"{week[0].url}/v1", headers={"authorization": f"Bearer {week[0].admin_token}"}, trust_env=False) as api:
+        newest = api.get("/incidents", params={"SortOrder": "Descending", "MaxResults": 1}).json()["Incidents"][0]
+        span = {"TrainingJobName": WIDE, "TimeAfter": newest["FailedAt"] - 30, "TimeBefore": newest["ClosedAt"] + 30}
+        near = api.get("/events", params=span).json()["Events"]
+    expect(page.get_by_text(newest["IncidentId"], exact=True)).to_be_visible()
+    assert near
+    expect(around.locator("tbody tr")).to_have_count(len(near))
+    expect(around.locator("tbody tr").first).to_contain_text(near[0]["Message"])
+    page.goto("/fleets/main")
+    expect(page.get_by_role("link", name=week[1].nodes[-1]).first).to_be_visible()
+    scroll_down(page, "")
+    expect(page.get_by_role("heading", level=1)).to_have_count(1)

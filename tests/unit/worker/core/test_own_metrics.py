@@ -1,0 +1,33 @@
+"""What is measured of iterations: means and rates, at most one point in a period."""
+
+from __future__ import annotations
+
+from worker.core.own_metrics import PERIOD_SECONDS, NodeUsage, OwnMetrics
+
+
+def test_the_first_point_comes_at_once_and_has_no_rates() -> None:
+    values, after = OwnMetrics().iteration(2.0, 0.5).due(100.0, 1_000, NodeUsage(gpu_percent=80.0, network_bytes=5_000))
+    assert values == {"everstep/step_seconds": 2.0, "everstep/snapshot_blocked_seconds": 0.5, "everstep/gpu_percent": 80.0}
+    assert after == OwnMetrics(began_at=100.0, replica_bytes=1_000, usage=NodeUsage(80.0, 5_000))
+
+
+def test_what_comes_within_a_period_is_one_point() -> None:
+    _, metrics = OwnMetrics().iteration(1.0, 0.0).due(100.0, 1_000, NodeUsage(network_bytes=5_000))
+    metrics = metrics.iteration(1.0, 0.0).iteration(3.0, 0.5).replicated(0.2).replicated(0.4)
+    early, same = metrics.due(100.0 + PERIOD_SECONDS - 0.1, 9_999, NodeUsage())
+    assert (early, same) == ({}, metrics)
+    values, after = metrics.due(110.0, 3_000, NodeUsage(network_bytes=25_000))
+    assert values == {
+        "everstep/step_seconds": 2.0,
+        "everstep/snapshot_blocked_seconds": 0.25,
+        "everstep/replicate_seconds": (0.2 + 0.4) / 2,
+        "everstep/replica_bytes_per_second": 200.0,
+        "everstep/network_bytes_per_second": 2_000.0,
+    }
+    assert (after.iteration_count, after.replica_count, after.step_seconds, after.replicate_seconds) == (0, 0, 0.0, 0.0)
+
+
+def test_what_nobody_reads_is_left_out_and_a_counter_that_began_anew_is_no_rate() -> None:
+    _, metrics = OwnMetrics().due(0.0, 0, NodeUsage(network_bytes=5_000))
+    assert metrics.due(10.0, 0, NodeUsage(network_bytes=4_000))[0] == {"everstep/replica_bytes_per_second": 0.0}
+    assert metrics.due(10.0, 0, NodeUsage())[0] == {"everstep/replica_bytes_per_second": 0.0}

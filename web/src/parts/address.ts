@@ -1,0 +1,19 @@
+import { useCallback, useRef } from 'react'
+import { useSearchParams } from 'react-router'
+
+/** What a list's address says, and what changes it; an empty value leaves the address. Two changes at once are both kept: an address follows a moment later. */
+export function useAddress(): [URLSearchParams, (changes: Record<string, string>) => void] {
+  const [search, setSearch] = useSearchParams()
+  const newest = useRef(search)
+  const seen = useRef(search)
+  if (seen.current !== search) seen.current = newest.current = search
+  const navigate = useRef(setSearch)
+  navigate.current = setSearch
+  const set = useCallback((changes: Record<string, string>) => {
+    const next = new URLSearchParams(newest.current)
+    for (const [key, value] of Object.entries(changes)) value ? next.set(key, value) : next.delete(key)
+    newest.current = next
+    navigate.current(next, { replace: true })
+  }, [])
+  return [search, set]
+}
