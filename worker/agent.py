@@ -50,7 +50,7 @@ from everstep.protocol.agent_messages import (
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId
 from everstep.protocol.log_records import LogFormat
-from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord
+from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, Timeouts
 from worker.attestation import Claim, join
 from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
@@ -161,6 +161,7 @@ class Agent:
             hello=self._hello,
             report=self._report,
             command=self._take,
+            welcomed=self._welcomed,
         )
         self._rank_commands = RankCommands(node_environment(os.environ, settings.address), self._control.send_answer)
         self._reported: AgentReport | None = None
@@ -339,11 +340,18 @@ class Agent:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self._changed)
 
+    def _welcomed(self, timeouts: Timeouts) -> None:
+        self._supervisor.gone_seconds = timeouts.gone_seconds
+
     async def _tell_warm(self) -> None:
-        """Let the control plane hear at once when ranks can be started warm: a node that waits for work is chosen for it."""
-        while not self._supervisor.is_warm:
-            await self._supervisor.changed.wait(self._supervisor.changed.version)
-        self._changed()
+        """Let the control plane hear at once when ranks can be started warm, or no more: a node that waits for work is chosen for it."""
+        told = False
+        while True:
+            version = self._supervisor.changed.version
+            if self._supervisor.is_warm is not told:
+                told = not told
+                self._changed()
+            await self._supervisor.changed.wait(version)
 
     # -- commands -----------------------------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from control_plane.core.observed import Implication, IncidentRecord, JobRecord, NodeRecord
+from control_plane.core.observed import Implication, IncidentRecord, JobRecord, NodeRecord, Vacancies
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.manifest import CheckpointManifest
 from everstep.protocol.plan import GenerationPlan, ObjectReference
@@ -231,6 +231,8 @@ class FleetDecision:
     actions: tuple[FleetAction, ...] = ()
     desired_count: int = 0
     """What the fleet needs."""
+    vacancies: Vacancies = ()
+    """Empty places of the group, to be stored."""
     is_frozen: bool = False
     is_blind: bool = False
     """Most of it is silent, whatever a person has said about that."""

@@ -85,6 +85,23 @@ def newest_id(session: Session) -> int:
     return session.scalar(select(func.max(Event.id))) or 0
 
 
+def newest_of(session: Session, event_type: str, *, job_name: str, since: datetime, until: datetime | None) -> int | None:
+    """Return the id of a job's newest event of a type within a time, both ends included; None where there is none, or none any more.
+
+    Args:
+        session: any.
+        event_type: `RanksHang` …
+        job_name: of the job.
+        since: from when on.
+        until: None: up to now.
+
+    Returns:
+        Its id.
+    """
+    query = select(func.max(Event.id)).where(Event.job_name == job_name, Event.type == event_type, Event.at >= since)
+    return session.scalar(query if until is None else query.where(Event.at <= until))
+
+
 def page(
     session: Session, *, job_name: str | None, fleet_name: str | None, project: str | None, after_id: int, limit: int
 ) -> tuple[EventRecord, ...]:

@@ -45,9 +45,10 @@ class NodeRecord:
     returned_at: datetime | None
     evidence_at: datetime | None
     created_at: datetime
+    wanted_at: datetime | None
     connected_at: datetime | None
-    boot_seconds: float | None
-    """From when the group listed it until its agent dialled in for the first time; None before that, or where nobody saw it come."""
+    arrival_seconds: float | None
+    """From when its group had a place for it until its agent dialled in for the first time; None before that, or where nobody saw it come."""
     ended_at: datetime | None
 
 
@@ -64,6 +65,7 @@ class NodeUpdate(TypedDict, total=False):
     release: str
     request: str
     request_words: str
+    wanted_at: datetime | None
     since: datetime | None
     replaced_at: datetime | None
     returned_at: datetime | None
@@ -118,9 +120,10 @@ def of_run(session: Session, run_id: str) -> tuple[NodeRecord, ...]:
     return tuple(record_of(row, NodeRecord) for row in session.scalars(select(Node).where(Node.run_id == run_id).order_by(Node.created_at, Node.id)))
 
 
-def boots(session: Session, fleet_name: str) -> tuple[int, float]:
+def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
     """Return of how many instances of a fleet it is known how long they took to come, and how long that was, all together."""
-    count, total = session.execute(select(func.count(Node.boot_seconds), func.sum(Node.boot_seconds)).where(Node.fleet_name == fleet_name)).one()
+    taken = Node.arrival_seconds
+    count, total = session.execute(select(func.count(taken), func.sum(taken)).where(Node.fleet_name == fleet_name)).one()
     return count, total or 0.0
 
 
@@ -131,7 +134,7 @@ def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: 
         row = Node(id=facts.node_id, fleet_name=facts.fleet_name, state=initial_state, created_at=now)
         session.add(row)
     elif row.connected_at is None:
-        row.boot_seconds = (now - row.created_at).total_seconds()
+        row.arrival_seconds = (now - (row.wanted_at or row.created_at)).total_seconds()
     row.address = facts.address
     row.peer_port = facts.peer_port
     row.memory_bytes = facts.memory_bytes

@@ -180,6 +180,11 @@ class MetricBatch(Message, frozen=True):
     points: tuple[MetricPoint, ...]
 
 
+DEVICE_SILENT_SECONDS = 15.0
+"""A driver or a disk that has not answered for so long is a fault: NVML answers in milliseconds, a disk in tens of them; a GPU that is being reset
+by its driver takes seconds."""
+
+
 class NodeFault(Message, frozen=True):
     """A typed fault that the live agent reports about its own node or job."""
 
@@ -262,13 +267,13 @@ class AgentReport(Message, frozen=True):
     """Sessions and lines of other agents and of ranks that this agent has refused, or closed for what they said, since it started."""
     faults: tuple[NodeFault, ...] = ()
     """Of the node itself, whether or not a job is here: `gpu_xid`, `gpu_ecc`, `gpu_lost`, `gpu_throttled`, `gpu_silent`, `nic_down`, `nic_errors`,
-    `disk_full`, `disk_read_only`, `memory_low`, `memory_killed`: typed, and no longer told when they are over."""
+    `disk_full`, `disk_read_only`, `disk_silent`, `memory_low`, `memory_killed`: typed, and no longer told when they are over."""
     notices: tuple[NodeNotice, ...] = ()
     """What the instance's metadata announces; empty when it announces nothing."""
     evidence_key: str = ""
     """Below which key of the object store the node's own log lies, once `KeepEvidence` asked for it."""
     is_warm: bool = True
-    """Ranks start without importing first, or as fast as this node ever will: nothing is being preloaded any more."""
+    """Ranks start without importing first, or there is nothing to import. False while that is being preloaded, and where it could not be."""
 
 
 class Hello(Message, frozen=True):

@@ -127,6 +127,8 @@ class Teller:
                     agent = self.silenced[place] = world.team()[int(place)]
                     agent.is_deaf = True
                     agent.disconnect()
+            case ["impair", place, *checks]:
+                world.operator.failed_checks[world.team()[int(place)].node_id] = tuple(checks)
             case ["unplug", *places]:  # the data plane alone
                 for place in places:
                     agent = self.silenced[place] = world.team()[int(place)]

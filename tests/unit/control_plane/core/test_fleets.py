@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from control_plane.core import fleets
+import pytest
+
+from control_plane.core import capacity, fleets
 from control_plane.core.actions import (
     CompleteTermination,
     HoldTermination,
@@ -38,7 +40,7 @@ from control_plane.core.observed import (
 )
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, NodeState
-from control_plane.core.timeouts import ladder
+from control_plane.core.timeouts import HOLD_SECONDS, REBOOT_SECONDS, ladder
 from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault, NoticeKind
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId
 
@@ -406,7 +408,7 @@ def test_a_terminating_hook_is_completed_when_its_node_is_free_or_dead_and_held_
     moving = working_team(awaiting=("i1",))
     moving = replace(moving, jobs=(replace(moving.jobs[0], moves=(move,)),))
     assert held in decide(moving).actions
-    late = replace(moving, jobs=(replace(moving.jobs[0], moves=(replace(move, asked_at=NOW - fleets.HOLD_SECONDS),)),))
+    late = replace(moving, jobs=(replace(moving.jobs[0], moves=(replace(move, asked_at=NOW - HOLD_SECONDS),)),))
     assert held not in decide(late).actions
 
 
@@ -467,7 +469,7 @@ def test_a_rebooted_node_is_a_spare_again_replaced_with_its_fault_or_given_up() 
     assert states(rebooting()) == {"i1": ("spare", None)}
     assert states(rebooting({"i1": XID})) == {"i1": ("draining", None)}
     assert states(rebooting(connected=NOW - 100)) == {}, "its agent has not dialled in since"
-    late = rebooting(since=NOW - fleets.REBOOT_SECONDS - 1, connected=NOW - 2000)
+    late = rebooting(since=NOW - REBOOT_SECONDS - 1, connected=NOW - 2000)
     assert states(late) == {"i1": ("draining", None)}
     assert ended(late) == ["i1"]
 
@@ -562,3 +564,42 @@ def test_no_remedy_ends_a_node_where_nothing_allows_that() -> None:
         decision = decide(seen(rows, [job("a", JobState.PREPARING, 2, exclusions=(exclusion,))], working={"i1": member_of("a")}))
         assert states(decision)["i1"] == (expected, None)
         assert not ended(decision)
+
+
+def test_an_instance_comes_into_the_place_that_is_empty_for_the_longest() -> None:
+    """AWS had no capacity for minutes: a replacement takes as long as its place was empty, not as long as its boot."""
+    observed = replace(seen([row("i1"), row("i2")], [], desired=3), vacancies=())
+    first = fleets.decide(NOW, SPEC, observed, POLICY)
+    assert first.vacancies == ((NOW, 1),)
+    later = fleets.decide(NOW + 300, SPEC, replace(observed, vacancies=first.vacancies), POLICY)
+    assert later.vacancies == ((NOW, 1),)
+    came = GroupMember(node_id=NodeId("i3"), is_leaving=False, awaits_termination=False)
+    whole = replace(observed, group=replace(observed.group, members=(*observed.group.members, came)), vacancies=later.vacancies)
+    last = fleets.decide(NOW + 400, SPEC, whole, POLICY)
+    (added,) = (record for record in last.records if record.node_id == "i3")
+    assert (added.state, added.created_at, added.wanted_at, last.vacancies) == (NodeState.JOINING, NOW + 400, NOW, ())
+
+
+@pytest.mark.parametrize(
+    ("before", "missing", "joined", "after", "filled"),
+    [
+        ((), 0, 0, (), ()),
+        ((), 2, 0, ((9.0, 2),), ()),
+        (((1.0, 2), (5.0, 1)), 3, 0, ((1.0, 2), (5.0, 1)), ()),
+        (((1.0, 2), (5.0, 1)), 4, 0, ((1.0, 2), (5.0, 1), (9.0, 1)), ()),
+        (((1.0, 2), (5.0, 1)), 1, 2, ((5.0, 1),), (1.0, 1.0)),
+        (((1.0, 1),), 1, 1, ((9.0, 1),), (1.0,)),  # one came and one was lost in the same pass
+        (((1.0, 1), (5.0, 1)), 1, 0, ((5.0, 1),), ()),  # wanted no more, or its agent was there before the group's list
+        (((1.0, 1),), 0, 3, (), (1.0,)),  # two came within one pass
+    ],
+)
+def test_empty_places_are_followed(before, missing: int, joined: int, after, filled) -> None:
+    assert capacity.vacancies(before, missing=missing, joined=joined, now=9.0) == (after, filled)
+
+
+def test_a_silent_spare_whose_status_check_fails_is_no_spare() -> None:
+    observed = seen([row("i1"), row("i2"), row("i3"), row("i4")], [], desired=4, silent=("i1", "i2"))
+    ill = {node_id: replace(node, complaint="EC2 reports its system status check as impaired") for node_id, node in observed.nodes.items()}
+    decision = decide(replace(observed, nodes={**ill, NodeId("i2"): observed.nodes[NodeId("i2")]}))
+    assert {record.node_id: record.hold for record in decision.records} == {"i1": Hold.UNREACHABLE}
+    assert decision.records[0].reason == "unreachable: its agent is silent and EC2 reports its system status check as impaired"

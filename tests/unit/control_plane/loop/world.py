@@ -466,6 +466,14 @@ class World:
         with self.database.read() as session:
             return incidents.page(session, job_name=name, project=None, after=None, limit=100)
 
+    def failures(self) -> tuple[int, int, int]:
+        """Of the fleet's incidents: how many there are, how many were failures, and how many nodes its spares had to make good."""
+        with self.database.read() as session:
+            totals = incidents.totals(session, fleet_name=FLEET)
+        self.runner.observer._histories.clear()  # up to a minute old
+        assert self.runner.observer.read_history(FLEET).lost_node_count == totals.lost_node_count
+        return totals.count, totals.failure_count, totals.lost_node_count
+
     def checkpoints(self, name: str = "gpt") -> tuple[checkpoints.CheckpointRecord, ...]:
         run = self.job(name).run_id
         with self.database.read() as session:
