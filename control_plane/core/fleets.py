@@ -33,6 +33,7 @@ from control_plane.core.actions import (
     RetryLaunch,
     SendHalt,
     SendKeepEvidence,
+    SendKeepSources,
     SendRelease,
     SetDesired,
     TerminateMember,
@@ -60,8 +61,12 @@ from control_plane.core.states import HOLDING_JOBS, LAUNCHED_JOBS, NODE_TRANSITI
 from control_plane.core.timeouts import HOLD_SECONDS, REBOOT_SECONDS
 from everstep.protocol.agent_messages import MemberPhase, NoticeKind
 from everstep.protocol.ids import NodeId, RunId
+from everstep.protocol.plan import SourceArchive
 
 NODE_COUNTS_AS_MEMBER = frozenset(NodeState) - {NodeState.GONE}
+MOST_SOURCES = 16
+MOST_SOURCE_BYTES = 1024**3
+"""What a spare holds ready; jobs beyond that have their source fetched when they get the node, as any node that is new to a job."""
 RATE_WINDOW_SECONDS = 3600.0
 NOT_REPLACED = "not replaced"
 """In a fleet's reason while its limit holds."""
@@ -106,6 +111,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         *_evidence(table),
         *_held_back(spec, observed.group, table, policy, is_blind=is_blind),
         *_releases(observed, table, policy),
+        *_sources(table, policy),
     ]
     if observed.group.desired_count < desired:
         actions.append(SetDesired(group=spec.group, desired_count=desired))
@@ -504,6 +510,28 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
         else:
             actions.append(SendRelease(node_id=node_id, run=node.member.run))
     return actions
+
+
+def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
+    """Have spares hold the source archives of the fleet's jobs, those that may need one soonest first; said again until their reports show it.
+
+    They are fetched and verified, and not unpacked: what lies unpacked cannot be verified again, and nobody else's code is to run or to be changed.
+    """
+    launched = [job for job in table.jobs.values() if job.state in LAUNCHED_JOBS]
+    waiting = [job for job in table.jobs.values() if job.state not in LAUNCHED_JOBS and not job.is_paused]
+    held: dict[str, SourceArchive] = {}
+    for job in (*in_order(launched), *in_order(waiting)):
+        is_room = (
+            len(held) < MOST_SOURCES and job.source is not None and sum(each.bytes for each in held.values()) + job.source.bytes <= MOST_SOURCE_BYTES
+        )
+        if job.source is not None and is_room:
+            held.setdefault(job.source.sha256, job.source)
+    spares = [(row.node_id, table.node(row.node_id)) for row in table.in_state(NodeState.SPARE)]
+    return [
+        SendKeepSources(node_id=node_id, sources=tuple(held.values()))
+        for node_id, node in spares
+        if node.is_connected and node.has_reported and node.member is None and not is_silent(node, policy.timeouts) and node.sources != held.keys()
+    ]
 
 
 def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:

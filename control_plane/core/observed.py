@@ -14,7 +14,7 @@ from control_plane.core.states import IncidentState, JobState, NodeState
 from everstep.protocol.agent_messages import ExitClass, MemberReport, NodeFault, NoticeKind
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.manifest import ManifestShard
-from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
+from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, SourceArchive, Timeouts
 
 NO_STEP = Step(-1)
 NO_GENERATION = Generation(0)
@@ -139,6 +139,8 @@ class NodeObserved:
     """This control plane has had a report from the agent that is there now."""
     is_warm: bool = False
     """Its ranks start without importing first."""
+    sources: frozenset[str] = frozenset()
+    """SHA-256 of the source archives that it holds ready."""
     member: MemberReport | None = None
     """What it last reported to do, whatever the run; None: nothing, or it has not reported."""
     faults: tuple[NodeFault, ...] = ()
@@ -650,6 +652,8 @@ class FleetJob:
     priority: int
     created_at: float
     exclusions: tuple[Exclusion, ...] = ()
+    source: SourceArchive | None = None
+    """What its nodes need before its ranks can start."""
     project: str = ""
     quota: int | None = None
     """Nodes of this fleet that all jobs of its project may hold together; None: any."""

@@ -318,6 +318,7 @@ class Observer:
             peer_port=view.hello.peer_port if view is not None else (row.peer_port if row is not None else 0),
             has_reported=report is not None,
             is_warm=report is not None and report.is_warm,
+            sources=frozenset(report.sources) if report is not None else frozenset(),
             member=report.member if report is not None else None,
             faults=report.faults if report is not None else (),
             history=tuple(records.implication(line) for line in lines),

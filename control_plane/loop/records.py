@@ -94,9 +94,7 @@ def job_spec(job: jobs.JobRecord) -> JobSpec:
         ranks_per_node=spec.ranks_per_node,
         copies=spec.copies,
         script=ScriptPlan(
-            source=SourceArchive(
-                object=ObjectReference(bucket=spec.source_bucket, key=spec.source_key), sha256=spec.source_sha256, bytes=spec.source_bytes
-            ),
+            source=_source(spec),
             entry_point=spec.entry_point,
             hyperparameters=dict(spec.hyperparameters),
             environment=dict(spec.environment),
@@ -309,6 +307,10 @@ def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
     )
 
 
+def _source(spec: jobs.JobSpec) -> SourceArchive:
+    return SourceArchive(object=ObjectReference(bucket=spec.source_bucket, key=spec.source_key), sha256=spec.source_sha256, bytes=spec.source_bytes)
+
+
 def fleet_job(job: jobs.JobRecord) -> FleetJob:
     """Return a live job as its fleet sees it."""
     record = job_record(job)
@@ -319,6 +321,7 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         node_count=job.spec.node_count,
         priority=job.priority,
         created_at=record.created_at,
+        source=_source(job.spec),
         exclusions=record.exclusions,
         project=job.project,
         quota=job.project_quota,

@@ -34,7 +34,7 @@ import msgspec
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.log_chunks import LogLine
-from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, Timeouts
+from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, SourceArchive, Timeouts
 
 SEND_LINES_SECONDS = 10.0
 MAX_COMMAND_OUTPUT_BYTES = 256 * 1024
@@ -274,6 +274,8 @@ class AgentReport(Message, frozen=True):
     """Below which key of the object store the node's own log lies, once `KeepEvidence` asked for it."""
     is_warm: bool = True
     """Ranks start without importing first, or there is nothing to import. False while that is being preloaded, and where it could not be."""
+    sources: tuple[str, ...] = ()
+    """SHA-256 of the source archives that are here and verified, or were found unsound."""
 
 
 class Hello(Message, frozen=True):
@@ -383,6 +385,14 @@ class KeepEvidence(Message, frozen=True):
     """The key ends with a slash; the node adds `agent.log` and `shim.log`."""
 
 
+class KeepSources(Message, frozen=True):
+    """Have these source archives here, verified, and no others: this node waits for work, and a job may need it at once. Repeated until the report
+    names all of them. A node that has promised a generation keeps its own job's alone, whatever it is told.
+    """
+
+    sources: tuple[SourceArchive, ...]
+
+
 class SendLines(Message, frozen=True):
     """Send what the ranks of this run print, as they print it, for `SEND_LINES_SECONDS` from now; somebody follows it."""
 
@@ -449,6 +459,7 @@ ControlToAgent = (
     | KillForDrill
     | Release
     | KeepEvidence
+    | KeepSources
     | SendLines
     | RunCommand
     | MetricsStored

@@ -16,6 +16,7 @@ from control_plane.core.actions import (
     RetryLaunch,
     SendHalt,
     SendKeepEvidence,
+    SendKeepSources,
     SendRelease,
     SetDesired,
     TerminateMember,
@@ -43,6 +44,7 @@ from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import HOLD_SECONDS, REBOOT_SECONDS, ladder
 from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault, NoticeKind
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId
+from everstep.protocol.plan import ObjectReference, SourceArchive
 
 POLICY = Policy(timeouts=ladder(3.0))
 SPEC = FleetSpec(name=FleetName("main"), group="group", min_node_count=2, spare_count=1)
@@ -603,3 +605,41 @@ def test_a_silent_spare_whose_status_check_fails_is_no_spare() -> None:
     decision = decide(replace(observed, nodes={**ill, NodeId("i2"): observed.nodes[NodeId("i2")]}))
     assert {record.node_id: record.hold for record in decision.records} == {"i1": Hold.UNREACHABLE}
     assert decision.records[0].reason == "unreachable: its agent is silent and EC2 reports its system status check as impaired"
+
+
+def source(name: str, size: int = 10) -> SourceArchive:
+    return SourceArchive(object=ObjectReference(bucket="b", key=name), sha256=name, bytes=size)
+
+
+def with_source(of: FleetJob, archive: SourceArchive) -> FleetJob:
+    return replace(of, source=archive)
+
+
+def told(decision) -> dict[str, tuple[str, ...]]:
+    return {action.node_id: tuple(each.sha256 for each in action.sources) for action in decision.actions if isinstance(action, SendKeepSources)}
+
+
+def holding(observed: FleetObserved, *names: str) -> FleetObserved:
+    return replace(observed, nodes={node_id: replace(node, sources=frozenset(names)) for node_id, node in observed.nodes.items()})
+
+
+def test_spares_hold_the_sources_of_the_fleets_jobs_ready() -> None:
+    jobs = [
+        with_source(job("waits", JobState.QUEUED, 9, created=1), source("b")),
+        with_source(job("trains", JobState.RUNNING, 1, created=2), source("a")),
+        with_source(job("twin", JobState.QUEUED, 9, created=3), source("a")),
+    ]
+    rows = [row("i1", NodeState.ASSIGNED, "trains"), row("i2"), row("i3"), row("i4")]
+    observed = seen(rows, jobs, silent=("i4",), desired=4)
+    assert told(decide(observed)) == {"i2": ("a", "b"), "i3": ("a", "b")}, "who trains may lose a node any moment; who is silent hears nothing"
+    assert told(decide(holding(observed, "a", "b"))) == {}
+    assert told(decide(holding(observed, "a", "b", "old"))) == {"i2": ("a", "b"), "i3": ("a", "b")}
+    assert told(decide(holding(replace(observed, jobs=()), "a"))) == {"i1": (), "i2": (), "i3": ()}, "of jobs that are over nothing is kept"
+    assert told(decide(seen([row("i1")], jobs, desired=1, working={"i1": member_of("old")}))) == {}, "it gives back what it has first"
+
+
+def test_what_a_spare_holds_ready_has_a_limit() -> None:
+    many = [with_source(job(f"j{number}", JobState.QUEUED, 9, created=number), source(f"{number:02}")) for number in range(20)]
+    assert told(decide(seen([row("i1")], many, desired=1))) == {"i1": tuple(f"{number:02}" for number in range(fleets.MOST_SOURCES))}
+    large = [with_source(each, source(each.job, fleets.MOST_SOURCE_BYTES // 3)) for each in many]
+    assert told(decide(seen([row("i1")], large, desired=1))) == {"i1": ("j0", "j1", "j2")}

@@ -130,6 +130,22 @@ async def test_a_restarted_control_plane_disturbs_nothing(world: World) -> None:
     assert len(world.said) == said
 
 
+async def test_a_spare_has_the_source_of_the_job_that_it_may_be_given_to(world: World) -> None:
+    world.submit()
+    await world.running()
+    for _ in range(3):
+        await world.tick()
+    assert [agent.sources for agent in world.agents.values() if agent.run is None] == [("0" * 64,)]
+    assert {agent.sources for agent in world.team()} == {()}
+    said = len(world.said)
+    for _ in range(5):
+        await world.train(1)
+    assert len(world.said) == said, "told once"
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+    await world.until(lambda: all(agent.run is None and agent.sources == () for agent in world.agents.values()))
+
+
 async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
     """Two nodes are lost at once with one spare there: three nodes stand still until the second one has booted, then four."""
     with world.database.write() as session:

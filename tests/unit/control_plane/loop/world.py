@@ -30,6 +30,7 @@ from everstep.protocol.agent_messages import (
     HaltRanks,
     Hello,
     KeepEvidence,
+    KeepSources,
     KillForDrill,
     Load,
     MemberPhase,
@@ -100,6 +101,8 @@ class Agent:
     looked_first: datetime | None = None
     node_faults: tuple[NodeFault, ...] = ()
     evidence_key: str = ""
+    sources: tuple[str, ...] = ()
+    """Digests of the archives that it holds ready."""
     wanted_checkpoint: int = -1
 
     def connect(self) -> None:
@@ -126,6 +129,7 @@ class Agent:
             faults=self.node_faults,
             notices=self.notices,
             evidence_key=self.evidence_key,
+            sources=self.sources,
         )
         self.connection.report(report)
 
@@ -223,6 +227,7 @@ class Agent:
                 if self.run != run:
                     self.slots = {}
                 self.job, self.run, self.generation, self.phase = job, run, generation, MemberPhase.PROMISED
+                self.sources = ()
                 self.plan, self.exits, self.uploads, self.faults = None, {}, (), ()
                 self.boundary, self.moved_at, self.look, self.looked_first = {}, {}, None, None
                 self.stands_at, self.stopped, self.cpu_share, self.is_told_to_stop = {}, set(), 0.0, False
@@ -261,6 +266,9 @@ class Agent:
                     self.disconnect()
             case KeepEvidence(place=place):
                 self.evidence_key = place.key
+            case KeepSources(sources=sources):
+                if self.run is None:
+                    self.sources = tuple(source.sha256 for source in sources)
             case MetricsStored():
                 pass  # the story keeps what it logs nowhere else
             case SendLines():
