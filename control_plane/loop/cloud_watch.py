@@ -246,7 +246,10 @@ class CloudWatch:
         is_news = False
         if is_due:
             about.looked_closely_at = asked_at
-            about.suspects = {node_id: said_at for node_id, said_at in about.suspects.items() if asked_at - said_at <= FORGET_SECONDS}
+            for node_id, said_at in list(about.suspects.items()):  # the event loop adds to it meanwhile
+                if asked_at - said_at > FORGET_SECONDS:
+                    about.suspects.pop(node_id, None)
+            about.failed_checks = {node_id: told for node_id, told in about.failed_checks.items() if node_id in ids}
             is_news = self._ask_status(fleet, ids, about, asked_at)
         elif asked_at - about.looked_at_suspects_at >= SUSPECT_SECONDS:
             suspects = {node_id for node_id, said_at in list(about.suspects.items()) if asked_at - said_at <= SUSPECT_SECONDS}

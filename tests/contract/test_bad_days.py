@@ -18,6 +18,7 @@ from control_plane.cloud.notices import SqsQueue
 from control_plane.db import nodes, notices
 from control_plane.loop.notice_reader import NoticeReader
 from everstep.protocol.agent_messages import NoticeKind
+from everstep.protocol.ids import NodeId
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.fault_kinds import (
     BadEvents,
@@ -380,6 +381,7 @@ def test_a_crash_leaves_an_instance_that_ec2_calls_running(aws: ServedAws) -> No
     eventually(lambda: not init.is_alive and id not in aws.pids())
     assert aws.instance(id)["State"]["Name"] == "running"
     assert status(aws, id)["SystemStatus"]["Status"] == "impaired"
+    assert operator_of(aws).statuses([NodeId(id)])[NodeId(id)].failed_checks == ("system", "instance"), "evidence, beside an agent's silence"
     aws.clear()
     assert status(aws, id)["SystemStatus"]["Status"] == "impaired", "it is dead still"
     aws.client("ec2").reboot_instances(InstanceIds=[id])
