@@ -247,7 +247,7 @@ class Fleet(TypedDict):
     """Of all its jobs together."""
     IncidentCount: int
     LostNodeCount: int
-    """Nodes that its jobs have lost."""
+    """Nodes that its jobs have lost: that failed, or that AWS took. None that a person drained, or that a drill struck."""
     NodeSeconds: float
     """How long its nodes have worked for jobs, all together."""
     CostUsd: NotRequired[float]
@@ -348,6 +348,8 @@ class Incident(TypedDict):
     """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Absent where the fleet has no price."""
     RankSources: list[RankSource]
     """By rank; empty before that is known, or when nothing was restored."""
+    StacksEventId: NotRequired[int]
+    """The event `RanksHang` whose Detail has the stacks of all ranks: where ranks hung, in DescribeIncident alone, for as long as events are kept."""
     AcknowledgementTime: NotRequired[datetime]
     """When a person first said to have seen it."""
     AcknowledgedBy: NotRequired[str]
@@ -498,7 +500,7 @@ class Node(TypedDict):
     """Who asked, and why."""
     Connected: bool
     Warm: bool
-    """Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there."""
+    """Its ranks start without importing first; a spare that is not warm, yet or at all, is given to a job only when no other is there."""
     TrainingJobName: NotRequired[str]
     Address: str
     MemoryBytes: int
@@ -582,9 +584,9 @@ class Reliability(TypedDict):
     EttrWithQueueRatio: NotRequired[float]
     """Seconds of training ÷ all seconds since the job was created."""
     MttfSeconds: NotRequired[float]
-    """Mean time to failure: seconds of training and stall ÷ incidents; absent before the first."""
+    """Mean time to failure: seconds of training and stall ÷ failures; absent before the first. Drills, AWS's notices and people's wishes are none."""
     MttrSeconds: NotRequired[float]
-    """Mean time to recovery, from the failure until training is where it was before; of incidents that are closed."""
+    """Mean time to recovery, from the failure until training is where it was before; of failures whose incidents are closed."""
     LostSteps: int
     """Steps done again."""
     IncidentCostUsd: NotRequired[float]

@@ -30,6 +30,7 @@ from everstep.protocol.agent_messages import (
     HaltRanks,
     Hello,
     KeepEvidence,
+    KeepSources,
     KillForDrill,
     Load,
     LogLines,
@@ -50,14 +51,14 @@ from everstep.protocol.agent_messages import (
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId
 from everstep.protocol.log_records import LogFormat
-from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord
+from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, SourceArchive, Timeouts
 from worker import metadata_rule
 from worker.attestation import Claim, join
 from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.own_metrics import NodeUsage
-from worker.errors import LoadFailed, RanksNotGone, StorageError
+from worker.errors import LoadFailed, RanksNotGone, SourceRefused, StorageError
 from worker.health.watch import HealthWatch
 from worker.instance_metadata import InstanceMetadata
 from worker.logs import LogShipper, RankLogs
@@ -74,12 +75,13 @@ from worker.replication.network_cards import more_addresses
 from worker.replication.tcp import PeerListener
 from worker.shim.messages import RankRecord
 from worker.shm.store import SlotStore
+from worker.source import SourceArchives
 from worker.stacks import StackWatch
 from worker.storage.aws import Aws
 from worker.storage.object_store import ObjectStore
 from worker.supervisor import Supervisor
 from worker.supplies import Supplies, wait_for_start
-from worker.tasks import end, together
+from worker.tasks import Signal, end, together
 
 log = logging.getLogger(__name__)
 LEAVING_SECONDS = 30.0
@@ -157,6 +159,10 @@ class Agent:
         self._supervisor = supervisor
         self._logs = RankLogs(settings.state, objects, settings.rank_user)
         self._outbox = MetricOutbox()
+        self._archives = SourceArchives(settings.state / "sources" / "archives", objects)
+        self._wanted_sources: tuple[SourceArchive, ...] = ()
+        self._sources_asked = Signal()
+        self._unsound_sources: set[str] = set()
         self._node = Node(
             settings.node_id,
             settings.address,
@@ -166,6 +172,7 @@ class Agent:
             objects,
             now,
             self._outbox,
+            self._archives,
             settings.rank_user,
             self._usage,
         )
@@ -180,6 +187,7 @@ class Agent:
             hello=self._hello,
             report=self._report,
             command=self._take,
+            welcomed=self._welcomed,
         )
         self._rank_commands = RankCommands(self._beside_ranks, self._control.send_answer, settings.rank_user)
         self._reported: AgentReport | None = None
@@ -223,6 +231,7 @@ class Agent:
                 tasks.create_task(self._control.run(), name="control line")
                 tasks.create_task(self._obey(), name="commands")
                 tasks.create_task(self._tell_warm(), name="warm start")
+                tasks.create_task(self._fetch_sources(), name="sources")
                 if settings.rank_user is not None and metadata_rule.is_covered(settings.metadata_endpoint):
                     tasks.create_task(metadata_rule.keep_on(settings.rank_user, self._exposure, self._exposed), name="metadata rule")
                 if self._metadata is not None:
@@ -311,6 +320,7 @@ class Agent:
             evidence_key=self._evidence_key,
             is_warm=self._supervisor.is_warm,
             exposure=self._exposure,
+            sources=tuple(sorted({*self._archives.held, *self._unsound_sources})),
             faults=self._health.faults() if self._health is not None else (),
         )
         return self._reported
@@ -368,11 +378,45 @@ class Agent:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self._changed)
 
+    def _welcomed(self, timeouts: Timeouts) -> None:
+        self._supervisor.gone_seconds = timeouts.gone_seconds
+
     async def _tell_warm(self) -> None:
-        """Let the control plane hear at once when ranks can be started warm: a node that waits for work is chosen for it."""
-        while not self._supervisor.is_warm:
-            await self._supervisor.changed.wait(self._supervisor.changed.version)
-        self._changed()
+        """Let the control plane hear at once when ranks can be started warm, or no more: a node that waits for work is chosen for it."""
+        told = False
+        while True:
+            version = self._supervisor.changed.version
+            if self._supervisor.is_warm is not told:
+                told = not told
+                self._changed()
+            await self._supervisor.changed.wait(version)
+
+    async def _fetch_sources(self) -> None:
+        """Fetch what a node that waits for work is to have ready. What cannot be had now is tried again when it is asked for again."""
+        while True:
+            version = self._sources_asked.version
+            for source in self._wanted_sources:
+                if source.sha256 in self._unsound_sources or source.sha256 in self._archives.held:
+                    continue
+                try:
+                    await asyncio.to_thread(self._archives.get, source)
+                except StorageError as error:
+                    log.info("the source %s is not to be had ahead: %s", source.sha256[:12], error)
+                except SourceRefused as error:
+                    if source in self._wanted_sources:  # else this node has been given work meanwhile
+                        log.warning("a source that this node is to have ready: %s", error)
+                        self._unsound_sources.add(source.sha256)
+                self._changed()
+            await self._sources_asked.wait(version)
+
+    async def _want_sources(self, sources: tuple[SourceArchive, ...]) -> None:
+        """Hold these ready and no others; a node that works, or is about to, keeps to its own job's."""
+        if self._promise is not None:
+            return
+        self._wanted_sources = sources
+        self._unsound_sources &= {source.sha256 for source in sources}
+        await asyncio.to_thread(self._archives.keep, {source.sha256 for source in sources})
+        self._sources_asked.notify()
 
     # -- commands -----------------------------------------------------------------------------------------------------------------------------
 
@@ -402,6 +446,8 @@ class Agent:
                     await self._release(command.run)
                 case KeepEvidence(place=place):
                     await self._keep_evidence(place)
+                case KeepSources(sources=sources):
+                    await self._want_sources(sources)
                 case Load(plan=plan, key=key):
                     await self._load(plan, key)
                 case SendLines(run=run):
@@ -490,6 +536,8 @@ class Agent:
         log.info("promise generation %d of job %s", command.generation, command.job)
         promise = Promise(job=command.job, run=command.run, generation=command.generation, phase=MemberPhase.PROMISED)
         self._promising = (command.run, command.generation)
+        self._wanted_sources = ()
+        self._unsound_sources.clear()
         self._set(promise)
         await self._fulfil(promise.membership)
 
@@ -567,7 +615,7 @@ class Agent:
     def _forget_files(self, run: RunId) -> None:
         self._supervisor.forget(run)
         self._logs.forget(run)
-        (self._settings.state / "sources" / f"{run}.tar.gz").unlink(missing_ok=True)
+        self._archives.keep(())
         for folder in (self._settings.state / "sources" / run, home_of(self._settings.state, run)):
             shutil.rmtree(folder, ignore_errors=True)
         if self._settings.rank_user is not None:

@@ -21,6 +21,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from everstep.protocol.agent_messages import AgentReport, AgentWelcome, CommandEnded, ControlToAgent, Hello, LogLines
 from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode
 from everstep.protocol.errors import ProtocolError
+from everstep.protocol.plan import Timeouts
 from worker.errors import AttestationFailed
 from worker.sockets import tune
 from worker.tasks import Signal, first_of
@@ -28,6 +29,8 @@ from worker.tasks import Signal, first_of
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 OPEN_SECONDS = 5.0
+"""A server that does not answer by then is left for the next one. A lease, once its length is known: whoever is cut off finds another server within
+the grace that a new one gives."""
 MAX_LINES_WAITING = 64
 """Messages with lines of ranks that wait to be sent."""
 MAX_ANSWERS_WAITING = 8
@@ -47,6 +50,7 @@ class ControlClient:
         hello: Callable[[], Hello],
         report: Callable[[], AgentReport],
         command: Callable[[Message], None],
+        welcomed: Callable[[Timeouts], None],
     ) -> None:
         """Prepare the line; nothing is opened yet.
 
@@ -59,6 +63,7 @@ class ControlClient:
             hello: returns the first message of a connection.
             report: returns the newest state; called right before it is sent.
             command: takes what the control plane sends; must not block.
+            welcomed: takes the ladder, on every new connection.
         """
         self.changed = Signal()
         self._lines: deque[LogLines] = deque(maxlen=MAX_LINES_WAITING)
@@ -73,7 +78,9 @@ class ControlClient:
         self._hello = hello
         self._report = report
         self._command = command
+        self._welcomed = welcomed
         self._interval_seconds = 1.0
+        self._open_seconds = OPEN_SECONDS
 
     def send_lines(self, lines: LogLines) -> None:
         """Queue what ranks have printed; where the line is too slow for it, the oldest is dropped: whoever follows finds it in the object store.
@@ -103,7 +110,7 @@ class ControlClient:
                     additional_headers={"Authorization": f"Bearer {token}"},
                     ssl=(self._tls or True) if url.startswith("wss:") else None,
                     max_size=MAX_MESSAGE_BYTES,
-                    open_timeout=OPEN_SECONDS,
+                    open_timeout=self._open_seconds,
                     ping_interval=None,
                     compression=None,
                     proxy=None,
@@ -119,7 +126,7 @@ class ControlClient:
                 failures = 0 if self.is_connected else failures + 1
             finally:
                 self.is_connected = False
-            await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+            await asyncio.sleep(min(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)], self._open_seconds / 2))
 
     async def _token(self, url: str) -> str:
         with contextlib.suppress(FileNotFoundError):
@@ -138,12 +145,14 @@ class ControlClient:
 
     async def _speak(self, line: ClientConnection) -> None:
         await line.send(encode(self._hello()))
-        async with asyncio.timeout(OPEN_SECONDS):
+        async with asyncio.timeout(self._open_seconds):
             welcome = self._decode(await line.recv())
         if not isinstance(welcome, AgentWelcome):
             raise ProtocolError(f"the control plane begins with {type(welcome).__name__}")
         self._keep(welcome.session_token)
         self._interval_seconds = welcome.timeouts.lease_seconds / 3
+        self._open_seconds = welcome.timeouts.lease_seconds
+        self._welcomed(welcome.timeouts)
         tune(line.transport.get_extra_info("socket"), silence_seconds=welcome.timeouts.lease_seconds)
         self.is_connected = True
         log.info("connected to the control plane as a node of fleet %s", welcome.fleet)

@@ -50,7 +50,7 @@ from worker.replication.transfers import ShardRejected
 from worker.replication.transport import Credentials, Session
 from worker.shm.rank_page import RankPage
 from worker.shm.store import SlotStore
-from worker.source import unpack
+from worker.source import SourceArchives, unpack
 from worker.storage.checkpoints import download_shard, upload_shard
 from worker.storage.object_store import ObjectStore
 from worker.tasks import end
@@ -76,6 +76,7 @@ class Node:
     """Unix time, for what is shown to people."""
     outbox: MetricOutbox
     """Takes what rank 0 logs."""
+    archives: SourceArchives
     user: RankUser | None = None
     """That ranks run as; None: the agent's."""
     usage: Callable[[], NodeUsage] = NodeUsage
@@ -323,21 +324,13 @@ class Member:
         await download_shard(self._node.objects, source, self._node.store, rank=rank, content=content, keep=keep, slot_count=self._slot_count)
 
     async def _load_source(self) -> Path:
-        folder = self._node.state / "sources" / self.plan.run
-        script = self.plan.script
-        archive = folder.with_name(f"{self.plan.run}.tar.gz")
+        script, archives = self.plan.script, self._node.archives
 
         def fetch() -> Path:
+            folder = self._node.state / "sources" / self.plan.run
             make_way(folder.parent, self._node.user)
-            if not archive.exists():
-                scratch = archive.with_suffix(".new")
-                scratch.write_bytes(self._node.objects.get_bytes(script.source.object))
-                scratch.replace(archive)
-            try:
-                return unpack(archive, script, folder)
-            except SourceRefused:
-                archive.unlink()
-                raise
+            archives.keep({script.source.sha256})  # before any rank is started: it could read all of them
+            return unpack(archives.get(script.source), script, folder)
 
         try:
             return await asyncio.to_thread(fetch)

@@ -175,6 +175,7 @@ def rank_environment(
         "EVERSTEP_OUTPUT_DIR": str(paths.output_dir),
         "EVERSTEP_AGENT_SOCKET": str(paths.agent_socket),
         "EVERSTEP_FINAL_ROUND_SECONDS": str(float(plan.timeouts.final_round_seconds)),
+        "EVERSTEP_WELCOME_SECONDS": str(float(plan.timeouts.welcome_seconds)),
     }
     return environment
 

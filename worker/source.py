@@ -1,8 +1,12 @@
 """The user's source tree on this node: fetched, checked, unpacked.
 
+    <state>/sources/archives/<sha256>.tar.gz   as fetched; of a spare, of all jobs that it may be given to
+    <state>/sources/<run>/…                    the tree that the run's ranks work in
+
 What is unpacked is this process's, and readable by all who can come so far: ranks can run it, and where their user is another, not change it.
 
-Invariant: nothing of an archive that is not exactly what the plan names, or that would write outside its folder, ever reaches the disk unpacked.
+Invariant: nothing of an archive that is not exactly what the plan names, or that would write outside its folder, ever reaches the disk unpacked;
+while ranks of one job may run here, no archive of another one is here.
 """
 
 from __future__ import annotations
@@ -11,12 +15,86 @@ import hashlib
 import os
 import shutil
 import tarfile
+import threading
+from collections.abc import Collection
 from pathlib import Path
 
-from everstep.protocol.plan import ScriptPlan
+from everstep.protocol.plan import ScriptPlan, SourceArchive
 from worker.errors import SourceRefused
+from worker.storage.object_store import ObjectStore
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
+
+
+class SourceArchives:
+    """The archives of this node, each by its digest. One per agent; its methods may be called from any thread.
+
+    Args:
+        folder: of theirs alone; made if need be.
+        objects: where they come from.
+    """
+
+    def __init__(self, folder: Path, objects: ObjectStore) -> None:
+        self._folder = folder
+        self._objects = objects
+        self._lock = threading.Lock()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for scratch in folder.glob("*.new"):
+            scratch.unlink()
+        self._held = {path.name.removesuffix(".tar.gz") for path in folder.glob("*.tar.gz")}
+        self._wanted = frozenset(self._held)
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """What is here, by digest, sorted. What an earlier agent has left counts: `get` verifies it before anybody has it."""
+        with self._lock:
+            return tuple(sorted(self._held))
+
+    def keep(self, digests: Collection[str]) -> None:
+        """Drop all other archives, those that are being fetched included; returns when none of them is on the disk.
+
+        Args:
+            digests: SHA-256 of what may be here from now on.
+        """
+        with self._lock:
+            self._wanted = frozenset(digests)
+            self._held &= self._wanted
+            for path in self._folder.iterdir():
+                if path.name.partition(".")[0] not in self._wanted:
+                    path.unlink()
+
+    def get(self, source: SourceArchive) -> Path:
+        """Return an archive that is what its digest says, fetching it unless it is here. Blocks.
+
+        Args:
+            source: whose.
+
+        Returns:
+            The gzipped tar.
+
+        Raises:
+            SourceRefused: what the store has under its name is another one, or `keep` has dropped it meanwhile.
+            StorageError: it is out of reach.
+        """
+        path = self._folder / f"{source.sha256}.tar.gz"
+        if path.exists() and _digest(path) == source.sha256:  # whoever worked here before could write to it
+            return path
+        found = self._objects.get_bytes(source.object)
+        if (digest := hashlib.sha256(found).hexdigest()) != source.sha256:
+            raise SourceRefused(f"the source archive hashes to {digest}; the plan says {source.sha256}")
+        scratch = self._folder / f"{source.sha256}.{threading.get_ident()}.new"
+        with self._lock:
+            if source.sha256 not in self._wanted:
+                raise SourceRefused("the source archive is not wanted any more")
+            scratch.write_bytes(found)
+            scratch.replace(path)
+            self._held.add(source.sha256)
+        return path
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def unpack(archive: Path, script: ScriptPlan, folder: Path) -> Path:
@@ -33,8 +111,7 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path) -> Path:
     Raises:
         SourceRefused: another digest, an unsafe member, too large, or no such entry point.
     """
-    with archive.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = _digest(archive)
     if found != script.source.sha256:
         raise SourceRefused(f"the source archive hashes to {found}; the plan says {script.source.sha256}")
     scratch = folder.with_name(folder.name + ".new")

@@ -61,7 +61,8 @@ _ALL_GENERATIONS = Generation(2**31)
 _NOT_STARTED = 127
 _LISTEN_SECONDS = 20.0
 """A shim is up in 0.1 s (measured); a machine that takes longer than this is not working."""
-_GONE_SECONDS = 5.0
+GONE_SECONDS = 15.0
+"""As the ladder has it for the default `detection_seconds`; what the control plane says replaces it."""
 _RECHECK_SECONDS = 0.05
 """Between two looks at processes that are being killed; they give no sign when they are gone."""
 _OOM_SAMPLE_SECONDS = 1.0
@@ -138,7 +139,7 @@ class Supervisor:
         is_warm: bool = True,
         environment: Mapping[str, str] = os.environ,
         modules: tuple[str, ...] = DEFAULT_MODULES,
-        gone_seconds: float = _GONE_SECONDS,
+        gone_seconds: float = GONE_SECONDS,
         cgroup: str | None = None,
         user: RankUser | None = None,
     ) -> None:
@@ -160,7 +161,8 @@ class Supervisor:
         self._is_warm = is_warm
         self._user = user
         self._modules = modules if is_warm and can_preload(modules) else ()
-        self._gone_seconds = gone_seconds
+        self.gone_seconds = gone_seconds
+        """Of the ladder; set by the agent when the control plane has told it."""
         self._cgroup = f"everstep-{os.getuid()}-{xxhash.xxh3_64_hexdigest(os.fsencode(self._state))}" if cgroup is None else cgroup
         self._confinement: tuple[str, str] | None = None
         """What the shim said last: where cgroups are made, or why none are."""
@@ -220,7 +222,7 @@ class Supervisor:
         if self._writer is not None:
             self._send(Shutdown())
             try:
-                async with asyncio.timeout(self._gone_seconds):
+                async with asyncio.timeout(self.gone_seconds):
                     await asyncio.wait(self._tasks[:1])
             except TimeoutError:
                 raise ShimUnavailable("the shim does not end") from None
@@ -228,8 +230,8 @@ class Supervisor:
 
     @property
     def is_warm(self) -> bool:
-        """Ranks start as fast as they ever will: the template has loaded what they import, or failed to, or there is nothing to load."""
-        return self.preload is not Preload.PENDING
+        """Ranks start as fast as they ever will: the template has loaded what they import and can be forked, or there is nothing to load."""
+        return self.preload in (Preload.READY, Preload.NONE)
 
     # -- starting -------------------------------------------------------------------------------------------------------------------------
 
@@ -335,7 +337,7 @@ class Supervisor:
         """Kill every rank on this node; returns when they have ended, or after `gone_seconds`: `prove_gone` tells which."""
         self._send(StopRanks(run=None, generation=_ALL_GENERATIONS))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._gone_seconds):
+            async with asyncio.timeout(self.gone_seconds):
                 await self._until_ended(None)
 
     async def prove_gone(self, run: RunId | None) -> None:
@@ -351,7 +353,7 @@ class Supervisor:
             RanksNotGone: something lives on after `gone_seconds`, or there is no shim to ask; names the pids.
         """
         try:
-            async with asyncio.timeout(self._gone_seconds):
+            async with asyncio.timeout(self.gone_seconds):
                 await self._until_ended(run)
                 await self._until_empty(run)
                 while True:
@@ -364,7 +366,7 @@ class Supervisor:
             left = {pid for path in self._cgroups_of(run) for pid in cgroups.pids(path)} - living
             raise RanksNotGone(
                 f"{len(living)} ranks ({', '.join(map(str, sorted(living))) or 'none'}) and {max(len(left), self._remains_count)} processes that "
-                f"ranks left behind ({', '.join(map(str, sorted(left))) or 'not in a cgroup'}) are still there after {self._gone_seconds} s"
+                f"ranks left behind ({', '.join(map(str, sorted(left))) or 'not in a cgroup'}) are still there after {self.gone_seconds} s"
             ) from error
 
     async def _until_empty(self, run: RunId | None) -> None:
@@ -412,7 +414,7 @@ class Supervisor:
         heard = self._answer_count
         self._send(ListRanks())
         while self._answer_count == heard:
-            await self.changed.wait(self.changed.version, timeout_seconds=self._gone_seconds)
+            await self.changed.wait(self.changed.version, timeout_seconds=self.gone_seconds)
             if self._writer is None:
                 raise ShimUnavailable("the shim has just died")
 

@@ -80,7 +80,7 @@ def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only
     expected = forecast.expected(
         spec.node_count,
         node_seconds=fleet.history.jobs.node_microseconds / MICRO,
-        incident_count=fleet.history.incidents.count,
+        failure_count=fleet.history.incidents.failure_count,
         mean_recovery_seconds=fleet.history.incidents.mean_recovery_seconds,
     )
     is_its_turn = job.run in turns.admitted

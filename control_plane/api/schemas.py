@@ -462,9 +462,9 @@ class Reliability(Shape):
     ettr_with_queue_ratio: float | None
     """Seconds of training ÷ all seconds since the job was created."""
     mttf_seconds: float | None
-    """Mean time to failure: seconds of training and stall ÷ incidents; absent before the first."""
+    """Mean time to failure: seconds of training and stall ÷ failures; absent before the first. Drills, AWS's notices and people's wishes are none."""
     mttr_seconds: float | None
-    """Mean time to recovery, from the failure until training is where it was before; of incidents that are closed."""
+    """Mean time to recovery, from the failure until training is where it was before; of failures whose incidents are closed."""
     lost_steps: int
     """Steps done again."""
     incident_cost_usd: float | None
@@ -840,6 +840,8 @@ class Incident(Shape):
     """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Absent where the fleet has no price."""
     rank_sources: list[RankSource]
     """By rank; empty before that is known, or when nothing was restored."""
+    stacks_event_id: int | None
+    """The event `RanksHang` whose Detail has the stacks of all ranks: where ranks hung, in DescribeIncident alone, for as long as events are kept."""
     acknowledgement_time: datetime | None
     """When a person first said to have seen it."""
     acknowledged_by: str | None
@@ -968,7 +970,7 @@ class Fleet(Shape):
     """Of all its jobs together."""
     incident_count: int
     lost_node_count: int
-    """Nodes that its jobs have lost."""
+    """Nodes that its jobs have lost: that failed, or that AWS took. None that a person drained, or that a drill struck."""
     node_seconds: float
     """How long its nodes have worked for jobs, all together."""
     cost_usd: float | None
@@ -1044,7 +1046,7 @@ class Node(Shape):
     """Who asked, and why."""
     connected: bool
     warm: bool
-    """Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there."""
+    """Its ranks start without importing first; a spare that is not warm, yet or at all, is given to a job only when no other is there."""
     training_job_name: str | None
     address: str
     memory_bytes: int

@@ -385,8 +385,8 @@ def _verification(record: CheckpointRecord) -> str:
     return "Damaged" if record.verdict else "Intact"
 
 
-def incident(record: IncidentRecord) -> schemas.Incident:
-    """Return one incident."""
+def incident(record: IncidentRecord, stacks_event_id: int | None = None) -> schemas.Incident:
+    """Return one incident, with the event that has the stacks of its ranks, where that was looked for."""
     return schemas.Incident(
         incident_id=record.id,
         training_job_name=record.job_name,
@@ -415,6 +415,7 @@ def incident(record: IncidentRecord) -> schemas.Incident:
         rework_seconds=record.rework_seconds,
         cost_usd=record.cost_usd,
         rank_sources=_rank_sources(record),
+        stacks_event_id=stacks_event_id,
         acknowledgement_time=record.acknowledged_at,
         acknowledged_by=record.acknowledged_by or None,
         acknowledgement=record.acknowledgement or None,
@@ -596,7 +597,7 @@ def _reliability(spent: Mapping[str, int], incidents: IncidentTotals, *, is_star
     return schemas.Reliability(
         ettr_ratio=accounting.ettr_ratio(spent) if is_started else None,
         ettr_with_queue_ratio=accounting.ettr_ratio(spent, is_queue_counted=True) if is_started else None,
-        mttf_seconds=accounting.mean_seconds_to_failure(spent, incidents.count),
+        mttf_seconds=accounting.mean_seconds_to_failure(spent, incidents.failure_count),
         mttr_seconds=incidents.mean_recovery_seconds,
         lost_steps=incidents.lost_steps,
         incident_cost_usd=incidents.cost_usd,

@@ -19,6 +19,7 @@ from control_plane.cloud.operator import (
     Ec2State,
     GroupState,
     InstanceState,
+    InstanceStatus,
     LaunchFailure,
     LaunchTemplateRef,
     LifecycleHook,
@@ -154,9 +155,9 @@ class AwsOperator:
             if "No active Lifecycle Action found" not in error.message:
                 raise
 
-    def scheduled_events(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[ScheduledEvent, ...]]:
-        """Return scheduled events; see `CloudOperator`."""
-        found: dict[NodeId, tuple[ScheduledEvent, ...]] = {}
+    def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
+        """Return scheduled events and failed checks; see `CloudOperator`."""
+        found: dict[NodeId, InstanceStatus] = {}
         for ids in _batches(sorted(set(instance_ids)), INSTANCES_PER_CALL):
             # A filter, not InstanceIds: one unknown id would fail the whole call.
             with translated():
@@ -164,8 +165,8 @@ class AwsOperator:
                     Filters=[{"Name": "instance-id", "Values": list(ids)}], IncludeAllInstances=True
                 )
                 statuses = [status for page in pages for status in page["InstanceStatuses"]]
-            found |= {NodeId(status["InstanceId"]): tuple(_scheduled(status)) for status in statuses}
-        return {id: events for id, events in found.items() if events}
+            found |= {NodeId(status["InstanceId"]): _status(status) for status in statuses}
+        return {id: found[id] for id in instance_ids if found.get(id, InstanceStatus()) != InstanceStatus()}
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
         """Return network nodes; see `CloudOperator`."""
@@ -313,6 +314,12 @@ def _instance(instance: dict[str, Any]) -> InstanceState:
         launched_at=instance.get("LaunchTime"),
         capacity_reservation_id=instance.get("CapacityReservationId", ""),
     )
+
+
+def _status(status: dict[str, Any]) -> InstanceStatus:
+    checks = {"system": "SystemStatus", "instance": "InstanceStatus"}
+    failed = tuple(name for name, key in checks.items() if (status.get(key) or {}).get("Status") == "impaired")
+    return InstanceStatus(events=tuple(_scheduled(status)), failed_checks=failed)
 
 
 def _scheduled(status: dict[str, Any]) -> Iterator[ScheduledEvent]:

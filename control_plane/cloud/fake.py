@@ -20,6 +20,7 @@ from control_plane.cloud.operator import (
     Ec2State,
     GroupState,
     InstanceState,
+    InstanceStatus,
     LaunchFailure,
     LaunchTemplateRef,
     LifecycleHook,
@@ -72,6 +73,8 @@ class FakeOperator:
         self._next_error: list[CloudError] = []
         self.events: dict[NodeId, tuple[ScheduledEvent, ...]] = {}
         """What EC2 has scheduled."""
+        self.failed_checks: dict[NodeId, tuple[str, ...]] = {}
+        """Status checks that EC2 calls impaired."""
         self.topology: dict[NodeId, tuple[str, ...]] = {}
         """Network nodes, the nearest last; of instances not named EC2 tells nothing."""
         self._launched = 0
@@ -228,11 +231,12 @@ class FakeOperator:
                 self.calls.append(("hold_termination", group, hook, instance_id))
                 member.due_at = self.now + held.heartbeat_timeout
 
-    def scheduled_events(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[ScheduledEvent, ...]]:
-        """Return scheduled events; see `CloudOperator`."""
+    def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
+        """Return scheduled events and failed checks; see `CloudOperator`."""
         with self._lock:
             self._maybe_fail()
-            return {id: self.events[id] for id in instance_ids if self.events.get(id)}
+            found = {id: InstanceStatus(events=self.events.get(id, ()), failed_checks=self.failed_checks.get(id, ())) for id in instance_ids}
+            return {id: status for id, status in found.items() if status != InstanceStatus()}
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
         """Return network nodes; see `CloudOperator`."""

@@ -17,6 +17,8 @@ from everstep.protocol.ids import NodeId
 FLEET_TAG = "everstep:fleet"
 """Everstep touches only groups that carry this tag, whatever its value."""
 TERMINATING_TRANSITION = "autoscaling:EC2_INSTANCE_TERMINATING"
+USER_SUSPENDED = "User suspended"
+"""How the reason begins that Auto Scaling gives for what a customer has suspended. In which words it tells of its own is not documented."""
 
 
 class Ec2State(StrEnum):
@@ -63,7 +65,7 @@ class MemberState:
     lifecycle_state: str
     """`Pending`, `Pending:Wait`, `InService`, `Terminating`, `Terminating:Wait`, `Standby` …"""
     health_status: str
-    """`Healthy` or `Unhealthy`."""
+    """`Healthy` or `Unhealthy`. No evidence: who was called Unhealthy once stays so, whatever becomes of it; EC2's checks are asked instead."""
     is_protected: bool
     """From scale-in."""
     availability_zone: str
@@ -124,7 +126,8 @@ class GroupState:
 
     def is_suspended_by_aws(self, process: str) -> bool:
         """Say whether AWS itself suspended a process: an administrative suspension. Of what gives no reason a person is thought the author."""
-        return process in self.suspended_processes and "administrative" in self.suspension_reasons.get(process, "").lower()
+        reason = self.suspension_reasons.get(process, "")
+        return process in self.suspended_processes and bool(reason) and not reason.startswith(USER_SUSPENDED)
 
     @property
     def is_tagged(self) -> bool:
@@ -152,6 +155,16 @@ class ScheduledEvent:
     """In AWS's words."""
     not_before: datetime | None
     """When its window begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceStatus:
+    """What DescribeInstanceStatus tells of an instance."""
+
+    events: tuple[ScheduledEvent, ...] = ()
+    """Scheduled, and not over."""
+    failed_checks: tuple[str, ...] = ()
+    """Status checks that EC2 calls impaired: `system` (its host, power, network), `instance` (its kernel does not answer)."""
 
 
 class CloudOperator(Protocol):
@@ -200,8 +213,8 @@ class CloudOperator(Protocol):
     def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
         """Let a terminating hook hold an instance for another timeout. One that is held no longer is fine."""
 
-    def scheduled_events(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[ScheduledEvent, ...]]:
-        """Return what EC2 has scheduled for instances and is not over; of ids that it does not know, or that it has nothing for, nothing."""
+    def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
+        """Return what EC2 has scheduled for instances and which checks they fail; ids that it does not know, or has neither for, are left out."""
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
         """Return the network nodes above each instance, the nearest last; ids that EC2 tells nothing of are left out."""

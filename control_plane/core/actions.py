@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from control_plane.core.observed import Implication, IncidentRecord, JobRecord, NodeRecord
+from control_plane.core.observed import Implication, IncidentRecord, JobRecord, NodeRecord, Vacancies
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.manifest import CheckpointManifest
-from everstep.protocol.plan import GenerationPlan, ObjectReference
+from everstep.protocol.plan import GenerationPlan, ObjectReference, SourceArchive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +140,14 @@ class SendKeepEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SendKeepSources:
+    """Let a spare hold the source archives of its fleet's jobs ready, and no others."""
+
+    node_id: NodeId
+    sources: tuple[SourceArchive, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteTermination:
     """Let an instance go that a terminating hook holds."""
 
@@ -183,7 +191,7 @@ MemberAction = SetDesired | TerminateMember | RebootMember | CompleteTermination
 """What changes who is in a fleet's group, or how it fares: what AWS said before is void."""
 GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch
 """What is asked of a fleet's group or its instances: each is an intent first."""
-FleetAction = GroupAction | SendHalt | SendRelease | SendKeepEvidence
+FleetAction = GroupAction | SendHalt | SendRelease | SendKeepEvidence | SendKeepSources
 Action = JobAction | FleetAction
 
 
@@ -231,6 +239,8 @@ class FleetDecision:
     actions: tuple[FleetAction, ...] = ()
     desired_count: int = 0
     """What the fleet needs."""
+    vacancies: Vacancies = ()
+    """Empty places of the group, to be stored."""
     is_frozen: bool = False
     is_blind: bool = False
     """Most of it is silent, whatever a person has said about that."""

@@ -10,8 +10,9 @@ Source: Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (admi
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import groupby
 
-from control_plane.core.observed import GroupObserved
+from control_plane.core.observed import GroupObserved, Vacancies
 
 FIRST_RETRY_SECONDS = 30.0
 LONGEST_RETRY_SECONDS = 900.0
@@ -40,3 +41,24 @@ def waiting_words(group: GroupObserved) -> str:
             return f"{words}: AWS has suspended it after failures{'; lifted and ' + when.removeprefix('; ') if when else ' and it is lifted'}"
         return f"{words}: instances come when who suspended it resumes it"
     return f"{group.launch_failures[0]}{when}" if group.launch_failures else ""
+
+
+def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:
+    """Follow which places of a group are empty, and since when: how long a replacement takes begins there, not when AWS has an instance.
+
+    AWS does not say which instance it launched for which place; the one that is empty for the longest is taken to be filled, or given up, first.
+
+    Args:
+        before: as the pass before left them.
+        missing: how many instances the group lacks now.
+        joined: how many it has listed for the first time.
+        now: Unix seconds.
+
+    Returns:
+        The empty places, and since when those were empty that were filled: at most `joined`, the oldest first.
+    """
+    each = [at for at, count in before for _ in range(count)]
+    filled, rest = each[:joined], each[joined:]
+    rest = rest[max(0, len(rest) - missing) :]
+    rest += [now] * (missing - len(rest))
+    return tuple((at, sum(1 for _ in same)) for at, same in groupby(rest)), tuple(filled)

@@ -3,6 +3,7 @@
     AWS says ended                                           gone at once
     a typed fault of its own live agent                      gone: the node says so itself; while steps advance: impaired
     control link silent + data plane silent                  gone: two classes
+    control link silent + a status check impaired            gone: two classes; a check that fails while the agent is heard means nothing
     one class alone for T_max                                gone; while steps advance: impaired if its agent is heard, else wait
     one class, shorter                                       wait
     steps advance without it having been heard               alive: its ranks make boundaries that others report
@@ -122,6 +123,8 @@ def judge(
         return replace(silent, evidence=f"{words}, but so is most of the fleet: blind is not dead")
     if out_of_view and lasted > timeouts.lease_seconds:
         return replace(silent, standing=Standing.GONE, evidence=f"{words} and its replicas do not answer their owners")
+    if node.complaint and lasted > timeouts.lease_seconds:
+        return replace(silent, standing=Standing.GONE, evidence=f"{words} and {node.complaint}")
     if lasted > timeouts.exclude_seconds:
         return replace(silent, standing=Standing.GONE, evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, and no step advanced")
     return silent

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import zip_longest
 
 from control_plane.core import capacity, notices, remedies
 from control_plane.core.actions import (
@@ -32,6 +33,7 @@ from control_plane.core.actions import (
     RetryLaunch,
     SendHalt,
     SendKeepEvidence,
+    SendKeepSources,
     SendRelease,
     SetDesired,
     TerminateMember,
@@ -56,14 +58,15 @@ from control_plane.core.observed import (
 from control_plane.core.queue import in_order, schedule
 from control_plane.core.spares import spare_count
 from control_plane.core.states import HOLDING_JOBS, LAUNCHED_JOBS, NODE_TRANSITIONS, JobState, NodeEvent, NodeState, advance
+from control_plane.core.timeouts import HOLD_SECONDS, REBOOT_SECONDS
 from everstep.protocol.agent_messages import MemberPhase, NoticeKind
 from everstep.protocol.ids import NodeId, RunId
+from everstep.protocol.plan import SourceArchive
 
-HOLD_SECONDS = 600.0
-"""How long a terminating hook is held at most, from the request to move, while a job's last step is being saved."""
 NODE_COUNTS_AS_MEMBER = frozenset(NodeState) - {NodeState.GONE}
-REBOOT_SECONDS = 900.0
-"""An instance whose agent has not dialled in again by then does not come back. Bare-metal and large GPU instances take up to a quarter of an hour."""
+MOST_SOURCES = 16
+MOST_SOURCE_BYTES = 1024**3
+"""What a spare holds ready; jobs beyond that have their source fetched when they get the node, as any node that is new to a job."""
 RATE_WINDOW_SECONDS = 3600.0
 NOT_REPLACED = "not replaced"
 """In a fleet's reason while its limit holds."""
@@ -108,6 +111,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         *_evidence(table),
         *_held_back(spec, observed.group, table, policy, is_blind=is_blind),
         *_releases(observed, table, policy),
+        *_sources(table, policy),
     ]
     if observed.group.desired_count < desired:
         actions.append(SetDesired(group=spec.group, desired_count=desired))
@@ -125,6 +129,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         records=table.changed(),
         actions=tuple(actions),
         desired_count=desired,
+        vacancies=table.vacancies,
         is_frozen=is_frozen,
         is_blind=has_no_sight,
         reason=_reason(spec, observed, table, desired, is_blind=is_blind),
@@ -147,6 +152,7 @@ class _Table:
         self.events: list[EventDraft] = []
         self.implications: list[Implication] = []
         self.jobs: Mapping[RunId, FleetJob] = {job.run: job for job in observed.jobs}
+        self.vacancies = observed.vacancies
 
     def node(self, node_id: NodeId) -> NodeObserved:
         return self.seen.nodes.get(node_id, NodeObserved(node_id=node_id))
@@ -168,10 +174,14 @@ class _Table:
 
     def follow_aws(self) -> None:
         """Take in new members, connections, and what AWS has ended."""
-        for member in self.seen.group.members:
-            if member.node_id not in self.rows and not member.is_leaving:
-                row = NodeRecord(node_id=member.node_id, state=NodeState.JOINING, run=None, reason="its instance is starting", created_at=self.now)
-                self.rows[member.node_id] = row
+        staying = [member.node_id for member in self.seen.group.members if not member.is_leaving]
+        joined = [node_id for node_id in staying if node_id not in self.rows]
+        missing = max(0, self.seen.group.desired_count - len(staying))
+        self.vacancies, filled = capacity.vacancies(self.vacancies, missing=missing, joined=len(joined), now=self.now)
+        for node_id, wanted_at in zip_longest(joined, filled):
+            self.rows[node_id] = NodeRecord(
+                node_id=node_id, state=NodeState.JOINING, run=None, reason="its instance is starting", created_at=self.now, wanted_at=wanted_at
+            )
         for row in self.in_state(*NODE_COUNTS_AS_MEMBER):
             node = self.node(row.node_id)
             if node.instance is InstanceCondition.ENDED:
@@ -236,6 +246,8 @@ class _Table:
             if is_silent(node, policy.timeouts):
                 if node.silent_seconds > policy.timeouts.exclude_seconds and not is_blind:
                     self.take_out(row, Remedy.HOLD, f"unreachable: its agent has been silent for more than {policy.timeouts.exclude_seconds:g} s")
+                elif node.complaint and not is_blind:
+                    self.take_out(row, Remedy.HOLD, f"unreachable: its agent is silent and {node.complaint}")
             elif (found := remedies.worst(node.faults, node.history, self.now)) is not None:
                 self.take_out(row, found.remedy, f"its agent reports {found.words}")
                 self._implicate(row, found)
@@ -498,6 +510,28 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
         else:
             actions.append(SendRelease(node_id=node_id, run=node.member.run))
     return actions
+
+
+def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
+    """Have spares hold the source archives of the fleet's jobs, those that may need one soonest first; said again until their reports show it.
+
+    They are fetched and verified, and not unpacked: what lies unpacked cannot be verified again, and nobody else's code is to run or to be changed.
+    """
+    launched = [job for job in table.jobs.values() if job.state in LAUNCHED_JOBS]
+    waiting = [job for job in table.jobs.values() if job.state not in LAUNCHED_JOBS and not job.is_paused]
+    held: dict[str, SourceArchive] = {}
+    for job in (*in_order(launched), *in_order(waiting)):
+        is_room = (
+            len(held) < MOST_SOURCES and job.source is not None and sum(each.bytes for each in held.values()) + job.source.bytes <= MOST_SOURCE_BYTES
+        )
+        if job.source is not None and is_room:
+            held.setdefault(job.source.sha256, job.source)
+    spares = [(row.node_id, table.node(row.node_id)) for row in table.in_state(NodeState.SPARE)]
+    return [
+        SendKeepSources(node_id=node_id, sources=tuple(held.values()))
+        for node_id, node in spares
+        if node.is_connected and node.has_reported and node.member is None and not is_silent(node, policy.timeouts) and node.sources != held.keys()
+    ]
 
 
 def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:

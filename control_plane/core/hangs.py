@@ -43,6 +43,8 @@ IDLE_SHARE = 0.02
 LEFT_BEHIND_BOUNDARIES = 2
 MAX_GROUPS = 8
 """Of different stacks that are kept of a look; more differ in detail only."""
+PROVEN = "RanksHang"
+"""Type of the event that has the stacks which an incident's evidence tells in brief: they are kept there alone."""
 _FRAMES_TOLD = 3
 
 
@@ -150,7 +152,7 @@ def watch(
     odd, where = _odd_ones(living, looks)
     told = f"{_named(overdue, living)} stood still in {_phases(overdue)} for {still:.0f} s, the limit is {limit.first:g} s"
     event = EventDraft(
-        type="RanksHang" if proof else "RanksStandStill",
+        type=PROVEN if proof else "RanksStandStill",
         message="; ".join(part for part in (told, proof, where) if part),
         node_id=odd,
         detail={"stacks": _kept(looks)},

@@ -72,13 +72,13 @@ def opened(run: RunId, generation: Generation, faults: tuple[Fault, ...], *, dec
 def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> IncidentRecord:
     """Add evidence found later; the gravest cause names the incident, each fact is told once, lost nodes are listed in the order found."""
     for fault in faults:
+        left = () if fault.node_id is None or fault.node_id in incident.instance_ids else (fault.node_id,)
         incident = replace(
             incident,
             cause=max(incident.cause, fault.cause, key=_GRAVITY.index),
             evidence=incident.evidence if fault.evidence in incident.evidence else (*incident.evidence, fault.evidence),
-            instance_ids=(
-                incident.instance_ids if fault.node_id is None or fault.node_id in incident.instance_ids else (*incident.instance_ids, fault.node_id)
-            ),
+            instance_ids=(*incident.instance_ids, *left),
+            lost_node_count=incident.lost_node_count + (len(left) if fault.cause.takes_nodes else 0),
             failed_at=min(incident.failed_at, fault.at),
         )
     return incident

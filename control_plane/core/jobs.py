@@ -71,6 +71,7 @@ from control_plane.core.states import (
     JobState,
     advance,
 )
+from control_plane.core.timeouts import GANG_PATIENCE_SECONDS
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport
 from everstep.protocol.ids import FleetName, Generation, NodeId, Step
 from everstep.protocol.plan import GenerationPlan
@@ -288,7 +289,7 @@ def _wait_for_nodes(view: _View) -> Decision:
     missing = spec.node_count - len(view.seen.assigned)
     if missing > 0:
         waits_since = max(record.state_since, view.seen.newest_node_at or 0.0)
-        has_none_come = view.now - waits_since > queue.GANG_PATIENCE_SECONDS
+        has_none_come = view.now - waits_since > GANG_PATIENCE_SECONDS
         is_refused = view.seen.launch_failed_at is not None and view.seen.launch_failed_at > record.state_since
         if (has_none_come or is_refused) and (fleet := _next_fleet(view)) is not None:
             return _goes_to(view, fleet, missing)
@@ -305,7 +306,7 @@ def _sent_aside(view: _View, missing: int) -> Decision:
     attempts = view.record.gang_attempts + 1
     not_before = view.now + queue.stand_aside_seconds(attempts)
     aside = replace_record(view, gang_attempts=attempts, not_before=not_before)
-    words = f"{_waits_for(view, missing)}; none came for {queue.GANG_PATIENCE_SECONDS:g} s: gives its nodes back"
+    words = f"{_waits_for(view, missing)}; none came for {GANG_PATIENCE_SECONDS:g} s: gives its nodes back"
     return _moved(aside, JobEvent.SENT_BACK, words)
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from control_plane.core.states import IncidentState, JobState, NodeState
 from everstep.protocol.agent_messages import ExitClass, MemberReport, NodeFault, NoticeKind
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.manifest import ManifestShard
-from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
+from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, SourceArchive, Timeouts
 
 NO_STEP = Step(-1)
 NO_GENERATION = Generation(0)
@@ -126,6 +126,8 @@ class NodeObserved:
     instance: InstanceCondition = InstanceCondition.UNKNOWN
     instance_words: str = ""
     """AWS's own words: `terminated, Client.UserInitiatedShutdown`."""
+    complaint: str = ""
+    """What AWS finds wrong with an instance that runs; empty: nothing. Healthy ones fail checks, too."""
     is_connected: bool = False
     silent_seconds: float = 0.0
     """How long its control link has been silent. Silence before the end of this control plane's own grace after its start does not count."""
@@ -137,6 +139,8 @@ class NodeObserved:
     """This control plane has had a report from the agent that is there now."""
     is_warm: bool = False
     """Its ranks start without importing first."""
+    sources: frozenset[str] = frozenset()
+    """SHA-256 of the source archives that it holds ready."""
     member: MemberReport | None = None
     """What it last reported to do, whatever the run; None: nothing, or it has not reported."""
     faults: tuple[NodeFault, ...] = ()
@@ -171,6 +175,16 @@ class Cause(StrEnum):
     GROUP_LOST = "group_lost"
     DRILL = "drill"
 
+    @property
+    def is_failure(self) -> bool:
+        """Something failed by itself: what MTTF and MTTR are about."""
+        return self not in (Cause.NOTICE, Cause.REQUESTED, Cause.PAUSE_FAILED, Cause.DRILL)
+
+    @property
+    def takes_nodes(self) -> bool:
+        """A node that is left for this asks for a spare: it failed, or AWS takes it. People's wishes say nothing about what comes next."""
+        return self.is_failure or self is Cause.NOTICE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentRecord:
@@ -193,6 +207,9 @@ class IncidentRecord:
     restore_source: str | None = None
     """local, peer or s3: the farthest that any rank needed."""
     instance_ids: tuple[NodeId, ...] = ()
+    """The nodes that were left, for whatever cause."""
+    lost_node_count: int = 0
+    """Of these, how many failed or were taken by AWS."""
     replacement_instance_ids: tuple[NodeId, ...] = ()
     replaced_at: float | None = None
     restored_at: float | None = None
@@ -522,6 +539,10 @@ class FleetSpec:
     max_replacements_per_hour: int = DEFAULT_REPLACEMENTS_PER_HOUR
 
 
+Vacancies: TypeAlias = tuple[tuple[float, int], ...]
+"""The empty places of a group: since when (Unix seconds), and how many since then; the oldest first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetHistory:
     """What a fleet has seen of failures and replacements."""
@@ -529,10 +550,10 @@ class FleetHistory:
     node_seconds: float = 0.0
     """How long its nodes have worked for jobs, all together."""
     lost_node_count: int = 0
-    """Nodes that its jobs have lost in that time."""
+    """Nodes that its jobs have lost in that time: that failed, or that AWS took."""
     replacement_count: int = 0
     replacement_seconds: float = 0.0
-    """How long so many instances took, all together, from when the group listed them until their agents dialled in."""
+    """How long so many instances took, all together, from when the group lacked them until their agents dialled in: with the wait for capacity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -603,6 +624,8 @@ class NodeRecord:
     run: RunId | None
     reason: str
     created_at: float
+    wanted_at: float | None = None
+    """Since when its group had a place for it; None where nobody saw that."""
     since: float = 0.0
     """When it came into its state."""
     hold: Hold | None = None
@@ -631,6 +654,8 @@ class FleetJob:
     priority: int
     created_at: float
     exclusions: tuple[Exclusion, ...] = ()
+    source: SourceArchive | None = None
+    """What its nodes need before its ranks can start."""
     project: str = ""
     quota: int | None = None
     """Nodes of this fleet that all jobs of its project may hold together; None: any."""
@@ -658,5 +683,7 @@ class FleetObserved:
     jobs: tuple[FleetJob, ...]
     """All that have not ended."""
     history: FleetHistory = FleetHistory()
+    vacancies: Vacancies = ()
+    """As the pass before left them."""
     replaced: tuple[float, ...] = ()
     """When nodes were replaced by Everstep's own verdict, over the last hour at least."""

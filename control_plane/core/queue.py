@@ -29,8 +29,6 @@ from control_plane.core.observed import FleetJob
 from control_plane.core.states import HOLDING_JOBS, LAUNCHED_JOBS, JobState
 from everstep.protocol.ids import RunId
 
-GANG_PATIENCE_SECONDS = 900.0
-"""An instance takes minutes to come (GEMINI measured 4 to 7): when none has come for so long, none is about to."""
 STAND_ASIDE_SECONDS = 900.0
 MOST_STAND_ASIDE_SECONDS = 7_200.0
 """How long a gang that did not come together stands aside: at first, doubled each time, at most."""

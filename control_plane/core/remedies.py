@@ -57,11 +57,13 @@ FAULTS: Mapping[str, Remedy] = {
     "nic_errors": Remedy.NONE,
     "disk_full": Remedy.NONE,
     "disk_read_only": Remedy.REPLACE,
+    "disk_silent": Remedy.REBOOT,
     "memory_low": Remedy.NONE,
     "memory_killed": Remedy.NONE,
 }
-"""By code; `gpu_xid` goes by its number. A GPU that is lost is an Xid 79 whose line was not seen. Throttling, errors of a
-card, a full disk and little memory pass, or are the job's own doing: ranks that fail of them restart, and the breakers see to the rest."""
+"""By code; `gpu_xid` goes by its number. A GPU that is lost is an Xid 79 whose line was not seen. A disk that does not answer keeps in the kernel
+whoever touches it: nothing short of a reboot brings them back, and a node that does not return from that is replaced. Throttling, errors of a card,
+a full disk and little memory pass, or are the job's own doing: ranks that fail of them restart, and the breakers see to the rest."""
 _XID_IN_WORDS = re.compile(r"\bxid\s*(?:\(PCI:[^)]*\))?\D{0,3}(\d{1,3})\b", re.IGNORECASE)
 
 

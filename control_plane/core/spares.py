@@ -66,7 +66,7 @@ def failures_per_node_second(history: FleetHistory) -> float:
 
 
 def replacement_seconds(history: FleetHistory) -> float:
-    """Return the mean time until a replacement has booted and connected."""
+    """Return the mean time until a replacement is there: AWS has capacity for it, it has booted and its agent is connected."""
     total = history.replacement_seconds + PRIOR_REPLACEMENTS * PRIOR_REPLACEMENT_SECONDS
     return total / (history.replacement_count + PRIOR_REPLACEMENTS)
 

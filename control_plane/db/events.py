@@ -78,6 +78,23 @@ class EventFilter:
     """Only events that happened before."""
 
 
+def newest_of(session: Session, event_type: str, *, job_name: str, since: datetime, until: datetime | None) -> int | None:
+    """Return the id of a job's newest event of a type within a time, both ends included; None where there is none, or none any more.
+
+    Args:
+        session: any.
+        event_type: `RanksHang` …
+        job_name: of the job.
+        since: from when on.
+        until: None: up to now.
+
+    Returns:
+        Its id.
+    """
+    query = select(func.max(Event.id)).where(Event.job_name == job_name, Event.type == event_type, Event.at >= since)
+    return session.scalar(query if until is None else query.where(Event.at <= until))
+
+
 def page(session: Session, which: EventFilter, *, limit: int, is_ascending: bool = True) -> tuple[EventRecord, ...]:
     """Return events, oldest first, or the newest first.
 

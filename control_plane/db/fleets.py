@@ -45,6 +45,7 @@ class FleetRecord:
     availability_zone: str
     price_usd_per_hour: float | None
     desired_node_count: int
+    vacancies: tuple[tuple[float, int], ...]
     drift: tuple[str, ...]
     reason: str
     tags: Mapping[str, str]
@@ -82,6 +83,7 @@ class FleetUpdate(TypedDict, total=False):
     instance_type: str
     availability_zone: str
     desired_node_count: int
+    vacancies: tuple[tuple[float, int], ...]
     drift: tuple[str, ...]
     reason: str
     blindness_lifted_at: datetime | None

@@ -15,6 +15,7 @@ from typing import Any, TypedDict, Unpack
 from sqlalchemy import case, func, literal, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from control_plane.core.observed import Cause
 from control_plane.db import leases
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
@@ -43,6 +44,7 @@ class IncidentRecord:
     generation_before: int
     generation_after: int | None
     instance_ids: tuple[str, ...]
+    lost_node_count: int
     replacement_instance_ids: tuple[str, ...]
     failed_at: datetime
     opened_at: datetime
@@ -76,6 +78,7 @@ class IncidentUpdate(TypedDict, total=False):
     lost_steps: int | None
     generation_after: int | None
     instance_ids: tuple[str, ...]
+    lost_node_count: int
     replacement_instance_ids: tuple[str, ...]
     failed_at: datetime
     """Earlier, where a fault that is found later came first."""
@@ -105,6 +108,7 @@ class NewIncident:
     reached_step: int | None
     generation_before: int
     instance_ids: tuple[str, ...]
+    lost_node_count: int
     failed_at: datetime
     opened_at: datetime
     detect_seconds: float | None
@@ -182,9 +186,14 @@ class IncidentTotals:
 
     count: int
     closed_count: int
+    failure_count: int
+    """Of those that were failures: what was announced, asked for or drilled is none."""
+    recovered_count: int
+    """Failures whose incidents are closed."""
     recovery_seconds: float
-    """Of the closed ones, from the failure to the end of the rework."""
+    """Of these, from the failure to the end of the rework."""
     lost_node_count: int
+    """Nodes that failed or that AWS took; none that a person drained or a drill struck."""
     lost_steps: int
     cost_usd: float | None
     """None where none has a price."""
@@ -192,7 +201,7 @@ class IncidentTotals:
     @property
     def mean_recovery_seconds(self) -> float | None:
         """MTTR: from the failure until training is where it was before; None before the first has ended."""
-        return self.recovery_seconds / self.closed_count if self.closed_count else None
+        return self.recovery_seconds / self.recovered_count if self.recovered_count else None
 
 
 def totals(session: Session, *, run_id: str | None = None, fleet_name: str | None = None) -> IncidentTotals:
@@ -207,12 +216,16 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
         Zeros where there has been none.
     """
     phases = (Incident.detect_seconds, Incident.replace_seconds, Incident.restore_seconds, Incident.rework_seconds)
-    is_closed = Incident.closed_at.is_not(None)
+    is_failure = Incident.cause.in_([cause.value for cause in Cause if cause.is_failure])
+    is_recovered = and_(is_failure, Incident.closed_at.is_not(None))
     query = select(
         func.count(),
         func.count(Incident.closed_at),
-        func.coalesce(func.sum(case((is_closed, reduce(add, phases)), else_=0.0)), 0.0),
-        func.coalesce(func.sum(func.json_array_length(Incident.instance_ids)), 0),
+        func.count(case((is_failure, 1))),
+        func.count(case((is_recovered, 1))),
+        func.coalesce(func.sum(case((is_recovered, reduce(add, phases)), else_=0.0)), 0.0),
+        # Among the nodes of a drill is the one that it struck.
+        func.coalesce(func.sum(case((Incident.cause != Cause.DRILL.value, Incident.lost_node_count), else_=0)), 0),
         func.coalesce(func.sum(Incident.lost_steps), 0),
         func.sum(Incident.cost_usd),
     ).select_from(Incident)
@@ -220,12 +233,14 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
         query = query.where(Incident.run_id == run_id)
     if fleet_name is not None:
         query = query.join(Job, Job.run_id == Incident.run_id).where(Job.fleet_name == fleet_name)
-    count, closed_count, recovery_seconds, lost_node_count, lost_steps, cost_usd = session.execute(query).one()
+    count, closed_count, failure_count, recovered_count, recovery_seconds, lost_node_count, lost_steps, cost_usd = session.execute(query).one()
     return IncidentTotals(
         count=count,
         closed_count=closed_count,
+        failure_count=failure_count,
+        recovered_count=recovered_count,
         recovery_seconds=recovery_seconds,
-        lost_node_count=lost_node_count,
+        lost_node_count=int(lost_node_count),
         lost_steps=int(lost_steps),
         cost_usd=cost_usd,
     )

@@ -18,7 +18,7 @@ A job's fleet is a name, not a foreign key: jobs are history and outlive the fle
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from sqlalchemy import (
     JSON,
@@ -90,19 +90,22 @@ class StringTuple(TypeDecorator[tuple[str, ...]]):
         return None if value is None else tuple(value)
 
 
-class RunLengths(TypeDecorator[tuple[tuple[str, int], ...]]):
-    """Words with how often each follows itself, immutable as soon as they are read."""
+_Runs: TypeAlias = tuple[tuple[str | float, int], ...]
+
+
+class RunLengths(TypeDecorator[_Runs]):
+    """Words or figures with how often each follows itself, immutable as soon as they are read."""
 
     impl = JSON
     cache_ok = True
 
-    def process_bind_param(self, value: tuple[tuple[str, int], ...] | None, dialect: Dialect) -> list[list[str | int]] | None:  # noqa: ARG002
+    def process_bind_param(self, value: _Runs | None, dialect: Dialect) -> list[list[str | float]] | None:  # noqa: ARG002
         """Give JSON lists."""
         return None if value is None else [list(run) for run in value]
 
-    def process_result_value(self, value: list[tuple[str, int]] | None, dialect: Dialect) -> tuple[tuple[str, int], ...] | None:  # noqa: ARG002
+    def process_result_value(self, value: list[tuple[str | float, int]] | None, dialect: Dialect) -> _Runs | None:  # noqa: ARG002
         """Give tuples."""
-        return None if value is None else tuple((word, count) for word, count in value)
+        return None if value is None else tuple((each, count) for each, count in value)
 
 
 _BigId = BigInteger().with_variant(Integer, "sqlite")
@@ -128,6 +131,7 @@ class Base(DeclarativeBase):
         bytes: LargeBinary,
         tuple[str, ...]: StringTuple,
         tuple[tuple[str, int], ...]: RunLengths,
+        tuple[tuple[float, int], ...]: RunLengths,
         dict[str, str]: JSON,
         dict[str, int]: JSON,
         dict[str, Any]: JSON,
@@ -163,6 +167,8 @@ class Fleet(Base):
     availability_zone: Mapped[str] = mapped_column(default="")
     price_usd_per_hour: Mapped[float | None]
     desired_node_count: Mapped[int] = mapped_column(default=0)
+    vacancies: Mapped[tuple[tuple[float, int], ...]] = mapped_column(default=())
+    """Empty places of the group, by since when (Unix seconds)."""
     drift: Mapped[tuple[str, ...]] = mapped_column(default=())
     reason: Mapped[str] = mapped_column(default="")
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
@@ -207,8 +213,10 @@ class Node(Base):
     evidence_at: Mapped[datetime | None]
     """When all that is to be kept of a held one was in S3."""
     created_at: Mapped[datetime]
+    wanted_at: Mapped[datetime | None]
+    """Since when its group had a place for it; none where nobody saw that."""
     connected_at: Mapped[datetime | None]
-    boot_seconds: Mapped[float | None]
+    arrival_seconds: Mapped[float | None]
     ended_at: Mapped[datetime | None]
 
 
@@ -443,6 +451,8 @@ class Incident(Base):
     generation_before: Mapped[int]
     generation_after: Mapped[int | None]
     instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
+    lost_node_count: Mapped[int] = mapped_column(default=0)
+    """Of these, how many failed or were taken by AWS."""
     replacement_instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
     failed_at: Mapped[datetime]
     opened_at: Mapped[datetime]

@@ -47,9 +47,10 @@ class NodeRecord:
     returned_at: datetime | None
     evidence_at: datetime | None
     created_at: datetime
+    wanted_at: datetime | None
     connected_at: datetime | None
-    boot_seconds: float | None
-    """From when the group listed it until its agent dialled in for the first time; None before that, or where nobody saw it come."""
+    arrival_seconds: float | None
+    """From when its group had a place for it until its agent dialled in for the first time; None before that, or where nobody saw it come."""
     ended_at: datetime | None
 
 
@@ -66,6 +67,7 @@ class NodeUpdate(TypedDict, total=False):
     release: str
     request: str
     request_words: str
+    wanted_at: datetime | None
     since: datetime | None
     replaced_at: datetime | None
     returned_at: datetime | None
@@ -156,9 +158,10 @@ def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, st
     return {node_id: domain for node_id, domain in rows if domain is not None}
 
 
-def boots(session: Session, fleet_name: str) -> tuple[int, float]:
+def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
     """Return of how many instances of a fleet it is known how long they took to come, and how long that was, all together."""
-    count, total = session.execute(select(func.count(Node.boot_seconds), func.sum(Node.boot_seconds)).where(Node.fleet_name == fleet_name)).one()
+    taken = Node.arrival_seconds
+    count, total = session.execute(select(func.count(taken), func.sum(taken)).where(Node.fleet_name == fleet_name)).one()
     return count, total or 0.0
 
 
@@ -169,7 +172,7 @@ def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: 
         row = Node(id=facts.node_id, fleet_name=facts.fleet_name, state=initial_state, created_at=now)
         session.add(row)
     elif row.connected_at is None:
-        row.boot_seconds = (now - row.created_at).total_seconds()
+        row.arrival_seconds = (now - (row.wanted_at or row.created_at)).total_seconds()
     row.address = facts.address
     row.peer_port = facts.peer_port
     row.memory_bytes = facts.memory_bytes

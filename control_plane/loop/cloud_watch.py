@@ -1,7 +1,8 @@
 """What AWS says, looked up in the background: the loops read the newest answer and never wait for one.
 
 Polled every `POLL_SECONDS`, and at once when an agent's line breaks, an event came or a change was asked for. What EC2 has scheduled and where
-instances hang in the network changes seldom and is asked every `CLOSE_SECONDS`, at once for instances that are new.
+instances hang in the network changes seldom and is asked every `CLOSE_SECONDS`, at once for instances that are new. How EC2's status checks go is
+asked with it, and every `SUSPECT_SECONDS` of instances whose agents are silent: of nobody else does it matter.
 
 Invariant: an answer says when the question was asked; one asked before a change is not used to decide about that change again. What AWS announces
 for an instance goes to the database, where the loop that owns its job finds it, whichever replica asked.
@@ -22,6 +23,7 @@ from control_plane.cloud.operator import TERMINATING_TRANSITION, CloudOperator, 
 from control_plane.core.capacity import waiting_words
 from control_plane.core.observed import GroupMember, GroupObserved, InstanceCondition
 from control_plane.core.states import NodeState
+from control_plane.core.timeouts import FORGET_SECONDS
 from control_plane.db import fleets, nodes, notices
 from control_plane.db.notices import NoticeRecord, NoticeSource
 from control_plane.db.session import Database
@@ -32,8 +34,8 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 CLOSE_SECONDS = 60.0
-FORGET_SECONDS = 30.0
-"""What AWS said that long ago says nothing about an instance that ran; that one has ended stays said."""
+SUSPECT_SECONDS = 5.0
+"""EC2 checks once a minute; more often than this there is nothing new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,11 @@ class _Known:
     looked_closely_at: float = float("-inf")
     asked: set[NodeId] = field(default_factory=set)
     """Whose network nodes EC2 was asked for."""
+    suspects: dict[NodeId, float] = field(default_factory=dict)
+    """Whose agents are silent, and when that was last said; monotonic seconds."""
+    looked_at_suspects_at: float = float("-inf")
+    failed_checks: dict[NodeId, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
+    """When EC2 was asked, monotonic seconds, and which status checks of an instance it called impaired."""
     domains: dict[NodeId, str] = field(default_factory=dict)
     has_held: bool = True
     """A terminating hook held one of its instances, or may have before this server started."""
@@ -162,6 +169,18 @@ class CloudWatch:
             return InstanceCondition.UNKNOWN, ""
         return condition, words
 
+    def suspect(self, fleet: FleetName, node_id: NodeId) -> None:
+        """Say that a node's agent is silent: EC2's status checks of its instance are of interest. Said again in every pass while it is."""
+        self._known.setdefault(fleet, _Known()).suspects[node_id] = self._monotonic()
+
+    def complaint(self, fleet: FleetName, node_id: NodeId) -> str:
+        """Return what AWS finds wrong with an instance that runs, in words that follow `and`; empty where it has not said so lately."""
+        known = self._known.get(fleet)
+        asked_at, failed = known.failed_checks.get(node_id, (0.0, ())) if known is not None else (0.0, ())
+        if not failed or self._monotonic() - asked_at > FORGET_SECONDS:
+            return ""
+        return f"EC2 reports its {' and '.join(failed)} status check{'s' if len(failed) > 1 else ''} as impaired"
+
     def domains(self, fleet: FleetName) -> Mapping[NodeId, str]:
         """Return by node the network node that its instance hangs on; nodes that AWS tells nothing of are left out."""
         known = self._known.get(fleet)
@@ -222,19 +241,20 @@ class CloudWatch:
 
     def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
         """Ask both questions about a fleet; without an answer both are unknown. Returns whether anything is news."""
-        asked_at, is_news = self._monotonic(), False
+        asked_at = self._monotonic()
         is_due = asked_at - about.looked_closely_at >= CLOSE_SECONDS
+        is_news = False
         if is_due:
             about.looked_closely_at = asked_at
-            try:
-                found = self._operator.scheduled_events(sorted(ids))
-            except CloudError as error:
-                self._tell_once(f"{fleet}/events", f"fleet {fleet}: what EC2 has scheduled is unknown: {_first_line(error)}")
-            else:
-                self._failing.pop(f"{fleet}/events", None)
-                scheduled = [_scheduled(node_id, event) for node_id, events in found.items() for event in events]
-                with self._database.write() as session:
-                    is_news = notices.replace_polled(session, NoticeSource.STATUS, ids, scheduled, self._now())
+            for node_id, said_at in list(about.suspects.items()):  # the event loop adds to it meanwhile
+                if asked_at - said_at > FORGET_SECONDS:
+                    about.suspects.pop(node_id, None)
+            about.failed_checks = {node_id: told for node_id, told in about.failed_checks.items() if node_id in ids}
+            is_news = self._ask_status(fleet, ids, about, asked_at)
+        elif asked_at - about.looked_at_suspects_at >= SUSPECT_SECONDS:
+            suspects = {node_id for node_id, said_at in list(about.suspects.items()) if asked_at - said_at <= SUSPECT_SECONDS}
+            if suspects & ids:
+                is_news = self._ask_status(fleet, suspects & ids, about, asked_at)
         unknown = ids - about.domains.keys()
         if not unknown or not (is_due or unknown - about.asked):
             return is_news
@@ -246,6 +266,23 @@ class CloudWatch:
             return is_news
         about.domains = {**about.domains, **{node_id: network[-1] for node_id, network in networks.items()}}  # a new one: others may be reading
         return is_news or bool(networks)
+
+    def _ask_status(self, fleet: FleetName, ids: set[NodeId], about: _Known, asked_at: float) -> bool:
+        """Ask what EC2 has scheduled for instances and how their checks go. Returns whether anything is news."""
+        about.looked_at_suspects_at = asked_at
+        try:
+            found = self._operator.statuses(sorted(ids))
+        except CloudError as error:
+            self._tell_once(f"{fleet}/events", f"fleet {fleet}: what EC2 has scheduled is unknown: {_first_line(error)}")
+            return False
+        self._failing.pop(f"{fleet}/events", None)
+        failed = {node_id: (asked_at, found[node_id].failed_checks if node_id in found else ()) for node_id in ids}
+        before = about.failed_checks
+        about.failed_checks = {**before, **failed}  # a new one: others may be reading
+        scheduled = [_scheduled(node_id, event) for node_id, status in found.items() for event in status.events]
+        with self._database.write() as session:
+            is_news = notices.replace_polled(session, NoticeSource.STATUS, ids, scheduled, self._now())
+        return is_news or any(before.get(node_id, (asked_at, ()))[1] != checks for node_id, (_, checks) in failed.items())
 
     def _tell_once(self, key: str, words: str) -> None:
         if self._failing.get(key) != words:

@@ -33,6 +33,7 @@ from control_plane.core.actions import (
     RetryLaunch,
     SendHalt,
     SendKeepEvidence,
+    SendKeepSources,
     SendLoad,
     SendPrepare,
     SendRelease,
@@ -57,6 +58,7 @@ from everstep.protocol.agent_messages import (
     ControlToAgent,
     HaltRanks,
     KeepEvidence,
+    KeepSources,
     KillForDrill,
     Load,
     Prepare,
@@ -142,6 +144,8 @@ class Executor:
                 self._registry.send(action.node_id, _command(action))
             case SendRelease(node_id=node_id, run=run):
                 self._registry.send(node_id, Release(run=run))
+            case SendKeepSources(node_id=node_id, sources=sources):
+                self._registry.send(node_id, KeepSources(sources=sources))
             case _:
                 pass
 

@@ -245,7 +245,7 @@ class Observer:
         kept = self._histories.get(name)
         if kept is None or self._monotonic() - kept[0] > HISTORY_SECONDS:
             with self._database.read() as session:
-                count, seconds = nodes.boots(session, name)
+                count, seconds = nodes.arrivals(session, name)
                 history = FleetHistory(
                     node_seconds=jobs.totals(session, name, ()).node_microseconds / 1_000_000,
                     lost_node_count=incidents.totals(session, fleet_name=name).lost_node_count,
@@ -292,6 +292,7 @@ class Observer:
             nodes={node_id: self._node(name, node_id, by_id.get(node_id), views.get(node_id), told) for node_id in ids},
             jobs=tuple(records.fleet_job(job) for job in stored.jobs),
             history=history,
+            vacancies=stored.fleet.vacancies,
             replaced=tuple(moment.timestamp() for moment in stored.replaced),
         )
 
@@ -302,17 +303,22 @@ class Observer:
         returned_at = row.returned_at if row is not None else None
         lines = [line for line in told.implications.get(node_id, ()) if returned_at is None or line.at > returned_at]
         report = view.report if view is not None else None
+        silent_seconds = self._hearing.silent_seconds(fleet, view)
+        if silent_seconds > WATCHED_FROM_LEASES * self._timeouts.lease_seconds and condition is not InstanceCondition.ENDED:
+            self._cloud.suspect(fleet, node_id)
         return NodeObserved(
             node_id=node_id,
             instance=condition,
             instance_words=words,
+            complaint=self._cloud.complaint(fleet, node_id),
             is_connected=view is not None and view.is_connected,
-            silent_seconds=self._hearing.silent_seconds(fleet, view),
+            silent_seconds=silent_seconds,
             heard_at=view.heard_at_seconds if view is not None else None,
             address=view.hello.address if view is not None else (row.address if row is not None else ""),
             peer_port=view.hello.peer_port if view is not None else (row.peer_port if row is not None else 0),
             has_reported=report is not None,
             is_warm=report is not None and report.is_warm,
+            sources=frozenset(report.sources) if report is not None else frozenset(),
             member=report.member if report is not None else None,
             faults=report.faults if report is not None else (),
             history=tuple(records.implication(line) for line in lines),

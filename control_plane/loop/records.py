@@ -94,9 +94,7 @@ def job_spec(job: jobs.JobRecord) -> JobSpec:
         ranks_per_node=spec.ranks_per_node,
         copies=spec.copies,
         script=ScriptPlan(
-            source=SourceArchive(
-                object=ObjectReference(bucket=spec.source_bucket, key=spec.source_key), sha256=spec.source_sha256, bytes=spec.source_bytes
-            ),
+            source=_source(spec),
             entry_point=spec.entry_point,
             hyperparameters=dict(spec.hyperparameters),
             environment=dict(spec.environment),
@@ -257,6 +255,7 @@ def new_incident(incident: IncidentRecord, job: jobs.JobRecord, now: float) -> i
         reached_step=incident.reached_step,
         generation_before=incident.generation_before,
         instance_ids=incident.instance_ids,
+        lost_node_count=incident.lost_node_count,
         failed_at=at(incident.failed_at),
         opened_at=at(incident.opened_at),
         detect_seconds=core_incidents.phase_seconds(incident, now)["detect_seconds"],
@@ -280,6 +279,7 @@ def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: fl
         lost_steps=core_incidents.lost_steps(incident),
         generation_after=incident.generation_after,
         instance_ids=incident.instance_ids,
+        lost_node_count=incident.lost_node_count,
         replacement_instance_ids=incident.replacement_instance_ids,
         failed_at=at(incident.failed_at),
         replaced_at=_moment(incident.replaced_at),
@@ -309,6 +309,10 @@ def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
     )
 
 
+def _source(spec: jobs.JobSpec) -> SourceArchive:
+    return SourceArchive(object=ObjectReference(bucket=spec.source_bucket, key=spec.source_key), sha256=spec.source_sha256, bytes=spec.source_bytes)
+
+
 def fleet_job(job: jobs.JobRecord) -> FleetJob:
     """Return a live job as its fleet sees it."""
     record = job_record(job)
@@ -319,6 +323,7 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         node_count=job.spec.node_count,
         priority=job.priority,
         created_at=record.created_at,
+        source=_source(job.spec),
         exclusions=record.exclusions,
         project=job.project,
         quota=job.project_quota,
@@ -351,6 +356,7 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
         run=RunId(node.run_id) if node.run_id is not None else None,
         reason=node.reason,
         created_at=node.created_at.timestamp(),
+        wanted_at=_seconds(node.wanted_at),
         since=(node.since or node.created_at).timestamp(),
         hold=Hold(node.hold) if node.hold is not None else None,
         replaced_at=_seconds(node.replaced_at),
@@ -378,6 +384,7 @@ def node_update(node: NodeRecord, before: str | None, *, had_request: bool = Fal
         run_id=node.run,
         reason=node.reason,
         hold=node.hold.value if node.hold is not None else None,
+        wanted_at=_moment(node.wanted_at),
         since=_moment(node.since),
         replaced_at=_moment(node.replaced_at),
     )

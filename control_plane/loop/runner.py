@@ -367,6 +367,7 @@ class Runner:
             instance_type=view.instance_type,
             availability_zone=view.availability_zone,
             desired_node_count=decision.desired_count,
+            vacancies=decision.vacancies,
             drift=view.group.drift,
             reason=decision.reason,
         )

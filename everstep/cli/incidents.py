@@ -76,6 +76,15 @@ def _sources(incident: Json) -> str:
     return ", ".join(told)
 
 
+def _stacks(incident: Json) -> str | None:
+    """Say how to read where all ranks stood."""
+    if "StacksEventId" not in incident:
+        return None
+    number = incident["StacksEventId"]
+    only = f"--after {number - 1} --max-items 1 --query 'Events[].Detail.stacks[]'"
+    return f"in event {number}: everstep events list --job {incident['TrainingJobName']} {only} --output yaml"
+
+
 def _facts(incident: Json) -> list[tuple[str, object]]:
     phases = ", ".join(f"{phase.lower()} {seconds(incident.get(f'{phase}Seconds'))} s" for phase in ("Detect", "Replace", "Restore", "Rework"))
     after, cost = incident.get("GenerationAfter"), incident.get("CostUsd")
@@ -85,6 +94,7 @@ def _facts(incident: Json) -> list[tuple[str, object]]:
         ("cause", incident["Cause"]),
         ("phase", incident["Phase"]),
         ("evidence", "\n".join(incident["Evidence"]) or None),
+        ("stacks", _stacks(incident)),
         ("decision", incident["Decision"]),
         ("reason", incident["Reason"]),
         ("instances", ", ".join(incident["InstanceIds"]) or None),

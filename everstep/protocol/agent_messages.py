@@ -34,7 +34,7 @@ import msgspec
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.log_chunks import LogLine
-from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, Timeouts
+from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, SourceArchive, Timeouts
 
 SEND_LINES_SECONDS = 10.0
 MAX_COMMAND_OUTPUT_BYTES = 256 * 1024
@@ -182,6 +182,11 @@ class MetricBatch(Message, frozen=True):
     points: tuple[MetricPoint, ...]
 
 
+DEVICE_SILENT_SECONDS = 15.0
+"""A driver or a disk that has not answered for so long is a fault: NVML answers in milliseconds, a disk in tens of them; a GPU that is being reset
+by its driver takes seconds."""
+
+
 class NodeFault(Message, frozen=True):
     """A typed fault that the live agent reports about its own node or job."""
 
@@ -266,15 +271,17 @@ class AgentReport(Message, frozen=True):
     """Sessions and lines of other agents and of ranks that this agent has refused, or closed for what they said, since it started."""
     faults: tuple[NodeFault, ...] = ()
     """Of the node itself, whether or not a job is here: `gpu_xid`, `gpu_ecc`, `gpu_lost`, `gpu_throttled`, `gpu_silent`, `nic_down`, `nic_errors`,
-    `disk_full`, `disk_read_only`, `memory_low`, `memory_killed`: typed, and no longer told when they are over."""
+    `disk_full`, `disk_read_only`, `disk_silent`, `memory_low`, `memory_killed`: typed, and no longer told when they are over."""
     notices: tuple[NodeNotice, ...] = ()
     """What the instance's metadata announces; empty when it announces nothing."""
     evidence_key: str = ""
     """Below which key of the object store the node's own log lies, once `KeepEvidence` asked for it."""
     is_warm: bool = True
-    """Ranks start without importing first, or as fast as this node ever will: nothing is being preloaded any more."""
+    """Ranks start without importing first, or there is nothing to import. False while that is being preloaded, and where it could not be."""
     exposure: str = ""
     """What a job's code can get at here that is not the job's, in a sentence: the agent's files, the instance's metadata; empty: neither."""
+    sources: tuple[str, ...] = ()
+    """SHA-256 of the source archives that are here and verified, or were found unsound."""
 
 
 class Hello(Message, frozen=True):
@@ -384,6 +391,14 @@ class KeepEvidence(Message, frozen=True):
     """The key ends with a slash; the node adds `agent.log` and `shim.log`."""
 
 
+class KeepSources(Message, frozen=True):
+    """Have these source archives here, verified, and no others: this node waits for work, and a job may need it at once. Repeated until the report
+    names all of them. A node that has promised a generation keeps its own job's alone, whatever it is told.
+    """
+
+    sources: tuple[SourceArchive, ...]
+
+
 class SendLines(Message, frozen=True):
     """Send what the ranks of this run print, as they print it, for `SEND_LINES_SECONDS` from now; somebody follows it."""
 
@@ -450,6 +465,7 @@ ControlToAgent = (
     | KillForDrill
     | Release
     | KeepEvidence
+    | KeepSources
     | SendLines
     | RunCommand
     | MetricsStored

@@ -147,8 +147,10 @@ class Timeouts(Message, frozen=True):
     lease_seconds: float
     holder_deadline_seconds: float
     prepare_deadline_seconds: float
+    gone_seconds: float
     coordinator_deadline_seconds: float
     final_round_seconds: float
+    welcome_seconds: float
     stall_seconds: float
     exclude_seconds: float
     hang_seconds: float

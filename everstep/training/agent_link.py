@@ -46,9 +46,6 @@ from everstep.training.errors import AgentUnreachable, StaleGeneration
 
 RECONNECT_SECONDS = 0.25
 """Between two attempts to reach an agent that has gone."""
-WELCOME_SECONDS = 30.0
-"""How long a session looks for its agent at the start: an agent may be restarting just then. Once there is a line, it waits for as long as its
-state is being fetched."""
 MAX_OUTBOX_BYTES = 1024 * 1024
 """More than this waiting means that the agent hangs; the line is cut and begun anew."""
 
@@ -137,14 +134,17 @@ class UnixAgentLink:
     Args:
         path: the agent's socket.
         hello: who this rank is; sent again on every new connection.
+        welcome_seconds: how long it looks for its agent at the start: an agent may be restarting just then. Once there is a line, it waits for as
+            long as its state is being fetched.
         clock: seconds, monotonic.
     """
 
     has_agent = True
 
-    def __init__(self, path: Path, hello: RankHello, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path, hello: RankHello, welcome_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._hello = hello
+        self._welcome_seconds = welcome_seconds
         self._clock = clock
         self._lock = threading.RLock()  # the training thread, the copier and the metrics' sender all send
         self._socket: socket.socket | None = None
@@ -181,7 +181,7 @@ class UnixAgentLink:
             Where to restore from.
 
         Raises:
-            AgentUnreachable: there has been no line to it for `WELCOME_SECONDS`.
+            AgentUnreachable: there has been no line to it for `welcome_seconds`.
             StaleGeneration: the agent runs another generation.
         """
         if self._welcome is None:
@@ -196,10 +196,10 @@ class UnixAgentLink:
             is_enough: says whether to return.
 
         Raises:
-            AgentUnreachable: there has been no line to it for `WELCOME_SECONDS`.
+            AgentUnreachable: there has been no line to it for `welcome_seconds`.
             StaleGeneration: the agent runs another generation.
         """
-        deadline = self._clock() + WELCOME_SECONDS
+        deadline = self._clock() + self._welcome_seconds
         while True:
             heard = self._heard_count
             if is_enough(self.poll()):
@@ -207,9 +207,9 @@ class UnixAgentLink:
             if self._heard_count != heard:
                 continue  # said while the page was looked at: nothing will wake us for it again
             if self._socket is not None:
-                deadline = self._clock() + WELCOME_SECONDS
+                deadline = self._clock() + self._welcome_seconds
             elif self._clock() >= deadline:
-                raise AgentUnreachable(f"the agent at {self._path} has not been there for {WELCOME_SECONDS:.0f} s")
+                raise AgentUnreachable(f"the agent at {self._path} has not been there for {self._welcome_seconds:g} s")
             self.wait(RECONNECT_SECONDS)
 
     def poll(self) -> AgentHalf | None:

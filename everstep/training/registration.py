@@ -108,7 +108,7 @@ def _link(environment: Environment) -> AgentLink:
     if environment.agent_socket is None:
         return NullLink()
     hello = RankHello(job=environment.job, run=environment.run, generation=environment.generation, rank=environment.rank, pid=os.getpid())
-    return UnixAgentLink(environment.agent_socket, hello)
+    return UnixAgentLink(environment.agent_socket, hello, environment.welcome_seconds)
 
 
 def _named(given: object) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from everstep.training.errors import SessionMisuse
 
 FINAL_ROUND_SECONDS = 30.0
 """How long `close()` waits for the last step to be committed, where the environment does not say."""
+WELCOME_SECONDS = 30.0
+"""How long `init` looks for its agent, where the environment does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Environment:
     run: RunId
     generation: Generation
     final_round_seconds: float
+    welcome_seconds: float
     cores: float = 1.0
     """Of this node's processors, for each of its ranks."""
 
@@ -47,6 +50,7 @@ class Environment:
             run=RunId(variables.get("EVERSTEP_RUN_ID", "")),
             generation=Generation(int(variables.get("EVERSTEP_GENERATION", "0"))),
             final_round_seconds=float(variables.get("EVERSTEP_FINAL_ROUND_SECONDS", str(FINAL_ROUND_SECONDS))),
+            welcome_seconds=float(variables.get("EVERSTEP_WELCOME_SECONDS", str(WELCOME_SECONDS))),
             cores=len(os.sched_getaffinity(0)) / max(1, int(variables.get("LOCAL_WORLD_SIZE", "1"))),
         )
 

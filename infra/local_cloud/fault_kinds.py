@@ -58,7 +58,7 @@ class Maintenance(_OnInstance, frozen=True):
 
 
 class BlockEnd(_OnInstance, frozen=True):
-    """The capacity block of an instance ends: the warning names the reservation, not the instance."""
+    """The capacity block of an instance ends half an hour after the instance does: the warning names the reservation and its end."""
 
     after: After = 600.0
 

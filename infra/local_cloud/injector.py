@@ -65,6 +65,9 @@ MAINTENANCE_ENDS: Final[Mapping[str, End]] = {
 }
 """What becomes of the instance at the time of a scheduled event; what is not here leaves it alone."""
 MAINTENANCE_LASTS: Final = timedelta(hours=2)
+BLOCK_END_LEAD: Final = timedelta(minutes=30)
+"""So long before a capacity block ends AWS begins to terminate its instances; its warning tells of the end of the block.
+Source: Amazon EC2 User Guide (Capacity Blocks for ML)."""
 THROTTLED: Final = ("autoscaling", "ec2", "events", "sqs")
 NO_NETWORK: Final = (
     "this local cloud has no network of its own, and a {fault} is a real one or none: `everstep local up --network namespaces` (needs root)"
@@ -280,9 +283,10 @@ class Injector:
         backend, instance, _ = self._places.ec2.find(instance_id)
         plan = self._places.ec2.plan(instance_id, "terminate", "block", fault.after)
         reservation = instance.capacity_reservation_id = f"cr-{uuid.uuid4().hex[:17]}"
-        self._announce(events.block_expiration(self._places.ec2.owner(backend), reservation, plan.at_time))
-        facts = {"capacity_reservation_id": reservation, "end_date": stamp(plan.at_time)}
-        return self._effect(fault, instance_id, f"the capacity block of {instance_id} ends in {fault.after:g} s", facts)
+        ends_at = plan.at_time + BLOCK_END_LEAD
+        self._announce(events.block_expiration(self._places.ec2.owner(backend), reservation, ends_at))
+        facts = {"capacity_reservation_id": reservation, "time": stamp(plan.at_time), "end_date": stamp(ends_at)}
+        return self._effect(fault, instance_id, f"{instance_id} ends in {fault.after:g} s, and its capacity block half an hour later", facts)
 
     def _terminate(self, fault: Terminate) -> Effect:
         instance_id = self._running(fault.target)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from botocore.exceptions import ClientError
 
+from control_plane.cloud.aws import AwsOperator
+from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from control_plane.cloud.notices import SqsQueue
+from control_plane.db import nodes, notices
+from control_plane.loop.notice_reader import NoticeReader
+from everstep.protocol.agent_messages import NoticeKind
+from everstep.protocol.ids import NodeId
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.fault_kinds import (
     BadEvents,
@@ -30,9 +38,19 @@ from infra.local_cloud.fault_kinds import (
 )
 from infra.local_cloud.faults import Conditions
 from infra.local_cloud.processes import identify
+from tests.unit.control_plane.loop.world import FLEET, World
 from tests.unit.local_cloud.served import QUICK, ServedAws, eventually, served_aws
 
 Event = dict[str, Any]
+
+
+def operator_of(aws: ServedAws) -> AwsOperator:
+    """AWS as the control plane sees it."""
+    return AwsOperator(connection_of(aws))
+
+
+def connection_of(aws: ServedAws) -> Connection:
+    return Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=aws.url))
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +205,27 @@ def test_the_end_of_a_block_names_the_reservation_that_the_instance_has(aws: Ser
     assert event["detail"] == {"capacity-reservation-id": reservation, "end-date": effect.facts["end_date"]}
     assert event["resources"] == [f"arn:aws:ec2:us-east-1:{event['account']}:capacity-reservation/{reservation}"]
     assert aws.instance(id)["CapacityReservationId"] == reservation
+    begins_at, ends_at = (datetime.fromisoformat(str(effect.facts[name])) for name in ("time", "end_date"))
+    assert ends_at - begins_at == timedelta(minutes=30), "AWS ends the instances of a block half an hour before it"
+
+
+async def test_the_end_of_a_block_is_a_notice_with_the_moment_at_which_its_instance_ends(aws: ServedAws, queue: Queue, tmp_path: Path) -> None:
+    _, (id,) = running(aws)
+    world = World(tmp_path)
+    facts = nodes.AgentFacts(node_id=id, fleet_name=FLEET, address="127.0.1.1", peer_port=1, memory_bytes=1, agent_id="agent", version="1")
+    with world.database.write() as session:
+        nodes.note_hello(session, facts, initial_state="spare", now=datetime.now(UTC))
+    sqs = SqsQueue(connection_of(aws), queue.url)
+    reader = NoticeReader(sqs, world.database, operator_of(aws), world.registry, world.runner.cloud, lambda: datetime.now(UTC))
+    effect = aws.inject(BlockEnd(target=id))
+    stored: tuple[notices.NoticeRecord, ...] = ()
+    while not stored:
+        await reader.read()
+        with world.database.read() as session:
+            stored = notices.of_fleet(session, FLEET)
+    world.close()
+    (notice,) = stored
+    assert (notice.node_id, notice.kind, notice.ends_at) == (id, NoticeKind.CAPACITY_BLOCK_END, datetime.fromisoformat(str(effect.facts["time"])))
 
 
 # Events
@@ -313,6 +352,8 @@ def test_a_suspended_launch_says_by_whom_and_is_cleared(aws: ServedAws, administ
     aws.inject(SuspendLaunch(group=group, administrative=administrative))
     reasons = {one["ProcessName"]: one["SuspensionReason"] for one in aws.group(group)["SuspendedProcesses"]}
     assert reasons["Launch"].startswith(words)
+    seen = operator_of(aws).describe_group(group)
+    assert (seen.is_suspended_by_aws("Launch"), seen.is_suspended_by_aws("ReplaceUnhealthy")) == (administrative, False)
     aws.clear()
     assert [one["ProcessName"] for one in aws.group(group)["SuspendedProcesses"]] == ["ReplaceUnhealthy"]
 
@@ -340,6 +381,7 @@ def test_a_crash_leaves_an_instance_that_ec2_calls_running(aws: ServedAws) -> No
     eventually(lambda: not init.is_alive and id not in aws.pids())
     assert aws.instance(id)["State"]["Name"] == "running"
     assert status(aws, id)["SystemStatus"]["Status"] == "impaired"
+    assert operator_of(aws).statuses([NodeId(id)])[NodeId(id)].failed_checks == ("system", "instance"), "evidence, beside an agent's silence"
     aws.clear()
     assert status(aws, id)["SystemStatus"]["Status"] == "impaired", "it is dead still"
     aws.client("ec2").reboot_instances(InstanceIds=[id])

@@ -15,8 +15,9 @@ from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.contract import SUSPENDED_PROCESSES, TERMINATION_HOOK, drift, ensure
 from control_plane.cloud.errors import CloudError, ContractViolation, GroupNotOurs, InvalidRequest, NotFound
 from control_plane.cloud.fake import FakeOperator
-from control_plane.cloud.operator import CloudOperator, Ec2State, GroupState
+from control_plane.cloud.operator import CloudOperator, Ec2State, GroupState, InstanceStatus
 from everstep.protocol.ids import NodeId
+from infra.local_cloud.fault_kinds import FailStatus
 from infra.local_cloud.faults import Conditions
 from tests.unit.local_cloud.served import QUICK, ServedAws, eventually, served_aws
 
@@ -34,6 +35,7 @@ class World:
     add_policy: Callable[[str], None]
     release_policy: Callable[[str], None]
     advance: Callable[[], None]
+    fail_check: Callable[[NodeId, str], None]
 
     def until(self, name: str, check: Callable[[GroupState], bool]) -> GroupState:
         """Let time pass until the group looks as `check` says."""
@@ -64,6 +66,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         return
     served: ServedAws = request.getfixturevalue("served")
     yield _aws_world(served)
+    served.clear()
     served.set_conditions(QUICK)
     auto_scaling = served.client("autoscaling")
     for group in auto_scaling.describe_auto_scaling_groups()["AutoScalingGroups"]:
@@ -87,7 +90,11 @@ def _fake_world() -> World:
         return lambda name: fake.change_group(name, lambda group: replace(group, scaling_policies=names))
 
     advance = lambda: fake.advance(timedelta(seconds=1))  # noqa: E731
-    return World(fake, make_group, fake.end_instance, limit, policies("cpu"), policies(), advance)
+
+    def fail_check(id: NodeId, check: str) -> None:
+        fake.failed_checks[id] = (*fake.failed_checks.get(id, ()), check)
+
+    return World(fake, make_group, fake.end_instance, limit, policies("cpu"), policies(), advance, fail_check)
 
 
 def _aws_world(aws: ServedAws) -> World:
@@ -115,6 +122,7 @@ def _aws_world(aws: ServedAws) -> World:
         add_policy,
         lambda name: aws.client("autoscaling").delete_policy(AutoScalingGroupName=name, PolicyName="cpu"),
         lambda: None,
+        lambda id, check: aws.inject(FailStatus(target=id, check=check)),
     )
 
 
@@ -226,10 +234,20 @@ def test_a_held_termination_lasts_as_long_as_it_is_held(world: World) -> None:
     world.operator.hold_termination(name, TERMINATION_HOOK.name, id)
 
 
-def test_nothing_is_scheduled_for_an_instance_that_runs_or_is_unknown(world: World) -> None:
+def test_an_instance_that_is_well_or_unknown_has_no_status_to_tell(world: World) -> None:
     name = world.make_group(desired=1)
     (id,) = world.in_service(name, 1)
-    assert world.operator.scheduled_events([id, ABSENT]) == {}
+    assert world.operator.statuses([id, ABSENT]) == {}
+
+
+def test_a_status_check_that_fails_is_told_by_its_name(world: World) -> None:
+    name = world.make_group(desired=1)
+    ensure(world.operator, name)  # else its group would end it at once
+    (id,) = world.in_service(name, 1)
+    world.fail_check(id, "system")
+    assert world.operator.statuses([id, ABSENT]) == {id: InstanceStatus(failed_checks=("system",))}
+    world.fail_check(id, "instance")
+    assert world.operator.statuses([id])[id].failed_checks == ("system", "instance")
 
 
 def test_a_group_without_the_tag_is_not_touched(world: World) -> None:

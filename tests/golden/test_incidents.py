@@ -20,6 +20,7 @@ from everstep.protocol.agent_messages import (
     ExitClass,
     HaltRanks,
     KeepEvidence,
+    KeepSources,
     Load,
     NodeFault,
     NoticeKind,
@@ -127,6 +128,8 @@ class Teller:
                     agent = self.silenced[place] = world.team()[int(place)]
                     agent.is_deaf = True
                     agent.disconnect()
+            case ["impair", place, *checks]:
+                world.operator.failed_checks[world.team()[int(place)].node_id] = tuple(checks)
             case ["unplug", *places]:  # the data plane alone
                 for place in places:
                     agent = self.silenced[place] = world.team()[int(place)]
@@ -207,6 +210,8 @@ class Teller:
         for node_id, message in world.said[self.told_messages :]:
             if isinstance(message, StopTraining) and message in self.stops:
                 continue  # repeated until its effect is seen
+            if isinstance(message, KeepSources):
+                continue  # to nodes that wait for work, and no part of an incident
             if isinstance(message, StopTraining):
                 self.stops.append(message)
             grouped.setdefault(_told(message), []).append(_short(node_id))

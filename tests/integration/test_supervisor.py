@@ -337,10 +337,10 @@ async def test_nothing_of_a_halted_generation_starts_any_more(bench: Bench) -> N
 async def test_ranks_that_still_live_are_not_proven_gone(cold: Bench) -> None:
     await cold.start(WAIT_FOR_EVER)
     record = await cold.living()
-    cold.supervisor._gone_seconds = 0.2
+    cold.supervisor.gone_seconds = 0.2
     with pytest.raises(RanksNotGone, match=str(record.pid)):
         await cold.supervisor.prove_gone(RUN)
-    cold.supervisor._gone_seconds = 5.0
+    cold.supervisor.gone_seconds = 5.0
 
 
 async def test_another_agent_takes_over_ranks_and_the_exits_it_missed(bench: Bench) -> None:
@@ -485,27 +485,45 @@ async def test_a_dead_template_is_replaced(tmp_path: Path) -> None:
         await bench.supervisor.shut_down()
 
 
-async def test_a_failed_preload_is_told_and_ranks_start_cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "everstep_broken.py").write_text("raise RuntimeError('no such library')")
-    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
-    supervisor = Supervisor(
-        state=tmp_path / "state",
-        socket=tmp_path / "state" / "shim.sock",
+def preloading(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> Bench:
+    """A bench whose template imports a module of the test's own."""
+    (folder / "modules").mkdir()
+    (folder / "modules" / "everstep_strange.py").write_text(module)
+    monkeypatch.syspath_prepend(str(folder / "modules"))
+    bench = Bench(folder, is_warm=True)
+    bench.supervisor = Supervisor(
+        state=bench.state,
+        socket=bench.state / "shim.sock",
         address="127.0.0.1",
-        environment={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "modules")},
-        modules=("everstep_broken",),
+        environment={"PATH": os.environ["PATH"], "PYTHONPATH": str(folder / "modules")},
+        modules=("everstep_strange",),
     )
-    bench = Bench(tmp_path, is_warm=True)
-    bench.supervisor = supervisor
-    await supervisor.start()
+    return bench
+
+
+async def test_a_failed_preload_is_told_and_ranks_start_cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = preloading(tmp_path, monkeypatch, "raise RuntimeError('no such library')")
+    await bench.supervisor.start()
     try:
         await bench.start("print('up')")
         assert (await bench.exit()).end.code == 0
-        await bench.until(lambda: supervisor.is_warm)  # told without being asked
-        assert supervisor.preload is Preload.FAILED
+        await bench.until(lambda: bench.supervisor.preload is Preload.FAILED)  # told without being asked
+        assert not bench.supervisor.is_warm, "its ranks import first: a node where they do not is the better one"
     finally:
-        await supervisor.shut_down()
+        await bench.supervisor.shut_down()
+
+
+async def test_a_template_that_is_killed_while_it_imports_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = preloading(tmp_path, monkeypatch, "import signal\nsignal.pause()")
+    await bench.supervisor.start()
+    try:
+        assert not bench.supervisor.is_warm
+        (template,) = processes.children(bench.shim_pid())
+        os.kill(template, signal.SIGKILL)
+        await bench.until(lambda: bench.supervisor.preload is Preload.FAILED)
+        assert not bench.supervisor.is_warm
+    finally:
+        await bench.supervisor.shut_down()
 
 
 async def test_sigterm_ends_the_shim_and_everything_below(cold: Bench) -> None:

@@ -122,6 +122,7 @@ async def test_an_agent_verifies_the_servers_certificate_before_it_sends_its_tok
         hello=lambda: Hello(node_id=NodeId("i-1"), agent_id="a", address="127.0.0.2", peer_port=1, memory_bytes=1, version="0"),
         report=lambda: AgentReport(node_id=NodeId("i-1"), sequence=1, member=None),
         command=lambda _: None,
+        welcomed=lambda _: None,
     )
     running = asyncio.create_task(client.run())
     async with asyncio.timeout(20):

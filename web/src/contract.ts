@@ -423,7 +423,7 @@ export interface Fleet {
   /** Of all its jobs together. */
   Reliability: Reliability
   IncidentCount: number
-  /** Nodes that its jobs have lost. */
+  /** Nodes that its jobs have lost: that failed, or that AWS took. None that a person drained, or that a drill struck. */
   LostNodeCount: number
   /** How long its nodes have worked for jobs, all together. */
   NodeSeconds: number
@@ -597,6 +597,8 @@ export interface Incident {
   CostUsd?: number
   /** By rank; empty before that is known, or when nothing was restored. */
   RankSources: RankSource[]
+  /** The event `RanksHang` whose Detail has the stacks of all ranks: where ranks hung, in DescribeIncident alone, for as long as events are kept. */
+  StacksEventId?: number
   /** When a person first said to have seen it. */
   AcknowledgementTime?: Timestamp
   AcknowledgedBy?: string
@@ -868,7 +870,7 @@ export interface Node {
   /** Who asked, and why. */
   RequestReason?: string
   Connected: boolean
-  /** Its ranks start without importing first; a spare that is not warm yet is given to a job only when no other is there. */
+  /** Its ranks start without importing first; a spare that is not warm, yet or at all, is given to a job only when no other is there. */
   Warm: boolean
   TrainingJobName?: string
   Address: string
@@ -999,9 +1001,9 @@ export interface Reliability {
   EttrRatio?: number
   /** Seconds of training ÷ all seconds since the job was created. */
   EttrWithQueueRatio?: number
-  /** Mean time to failure: seconds of training and stall ÷ incidents; absent before the first. */
+  /** Mean time to failure: seconds of training and stall ÷ failures; absent before the first. Drills, AWS's notices and people's wishes are none. */
   MttfSeconds?: number
-  /** Mean time to recovery, from the failure until training is where it was before; of incidents that are closed. */
+  /** Mean time to recovery, from the failure until training is where it was before; of failures whose incidents are closed. */
   MttrSeconds?: number
   /** Steps done again. */
   LostSteps: number

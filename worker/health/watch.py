@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from everstep.protocol.agent_messages import NodeFault
+from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS, NodeFault
 from worker.core.node_health import DiskFacts, NodeFacts, NodeHealth, judge
 from worker.core.own_metrics import NodeUsage
 from worker.health import devices
@@ -24,8 +24,6 @@ from worker.health.memory import memory_facts, oom_kill_count
 
 log = logging.getLogger(__name__)
 PERIOD_SECONDS = 1.0
-SILENT_SECONDS = 15.0
-"""NVML answers in milliseconds, a disk in tens of them; a GPU that is being reset by its driver takes seconds."""
 _BUSY_READINGS = 10
 _CLOSE_SECONDS = 1.0
 _T = TypeVar("_T")
@@ -77,10 +75,10 @@ class HealthWatch:
     def faults(self) -> tuple[NodeFault, ...]:
         """Return what is wrong now; for the report."""
         asked = self._asked
-        if asked is None or self._monotonic() - asked[1] <= SILENT_SECONDS:
+        if asked is None or self._monotonic() - asked[1] <= DEVICE_SILENT_SECONDS:
             return self._health.faults
         what = asked[0]
-        words = f"the {what} has not answered for {SILENT_SECONDS:g} s"
+        words = f"the {what} has not answered for {DEVICE_SILENT_SECONDS:g} s"
         return (*self._health.faults, NodeFault(code=f"{what}_silent", message=words, is_permanent=False, device=what))
 
     def gpu_percent(self, index: int) -> float | None:

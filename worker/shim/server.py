@@ -476,6 +476,7 @@ class Shim:
         if was_ready and not self._is_ending:
             _log.warning("the template has ended; starting another")
             self._start_template()
+        self._say_all(self._state())
 
     # --- ending ---------------------------------------------------------------------------------------------------------------------------
 

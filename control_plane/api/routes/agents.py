@@ -39,6 +39,7 @@ from control_plane.api.deps import Services
 from control_plane.api.errors import Unauthenticated
 from control_plane.cloud.errors import CloudError
 from control_plane.core.states import NodeState
+from control_plane.core.timeouts import HELLO_SECONDS, SEND_SECONDS
 from control_plane.db import events, fleets, nodes, tokens
 from control_plane.db.errors import DatabaseError, NotFound
 from control_plane.db.events import NewEvent
@@ -59,8 +60,6 @@ T = TypeVar("T")
 _SAID = AgentReport | LogLines | CommandEnded
 """What an agent says after its Hello."""
 
-HELLO_SECONDS = 10.0
-SEND_SECONDS = 10.0
 SILENT_LEASES = 4.0
 """An agent reports three times per lease; one that is silent for this many leases is let go, so that it dials in anew."""
 

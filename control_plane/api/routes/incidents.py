@@ -12,6 +12,7 @@ from control_plane.api import schemas, views
 from control_plane.api.auth import Reader, User
 from control_plane.api.deps import IncidentIdPath, MaxResults, NextToken, Router, ServicesDep, SortOrder, page_position, page_token, same_order
 from control_plane.api.routes.jobs import find_job
+from control_plane.core import hangs
 from control_plane.db import events, incidents
 from control_plane.db.events import NewEvent
 from control_plane.db.incidents import IncidentFilter
@@ -64,8 +65,10 @@ def describe_incident(incident_id: IncidentIdPath, caller: Reader, services: Ser
     """Describe one incident: its evidence, what was decided and why, and what it cost."""
     with services.database.read() as session:
         record = incidents.get(session, incident_id)
+        # Both were stored in one transaction, so that the event is never missing where the incident is.
+        stacks = events.newest_of(session, hangs.PROVEN, job_name=record.job_name, since=record.opened_at, until=record.closed_at)
     caller.require_sight("incident", incident_id, record.project)
-    return views.incident(record)
+    return views.incident(record, stacks)
 
 
 @router.post("/{IncidentId}/acknowledge", operation_id="AcknowledgeIncident", status_code=202)

@@ -36,7 +36,7 @@ from everstep.protocol.rank_messages import (
     read_rank_half,
 )
 from everstep.protocol.slot import HEADER_BYTES, payload_digest, unpack_header, unpack_index
-from everstep.training import TrainingSession, agent_link, copier, snapshots
+from everstep.training import TrainingSession, copier, snapshots
 from everstep.training.capture import SlotMemory, view_of
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
 from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
@@ -543,7 +543,7 @@ def test_an_agent_of_another_generation_is_refused(tmp_path: Path, begin: Begin,
 
 
 def test_no_agent_at_the_socket_is_said(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_link, "WELCOME_SECONDS", 0.3)
+    monkeypatch.setenv("EVERSTEP_WELCOME_SECONDS", "0.3")
     agent = FakeAgent(tmp_path, 1)
     with pytest.raises(everstep.training.AgentUnreachable, match="has not been there"):
         begin(agent)

@@ -348,6 +348,11 @@ def test_errors_are_one_line_with_a_hint_and_an_exit_code(run, error, code):
             {"describe_incident": INCIDENT},
             ["a spare takes over", "2 → 3", "detect 1.0 s, replace 0.5 s", "local (ranks 0-2), peer (rank 3)", "$0.0125"],
         ),
+        (
+            ("incidents", "describe", "inc-1"),
+            {"describe_incident": {**INCIDENT, "StacksEventId": 42}},
+            ["in event 42: everstep events list --job gpt --after 41 --max-items 1"],
+        ),
     ],
 )
 def test_what_a_person_asks_for_is_shown_and_a_program_gets_json(run, arguments, answers, words):

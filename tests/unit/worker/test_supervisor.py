@@ -78,6 +78,7 @@ def test_the_variables_are_those_of_torchrun_and_ours() -> None:
         "EVERSTEP_OUTPUT_DIR": "/state/out",
         "EVERSTEP_AGENT_SOCKET": "/run/ranks.sock",
         "EVERSTEP_FINAL_ROUND_SECONDS": "30.0",
+        "EVERSTEP_WELCOME_SECONDS": "30.0",
     }
     assert json.loads(found["EVERSTEP_HYPERPARAMETERS"]) == plan.script.hyperparameters
 

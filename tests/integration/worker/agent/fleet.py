@@ -87,8 +87,10 @@ TIMEOUTS = Timeouts(
     lease_seconds=3.0,
     holder_deadline_seconds=3.0,
     prepare_deadline_seconds=6.0,
+    gone_seconds=15.0,
     coordinator_deadline_seconds=15.0,
     final_round_seconds=30.0,
+    welcome_seconds=30.0,
     exclude_seconds=60.0,
     blind_wait_seconds=120.0,
     stall_seconds=30.0,
@@ -340,6 +342,7 @@ class Shim:
         self._tasks: dict[Rank, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self.is_warm = True
+        self.gone_seconds = 0.0
         self.changed = Signal()
         """Of whether ranks would start warm."""
         self.proof = asyncio.Event()

@@ -51,6 +51,6 @@ async def test_what_the_instance_announces_is_in_the_next_report(fleet: Fleet) -
         service.says["spot/instance-action"] = SPOT
         node._settings = dataclasses.replace(node._settings, metadata_endpoint=service.url)
         node.start()
-        await until("the notice", lambda: fleet.control.is_connected(node.id) and len(fleet.control.reports[node.id].notices) == 1)
+        await until("the notice", lambda: node.id in fleet.control.reports and len(fleet.control.reports[node.id].notices) == 1)
         assert fleet.control.reports[node.id].notices[0].kind is NoticeKind.SPOT_INTERRUPTION
         assert all(not fleet.control.reports[other.id].notices for other in fleet.nodes[1:])

@@ -14,7 +14,7 @@ from everstep.protocol.agent_messages import ExitClass, HaltRanks, Load, MemberP
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rank_messages import read_agent_half
 from everstep.protocol.slot import HEADER_BYTES, SlotState, pack_header, unpack_header
-from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, Fleet, Node, payload, until
+from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, TIMEOUTS, Fleet, Node, payload, until
 from worker.core.slots import Content
 from worker.promise import PromiseFile
 
@@ -506,6 +506,10 @@ async def test_that_ranks_would_start_warm_is_told_as_soon_as_it_is_so(fleet: Fl
     node.start()
     await fleet.connected()
     assert not fleet.control.reports[node.id].is_warm
+    assert node.shim.gone_seconds == TIMEOUTS.gone_seconds, "the ladder's, as soon as the control plane has told it"
     node.shim.is_warm = True
     node.shim.changed.notify()
     await until("the next report", lambda: fleet.control.reports[node.id].is_warm)
+    node.shim.is_warm = False
+    node.shim.changed.notify()
+    await until("the report after it", lambda: not fleet.control.reports[node.id].is_warm)

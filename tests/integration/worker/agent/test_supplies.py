@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from everstep.protocol.agent_messages import Load, MemberPhase, NodeFault
+from everstep.protocol.agent_messages import KeepSources, Load, MemberPhase, NodeFault
 from everstep.protocol.plan import GenerationPlan, InputChannel, ObjectReference, SourceArchive
 from tests.integration.worker.agent.fleet import BUCKET, KEY_BYTES, Fleet, until
 from tests.wheels import make_wheel
@@ -238,3 +238,42 @@ async def test_a_role_that_nodes_may_not_assume_fails_the_job(fleet: Fleet) -> N
     await needs.load(MemberPhase.LOAD_FAILED)
     assert {(fault.code, fault.is_permanent) for fault in needs.faults()} == {("role_unavailable", True)}
     assert f"RoleArn: {ROLE}: everstep-job is not authorized to perform: sts:AssumeRole" in needs.faults()[0].message
+
+
+def other_source(fleet: Fleet, content: bytes) -> SourceArchive:
+    place = ObjectReference(bucket=BUCKET, key=f"other/{content.decode()}")
+    fleet.objects.put_bytes(place, content)
+    return SourceArchive(object=place, sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
+
+
+async def test_a_spare_has_its_fleets_sources_ready_and_a_node_that_works_only_its_own(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fleet.connected()
+    fetched: list[str] = []
+    get_bytes = fleet.objects.get_bytes
+    monkeypatch.setattr(fleet.objects, "get_bytes", lambda reference: (fetched.append(reference.key), get_bytes(reference))[1])
+    theirs, wrong = other_source(fleet, b"theirs"), replace_digest(other_source(fleet, b"wrong"))
+    wanted = (fleet.source, theirs, wrong)
+    digests = tuple(sorted(source.sha256 for source in wanted))
+    for node in fleet.nodes:
+        await fleet.send(node, KeepSources(sources=wanted))
+    await until("sources", lambda: all(fleet.control.reports[node.id].sources == digests for node in fleet.nodes))
+    assert sorted(fetched) == sorted(source.object.key for source in wanted for _ in fleet.nodes)
+    held = [{path.name for path in (node.state_dir / "sources" / "archives").iterdir()} for node in fleet.nodes]
+    assert held == [{f"{fleet.source.sha256}.tar.gz", f"{theirs.sha256}.tar.gz"}] * len(fleet.nodes), "what is unsound is not kept"
+    assert [{path.name for path in (node.state_dir / "sources").iterdir()} for node in fleet.nodes] == [{"archives"}] * len(fleet.nodes)
+    fetched.clear()
+    await fleet.prepare()
+    await fleet.load()
+    assert fleet.source.object.key not in fetched, "it was there"
+    for node in fleet.nodes:
+        assert [path.name for path in (node.state_dir / "sources" / "archives").iterdir()] == [f"{fleet.source.sha256}.tar.gz"]
+        await fleet.send(node, KeepSources(sources=wanted))  # late
+    await fleet.start()
+    for node in fleet.nodes:
+        assert [path.name for path in (node.state_dir / "sources" / "archives").iterdir()] == [f"{fleet.source.sha256}.tar.gz"]
+    await fleet.release()
+    await until("nothing left", lambda: all(fleet.control.reports[node.id].sources == () for node in fleet.nodes))
+
+
+def replace_digest(source: SourceArchive) -> SourceArchive:
+    return msgspec.structs.replace(source, sha256="0" * 64)

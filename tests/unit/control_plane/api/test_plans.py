@@ -132,10 +132,10 @@ def test_what_cannot_run_is_refused_as_ever(client, fleet, wanted):
 
 
 def test_twice_the_nodes_fail_twice_as_often():
-    few = expected(4, node_seconds=8000.0, incident_count=2, mean_recovery_seconds=10.0)
-    many = expected(8, node_seconds=8000.0, incident_count=2, mean_recovery_seconds=10.0)
+    few = expected(4, node_seconds=8000.0, failure_count=2, mean_recovery_seconds=10.0)
+    many = expected(8, node_seconds=8000.0, failure_count=2, mean_recovery_seconds=10.0)
     assert few is not None
     assert many is not None
     assert (few.mttf_seconds, many.mttf_seconds) == (1000.0, 500.0)
     assert few.ettr_ratio == 1000 / 1010
-    assert expected(4, node_seconds=0.0, incident_count=2, mean_recovery_seconds=10.0) is None
+    assert expected(4, node_seconds=0.0, failure_count=2, mean_recovery_seconds=10.0) is None

@@ -124,6 +124,7 @@ class Job:
                 reached_step=12,
                 generation_before=1,
                 instance_ids=("i-1",),
+                lost_node_count=1,
                 failed_at=START,
                 opened_at=START + timedelta(seconds=number),
                 detect_seconds=0.5,
@@ -421,8 +422,18 @@ def test_incidents_are_listed_and_described(client, job):
     assert [entry["IncidentId"] for entry in all_pages(client, "list_incidents", TrainingJobName="gpt", MaxResults=1)] == ["inc-0", "inc-1", "inc-2"]
     one = client.describe_incident(IncidentId="inc-1")
     assert (one["Cause"], one["InstanceId"], one.get("ReplacementInstanceId"), one["ReachedStep"]) == ("instance_terminated", "i-1", None, 12)
+    assert "StacksEventId" not in one, "no rank stood still"
+    with job.service.database.write() as session:
+        for seconds, of, event_type in ((0, "gpt", "RanksHang"), (1, "gpt", "RanksHang"), (1, "other", "RanksHang"), (2, "gpt", "RanksStandStill")):
+            at = START + timedelta(seconds=seconds)
+            events.append(session, events.NewEvent(at=at, type=event_type, message=f"{of} {seconds}", job_name=of))
+    job.write(incidents.change, "inc-1", closed_at=START + timedelta(seconds=5))
+    number = client.describe_incident(IncidentId="inc-1")["StacksEventId"]
+    (told,) = client.list_events(TrainingJobName="gpt", AfterEventId=number - 1, MaxResults=1)["Events"]
+    assert (told["Type"], told["Message"]) == ("RanksHang", "gpt 1")
+    assert "StacksEventId" not in client.describe_incident(IncidentId="inc-2"), "it was opened later"
     assert client.describe_training_job(TrainingJobName="gpt")["IncidentCount"] == 3
-    assert client.describe_training_job(TrainingJobName="gpt")["OpenIncidentCount"] == 3
+    assert client.describe_training_job(TrainingJobName="gpt")["OpenIncidentCount"] == 2
     with refused("ResourceNotFoundException"):
         client.describe_incident(IncidentId="inc-9")
     with refused("ResourceNotFoundException"):

@@ -10,7 +10,7 @@ from botocore.stub import ANY, Stubber
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.operator import ScheduledEvent
+from control_plane.cloud.operator import InstanceStatus, ScheduledEvent
 from everstep.protocol.ids import NodeId
 
 NODE, OTHER = NodeId("i-1234567890abcdef0"), NodeId("i-0598c7d356eba48d7")
@@ -32,14 +32,22 @@ def test_scheduled_events_that_are_over_are_left_out(operator: AwsOperator) -> N
     answer = {"InstanceStatuses": [{"InstanceId": NODE, "Events": [RETIREMENT, *over]}, {"InstanceId": OTHER, "Events": over}]}
     with Stubber(operator._ec2) as stub:
         stub.add_response("describe_instance_status", answer, {"Filters": ANY, "IncludeAllInstances": True})
-        found = operator.scheduled_events([NODE, OTHER])
+        found = operator.statuses([NODE, OTHER])
     event = ScheduledEvent(
         event_id="instance-event-0d59937288b749b32",
         code="instance-stop",
         description="The instance is running on degraded hardware",
         not_before=datetime(2026, 5, 23, tzinfo=UTC),
     )
-    assert found == {NODE: (event,)}
+    assert found == {NODE: InstanceStatus(events=(event,))}
+
+
+def test_only_a_check_that_is_impaired_has_failed(operator: AwsOperator) -> None:
+    words = {NODE: ("impaired", "initializing"), OTHER: ("insufficient-data", "ok")}
+    statuses = [{"InstanceId": id, "SystemStatus": {"Status": system}, "InstanceStatus": {"Status": own}} for id, (system, own) in words.items()]
+    with Stubber(operator._ec2) as stub:
+        stub.add_response("describe_instance_status", {"InstanceStatuses": statuses}, {"Filters": ANY, "IncludeAllInstances": True})
+        assert operator.statuses([NODE, OTHER]) == {NODE: InstanceStatus(failed_checks=("system",))}
 
 
 def test_network_nodes_are_told_nearest_last_and_unknown_ones_are_left_out(operator: AwsOperator) -> None:

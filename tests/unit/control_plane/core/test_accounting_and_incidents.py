@@ -150,8 +150,16 @@ def test_the_gravest_cause_names_the_incident_and_every_fact_is_told_once() -> N
     assert incident.evidence == ("rank 1 ended", "EC2 says so")
     assert incident.instance_ids == ("i-1",)
     assert incident.failed_at == 190.0
+    assert incident.lost_node_count == 1
     milder = incidents.with_faults(incident, (Fault(cause=Cause.RANK_EXIT, evidence="rank 2 ended", at=300.0),))
     assert milder.cause is Cause.INSTANCE_TERMINATED
+
+
+def test_a_node_that_a_person_left_is_none_that_was_lost() -> None:
+    asked = Fault(cause=Cause.REQUESTED, evidence="a person asked to drain i-1", at=190.0, node_id=NodeId("i-1"))
+    taken = Fault(cause=Cause.NOTICE, evidence="AWS announced for i-2", at=190.0, node_id=NodeId("i-2"))
+    incident = incidents.with_faults(opened(), (asked, taken, taken))
+    assert (incident.instance_ids, incident.lost_node_count) == (("i-1", "i-2"), 1)
 
 
 def test_a_closed_incident_stays_closed() -> None:

@@ -65,6 +65,24 @@ def test_silence_needs_a_second_class_or_time(seconds: float, out_of_view: bool,
     assert "silent" in verdict.evidence
 
 
+@pytest.mark.parametrize(
+    ("seconds", "is_blind", "expected"),
+    [(2, False, Standing.ALIVE), (3, False, Standing.UNCLEAR), (4, False, Standing.GONE), (4, True, Standing.UNCLEAR)],
+)
+def test_a_status_check_that_fails_is_the_second_class_of_a_silence(seconds: float, is_blind: bool, expected: Standing) -> None:
+    ill = node(is_connected=False, silent_seconds=max(seconds, 2), complaint="EC2 reports its system status check as impaired")
+    verdict = judge(replace(ill, silent_seconds=4.0) if seconds == 3 else ill, silence(seconds), is_blind=is_blind)
+    assert verdict.standing is expected
+    assert not verdict.may_terminate, "EC2 does not say that it ended"
+    assert not verdict.is_final
+    if expected is Standing.GONE:
+        assert verdict.evidence == "the agent of i-1 has been silent for 4.0 s and EC2 reports its system status check as impaired"
+
+
+def test_a_status_check_that_fails_on_a_node_that_speaks_means_nothing() -> None:
+    assert judge(node(complaint="EC2 reports its instance status check as impaired")).standing is Standing.ALIVE
+
+
 def test_a_typed_fault_of_the_live_agent_is_its_own_word() -> None:
     fault = NodeFault(code="ranks_not_gone", message="pid 7", is_permanent=False)
     member = MemberReport(job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, faults=(fault,))

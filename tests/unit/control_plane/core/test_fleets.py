@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from control_plane.core import fleets
+import pytest
+
+from control_plane.core import capacity, fleets
 from control_plane.core.actions import (
     CompleteTermination,
     HoldTermination,
@@ -14,6 +16,7 @@ from control_plane.core.actions import (
     RetryLaunch,
     SendHalt,
     SendKeepEvidence,
+    SendKeepSources,
     SendRelease,
     SetDesired,
     TerminateMember,
@@ -38,9 +41,10 @@ from control_plane.core.observed import (
 )
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, NodeState
-from control_plane.core.timeouts import ladder
+from control_plane.core.timeouts import HOLD_SECONDS, REBOOT_SECONDS, ladder
 from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault, NoticeKind
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId
+from everstep.protocol.plan import ObjectReference, SourceArchive
 
 POLICY = Policy(timeouts=ladder(3.0))
 SPEC = FleetSpec(name=FleetName("main"), group="group", min_node_count=2, spare_count=1)
@@ -406,7 +410,7 @@ def test_a_terminating_hook_is_completed_when_its_node_is_free_or_dead_and_held_
     moving = working_team(awaiting=("i1",))
     moving = replace(moving, jobs=(replace(moving.jobs[0], moves=(move,)),))
     assert held in decide(moving).actions
-    late = replace(moving, jobs=(replace(moving.jobs[0], moves=(replace(move, asked_at=NOW - fleets.HOLD_SECONDS),)),))
+    late = replace(moving, jobs=(replace(moving.jobs[0], moves=(replace(move, asked_at=NOW - HOLD_SECONDS),)),))
     assert held not in decide(late).actions
 
 
@@ -467,7 +471,7 @@ def test_a_rebooted_node_is_a_spare_again_replaced_with_its_fault_or_given_up() 
     assert states(rebooting()) == {"i1": ("spare", None)}
     assert states(rebooting({"i1": XID})) == {"i1": ("draining", None)}
     assert states(rebooting(connected=NOW - 100)) == {}, "its agent has not dialled in since"
-    late = rebooting(since=NOW - fleets.REBOOT_SECONDS - 1, connected=NOW - 2000)
+    late = rebooting(since=NOW - REBOOT_SECONDS - 1, connected=NOW - 2000)
     assert states(late) == {"i1": ("draining", None)}
     assert ended(late) == ["i1"]
 
@@ -562,3 +566,80 @@ def test_no_remedy_ends_a_node_where_nothing_allows_that() -> None:
         decision = decide(seen(rows, [job("a", JobState.PREPARING, 2, exclusions=(exclusion,))], working={"i1": member_of("a")}))
         assert states(decision)["i1"] == (expected, None)
         assert not ended(decision)
+
+
+def test_an_instance_comes_into_the_place_that_is_empty_for_the_longest() -> None:
+    """AWS had no capacity for minutes: a replacement takes as long as its place was empty, not as long as its boot."""
+    observed = replace(seen([row("i1"), row("i2")], [], desired=3), vacancies=())
+    first = fleets.decide(NOW, SPEC, observed, POLICY)
+    assert first.vacancies == ((NOW, 1),)
+    later = fleets.decide(NOW + 300, SPEC, replace(observed, vacancies=first.vacancies), POLICY)
+    assert later.vacancies == ((NOW, 1),)
+    came = GroupMember(node_id=NodeId("i3"), is_leaving=False, awaits_termination=False)
+    whole = replace(observed, group=replace(observed.group, members=(*observed.group.members, came)), vacancies=later.vacancies)
+    last = fleets.decide(NOW + 400, SPEC, whole, POLICY)
+    (added,) = (record for record in last.records if record.node_id == "i3")
+    assert (added.state, added.created_at, added.wanted_at, last.vacancies) == (NodeState.JOINING, NOW + 400, NOW, ())
+
+
+@pytest.mark.parametrize(
+    ("before", "missing", "joined", "after", "filled"),
+    [
+        ((), 0, 0, (), ()),
+        ((), 2, 0, ((9.0, 2),), ()),
+        (((1.0, 2), (5.0, 1)), 3, 0, ((1.0, 2), (5.0, 1)), ()),
+        (((1.0, 2), (5.0, 1)), 4, 0, ((1.0, 2), (5.0, 1), (9.0, 1)), ()),
+        (((1.0, 2), (5.0, 1)), 1, 2, ((5.0, 1),), (1.0, 1.0)),
+        (((1.0, 1),), 1, 1, ((9.0, 1),), (1.0,)),  # one came and one was lost in the same pass
+        (((1.0, 1), (5.0, 1)), 1, 0, ((5.0, 1),), ()),  # wanted no more, or its agent was there before the group's list
+        (((1.0, 1),), 0, 3, (), (1.0,)),  # two came within one pass
+    ],
+)
+def test_empty_places_are_followed(before, missing: int, joined: int, after, filled) -> None:
+    assert capacity.vacancies(before, missing=missing, joined=joined, now=9.0) == (after, filled)
+
+
+def test_a_silent_spare_whose_status_check_fails_is_no_spare() -> None:
+    observed = seen([row("i1"), row("i2"), row("i3"), row("i4")], [], desired=4, silent=("i1", "i2"))
+    ill = {node_id: replace(node, complaint="EC2 reports its system status check as impaired") for node_id, node in observed.nodes.items()}
+    decision = decide(replace(observed, nodes={**ill, NodeId("i2"): observed.nodes[NodeId("i2")]}))
+    assert {record.node_id: record.hold for record in decision.records} == {"i1": Hold.UNREACHABLE}
+    assert decision.records[0].reason == "unreachable: its agent is silent and EC2 reports its system status check as impaired"
+
+
+def source(name: str, size: int = 10) -> SourceArchive:
+    return SourceArchive(object=ObjectReference(bucket="b", key=name), sha256=name, bytes=size)
+
+
+def with_source(of: FleetJob, archive: SourceArchive) -> FleetJob:
+    return replace(of, source=archive)
+
+
+def told(decision) -> dict[str, tuple[str, ...]]:
+    return {action.node_id: tuple(each.sha256 for each in action.sources) for action in decision.actions if isinstance(action, SendKeepSources)}
+
+
+def holding(observed: FleetObserved, *names: str) -> FleetObserved:
+    return replace(observed, nodes={node_id: replace(node, sources=frozenset(names)) for node_id, node in observed.nodes.items()})
+
+
+def test_spares_hold_the_sources_of_the_fleets_jobs_ready() -> None:
+    jobs = [
+        with_source(job("waits", JobState.QUEUED, 9, created=1), source("b")),
+        with_source(job("trains", JobState.RUNNING, 1, created=2), source("a")),
+        with_source(job("twin", JobState.QUEUED, 9, created=3), source("a")),
+    ]
+    rows = [row("i1", NodeState.ASSIGNED, "trains"), row("i2"), row("i3"), row("i4")]
+    observed = seen(rows, jobs, silent=("i4",), desired=4)
+    assert told(decide(observed)) == {"i2": ("a", "b"), "i3": ("a", "b")}, "who trains may lose a node any moment; who is silent hears nothing"
+    assert told(decide(holding(observed, "a", "b"))) == {}
+    assert told(decide(holding(observed, "a", "b", "old"))) == {"i2": ("a", "b"), "i3": ("a", "b")}
+    assert told(decide(holding(replace(observed, jobs=()), "a"))) == {"i1": (), "i2": (), "i3": ()}, "of jobs that are over nothing is kept"
+    assert told(decide(seen([row("i1")], jobs, desired=1, working={"i1": member_of("old")}))) == {}, "it gives back what it has first"
+
+
+def test_what_a_spare_holds_ready_has_a_limit() -> None:
+    many = [with_source(job(f"j{number}", JobState.QUEUED, 9, created=number), source(f"{number:02}")) for number in range(20)]
+    assert told(decide(seen([row("i1")], many, desired=1))) == {"i1": tuple(f"{number:02}" for number in range(fleets.MOST_SOURCES))}
+    large = [with_source(each, source(each.job, fleets.MOST_SOURCE_BYTES // 3)) for each in many]
+    assert told(decide(seen([row("i1")], large, desired=1))) == {"i1": ("j0", "j1", "j2")}

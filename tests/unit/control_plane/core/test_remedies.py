@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from control_plane.core import remedies
@@ -87,3 +90,15 @@ def test_a_lemon_is_ended_only_by_a_word_of_its_own() -> None:
     silent = [line("node_unreachable", incident=f"inc-{number}", is_own_word=False) for number in range(3)]
     assert remedies.of_lemon(silent, NOW) is Remedy.RETIRE
     assert remedies.of_lemon([*silent, line("gpu_xid 95")], NOW) is Remedy.REPLACE
+
+
+def test_a_disk_that_does_not_answer_is_rebooted_and_then_replaced() -> None:
+    assert remedies.of_fault(fault("disk_silent"), (), NOW) is Remedy.REBOOT
+    assert remedies.of_fault(fault("disk_silent"), (line("disk_silent"),), NOW) is Remedy.REPLACE
+
+
+def test_every_fault_of_a_node_that_is_documented_has_its_remedy() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
+    table = text.partition("## What a node suffers")[2].partition("Without NVIDIA's driver")[0]
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    assert {code for row in rows for code in re.findall(r"`(\w+)`", row)} | {"ranks_not_gone"} == {*remedies.FAULTS, "gpu_xid"}

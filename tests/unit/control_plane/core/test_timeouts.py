@@ -23,7 +23,7 @@ def test_impossible_detection_is_refused(seconds: float) -> None:
 
 def test_a_rung_below_the_one_before_it_is_refused_by_name() -> None:
     ladder = msgspec.structs.replace(timeouts.ladder(3.0), coordinator_deadline_seconds=5.0)
-    with pytest.raises(InvalidTimeouts, match=r"coordinator_deadline_seconds is 5, below prepare_deadline_seconds, which is 6"):
+    with pytest.raises(InvalidTimeouts, match=r"coordinator_deadline_seconds is 5, below gone_seconds, which is 15"):
         timeouts.check(ladder)
 
 
@@ -33,8 +33,10 @@ def test_the_ladder_is_printed_lowest_first() -> None:
         "lease",
         "holder_deadline",
         "prepare_deadline",
+        "gone",
         "coordinator_deadline",
         "final_round",
+        "welcome",
         "stall",
         "exclude",
         "hang",
@@ -46,8 +48,27 @@ def test_the_ladder_is_printed_lowest_first() -> None:
 def test_every_rung_is_explained_beside_its_figure() -> None:
     first, *lines = timeouts.explained(timeouts.ladder(2.0))
     assert first.split()[:3] == ["2.0", "s", "detection_seconds"]
+    count = 2 * len(timeouts.rungs(timeouts.ladder(2.0)))
+    lines, fixed = lines[:count], lines[count:]
     assert tuple(lines[::2]) == timeouts.rungs(timeouts.ladder(2.0))
     for figure, reason in zip(lines[::2], lines[1::2], strict=True):
         times, _, _, why = reason.split(maxsplit=3)
         assert float(figure.split()[0]) == 2.0 * int(times)
         assert why
+    for figure, reason, limit in zip(fixed[::2], fixed[1::2], timeouts.FIXED, strict=True):
+        assert figure.split()[:3] == [f"{limit.seconds:.1f}", "s", limit.name]
+        assert reason.split()[0] == "fixed:"
+        assert limit.reason in reason
+
+
+def test_a_fixed_limit_that_a_rung_would_outlast_is_refused_by_name() -> None:
+    assert timeouts.ladder(60.0).final_round_seconds == timeouts.HOLD_SECONDS
+    with pytest.raises(InvalidTimeouts, match="final_round_seconds is 610, above hook_held, which is 600"):
+        timeouts.ladder(61.0)
+
+
+def test_ranks_that_will_not_die_are_told_of_before_t_max() -> None:
+    """An agent waits for their ends, then for what they left."""
+    ladder = timeouts.ladder(3.0)
+    assert 2 * ladder.gone_seconds < ladder.exclude_seconds
+    assert ladder.coordinator_deadline_seconds < ladder.welcome_seconds, "an agent that restarts finds its ranks still looking for it"

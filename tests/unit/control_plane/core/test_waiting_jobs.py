@@ -9,9 +9,9 @@ import pytest
 from control_plane.core import jobs
 from control_plane.core.capacity import FIRST_RETRY_SECONDS
 from control_plane.core.observed import JobObserved, JobRecord, Policy
-from control_plane.core.queue import GANG_PATIENCE_SECONDS, stand_aside_seconds
+from control_plane.core.queue import stand_aside_seconds
 from control_plane.core.states import JobState
-from control_plane.core.timeouts import ladder
+from control_plane.core.timeouts import GANG_PATIENCE_SECONDS, ladder
 from everstep.protocol.ids import FleetName, Generation, NodeId, Step
 from tests.properties.control_plane.simulated import spec_of
 

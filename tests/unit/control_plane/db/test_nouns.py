@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from control_plane.core.observed import Cause
 from control_plane.db import checkpoints, fleets, incidents, intents, jobs, nodes, protection, tokens
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
@@ -122,6 +123,7 @@ def incident(**changes) -> NewIncident:
         "reached_step": 12,
         "generation_before": 1,
         "instance_ids": (),
+        "lost_node_count": 0,
         "failed_at": NOW,
         "opened_at": NOW,
         "detect_seconds": 0.1,
@@ -135,13 +137,41 @@ def test_an_incident_from_its_opening_to_its_close(database, job, lease):
         incidents.open_incident(session, lease, "inc-1", incident())
         again = incidents.open_incident(session, lease, "inc-1", incident(cause="other"))
         assert again.cause == "rank_exit"
-        incidents.change(session, lease, "inc-1", phase="closed", closed_at=NOW, lost_steps=2, restore_source="local", instance_ids=("i-1", "i-2"))
+        incidents.change(
+            session,
+            lease,
+            "inc-1",
+            phase="closed",
+            closed_at=NOW,
+            lost_steps=2,
+            restore_source="local",
+            instance_ids=("i-1", "i-2"),
+            lost_node_count=1,
+        )
     with database.read() as session:
         stored = incidents.get(session, "inc-1")
         totals = incidents.totals(session, run_id=job.run_id)
-        assert (totals.count, totals.closed_count, totals.lost_steps, totals.lost_node_count) == (1, 1, 2, 2)
+        assert (totals.count, totals.closed_count, totals.lost_steps, totals.lost_node_count) == (1, 1, 2, 1)
         assert incidents.totals(session, run_id="other").mean_recovery_seconds is None
     assert (stored.lost_steps, stored.restore_source, stored.instance_ids, stored.evidence) == (2, "local", ("i-1", "i-2"), incident().evidence)
+
+
+def test_means_are_of_failures_alone(database, job, lease):
+    spent = {"detect_seconds": 1.0, "replace_seconds": 2.0, "restore_seconds": 3.0}
+    with database.write() as session:
+        for number, cause in enumerate(Cause):
+            incidents.open_incident(session, lease, f"inc-{number}", incident(cause=cause.value, lost_node_count=1))
+            # What is no failure takes long: counted in, it would show.
+            incidents.change(session, lease, f"inc-{number}", closed_at=NOW, rework_seconds=4.0 if cause.is_failure else 1000.0, **spent)
+        incidents.open_incident(session, lease, "inc-open", incident(cause="hang"))
+    with database.read() as session:
+        totals = incidents.totals(session, run_id=job.run_id)
+    none = {"notice", "requested", "pause_failed", "drill"}
+    assert {cause.value for cause in Cause if not cause.is_failure} == none
+    assert (totals.count, totals.closed_count) == (len(Cause) + 1, len(Cause))
+    assert (totals.failure_count, totals.recovered_count) == (len(Cause) - len(none) + 1, len(Cause) - len(none))
+    assert totals.mean_recovery_seconds == 10.0
+    assert totals.lost_node_count == len(Cause) - 1, "the nodes of a drill"
 
 
 def test_an_incident_belongs_to_its_job(database, job, lease):

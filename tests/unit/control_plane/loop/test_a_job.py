@@ -161,6 +161,22 @@ async def test_a_restarted_control_plane_disturbs_nothing(world: World) -> None:
     assert len(world.said) == said
 
 
+async def test_a_spare_has_the_source_of_the_job_that_it_may_be_given_to(world: World) -> None:
+    world.submit()
+    await world.running()
+    for _ in range(3):
+        await world.tick()
+    assert [agent.sources for agent in world.agents.values() if agent.run is None] == [("0" * 64,)]
+    assert {agent.sources for agent in world.team()} == {()}
+    said = len(world.said)
+    for _ in range(5):
+        await world.train(1)
+    assert len(world.said) == said, "told once"
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+    await world.until(lambda: all(agent.run is None and agent.sources == () for agent in world.agents.values()))
+
+
 async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
     """Two nodes are lost at once with one spare there: three nodes stand still until the second one has booted, then four."""
     with world.database.write() as session:
@@ -192,6 +208,7 @@ async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
         assert incidents.totals(session, fleet_name="other").count == 0
         assert jobs.totals(session, "other", tuple(Bucket)).node_microseconds == 0
     assert (of_jobs.spent, of_jobs.node_microseconds, of_jobs.cost_usd) == (job.accounting, job.node_microseconds, job.cost_usd)
-    assert (of_incidents.count, of_incidents.closed_count, of_incidents.lost_node_count) == (1, 1, 2)
+    assert (of_incidents.count, of_incidents.closed_count) == (1, 1)
+    assert world.failures() == (1, 1, 2)
     assert of_incidents.mean_recovery_seconds == pytest.approx(lasted)
     assert of_incidents.cost_usd == incident.cost_usd

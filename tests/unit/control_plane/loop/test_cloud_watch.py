@@ -11,6 +11,7 @@ from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import notices
 from control_plane.db.notices import NoticeRecord
 from control_plane.loop.cloud_watch import CLOSE_SECONDS
+from everstep.protocol.ids import NodeId
 from tests.unit.control_plane.loop.world import FLEET, GROUP, World
 
 
@@ -39,6 +40,42 @@ async def test_a_scheduled_event_is_a_notice_until_it_is_taken_back(world: World
     assert stored(world) == ()
 
 
+async def test_status_checks_of_a_silent_node_are_asked_every_few_seconds_and_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[NodeId]] = []
+    statuses = world.operator.statuses
+    monkeypatch.setattr(world.operator, "statuses", lambda ids: (asked.append(sorted(ids)), statuses(ids))[1])
+    world.submit(nodes=3)
+    await world.running()
+    cloud, (agent, *_) = world.runner.cloud, world.team()
+    world.operator.failed_checks[agent.node_id] = ("system",)
+    await world.tick(CLOSE_SECONDS)
+    assert asked[-1] == sorted(world.agents)
+    asked.clear()
+    for _ in range(20):
+        await world.train(1)
+    assert asked == [], "all are heard"
+    agent.is_deaf = True
+    agent.disconnect()
+    for _ in range(40):
+        await world.train(1)
+    assert 3 <= len(asked) <= 4
+    assert {tuple(ids) for ids in asked} == {(agent.node_id,)}
+    assert cloud.complaint(FLEET, agent.node_id) == "EC2 reports its system status check as impaired"
+    assert world.job().generation == 1, "its ranks live: steps advance"
+    world.operator.failed_checks.clear()
+    for _ in range(12):
+        await world.train(1)
+    assert cloud.complaint(FLEET, agent.node_id) == ""
+    world.operator.failed_checks[agent.node_id] = ("system", "instance")
+    for _ in range(12):
+        await world.train(1)
+    assert cloud.complaint(FLEET, agent.node_id) == "EC2 reports its system and instance status checks as impaired"
+    monkeypatch.setattr(world.operator, "statuses", lambda ids: (_ for _ in ()).throw(CloudUnavailable("no answer")))
+    for _ in range(70):
+        await world.train(1)
+    assert cloud.complaint(FLEET, agent.node_id) == "", "what EC2 said half a minute ago is no evidence"
+
+
 async def test_network_nodes_become_failure_domains_once_and_unknown_stays_unknown(world: World) -> None:
     known = [f"i-{number:017x}" for number in (1, 2, 3, 4)]
     world.operator.topology = {node: ("top", "middle", f"rack-{number % 2}") for number, node in enumerate(known)}  # type: ignore[misc]
@@ -58,7 +95,7 @@ async def test_questions_that_fail_are_told_once_and_hold_up_nothing(world: Worl
     def fail(*_: object) -> None:
         raise CloudUnavailable("no answer")
 
-    monkeypatch.setattr(world.operator, "scheduled_events", fail)
+    monkeypatch.setattr(world.operator, "statuses", fail)
     monkeypatch.setattr(world.operator, "network_nodes", fail)
     world.submit()
     await world.running()
@@ -103,6 +140,7 @@ async def test_a_hook_is_held_while_the_last_step_has_only_nodes_that_go(world: 
     await world.until(lambda: leaving.node_id not in world.agents)
     (incident,) = world.incidents()
     assert (incident.cause, incident.lost_steps) == ("notice", 0)
+    assert world.failures() == (1, 0, 1)
 
 
 async def test_launches_that_aws_suspended_after_failures_are_resumed_and_the_job_goes_on(world: World) -> None:
@@ -114,13 +152,36 @@ async def test_launches_that_aws_suspended_after_failures_are_resumed_and_the_jo
     words = world.job().reason
     assert "waits for 4 nodes: We currently do not have sufficient p5.48xlarge capacity" in words
     assert "asked for again at 00:00:31 UTC" in words
-    world.operator.change_group(GROUP, world.suspended("Administrative suspension of Launch"))
+    world.operator.change_group(GROUP, world.suspended("Amazon EC2 Auto Scaling suspended this process"))
     world.operator.capacity = None
     await world.tick(1)
     assert "AWS has suspended it after failures; lifted and asked for again at" in world.job().reason
     assert ("resume_processes", GROUP) not in world.operator.calls
     await world.until(lambda: ("resume_processes", GROUP) in world.operator.calls)
     await world.running()
+
+
+async def test_the_wait_for_capacity_is_part_of_a_replacement_s_time(world: World) -> None:
+    await world.until(lambda: len(world.agents) == 5 and all(node.state == "spare" for node in world.nodes().values()))
+    world.runner.observer._histories.clear()
+    before = world.runner.observer.read_history(FLEET)
+    world.operator.capacity = 4
+    world.terminate(world.spare())
+    await world.until(lambda: len(world.agents) == 4)
+    lost_at = world.now
+    for _ in range(4):
+        await world.tick()
+    for _ in range(10):
+        await world.tick(60)
+    world.start_server()  # how long a place is empty is known to whoever comes next
+    world.operator.capacity = None
+    await world.until(lambda: len(world.agents) == 5 and all(node.state in ("spare", "gone") for node in world.nodes().values()), limit=4000)
+    world.runner.observer._histories.clear()
+    after = world.runner.observer.read_history(FLEET)
+    assert after.replacement_count == before.replacement_count + 1
+    taken = after.replacement_seconds - before.replacement_seconds
+    assert taken == pytest.approx((world.now - lost_at).total_seconds(), abs=2.0)
+    assert taken > 600
 
 
 async def test_what_a_user_suspended_stays_so_and_is_named(world: World) -> None:

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from control_plane.core import hangs
 from control_plane.core.states import JobState
 from control_plane.db import events, jobs
 from everstep.protocol.agent_messages import TakeStacks
@@ -30,6 +31,11 @@ async def test_a_hang_is_found_across_a_restart_and_its_time_adds_up(world: Worl
     assert job.accounted_until is not None
     assert sum(job.accounting.values()) == (job.accounted_until - job.created_at) // timedelta(microseconds=1)
     (incident,) = world.incidents()
+    with world.database.read() as session:
+        within = {"job_name": "gpt", "since": incident.opened_at, "until": incident.closed_at}
+        assert events.newest_of(session, hangs.PROVEN, **within) == told[1].id  # type: ignore[arg-type]
+        assert events.newest_of(session, hangs.PROVEN, **{**within, "job_name": "other"}) is None  # type: ignore[arg-type]
+    assert {rank for group in told[1].detail["stacks"] for rank in group["ranks"]} == {0, 1, 2, 3}
     stalled, detected = (timedelta(microseconds=job.accounting[bucket]).total_seconds() for bucket in ("stall", "detect"))
     assert stalled == pytest.approx(60.0, abs=1.5)
     assert incident.detect_seconds == pytest.approx(stalled + detected, abs=1.0)

@@ -47,6 +47,7 @@ async def test_a_drained_node_is_left_at_an_agreed_stop_and_held(world: World) -
     await world.train(1)
     (incident,) = world.incidents()
     assert (incident.cause, incident.lost_steps, incident.evidence) == ("requested", 0, (node.reason,))
+    assert world.failures() == (1, 0, 0)
     assert world.job().failures == ()
     await world.tick(600)
     assert world.nodes()[node_id].state == NodeState.HELD

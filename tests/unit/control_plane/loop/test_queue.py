@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from control_plane.core.jobs import PAUSE_PATIENCE_TIMES
-from control_plane.core.queue import GANG_PATIENCE_SECONDS, STAND_ASIDE_SECONDS
+from control_plane.core.queue import STAND_ASIDE_SECONDS
 from control_plane.core.states import JobState, NodeState
+from control_plane.core.timeouts import GANG_PATIENCE_SECONDS
 from control_plane.db import jobs, quotas
 from everstep.protocol.agent_messages import ExitClass
 from tests.unit.control_plane.loop.world import World

@@ -30,6 +30,7 @@ from everstep.protocol.agent_messages import (
     HaltRanks,
     Hello,
     KeepEvidence,
+    KeepSources,
     KillForDrill,
     Load,
     MemberPhase,
@@ -100,6 +101,8 @@ class Agent:
     looked_first: datetime | None = None
     node_faults: tuple[NodeFault, ...] = ()
     evidence_key: str = ""
+    sources: tuple[str, ...] = ()
+    """Digests of the archives that it holds ready."""
     wanted_checkpoint: int = -1
     target: int = 0
     verified: dict[tuple[Rank, NodeId], tuple[Step, float]] = field(default_factory=dict)
@@ -129,6 +132,7 @@ class Agent:
             faults=self.node_faults,
             notices=self.notices,
             evidence_key=self.evidence_key,
+            sources=self.sources,
         )
         self.connection.report(report)
 
@@ -238,6 +242,7 @@ class Agent:
                 if self.run != run:
                     self.slots = {}
                 self.job, self.run, self.generation, self.phase = job, run, generation, MemberPhase.PROMISED
+                self.sources = ()
                 self.plan, self.exits, self.uploads, self.faults = None, {}, (), ()
                 self.boundary, self.moved_at, self.look, self.looked_first = {}, {}, None, None
                 self.stands_at, self.stopped, self.cpu_share, self.is_told_to_stop = {}, set(), 0.0, False
@@ -276,6 +281,9 @@ class Agent:
                     self.disconnect()
             case KeepEvidence(place=place):
                 self.evidence_key = place.key
+            case KeepSources(sources=sources):
+                if self.run is None:
+                    self.sources = tuple(source.sha256 for source in sources)
             case MetricsStored():
                 pass  # the story keeps what it logs nowhere else
             case SendLines():
@@ -482,6 +490,14 @@ class World:
     def incidents(self, name: str = "gpt") -> tuple[incidents.IncidentRecord, ...]:
         with self.database.read() as session:
             return incidents.page(session, incidents.IncidentFilter(job_name=name), after=None, limit=100)
+
+    def failures(self) -> tuple[int, int, int]:
+        """Of the fleet's incidents: how many there are, how many were failures, and how many nodes its spares had to make good."""
+        with self.database.read() as session:
+            totals = incidents.totals(session, fleet_name=FLEET)
+        self.runner.observer._histories.clear()  # up to a minute old
+        assert self.runner.observer.read_history(FLEET).lost_node_count == totals.lost_node_count
+        return totals.count, totals.failure_count, totals.lost_node_count
 
     def checkpoints(self, name: str = "gpt") -> tuple[checkpoints.CheckpointRecord, ...]:
         run = self.job(name).run_id

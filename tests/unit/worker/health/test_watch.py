@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS
 from worker.core.node_health import GpuFacts, LinkFacts
 from worker.core.own_metrics import NodeUsage
 from worker.health import devices
-from worker.health.watch import SILENT_SECONDS, HealthWatch
+from worker.health.watch import HealthWatch
 
 
 class Gpus:
@@ -49,7 +50,7 @@ def made(tmp_path: Path, gpus: Gpus, clock: Clock, period_seconds: float = 0.001
 
 
 def codes(watch: HealthWatch) -> list[str]:
-    return [fault.code for fault in watch.faults() if fault.code.startswith("gpu")]
+    return [fault.code for fault in watch.faults() if fault.code.startswith(("gpu", "disk_silent"))]
 
 
 def test_a_reading_is_judged_and_a_change_is_said(tmp_path: Path) -> None:
@@ -124,8 +125,26 @@ def test_a_driver_that_does_not_answer_is_a_fault_and_holds_up_nobody(tmp_path: 
     watch.start(lambda: None)
     assert gpus.asked.wait(30)
     assert codes(watch) == []
-    clock.now += SILENT_SECONDS
+    clock.now += DEVICE_SILENT_SECONDS
     assert codes(watch) == ["gpu_silent"]
     gpus.answers.set()
+    watch.close()
+    assert codes(watch) == []
+
+
+def test_a_disk_that_does_not_answer_is_a_fault_and_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answers, clock = threading.Event(), threading.Event(), Clock()
+
+    def disk(path: Path, least_bytes: int | None = None) -> None:
+        asked.set()
+        answers.wait(30)
+
+    monkeypatch.setattr(devices, "disk", disk)
+    watch = made(tmp_path, Gpus(), clock)
+    watch.start(lambda: None)
+    assert asked.wait(30)
+    clock.now += DEVICE_SILENT_SECONDS
+    assert codes(watch) == ["disk_silent"]
+    answers.set()
     watch.close()
     assert codes(watch) == []
