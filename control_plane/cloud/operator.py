@@ -17,6 +17,8 @@ from everstep.protocol.ids import NodeId
 FLEET_TAG = "everstep:fleet"
 """Everstep touches only groups that carry this tag, whatever its value."""
 TERMINATING_TRANSITION = "autoscaling:EC2_INSTANCE_TERMINATING"
+SUSPENDED_BY_USER = "User suspended"
+"""How Auto Scaling begins the reason of a process that somebody has suspended. Source: Auto Scaling User Guide, suspend and resume processes."""
 
 
 class Ec2State(StrEnum):
@@ -123,8 +125,9 @@ class GroupState:
     """By suspended process: why, in AWS's words, where it gives a reason."""
 
     def is_suspended_by_aws(self, process: str) -> bool:
-        """Say whether AWS itself suspended a process: an administrative suspension. Of what gives no reason a person is thought the author."""
-        return process in self.suspended_processes and "administrative" in self.suspension_reasons.get(process, "").lower()
+        """Say whether AWS itself suspended a process. Its words for a person are documented, those for itself are not; without words it was a person."""
+        reason = self.suspension_reasons.get(process, "")
+        return process in self.suspended_processes and bool(reason) and not reason.startswith(SUSPENDED_BY_USER)
 
     @property
     def is_tagged(self) -> bool:

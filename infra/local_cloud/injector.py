@@ -69,6 +69,8 @@ THROTTLED: Final = ("autoscaling", "ec2", "events", "sqs")
 NO_NETWORK: Final = (
     "this local cloud has no network of its own, and a {fault} is a real one or none: `everstep local up --network namespaces` (needs root)"
 )
+BLOCK_END_LEAD: Final = timedelta(minutes=30)
+"""AWS begins to terminate the instances of a capacity block this long before the block's end, and announces the block's end."""
 HISTORY: Final = 1000
 WARNINGS: Final = frozenset({"spot-warning", "rebalance", "maintenance", "block-end"})
 """Taken back together: an instance has one end that is planned."""
@@ -280,9 +282,10 @@ class Injector:
         backend, instance, _ = self._places.ec2.find(instance_id)
         plan = self._places.ec2.plan(instance_id, "terminate", "block", fault.after)
         reservation = instance.capacity_reservation_id = f"cr-{uuid.uuid4().hex[:17]}"
-        self._announce(events.block_expiration(self._places.ec2.owner(backend), reservation, plan.at_time))
-        facts = {"capacity_reservation_id": reservation, "end_date": stamp(plan.at_time)}
-        return self._effect(fault, instance_id, f"the capacity block of {instance_id} ends in {fault.after:g} s", facts)
+        ends_at = plan.at_time + BLOCK_END_LEAD
+        self._announce(events.block_expiration(self._places.ec2.owner(backend), reservation, ends_at))
+        facts = {"capacity_reservation_id": reservation, "end_date": stamp(ends_at)}
+        return self._effect(fault, instance_id, f"{instance_id} is terminated in {fault.after:g} s: its capacity block ends", facts)
 
     def _terminate(self, fault: Terminate) -> Effect:
         instance_id = self._running(fault.target)
