@@ -125,7 +125,7 @@ class GroupState:
     """By suspended process: why, in AWS's words, where it gives a reason."""
 
     def is_suspended_by_aws(self, process: str) -> bool:
-        """Say whether AWS itself suspended a process. Its words for a person are documented, those for itself are not; without words it was a person."""
+        """Say whether AWS itself suspended a process. How a reason begins that is a person's is documented; without any it is thought a person's."""
         reason = self.suspension_reasons.get(process, "")
         return process in self.suspended_processes and bool(reason) and not reason.startswith(SUSPENDED_BY_USER)
 
