@@ -73,6 +73,7 @@ def test_a_rank_that_waits_for_ever_is_found_by_stacks_that_do_not_change(place:
     assert_identical(job)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(OBSTACLE is not None, reason=f"no network namespaces here: {OBSTACLE}")
 def test_a_line_that_carries_little_is_told_and_nobody_is_restarted(place: Workplace) -> None:
     steps, moment = 60, "1:6"
