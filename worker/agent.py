@@ -756,4 +756,7 @@ class Agent:
             return
         log.error("the member's work ended: %r", task.exception(), exc_info=task.exception())
         self._faults = (*self._faults, NodeFault(code="agent_error", message=repr(task.exception()), is_permanent=False))
-        self._changed()
+        if self._promise is not None and self._promise.phase is MemberPhase.LOADING:
+            self._move(Event.LOAD_FAILED)  # else everybody would wait for this node without end
+        else:
+            self._changed()

@@ -44,12 +44,14 @@ class AttestationFailed(WorkerError):
 
 
 class NoRoom(WorkerError):
-    """The node's memory for slots does not suffice."""
+    """The node's memory for slots does not suffice; `is_passing` where something else has taken it, which may give it back."""
 
-    def __init__(self, *, needed_bytes: int, available_bytes: int) -> None:
-        super().__init__(f"slots need {needed_bytes:,} bytes of host memory and {available_bytes:,} bytes are there")
+    def __init__(self, *, needed_bytes: int, available_bytes: int, is_passing: bool = False) -> None:
+        whose = " free on the node's tmpfs: something else takes them up" if is_passing else " there"
+        super().__init__(f"slots need {needed_bytes:,} bytes of host memory and {available_bytes:,} bytes are{whose}")
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
+        self.is_passing = is_passing
 
 
 class PeerError(WorkerError):

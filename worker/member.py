@@ -190,7 +190,10 @@ class Member:
         await self._node.store.empty_all_but({rank.rank: self._keep(rank.rank, NONE) for rank in self.plan.ranks})
         self._node.listener.admit(self._credentials, self._serve)
         entry = await self._load_source()
-        self._open_shards()
+        try:
+            self._open_shards()
+        except OSError as error:  # tmpfs is full to the last page; another attempt, or another node, may find room
+            raise LoadFailed("memory_full", f"the ranks' pages cannot be made on tmpfs: {error.strerror}", is_permanent=False) from error
         return entry
 
     async def load(self) -> None:

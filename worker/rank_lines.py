@@ -114,6 +114,8 @@ class RankLines:
         """Ranks may copy what has arrived before all of it has."""
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         """Layout hash and capacity that each rank asked for."""
+        self._unmet: dict[Rank, SlotsRequest] = {}
+        """What ranks asked for that this node has no room for just now."""
         self._sealing: dict[Rank, Step] = {}
         """Steps whose slots are being digested."""
         self._unprepared: dict[Rank, Step] = {}
@@ -268,6 +270,7 @@ class RankLines:
 
     async def _reserve(self, shard: OwnedShard, request: SlotsRequest) -> None:
         self._layouts.pop(shard.rank, None)
+        self._unmet.pop(shard.rank, None)
         node = next(node for node in self._plan.nodes if shard.rank in node.ranks)
         copies = len(self._plan.ranks[shard.rank].holders)
         needed = slot_bytes_per_node(
@@ -281,6 +284,10 @@ class RankLines:
                     shard.rank, capacity_bytes=request.capacity_bytes, layout_hash=request.layout_hash, slot_count=self._slot_count
                 )
         except NoRoom as error:
+            if error.is_passing:  # asked for again with every step that is proposed; training goes on
+                shard.refusal = f"Protection waits for memory on its node: {error}"
+                self._unmet[shard.rank] = request
+                return
             figures = (
                 f"Protection.Copies: {self._slot_count} slots · {copies} copies · {len(node.ranks)} ranks per node · "
                 f"{request.capacity_bytes:,} bytes a shard need {needed:,} bytes of host memory per node; {error.available_bytes:,} are there. "
@@ -304,6 +311,8 @@ class RankLines:
         async with self._granting[shard.rank]:
             step = shard.core.proposed
             layout = self._layouts.get(shard.rank)
+            if shard.rank in self._unmet:
+                return
             if layout is None:
                 late = ", ".join(sorted(shard.unready & shard.core.view))
                 shard.refusal = f"{late} makes slots for it" if late else NO_LAYOUT
@@ -419,7 +428,8 @@ class RankLines:
             if shard.core.proposed not in (NONE, self._plan.base_step) and shard.granted_slot < 0:
                 if shard.rank not in self._layouts:  # also while they are being made: the grant waits for that
                     self._unprepared[shard.rank] = shard.core.proposed
-                self._begin(self._grant(shard))
+                unmet = self._unmet.pop(shard.rank, None)
+                self._begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
         self._on_round_change()
 
     def _send(self, shard: OwnedShard, message: Message) -> None:

@@ -17,6 +17,7 @@ from benchmarks.data_plane.launches import free_ports
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.interruption.outcomes import Fault, Job
 from benchmarks.traces import Passed, parse
+from infra.local_cloud.fault_kinds import Terminate
 from infra.local_cloud.processes import descendants, wait_gone
 
 RANKS, SPARES = 2, 1
@@ -135,7 +136,7 @@ class UnderEverstep:
         if fault is Fault.RANK:
             os.kill(self.pids()[1], signal.SIGKILL)
         else:
-            self._bench.cluster.aws("ec2").terminate_instances(InstanceIds=[node])
+            self._bench.cluster.inject(Terminate(target=node))
 
     def phases(self) -> dict[str, float]:
         def closed(_: object) -> bool:

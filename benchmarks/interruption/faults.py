@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from benchmarks.cluster_jobs import Bench, pause
+from benchmarks.cluster_jobs import Bench
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.interruption.contenders import PATIENCE_SECONDS, Contender, UnderEverstep, wait
 from benchmarks.interruption.outcomes import Fault, Interruption, resumed
 from benchmarks.interruption.survivors import last_gone_at, watched
+from infra.local_cloud.fault_kinds import KillControlPlane, Terminate
 from infra.local_cloud.processes import descendants
 
 
@@ -81,7 +82,7 @@ def silence(bench: Bench, contender: UnderEverstep, detection_seconds: float) ->
         begun = time.monotonic()
         contender.handle.wait("the verdict on a silent node", lambda seen: seen["IncidentCount"] > incidents)
         lasted = time.monotonic() - begun
-        bench.cluster.aws("ec2").terminate_instances(InstanceIds=[node])
+        bench.cluster.inject(Terminate(target=node))
     contender.handle.wait("the job trains again", lambda seen: seen["SecondaryStatus"] == "Training")
     return Silence(verdict_seconds=lasted, detection_seconds=detection_seconds)
 
@@ -92,9 +93,7 @@ def blackout(bench: Bench, contender: UnderEverstep, *, seconds: float) -> Black
     before, pids = contender.handle.describe(), contender.pids()
     reached = max(each.step for passed in contender.trace() for each in passed)
     begun = time.monotonic()
-    bench.cluster.kill_control_plane()
-    pause(seconds)
-    bench.cluster.restart_control_plane()
+    bench.cluster.inject(KillControlPlane(down=seconds))
     lasted = time.monotonic() - begun
     after = contender.handle.wait("the control plane hears of steps", lambda seen: seen["CommittedStep"] > reached + 1)
     steps = [each.step for each in contender.trace()[0]]

@@ -610,8 +610,9 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[st
         return "Unprotected", "The job has ended; its memory was released."
     if _is_paused(job):
         return "Unprotected", f"It has no nodes; its state is in S3. {job.reason}"
+    refused = next((shard for shard in shards if shard.reason), None)
     if job.committed_step < 0 or not shards:
-        return "Unprotected", f"No step has been committed yet: {job.reason}"
+        return "Unprotected", f"No step has been committed yet: {_refusal(refused) if refused else job.reason}"
     missing = job.spec.world_size - len(shards)
     if missing:
         return "Degraded", f"{missing} of {job.spec.world_size} ranks have not reported their shard in this generation."
@@ -621,8 +622,11 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[st
         in_view = sum(holder.is_in_view for holder in first.holders)
         detail = f": {first.reason}" if first.reason else ""
         return "Degraded", f"{len(thin)} shards have fewer than {job.spec.copies} copies in view; rank {first.rank} has {in_view}{detail}."
-    refused = next((shard for shard in shards if shard.reason), None)
-    return ("Degraded", f"Rank {refused.rank}: {refused.reason}") if refused else ("Protected", "")
+    return ("Degraded", _refusal(refused)) if refused else ("Protected", "")
+
+
+def _refusal(shard: ShardRecord) -> str:
+    return f"Rank {shard.rank}: {shard.reason}"
 
 
 def _is_paused(job: JobRecord) -> bool:

@@ -25,6 +25,7 @@ from rich.table import Table
 from everstep import failures
 from everstep.errors import EverstepError
 from infra.local_cloud.errors import LocalCloudError
+from infra.local_cloud.fault_kinds import Terminate
 from infra.local_cloud.up import ClusterOptions, LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,11 +144,11 @@ class Demo:
         self.say(f"[red]killed[/] rank {rank} (pid {pid}, SIGKILL) on {description['NodeIds'][rank]}")
 
     def terminate_instance(self, job: str) -> None:
-        """Terminate one EC2 instance through the AWS API."""
+        """Terminate one EC2 instance, past its group."""
         description = self.wait("more steps", job, lambda seen: seen["CommittedStep"] >= SECOND_FAULT_STEP)
         victim = description["NodeIds"][1]
-        self.cluster.aws("ec2").terminate_instances(InstanceIds=[victim])
-        self.say(f"[red]terminated[/] instance {victim} through the EC2 API")
+        self.cluster.inject(Terminate(target=victim))
+        self.say(f"[red]terminated[/] instance {victim}")
 
     def terminate_group(self, job: str, base: int, newcomer: str) -> None:
         """Wait for a checkpoint beyond `base`, then terminate both holders of one shard at once, neither of them the newcomer."""
@@ -163,7 +164,7 @@ class Demo:
         groups = [{holder["NodeId"] for holder in shard["Holders"]} for shard in protection["Shards"]]
         victims = sorted(next(group for group in groups if newcomer not in group))
         self.say(f"checkpoint of step {protection['LastCheckpoint']['Step']} is in S3; shard holders read from DescribeProtection")
-        self.cluster.aws("ec2").terminate_instances(InstanceIds=victims)
+        self.cluster.aws("ec2").terminate_instances(InstanceIds=victims)  # both in one call: as two faults one would be seen before the other
         self.say(f"[red]terminated[/] both holders of one group at once: {', '.join(victims)}")
 
     # -- the story --------------------------------------------------------------------------------------------------------------------------------

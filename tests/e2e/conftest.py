@@ -61,6 +61,7 @@ def workplace(
     spares: int,
     detection_seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
+    has_namespaces: bool = False,
 ) -> Iterator[Workplace]:
     """A cluster with its client; ended whatever happens. `environment` is its instances'."""
     global _newest_state_dir
@@ -75,6 +76,7 @@ def workplace(
         detection_seconds=detection_seconds,
         connect_seconds=CONNECT_SECONDS,
         environment=environment or {},
+        has_namespaces=has_namespaces,
     )
     with contextlib.ExitStack() as stack:
         stack.callback(_remove_unless_failed, directory, session)

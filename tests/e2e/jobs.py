@@ -15,8 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
 from everstep import failures
 from everstep.errors import ServiceFailed
+from infra.local_cloud import fault_commands
+from infra.local_cloud.fault_kinds import EFFECT, Effect, Terminate
 from infra.local_cloud.processes import Process, descendants, is_agent, rank_of
 from infra.local_cloud.up import LocalCluster
 from tests.e2e.reference import References
@@ -107,12 +111,27 @@ class Workplace:
 
     def reference(self, shape: Shape, parameters: Mapping[str, str]) -> list[Json]:
         """Return what each rank of an undisturbed run leaves; computed once for every way to train."""
-        own = {key: value for key, value in parameters.items() if key not in ("pace_seconds", "says")}
+        own = {key: value for key, value in parameters.items() if key not in ("pace_seconds", "says", "waits_after")}
         key = (shape.world, json.dumps(own, sort_keys=True))
         if key not in self.undisturbed:
             directory = self.directory / "undisturbed" / uuid.uuid4().hex
             self.undisturbed[key] = self.references.start(SCRIPTS / "train.py", shape.world, directory, own).results()
         return self.undisturbed[key]
+
+    def fault(self, *words: object) -> Effect:
+        """Let a fault happen by the command that people use: `everstep local fault WORDS`."""
+        return EFFECT.decode(self._told(*words))
+
+    def clear(self, name: str) -> list[str]:
+        """Undo what lasts of a fault by the command."""
+        said: list[str] = json.loads(self._told("clear", name))["Cleared"]
+        return said
+
+    def _told(self, *words: object) -> str:
+        arguments = [*map(str, words), "--output", "json", "--state-dir", str(self.cluster.state_dir)]
+        told = CliRunner().invoke(fault_commands.app, arguments)
+        assert told.exit_code == 0, told.output
+        return told.stdout
 
     def wait_all_connected(self, node_ids: Iterable[str]) -> None:
         """Wait until the control plane has an agent of each of these nodes on its line; right after a kill it may not have missed it yet."""
@@ -213,7 +232,10 @@ class Job:
         return self.place.cluster.kill_rank(self.node_of(rank), rank)
 
     def terminate(self, *instance_ids: str) -> None:
-        """Terminate instances through the EC2 API."""
+        """Terminate instances; several in one call of EC2's API: as two faults one would be seen before the other."""
+        if len(instance_ids) == 1:
+            self.place.cluster.inject(Terminate(target=instance_ids[0]))
+            return
         with closing(self.place.cluster.aws("ec2")) as ec2:
             ec2.terminate_instances(InstanceIds=list(instance_ids))
 

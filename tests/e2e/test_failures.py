@@ -15,6 +15,7 @@ from everstep.protocol.errors import ProtocolError
 from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header
 from infra.local_cloud.fault_kinds import SpotWarning
 from infra.local_cloud.instance_init import memory_directory
+from infra.local_cloud.processes import rank_of
 from tests.e2e.jobs import PATIENCE_SECONDS, SHAPES, Job, Shape, Workplace, assert_identical, assert_incident, wait_until
 
 STEPS = 18
@@ -129,6 +130,23 @@ def test_a_rank_is_killed_in_the_middle_of_a_capture(start: Callable[..., Job]) 
     job.wait_ended()
     (incident,) = job.incidents()
     assert_incident(incident, cause="rank_exit", source="local")
+    assert_identical(job)
+
+
+def test_all_survivors_are_stopped_although_none_of_them_notices(place: Workplace, start: Callable[..., Job]) -> None:
+    """They stand between two steps, in no collective that could break: nothing but Everstep ends them, and nobody else is told to have failed."""
+    shape = Shape(nodes=3, ranks_per_node=2)
+    job = start(shape, holds=(FIRST,), adapter="plain")
+    in_mid_training(job)
+    ranks = {rank_of(process.pid): process for process in place.rank_processes()}
+    assert len(ranks) == shape.world
+    assert job.kill_rank(2) == ranks.pop(2).pid
+    wait_until("all survivors to be gone", lambda: not any(process.is_alive for process in ranks.values()), lambda: ranks)
+    job.wait_ended()
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="rank_exit", source="local")
+    (told,) = incident["Evidence"]
+    assert "rank 2" in told
     assert_identical(job)
 
 

@@ -1,27 +1,28 @@
-"""A rank that does nothing any more and does not end: nobody exits, so it has to be found."""
+"""Ranks that do nothing any more and do not end: nobody exits, so they have to be found. And a line that carries little, which only looks like it."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
 
-from infra.local_cloud.processes import rank_of
+from infra.local_cloud import network
 from tests.e2e.conftest import workplace
-from tests.e2e.jobs import SHAPES, Workplace, assert_identical, assert_incident
+from tests.e2e.jobs import SHAPES, Json, Workplace, assert_identical, assert_incident, wait_until
 from tests.e2e.reference import References
 
 DETECTION_SECONDS = 0.5
 """A first look after 5 s, a fault after 15 s."""
 STEPS, PACE_SECONDS = 80, 0.3
+OBSTACLE = network.obstacle()
+MEGABITS, WIDTH = 40, 680
+"""A shard of 6 MB takes more than a second; one all-reduce of 2 MB, less."""
 
 
 @pytest.fixture(scope="module")
 def place(request: pytest.FixtureRequest, references: References) -> Iterator[Workplace]:
     """A cluster that loses patience soon."""
-    with workplace(request.session, references, nodes=2, spares=0, detection_seconds=DETECTION_SECONDS) as own:
+    with workplace(request.session, references, nodes=2, spares=0, detection_seconds=DETECTION_SECONDS, has_namespaces=OBSTACLE is None) as own:
         yield own
 
 
@@ -30,8 +31,7 @@ def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> N
     job = place.submit("frozen", SHAPES[2], steps=STEPS, pace_seconds=PACE_SECONDS)
     job.wait_committed(10)
     nodes = job.describe()["NodeIds"]
-    (victim,) = [process for process in place.rank_processes() if rank_of(process.pid) == 1]
-    os.kill(victim.pid, signal.SIGSTOP)
+    place.fault("hang", nodes[1])
     job.wait("a warning", lambda seen: "stood still" in seen["Reason"] or seen["IncidentCount"])
     job.wait_ended()
     (incident,) = job.incidents()
@@ -42,8 +42,72 @@ def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> N
     assert incident["Evidence"][2:], "where each rank stood"
     assert incident["InstanceIds"] == []
     assert job.describe()["NodeIds"] == nodes
-    events = place.client.list_events(TrainingJobName=job.name)["Events"]
-    (hang,) = [event for event in events if event["Type"] == "RanksHang"]
-    assert {rank for group in hang["Detail"]["stacks"] for rank in group["ranks"]} == {0, 1}
-    assert all("MainThread" in group["text"] and "train.py" in group["text"] for group in hang["Detail"]["stacks"])
+    assert {rank for group in stacks_of(place, job.name) for rank in group["ranks"]} == {0, 1}
+    assert all("MainThread" in group["text"] and "train.py" in group["text"] for group in stacks_of(place, job.name))
     assert_identical(job)
+
+
+def test_a_rank_that_waits_for_ever_is_found_by_stacks_that_do_not_change(place: Workplace) -> None:
+    """Nobody is stopped by a signal: one rank waits for what never comes, and all others sit in a collective that it never enters."""
+    shape, steps = SHAPES[4], 20
+    place.reference(shape, {"steps": str(steps)})
+    job = place.submit("deadlock", shape, steps=steps, pace_seconds=0.1, waits_after=12)
+    job.wait_ended()
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="hang", source="local")
+    told, odd, *where = incident["Evidence"]
+    assert told.startswith("hang: all 4 ranks stood still in train"), told
+    assert told.endswith("no stack has changed between two looks and neither CPU nor GPU was used meanwhile")
+    nodes = job.describe()["NodeIds"]
+    assert odd == f"{nodes[0]} alone is stuck: its rank 1 is at another place than the others"
+    assert any(sentence.startswith("rank 1: ") and "wait (" in sentence for sentence in where), where
+    assert incident["InstanceIds"] == []
+    assert job.describe()["Generation"] == 2
+    (waiting,) = [group["text"] for group in stacks_of(place, job.name) if group["ranks"] == [1]]
+    assert "threading.py" in waiting
+    assert_identical(job)
+
+
+@pytest.mark.full
+def test_a_rank_that_goes_on_is_not_restarted(place: Workplace) -> None:
+    place.reference(SHAPES[2], {"steps": str(STEPS)})
+    job = place.submit("thawed", SHAPES[2], steps=STEPS, pace_seconds=PACE_SECONDS)
+    job.wait_committed(10)
+    stopped = place.fault("hang", job.node_of(1))
+    job.wait("a warning", lambda seen: "stood still" in seen["Reason"])
+    assert place.clear("hang") == [f"process {stopped.facts['pid']} goes on"]
+    assert job.wait_ended()["Generation"] == 1
+    assert [event["Type"] for event in events_of(place, job.name) if event["Type"].startswith("Ranks")] == ["RanksStandStill", "RanksMoveAgain"]
+    assert job.incidents() == []
+    assert_identical(job)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(OBSTACLE is not None, reason=f"no network namespaces here: {OBSTACLE}")
+def test_a_line_that_carries_little_is_told_and_nobody_is_restarted(place: Workplace) -> None:
+    steps, moment = 60, "1:6"
+    job = place.submit("narrow", SHAPES[2], steps=steps, pace_seconds=0.1, adapter="plain", width=WIDTH, holds=(moment,))
+    job.reference()
+    job.wait_standing(moment)
+    job.wait_committed(3)
+    holder = job.node_of(1)
+    place.fault("slow-network", holder, "--megabits", MEGABITS)
+    job.let_go(moment)
+    told = wait_until("the line to be told", lambda: (seen := job.protection())["ProtectionState"] == "Degraded" and seen, job.protection)
+    out_of_view = [f"{node} is out of view: it does not answer" for node in job.describe()["NodeIds"]]
+    assert any(words in told["Reason"] for words in (*out_of_view, f"{holder} is slow: its link carries ")), told
+    assert place.clear("slow-network") == [f"the line of {holder} carries what it can"]
+    wait_until("protection to be whole again", lambda: job.protection()["ProtectionState"] == "Protected", job.protection)
+    assert job.wait_ended()["Generation"] == 1
+    assert job.incidents() == []
+    assert_identical(job)
+
+
+def events_of(place: Workplace, name: str) -> list[Json]:
+    return list(place.client.get_paginator("list_events").paginate(TrainingJobName=name).search("Events[]"))
+
+
+def stacks_of(place: Workplace, name: str) -> list[Json]:
+    """The stacks that the job's only hang was told with."""
+    (hang,) = [event for event in events_of(place, name) if event["Type"] == "RanksHang"]
+    return list(hang["Detail"]["stacks"])

@@ -300,7 +300,7 @@ class SlotStore:
             return await asyncio.shield(creation)
         except OSError as error:
             free = os.statvfs(self.root)
-            raise NoRoom(needed_bytes=header.capacity_bytes, available_bytes=free.f_bavail * free.f_frsize) from error
+            raise NoRoom(needed_bytes=header.capacity_bytes, available_bytes=free.f_bavail * free.f_frsize, is_passing=True) from error
         except asyncio.CancelledError:
             with contextlib.suppress(OSError):
                 (await creation).close(unlink=True)

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import everstep.training
 
 settings = everstep.training.hyperparameters(
-    adapter="zero3", precision="fp32", width=24, steps=16, seed=3, pace_seconds=0.0, gate="", crash_after=-1, ballast_bytes=0, says=""
+    adapter="zero3", precision="fp32", width=24, steps=16, seed=3, pace_seconds=0.0, gate="", crash_after=-1, waits_after=-1, ballast_bytes=0, says=""
 )
 GENERATION = int(os.environ.get("EVERSTEP_GENERATION", "0"))
 TOKENS, LENGTH, WIDTH = 29, 6, settings.width
@@ -192,6 +192,8 @@ def main() -> None:
         stand(session.step - 1)
         if session.step - 1 == settings.crash_after:
             sys.exit(f"the data of step {session.step} are bad")
+        if (GENERATION, rank, session.step - 1) == (1, 1, settings.waits_after):
+            threading.Event().wait()  # for what never comes; the others go on into a collective
         losses.values.append(make_step(batch).hex())
         session.log(loss=float.fromhex(losses.values[-1]))
         threading.Event().wait(settings.pace_seconds)

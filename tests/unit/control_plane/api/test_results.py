@@ -159,6 +159,14 @@ def test_protection_of_a_job_that_has_not_begun(client, job):
     assert answer["Reason"] == "No step has been committed yet: Waiting for its turn in the fleet main."
 
 
+def test_protection_says_why_nothing_was_ever_kept(client, job):
+    job.launch(1)
+    job.write(protection.record, [shard(0, True, True), shard(1, True, True, reason="Protection waits for memory on its node")], START)
+    answer = client.describe_protection(TrainingJobName="gpt")
+    assert answer["ProtectionState"] == "Unprotected"
+    assert answer["Reason"] == "No step has been committed yet: Rank 1: Protection waits for memory on its node"
+
+
 @pytest.mark.covers("DescribeProtection.TrainingJobName")
 def test_protection_of_a_job_that_runs(client, job):
     job.launch(1)

@@ -1,0 +1,169 @@
+"""What the local cloud lets happen, through the commands that people use, to jobs in mid-training: what Everstep says of it, and the same end.
+
+Here are the kinds of faults that no story of the other modules is about: warnings of AWS, a host that dies without a word, launches that do not come,
+memory that is taken or wrong. Several happen to one job where they do it little harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from tests.e2e.jobs import PATIENCE_SECONDS, Job, Shape, Workplace, assert_identical, assert_incident, wait_until
+
+PAIRS = Shape(nodes=4)
+STEPS, PACE_SECONDS = 18, 0.05
+FIRST, SECOND = "1:6", "2:12"
+WIDTH = 680
+"""Makes 6 MB of parameters and optimizer state a rank."""
+MEMORY_MIB, LEFT_MIB = 128, 4
+"""A node's tmpfs has room for slots (`NODE_MEMORY_BYTES`) and 64 MiB for ranks' pages; what is left suffices for pages alone."""
+
+
+@pytest.fixture(autouse=True)
+def cleared(place: Workplace) -> Iterator[None]:
+    """Whatever lasts of a test's faults ends with it."""
+    yield
+    place.cluster.clear_faults()
+
+
+def in_training(place: Workplace, name: str, *holds: str, steps: int = STEPS, **more: Any) -> Job:
+    """Return a job of four nodes that stands behind a committed step, about to go on."""
+    job = place.submit(name, PAIRS, holds=(FIRST, *holds), steps=steps, pace_seconds=PACE_SECONDS, adapter="plain", **more)
+    job.reference()
+    job.wait_standing(FIRST)
+    job.wait_committed(3)
+    return job
+
+
+def fleet(place: Workplace) -> dict[str, Any]:
+    return place.client.describe_fleet(FleetName="local")
+
+
+def events_of(place: Workplace, node_id: str, kind: str) -> list[dict[str, Any]]:
+    every = place.client.get_paginator("list_events").paginate(FleetName="local").search("Events[]")
+    return [event for event in every if event.get("NodeId") == node_id and event["Type"] == kind]
+
+
+def spares_of(place: Workplace, job: Job) -> set[str]:
+    return place.cluster.instances().keys() - set(job.describe()["NodeIds"])
+
+
+def test_launches_that_do_not_come_and_advice_that_comes_twice(place: Workplace) -> None:
+    """Nothing of this interrupts training: what AWS holds back is said in its words, and what it suspended is lifted where a person's is not."""
+    job = in_training(place, "held-up", SECOND)
+    nodes = job.describe()["NodeIds"]
+    advised, victim, spares = nodes[0], nodes[3], spares_of(place, job)
+    place.fault("bad-events", "--double", "1", "--delay", '{"kind":"uniform","low_seconds":0.1,"high_seconds":1}')
+    place.fault("rebalance", advised)
+    place.fault("slow-boot", "--delay", "2")
+    place.fault("slots-taken", "--delay", "600")
+    place.fault("capacity", "--count", place.node_count)
+    before = resumed(place)
+    place.fault("suspend-launch", "--administrative")
+
+    job.let_go(FIRST)
+    place.fault("terminate", victim)
+    wait_until("AWS's suspension to be lifted", lambda: resumed(place) > before, lambda: fleet(place)["Reason"])
+    wait_until("AWS's words", lambda: "do not have sufficient" in fleet(place)["Reason"], lambda: fleet(place)["Reason"])
+    job.wait_standing(SECOND)
+    place.fault("suspend-launch")
+    wait_until("the suspension to be told", lambda: "(User suspended" in fleet(place)["Reason"], lambda: fleet(place)["Reason"])
+    assert "instances come when who suspended it resumes it" in fleet(place)["Reason"]
+    lifted = resumed(place)
+    job.let_go(SECOND)
+    job.wait_ended()
+    assert advised in job.describe()["NodeIds"], "a recommendation interrupts nothing"
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="instance_terminated", source="peer")
+    assert incident["ReplacementInstanceId"] in spares
+    told = [event["Message"] for event in events_of(place, advised, "NoticeReceived")]
+    assert told == ["EC2 Instance Rebalance Recommendation"], "an event that comes twice is one"
+
+    assert place.clear("capacity") == ["capacity is {} again"]
+    assert resumed(place) == lifted, "what a person has suspended is a person's to resume"
+    place.clear("suspend-launch")
+    newcomers = wait_until("an instance", lambda: place.cluster.instances().keys() - {*nodes, *spares})
+    place.wait_all_connected(newcomers)
+    assert_identical(job)
+
+
+def resumed(place: Workplace) -> int:
+    """How often Everstep has asked AWS to launch again."""
+    return sum(call.action == "ResumeProcesses" for call in place.cluster.calls())
+
+
+def test_ranks_leave_before_aws_takes_their_instances(place: Workplace) -> None:
+    """A retirement, the end of a capacity block and an end that a hook still holds: ranks stop where all agree, and no step is made twice."""
+    job = in_training(place, "announced", steps=60)
+    retired, reserved, ended = (job.node_of(rank) for rank in range(3))
+    place.fault("maintenance", retired, "--after", PATIENCE_SECONDS)
+    place.fault("block-end", reserved)
+    with closing(place.cluster.aws("autoscaling")) as auto_scaling:
+        auto_scaling.terminate_instance_in_auto_scaling_group(InstanceId=ended, ShouldDecrementDesiredCapacity=False)
+    job.let_go(FIRST)
+    job.wait_ended()
+    incidents = job.incidents()
+    for incident in incidents:  # from S3 where both holders of a shard are left at once
+        assert_incident(incident, cause="notice", source="s3" if incident["RestoreSource"] == "s3" else "peer", lost_steps=0)
+    evidence = " ".join(sentence for incident in incidents for sentence in incident["Evidence"])
+    for node, kind in ((retired, "maintenance"), (reserved, "capacity block end"), (ended, "terminating")):
+        assert f"AWS announced for {node}: {kind} (" in evidence
+    assert sorted(node for incident in incidents for node in incident["InstanceIds"]) == sorted([retired, reserved, ended])
+    assert not {retired, reserved, ended} & set(job.describe()["NodeIds"])
+    assert_identical(job)
+
+
+def test_a_host_dies_without_a_word_of_aws(place: Workplace) -> None:
+    """EC2 says running: two classes of evidence prove it gone, and its end is left to a person."""
+    job = in_training(place, "crashed")
+    victim, spares = job.node_of(1), spares_of(place, job)
+    place.fault("crash", victim)  # while the others stand between two steps: no rank can tell of it
+    job.wait_ended()
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="node_unreachable", source="peer")
+    assert incident["InstanceId"] == victim
+    assert incident["ReplacementInstanceId"] in spares
+    assert_identical(job)
+    node = place.client.describe_node(NodeId=victim)
+    assert (node["NodeStatus"], node["Hold"]) == ("held", "unreachable"), node
+    place.client.release_node(NodeId=victim, Terminate=True)
+
+
+def test_a_holders_replica_is_corrupt_when_it_is_needed(place: Workplace) -> None:
+    """The owner is gone, and the only other copy does not hash to its digest: nothing of it is restored, the checkpoint is."""
+    interval = 4
+    job = in_training(place, "corrupt", request={"CheckpointConfig": {"EverySteps": interval}})
+    job.wait("a checkpoint", lambda _: job.protection().get("LastCheckpoint"))
+    victim = job.node_of(0)
+    (holder,) = next(group for group in job.groups() if victim in group) - {victim}
+    effect = place.fault("corrupt-replica", holder, "--rank", 0)
+    place.fault("terminate", victim)
+    job.wait_ended()
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="instance_terminated", source="s3", lost_steps=interval + 3, base=interval)
+    corrupt = f"step {effect.facts['step']} of rank 0: peer {holder}: chunks of the payload do not hash to their digests"
+    assert any(corrupt in sentence for sentence in incident["Evidence"]), incident
+    assert_identical(job)
+
+
+def test_memory_for_slots_is_taken_before_a_job_has_its_own(place: Workplace) -> None:
+    """Training does not wait for it: nothing is kept, and why is said; with the memory free again every step is."""
+    moment = "1:15"
+    for target in place.cluster.instances():  # whichever two the job gets
+        place.fault("fill-memory", target, "--mib", MEMORY_MIB - LEFT_MIB)
+    job = place.submit("crowded", Shape(nodes=2), holds=(moment,), steps=50, pace_seconds=PACE_SECONDS, adapter="plain", width=WIDTH)
+    job.reference()
+    job.wait_standing(moment)
+    seen = job.protection()
+    assert seen["ProtectionState"] == "Unprotected"
+    assert "Protection waits for memory on its node" in seen["Reason"]
+    assert len(place.clear("fill-memory")) == place.node_count
+    job.let_go(moment)
+    wait_until("protection", lambda: job.protection()["ProtectionState"] == "Protected", job.protection)
+    assert job.wait_ended()["Generation"] == 1
+    assert job.incidents() == []
+    assert_identical(job)
