@@ -44,6 +44,17 @@ export const incidentsQuery = (job?: string) =>
 export const incidentQuery = (id: string) =>
   queryOptions({ queryKey: ['incident', id], queryFn: ({ signal }) => call('DescribeIncident', { IncidentId: id }, signal), refetchInterval: told })
 
+const PRINTED_LINES = 20
+const AFTER_SECONDS = 1
+
+/** What the launch that failed printed last, up to a moment after the failure: a traceback comes with the exit. It does not change any more. */
+export const printedQuery = ({ IncidentId, TrainingJobName, GenerationBefore, FailedAt }: Incident) =>
+  queryOptions({
+    queryKey: ['printed', IncidentId, FailedAt],
+    queryFn: async ({ signal }) => (await call('GetLogEvents', { TrainingJobName, Generation: GenerationBefore, EndTime: FailedAt + AFTER_SECONDS, Limit: PRINTED_LINES }, signal)).Events ?? [],
+    staleTime: Infinity,
+  })
+
 /** All events, oldest first; a refresh asks only for what came after the last one that is held. */
 export const eventsQuery = (scope: { job?: string; fleet?: string }) => {
   const queryKey = ['events', scope.job ?? '', scope.fleet ?? '']
