@@ -16,14 +16,14 @@ window.ResizeObserver ??= class {
   disconnect() {}
 }
 
-export function drawn(what: ReactNode, { role = 'admin', answers = {} }: { role?: string; answers?: Record<string, unknown> } = {}) {
+export function drawn(what: ReactNode, { role = 'admin', answers = {}, at = '/' }: { role?: string; answers?: Record<string, unknown>; at?: string } = {}) {
   const client = new QueryClient({ defaultOptions: { queries: { retry: false, staleTime: Infinity, refetchInterval: false } } })
   client.setQueryData(['session'], { Role: role })
   for (const [key, answer] of Object.entries(answers)) client.setQueryData(JSON.parse(key) as string[], answer)
   return render(
     <MantineProvider env="test">
       <QueryClientProvider client={client}>
-        <MemoryRouter>{what}</MemoryRouter>
+        <MemoryRouter initialEntries={[at]}>{what}</MemoryRouter>
       </QueryClientProvider>
     </MantineProvider>,
   )
