@@ -152,6 +152,28 @@ def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
         expect(page).to_have_url(f"{seeded.url}/jobs/{seeded.story.finished}/events")
 
 
+def test_a_control_plane_that_fails_to_say_how_a_job_is_is_no_news_of_it(browser: Browser, seeded: Seeded) -> None:
+    name = seeded.story.gpu
+    with signed_in(browser, seeded, refusals=("status of 500",)) as page:
+        page.clock.install()
+        open_job(page, name)
+        act = page.get_by_role("region", name="Do I need to act?")
+        expect(act).to_contain_text("No")
+        failing = json.dumps({"Code": "InternalServerException", "Message": "the disk is full", "RequestId": "req-of-the-test"})
+        page.route(f"**/v1/training-jobs/{name}", lambda route: route.fulfill(status=500, content_type="application/json", body=failing))
+        for _ in range(20):  # so long that the refusals and their repetitions are answered in between
+            page.clock.run_for(1_000)
+        alert = page.get_by_role("alert").first
+        expect(alert).to_contain_text("What follows is not renewed")
+        expect(alert).to_contain_text("req-of-the-test")
+        expect(act).to_contain_text("refused to say")
+        expect(act).to_contain_text("The disk is full")
+        page.unroute(f"**/v1/training-jobs/{name}")
+        page.clock.run_for(5_000)
+        expect(page.get_by_text("What follows is not renewed")).to_be_hidden()
+        expect(act).not_to_contain_text("refused to say")
+
+
 def test_a_submitter_is_offered_what_jobs_need_and_nothing_that_would_be_refused(browser: Browser, seeded: Seeded) -> None:
     story = seeded.story
     refused: list[str] = []
