@@ -49,6 +49,7 @@ describe('the first fold', () => {
     fold({ job: { ...job, TrainingJobStatus: 'Failed', SecondaryStatus: 'Failed', FailureReason: 'the same failure 3 times' } })
     const act = card('Do I need to act?')
     act.getByText('Yes')
+    act.getByText('The job has failed and will not start again by itself.')
     expect(act.getAllByRole('listitem').map((item) => item.textContent)).toEqual([expect.stringMatching(/^Read why/), expect.stringMatching(/^Mend the cause/)])
     expect(act.getByRole('link').getAttribute('href')).toBe('/runbook.html#failed')
     card('Is it moving?').getByText(/The same failure 3 times\.$/)

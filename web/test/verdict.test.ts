@@ -162,6 +162,7 @@ describe('do I need to act?', () => {
     ['starting', { job: job({ SecondaryStatus: 'Starting' }) }, false, /on its way/],
     ['no news', { staleSeconds: 40 }, true, /heard nothing for 40 s/],
     ['news of a failing server', { staleSeconds: 40, refusal: 'the database is locked' }, true, /refused to say .* for 40 s.*The database is locked\.$/],
+    ['no news of a job that was done when there was some', { job: job({ TrainingJobStatus: 'Completed' }), staleSeconds: 40 }, true, /heard nothing/],
     ['paused', { job: job({ SecondaryStatus: 'Paused' }) }, true, /does not go on by itself/],
     ['pausing', { job: job({ SecondaryStatus: 'Pausing' }) }, false, /waits to be resumed/],
     ['interrupted, and it queues', { job: interrupted('queued') }, false, /goes on by itself, from S3/],
