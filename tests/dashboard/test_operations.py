@@ -62,6 +62,7 @@ def test_a_job_that_was_taken_over_is_recovered_by_nobody_until_it_is_handed_bac
     expect(act.get_by_role("link")).to_have_attribute("href", "/runbook.html#taken-over")
     desk.get_by_role("button", name="Hand back").click()
     expect(desk.get_by_text("Automation is off for this job")).to_be_hidden()
+    seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))  # it is decided again
     seeded.run(story.settle(name))
     incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
     assert incident["Evidence"][0] == seen
