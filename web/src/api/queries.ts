@@ -38,7 +38,7 @@ export const incidentsQuery = (job?: string) =>
         const page = await call('ListIncidents', { TrainingJobName: job, MaxResults: 1000, NextToken }, signal)
         return { items: page.Incidents ?? [], next: page.NextToken }
       }),
-    refetchInterval: told,
+    refetchInterval: (query) => (query.state.data?.some((each) => each.ClosedAt === undefined) ? FAST_MS : told()), // no event tells when one is over
   })
 
 export const incidentQuery = (id: string) =>
