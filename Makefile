@@ -41,7 +41,7 @@ fix: setup  ## format, mend what can be mended mechanically, renew generated doc
 
 web: $(DASHBOARD)  ## the dashboard: types, tests, and its build into control_plane/static, skipped when nothing changed; node comes from PyPI
 
-$(DASHBOARD): $(STAMP) $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
+$(DASHBOARD): $(STAMP) docs/runbook.md $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[web]'
 	@$(BIN)/python web/build.py
 

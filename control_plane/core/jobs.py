@@ -1198,6 +1198,8 @@ def _ended(view: _View, event: JobEvent, reason: str) -> Decision:
     incident = view.record.incident
     if incident is not None and incident.state is not IncidentState.CLOSED:
         incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
+        if event is JobEvent.GAVE_UP:
+            incident = replace(incident, decision=f"{incident.decision}; then give the job up")
     return _moved(replace_record(view, ended_at=accounting.accounted_until(view.record), incident=incident), event, reason)
 
 

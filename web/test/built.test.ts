@@ -58,6 +58,13 @@ test('index.html has no inline script and no inline style', () => {
   expect(html).not.toMatch(/(src|href)="(https?:)?\/\//)
 })
 
+test('the runbook is there, has no script and asks for nothing from elsewhere', () => {
+  const html = readFileSync(join(STATIC, 'runbook.html'), 'utf8')
+  expect(html).toContain('<h3 id="taken-over">Taken over</h3>')
+  expect(html).not.toMatch(/<script|<style|\sstyle=|\son\w+=|(src|href)="(https?:)?\/\//)
+  for (const [, file] of html.matchAll(/href="\/(\w+\.\w+)"/g)) expect(existsSync(join(STATIC, file!))).toBe(true)
+})
+
 test('every file under /assets carries its hash, and has a packed twin', () => {
   const files = readdirSync(join(STATIC, 'assets')).filter((file) => !file.endsWith('.gz'))
   expect(files.length).toBeGreaterThan(5)

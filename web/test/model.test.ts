@@ -11,6 +11,8 @@ import { bands, csv, isCoarse, joined, series, standstills, type Point } from '.
 import { progressOf, sampled } from '../src/model/progress'
 import { asCurl, asPython, asYaml, fromYaml, NotASpec, requestOf } from '../src/model/spec'
 import { problems } from '../src/model/submit'
+import { rankWords, stacksOf } from '../src/model/stacks'
+import { isQueued, urgency } from '../src/model/standing'
 import { buckets } from '../src/model/time'
 import { ticks, timeline } from '../src/model/timeline'
 
@@ -95,8 +97,42 @@ describe('the story of an incident', () => {
   test('open', () => expect(told({ ClosedAt: undefined, Phase: 'restore', LostSteps: undefined }, { Reason: 'waits for a node' })[3]).toMatch(/^No: restoring state: This phase has taken 57 s\. Waits for a node\./))
   test('noticed late, as after the control plane stood still', () => expect(told({ OpenedAt: NOW, FailedAt: NOW - 300 })[0]).toMatch(/It was noticed only 5 min 00 s later/))
   test('of much evidence the first is told, and how much more there is', () => expect(told({ Evidence: ['a', 'b', 'c', 'd', 'e'] })[0]).toMatch(/A\. B\. C\. And 2 more\./))
-  test('the job failed of it', () => expect(told({}, { TrainingJobStatus: 'Failed', FailureReason: 'a loop of crashes' })[3]).toBe('The job has failed: A loop of crashes.'))
+  const failed = { RunId: 'run', TrainingJobStatus: 'Failed' as const, FailureReason: 'a loop of crashes', TrainingEndTime: NOW - 50 }
+  test('the job failed of it', () => expect(told({}, failed)[3]).toBe('The job has failed: A loop of crashes.'))
+  test.each([['it failed later, of something else', { TrainingEndTime: NOW - 20 }], ['another run of the name did', { RunId: 'later' }]])('over, although %s', (_, changes) => {
+    expect(told({}, { ...failed, ...changes })[3]).toBe('Yes: Over 50 s ago. Training is past where it was. Nothing is left to do.')
+  })
+  test.each([['Stopped', 'The job was stopped with it.'], ['Completed', 'The job was done with it.']] as const)('the job was %s before it had caught up', (TrainingJobStatus, text) => {
+    expect(told({}, { ...failed, TrainingJobStatus })[3]).toBe(`Yes: Over 50 s ago. ${text}`)
+  })
+  test('the job was paused before it had caught up', () => {
+    const queued = { Status: 'Paused', State: 'queued', StartTime: NOW - 50, StatusMessage: '' }
+    expect(told({}, { SecondaryStatusTransitions: [queued] })[3]).toMatch(/The job was paused; what was still to be made up for is done when it is resumed\.$/)
+  })
   test('the job ended first', () => expect(told({ GenerationAfter: undefined })[3]).toMatch(/ended before another launch/))
+  test('a node that is held for a person is left to do', () => {
+    const held = (Hold: 'inspection' | 'unreachable', NodeId = 'i-a') => story(incident(), {}, NOW, [{ NodeId, NodeStatus: 'held', Hold }])[3]!
+    expect(held('inspection')).toMatchObject({ tone: 'warn', title: 'Yes, but for a held node', text: 'Over 50 s ago. Training is past where it was. i-a is held, and waits for a person.' })
+    expect(held('unreachable').text).toMatch(/Nothing is left to do\.$/)
+    expect(held('inspection', 'i-other').text).toMatch(/Nothing is left to do\.$/)
+  })
+  test('nodes that were only tried stand in for none', () => expect(told({ InstanceIds: [], Decision: 'restart all ranks on the same nodes' })[1]).toBe('Restart all ranks on the same nodes: Other nodes were tried: i-c.'))
+  test('of a job that was taken over nothing is being done', () => {
+    const taken = { TakenOverTime: NOW, TakenOverBy: 'ada', SecondaryStatus: 'Restarting' }
+    const open = { ClosedAt: undefined, Phase: 'replace' }
+    expect(told(open, taken)[1]).toBe('Nothing: automation is off: Ada has taken the job over. Decided before: Replace i-a. In their place: i-c.')
+    expect(told(open, { ...taken, SecondaryStatus: 'Training' })[1]).toMatch(/^Replace i-a/)
+    expect(told({}, taken)[1]).toMatch(/^Replace i-a/)
+  })
+})
+
+describe('stacks', () => {
+  test('are what an event carries, and nothing else is', () => {
+    const stack = { ranks: [0, 1], text: 'MainThread\n    step (train.py:3)' }
+    expect(stacksOf({ Detail: { stacks: [stack, { ranks: 'all', text: '' }, null, { ranks: [1] }] } })).toEqual([stack])
+    for (const Detail of [undefined, null, {}, { stacks: 'none' }]) expect(stacksOf({ Detail })).toEqual([])
+  })
+  test.each([[[3], 'rank 3'], [[2, 0, 1, 4], 'ranks 0–2, 4']])('%o are %s', (ranks, words) => expect(rankWords(ranks)).toBe(words))
 })
 
 describe('progress', () => {
@@ -111,6 +147,15 @@ describe('progress', () => {
     expect(sampled([{ at: 1, boundary: 9 }], { at: 1, boundary: 9 })).toHaveLength(1)
   })
   test('nothing seen is nothing', () => expect(progressOf([], 1)).toBeUndefined())
+})
+
+describe('the words of a status', () => {
+  test('what wants attention comes first, and what is not known last', () => {
+    expect(['Completed', 'Training', 'Interrupted', 'Paused', 'Failed', 'Restarting', 'New'].toSorted((a, b) => urgency(a) - urgency(b))).toEqual(['Failed', 'Restarting', 'Interrupted', 'Paused', 'Training', 'Completed', 'New'])
+  })
+  test.each([['Pending', undefined, true], ['Interrupted', 2, true], ['Interrupted', undefined, false], ['Paused', undefined, false], ['Training', undefined, false]])('%s at %s in the queue waits: %s', (SecondaryStatus, QueuePosition, waits) => {
+    expect(isQueued({ SecondaryStatus, QueuePosition })).toBe(waits)
+  })
 })
 
 describe('the list of jobs', () => {

@@ -2,7 +2,7 @@
 import { expect, test } from 'vitest'
 
 import type { Fleet, TrainingJob, TrainingJobSummary } from '../src/contract'
-import { freedBy, queueOf } from '../src/model/queue'
+import { freedBy, queueOf, waiting } from '../src/model/queue'
 
 const line = (TrainingJobName: string, NodeCount: number, changes: Partial<TrainingJobSummary> = {}) =>
   ({ TrainingJobName, RunId: TrainingJobName, FleetName: 'main', SecondaryStatus: 'Training', NodeCount, Priority: 0, CreationTime: 0, TrainingStartTime: 1, ...changes }) as TrainingJobSummary
@@ -19,5 +19,14 @@ test('as many jobs are named as hold enough nodes, of the lowest priority first'
   const jobs = [line('big', 8, { Priority: 3 }), line('a', 2), line('b', 3), line('c', 1), line('elsewhere', 9, { FleetName: 'other' }), line('over', 9, { TrainingEndTime: 2 })]
   expect(freedBy(job(), jobs, fleet(100))).toEqual(['The end of b (3 nodes), a (2 nodes), or of others that hold as many.'])
   expect(freedBy(job(), jobs, fleet(16))).toEqual(expect.arrayContaining([expect.stringMatching(/^A larger group: .* jobs hold 14 of them/)]))
+})
+test('of interrupted jobs those wait that have a place, in the order of their places', () => {
+  const described = [job({ SecondaryStatus: 'Interrupted', QueuePosition: 2, TrainingJobName: 'second' }), job({ SecondaryStatus: 'Pending', QueuePosition: 1, TrainingJobName: 'first' }), job({ SecondaryStatus: 'Interrupted', TrainingJobName: 'gives way' })]
+  expect(waiting(described).map((each) => each.TrainingJobName)).toEqual(['first', 'second'])
+  expect(queueOf([line('a', 1, { SecondaryStatus: 'Interrupted' }), line('b', 1, { SecondaryStatus: 'Paused' })]).map((each) => each.TrainingJobName)).toEqual(['a'])
+})
+test('who has no nodes frees none', () => {
+  const jobs = [line('paused', 8, { SecondaryStatus: 'Paused' }), line('queued', 8, { SecondaryStatus: 'Interrupted' }), line('gives-way', 8, { SecondaryStatus: 'Interrupted' })]
+  expect(freedBy(job(), jobs, fleet(100), new Set(['queued']))).toEqual([expect.stringMatching(/^The end of gives-way \(8 nodes\), or/)])
 })
 test('who is ahead goes first', () => expect(freedBy(job({ QueuedBehind: ['a'] }), [], fleet(9))[0]).toBe('The start of a ahead of it.'))

@@ -1,13 +1,20 @@
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+
 import { describe, expect, test } from 'vitest'
 
 import type { DescribeProtectionResponse, Incident, TrainingJob } from '../src/contract'
-import { openIncident, phaseLengths, usualRate, verdict, type Facts, type Progress } from '../src/model/verdict'
+import { hitAlike, openIncident, phaseLengths, usualRate, verdict, type Facts, type Progress } from '../src/model/verdict'
 
 const NOW = 1_800_000_000
 const job = (changes: Partial<TrainingJob> = {}): Facts['job'] => ({
   TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Training', Reason: 'trains from step 0',
   Boundary: 1204, MaxBoundary: 1204, CommittedStep: 1203, CreationTime: NOW - 3600, TrainingStartTime: NOW - 3500, ...changes,
 })
+const interrupted = (State: string) =>
+  job({ SecondaryStatus: 'Interrupted', Reason: 'place 1 in the queue', SecondaryStatusTransitions: [{ Status: 'Interrupted', State, StartTime: NOW - 30, StatusMessage: '' }] })
+/** Headings of the runbook, as its links name them. */
+const SECTIONS = new Set([...readFileSync(join(import.meta.dirname, '../../docs/runbook.md'), 'utf8').matchAll(/^### (.+)$/gm)].map(([, heading]) => heading!.toLowerCase().replaceAll(' ', '-')))
 const shard = (inView = 2) => ({ Rank: 0, OwnerNodeId: 'i-a', CommittedStep: 1203, Bytes: 1, Reason: '', Holders: ['i-a', 'i-b'].map((NodeId, index) => ({ NodeId, InView: index < inView })) })
 const protection = (changes: Partial<DescribeProtectionResponse> = {}): Partial<DescribeProtectionResponse> => ({
   CommittedStep: 1203, CommittedAt: NOW - 2, Copies: 2, ProtectionState: 'Protected', Reason: '',
@@ -43,6 +50,12 @@ describe('is it moving?', () => {
     ['ranks run, no step yet', { job: job({ Boundary: 0, MaxBoundary: 0, BaseStep: 0, SecondaryStatusTransitions: [{ Status: 'Training', State: 'running', StartTime: NOW - 30, StatusMessage: '' }] }) }, 'Starting', /^The ranks run for 30 s, but have made no step since they were started\.$/],
     ['… for very long', { job: job({ Boundary: 0, BaseStep: 0, SecondaryStatusTransitions: [{ Status: 'Training', State: 'running', StartTime: NOW - 700, StatusMessage: '' }] }) }, 'Standing still', /for 11 min 40 s/],
     ['ranks run again, at their base', { job: job({ Boundary: 1200, BaseStep: 1200 }), incidents: [incident({ Phase: 'restore' })] }, 'Not moving, recovering', /no step since they were started\. It had reached step 1,204\.$/],
+    ['paused', { job: job({ SecondaryStatus: 'Paused', Reason: 'paused after step 1204' }) }, 'Paused', /^It had reached step 1,204\. Paused after step 1204\.$/],
+    ['pausing', { job: job({ SecondaryStatus: 'Pausing', Reason: 'pauses as a user asked' }) }, 'Pausing', /^Step 1,204\. Pauses as a user asked\.$/],
+    ['pausing while it recovers', { job: job({ SecondaryStatus: 'Pausing' }), incidents: [incident()] }, 'Not moving, recovering', /1,204/],
+    ['interrupted: it queues', { job: interrupted('queued') }, 'Interrupted, without nodes', /^It had reached step 1,204\. Place 1 in the queue\.$/],
+    ['interrupted: it collects nodes', { job: interrupted('allocating') }, 'Interrupted, without nodes', /1,204/],
+    ['interrupted: it gives way', { job: interrupted('pausing') }, 'Giving its nodes back', /1,204/],
     ['queued', { job: job({ SecondaryStatus: 'Pending', Reason: 'waits for 4 nodes' }) }, 'Queued', /^Waits for 4 nodes\.$/],
     ['first launch', { job: job({ SecondaryStatus: 'Starting', Boundary: -1, Reason: 'ranks are started' }) }, 'Starting', /^No step yet\. Ranks are started\.$/],
     ['stopping', { job: job({ TrainingJobStatus: 'Stopping', SecondaryStatus: 'Stopping', Reason: 'a user asked' }) }, 'Stopping', /^Step 1,204\. A user asked\.$/],
@@ -69,6 +82,8 @@ describe('is it safe?', () => {
     ['nothing committed', { protection: protection({ CommittedStep: -1, RecoveryOdds: [], LastCheckpoint: undefined, ProtectionState: 'Unprotected' }) }, 'idle', 'Nothing in memory yet', /nothing is in S3/],
     ['nothing committed, but a checkpoint', { protection: protection({ CommittedStep: -1, RecoveryOdds: [], ProtectionState: 'Unprotected' }) }, 'warn', 'Nothing in memory yet', /step 1,200 is in S3/],
     ['odds that cannot be counted', { protection: protection({ RecoveryOdds: [] }) }, 'good', 'Protected', /cannot be counted/],
+    ['paused', { job: job({ SecondaryStatus: 'Paused' }), protection: protection({ ProtectionState: 'Unprotected', Shards: [], RecoveryOdds: [] }) }, 'idle', 'Kept in S3', /nothing is in memory; step 1,200 is in S3\.$/],
+    ['interrupted, and nothing in S3', { job: interrupted('queued'), protection: protection({ LastCheckpoint: undefined }) }, 'warn', 'Nothing is kept', /nothing is in S3/],
     ['not heard', { protection: undefined }, 'idle', 'Protection unknown', /Not heard/],
     ['over', { job: job({ TrainingJobStatus: 'Completed' }) }, 'idle', 'Memory released', /job is over; step 1,200 is in S3/],
     ['an answer without its parts', { protection: {} }, 'idle', 'Nothing in memory yet', /nothing is in S3/],
@@ -115,6 +130,7 @@ describe('what it waits for', () => {
     expect(all({ job: waiting }).waiting?.text).toBe('Waits for 4 nodes.')
     expect(all({ job: waiting, fleet: { FleetStatus: 'frozen', Reason: 'InsufficientInstanceCapacity' } }).waiting?.text).toBe('Waits for 4 nodes. InsufficientInstanceCapacity.')
   })
+  test('of a paused job, a person', () => expect(all({ job: job({ SecondaryStatus: 'Paused' }) }).waiting?.title).toBe('A person'))
   test('nothing while it trains or when it is over', () => {
     expect(all({}).waiting).toBeUndefined()
     expect(all({ job: job({ TrainingJobStatus: 'Failed' }) }).waiting).toBeUndefined()
@@ -145,6 +161,12 @@ describe('do I need to act?', () => {
     ['unprotected while it trains', { protection: protection({ ProtectionState: 'Unprotected' }) }, true, /no step is kept in memory/],
     ['starting', { job: job({ SecondaryStatus: 'Starting' }) }, false, /on its way/],
     ['no news', { staleSeconds: 40 }, true, /heard nothing for 40 s/],
+    ['news of a failing server', { staleSeconds: 40, refusal: 'the database is locked' }, true, /refused to say .* for 40 s.*The database is locked\.$/],
+    ['no news of a job that was done when there was some', { job: job({ TrainingJobStatus: 'Completed' }), staleSeconds: 40 }, true, /heard nothing/],
+    ['paused', { job: job({ SecondaryStatus: 'Paused' }) }, true, /does not go on by itself/],
+    ['pausing', { job: job({ SecondaryStatus: 'Pausing' }) }, false, /waits to be resumed/],
+    ['interrupted, and it queues', { job: interrupted('queued') }, false, /goes on by itself, from S3/],
+    ['interrupted, and it still has its nodes', { job: interrupted('pausing') }, false, /gives its nodes to another job/],
     ['a short silence', { staleSeconds: 14 }, false, /recovered from/],
   ]
   test.each(cases)('%s', (_, changes, needed, text) => {
@@ -153,10 +175,61 @@ describe('do I need to act?', () => {
     expect(act.title).toBe(needed ? 'Yes' : 'No')
     expect(act.text).toMatch(text)
     expect(act.steps.length > 0).toBe(needed)
+    expect(act.section === undefined || SECTIONS.has(act.section)).toBe(true)
+    expect(act.section !== undefined || !needed).toBe(true)
+  })
+  test('nodes that its failures have left wait for a person, and the job does not', () => {
+    const held = [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' as const }, { NodeId: 'i-b', NodeStatus: 'held', Hold: 'unreachable' as const }, { NodeId: 'i-c', NodeStatus: 'spare' }]
+    const { act } = all({ heldNodes: held })
+    expect(act).toMatchObject({ needed: false, title: 'No', section: 'held-node', steps: ['Look at i-a under Fleets, then release it or end the instance.'] })
+    expect(act.text).toMatch(/recovered from\. What can wait: 1 node that it lost waits for a person\.$/)
+    expect(all({ heldNodes: held.slice(1) }).act.steps).toEqual([])
+    const failed = all({ job: job({ TrainingJobStatus: 'Failed' }), heldNodes: held }).act
+    expect(failed).toMatchObject({ needed: true, section: 'failed' })
+    expect(failed.steps.at(-1)).toMatch(/^Look at i-a/)
   })
   test('what differs in AWS is what to do', () => {
     expect(all({ fleet: frozen }).act.steps).toEqual(['Put right in AWS: ReplaceUnhealthy is not suspended'])
   })
+})
+
+describe('a job that a person has taken over', () => {
+  const taken = (changes: Partial<TrainingJob> = {}) => job({ TakenOverTime: NOW - 60, TakenOverBy: 'ada', Reason: 'taken over by ada: Everstep observes and decides nothing', ...changes })
+  test('with an open incident: nobody recovers it', () => {
+    const told = all({ job: taken({ SecondaryStatus: 'Restarting' }), incidents: [incident()] })
+    expect(told.act).toMatchObject({ needed: true, tone: 'bad', section: 'taken-over' })
+    expect(told.act.text).toMatch(/^Nobody acts for this job: ada has taken it over, and its ranks do not train\.$/)
+    expect(told.act.steps.at(-1)).toMatch(/everstep jobs hand-back gpt$/)
+    expect(told.moving).toMatchObject({ tone: 'bad', title: 'Not moving', text: 'It had reached step 1,204. Nobody recovers it: it was taken over.' })
+  })
+  test('with a failure of which no incident is opened, because nobody decides', () => {
+    const { act } = all({ job: taken({ Reason: 'taken over by ada: Everstep observes and decides nothing; what it sees: i-a is gone' }) })
+    expect(act).toMatchObject({ needed: true, tone: 'bad' })
+    expect(act.text).toMatch(/and i-a is gone\.$/)
+  })
+  test.each([[{ TrainingJobStatus: 'Stopping' as const, SecondaryStatus: 'Stopping' }, /asked to stop/], [{ SecondaryStatus: 'Pausing' }, /asked to pause/]])('what was asked for waits: %o', (changes, text) => {
+    expect(all({ job: taken(changes) }).act).toMatchObject({ needed: true, text: expect.stringMatching(text) })
+  })
+  test('that trains: nothing now, and a failure waits', () => {
+    expect(all({ job: taken() }).act).toMatchObject({ needed: false, tone: 'warn', text: expect.stringMatching(/^Ada looks after this job\. A failure now waits for a person/) })
+  })
+  test('that catches up by itself', () => expect(all({ job: taken(), incidents: [incident({ Phase: 'rework' })] }).moving.title).toBe('Moving, catching up'))
+  test('that has ended', () => expect(all({ job: taken({ TrainingJobStatus: 'Completed' }) }).act.text).toBe('The job is done.'))
+})
+
+describe('other jobs that the same fault has hit', () => {
+  const other = (changes: Partial<Incident> = {}) => incident({ RunId: 'other', TrainingJobName: 'other', FailedAt: NOW - 20, ...changes })
+  const hit = (open: Incident | undefined, ...others: Incident[]) => hitAlike(job(), open, [incident(), ...others], new Set(['other', 'third']))
+  test('failed in the same way at the same time, over by now or not', () => {
+    expect(hit(incident(), other(), other({ RunId: 'third', TrainingJobName: 'third', ClosedAt: NOW }), other({ IncidentId: 'again' }))).toEqual(['other', 'third'])
+  })
+  test.each([
+    ['this job has no open incident', undefined, other()],
+    ['another cause', incident(), other({ Cause: 'rank_exit' })],
+    ['long before', incident(), other({ FailedAt: NOW - 12 - 301 })],
+    ['another fleet', incident(), other({ RunId: 'elsewhere' })],
+    ['two drills', incident({ Cause: 'drill' }), other({ Cause: 'drill' })],
+  ])('not: %s', (_, open, them) => expect(hit(open, them)).toEqual([]))
 })
 
 describe('banners', () => {
@@ -171,8 +244,11 @@ describe('banners', () => {
     [{ staleSeconds: 60 }, /No news/],
   ] as [Partial<Facts>, RegExp][])('%o', (changes, title) => expect(all(changes).banners.map((banner) => banner.title).join()).toMatch(title))
   test('others are counted and named', () => {
-    expect(all({ othersHit: ['a', 'b'] }).banners[0]!.text).toBe('2 other jobs of this fleet have an open incident, too: a, b.')
-    expect(all({ othersHit: ['a'] }).banners[0]!.text).toMatch(/^1 other job of this fleet has/)
+    expect(all({ othersHit: ['a', 'b'] }).banners[0]!.text).toBe('2 other jobs of this fleet failed in the same way at the same time: a, b.')
+    expect(all({ othersHit: ['a'] }).banners[0]!.text).toMatch(/^1 other job of this fleet failed/)
+  })
+  test('a server that refuses is told from one that is away', () => {
+    expect(all({ staleSeconds: 60, refusal: 'the database is locked' }).banners[0]!.text).toBe('The control plane has refused for 1 min 00 s: The database is locked. What you see is old.')
   })
 })
 

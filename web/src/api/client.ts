@@ -34,7 +34,7 @@ export interface Session {
 
 const TIMEOUT_MS = 20_000
 
-/** When any answer came last, by this browser's clock: what the stale badge goes by. */
+/** When the server last answered what it was asked, or refused it for a reason of its own, by this browser's clock: what the stale badge goes by. */
 export const contact = { at: Date.now() }
 
 /** How far the server's clock is ahead of this browser's, in seconds; every age on a page is counted by the server's. */
@@ -68,7 +68,7 @@ async function send(method: string, url: string, body?: unknown, signal?: AbortS
     const why = limit.aborted ? `no answer within ${TIMEOUT_MS / 1000} s` : 'no connection'
     throw new ApiError(0, 'NoAnswer', `The control plane does not answer: ${why}.`, '', 'Training goes on without it. Is the server running, and this machine online?')
   }
-  contact.at = Date.now()
+  if (response.status < 500) contact.at = Date.now() // one that fails, or a proxy before one that is away, is no news of any job
   if (!response.ok) throw await refusal(response)
   return response
 }

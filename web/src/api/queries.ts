@@ -41,13 +41,28 @@ const incidents = (which: { TrainingJobName?: string; StatusEquals?: 'Open' }, l
 
 /** Of one job, or the newest of all. */
 export const incidentsQuery = (job?: string) =>
-  queryOptions({ queryKey: ['incidents', job ?? ''], queryFn: ({ signal }) => incidents({ TrainingJobName: job }, job === undefined ? PAGE : MOST_OF_JOB, signal), refetchInterval: told })
+  queryOptions({
+    queryKey: ['incidents', job ?? ''],
+    queryFn: ({ signal }) => incidents({ TrainingJobName: job }, job === undefined ? PAGE : MOST_OF_JOB, signal),
+    refetchInterval: (query) => (query.state.data?.some((each) => each.ClosedAt === undefined) ? FAST_MS : told()), // no event tells when one is over
+  })
 
 /** Those from which a job has not recovered yet. */
 export const openIncidentsQuery = queryOptions({ queryKey: ['incidents', '', 'open'], queryFn: ({ signal }) => incidents({ StatusEquals: 'Open' }, PAGE, signal), refetchInterval: told })
 
 export const incidentQuery = (id: string) =>
   queryOptions({ queryKey: ['incident', id], queryFn: ({ signal }) => call('DescribeIncident', { IncidentId: id }, signal), refetchInterval: told })
+
+const PRINTED_LINES = 20
+const AFTER_SECONDS = 1
+
+/** What the launch that failed printed last, up to a moment after the failure: a traceback comes with the exit. It does not change any more. */
+export const printedQuery = ({ IncidentId, TrainingJobName, GenerationBefore, FailedAt }: Incident) =>
+  queryOptions({
+    queryKey: ['printed', IncidentId, FailedAt],
+    queryFn: async ({ signal }) => (await call('GetLogEvents', { TrainingJobName, Generation: GenerationBefore, EndTime: FailedAt + AFTER_SECONDS, Limit: PRINTED_LINES }, signal)).Events ?? [],
+    staleTime: Infinity,
+  })
 
 type Scope = { job?: string; fleet?: string }
 

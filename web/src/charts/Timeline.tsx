@@ -11,6 +11,7 @@ import { MOST_NODES, ticks, timeline, type Span } from '../model/timeline'
 const COLOURS: Record<string, string> = {
   training: 'train', pending: 'queue', starting: 'start', downloading: 'start', restarting: 'replace', stopping: 'stopping',
   detect: 'detect', replace: 'replace', restore: 'restore', rework: 'rework', node: 'node', completed: 'train', failed: 'detect', stopped: 'stopping',
+  pausing: 'stopping', paused: 'paused', interrupted: 'paused',
 }
 const LANE = 26
 const colour = (kind: string) => `var(--b-${COLOURS[kind] ?? 'rest'})`

@@ -1,14 +1,39 @@
 /** An incident as answers to what somebody asks who has never seen it: what failed and when, why, what was done, what was lost, is it over. Pure. */
-import type { Incident, TrainingJob } from '../contract'
+import type { Incident, Node, TrainingJob } from '../contract'
+import { lostBy } from './act'
 import { ago, count, duration, headline, plural, sentence, utc } from './format'
+import { waitsForAPerson } from './nodes'
+import { leftUndone } from './standing'
 import { causeWords, phaseLengths, phaseWords, type Statement } from './verdict'
 
 const FROM: Record<string, string> = { local: 'the memory of its own nodes', peer: 'the memory of other nodes', s3: 'a checkpoint in S3' }
 const MOST_EVIDENCE = 3
+const ENDS: Record<string, string> = {
+  Completed: 'The job was done with it.',
+  Stopped: 'The job was stopped with it.',
+  Paused: 'The job was paused; what was still to be made up for is done when it is resumed.',
+}
 
 export type Answer = Statement & { question: string }
 
-export function story(incident: Incident, job: Partial<TrainingJob> | undefined, now: number): Answer[] {
+/** Moments that one pass of the control plane stores may differ by what rounding does. */
+const SAME_MOMENT_SECONDS = 1
+
+/** What ended an incident before training had made up for it: the job's own end, or a pause. */
+function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undefined): string | undefined {
+  const closed = incident.ClosedAt
+  if (closed === undefined || job === undefined || (job.RunId !== undefined && job.RunId !== incident.RunId)) return undefined
+  const isThen = (at?: number) => at !== undefined && Math.abs(at - closed) <= SAME_MOMENT_SECONDS
+  if (isThen(job.TrainingEndTime)) return job.TrainingJobStatus
+  return job.SecondaryStatusTransitions?.some((each) => each.State === 'queued' && isThen(each.StartTime)) ? 'Paused' : undefined
+}
+
+/**
+ * Tell an incident.
+ *
+ * `job`: of the incident, where it is known; `nodes`: of its fleet, as far as they are known.
+ */
+export function story(incident: Incident, job: Partial<TrainingJob> | undefined, now: number, nodes: readonly Pick<Node, 'NodeId' | 'NodeStatus' | 'Hold'>[] = []): Answer[] {
   const isOpen = incident.ClosedAt === undefined
   const lost = incident.InstanceIds ?? []
   const evidence = incident.Evidence ?? []
@@ -22,12 +47,21 @@ export function story(incident: Incident, job: Partial<TrainingJob> | undefined,
     text: `${sentence(`${ago(incident.FailedAt, now)}, at ${utc(incident.FailedAt).slice(11)}`)} ${said}${more}${found >= 60 ? ` It was noticed only ${duration(found)} later.` : ''}`,
   }
   const came = incident.ReplacementInstanceIds ?? []
-  const done: Answer = {
-    question: isOpen ? 'What is being done' : 'What was done',
-    tone: isOpen ? 'busy' : 'good',
-    title: sentence(incident.Decision || 'nothing yet').slice(0, -1),
-    text: `${sentence(incident.Reason ?? '')}${came.length ? ` In their place: ${came.join(', ')}.` : ''}`.trim(),
-  }
+  const replaced = came.length ? ` ${lost.length ? 'In their place' : 'Other nodes were tried'}: ${came.join(', ')}.` : ''
+  const isLeft = isOpen && job !== undefined && leftUndone(job) !== undefined
+  const done: Answer = isLeft
+    ? {
+        question: 'What is being done',
+        tone: 'bad',
+        title: 'Nothing: automation is off',
+        text: `${sentence(`${job.TakenOverBy ?? 'a person'} has taken the job over`)} Decided before: ${sentence(incident.Decision || 'nothing')}${replaced}`,
+      }
+    : {
+        question: isOpen ? 'What is being done' : 'What was done',
+        tone: isOpen ? 'busy' : 'good',
+        title: sentence(incident.Decision || 'nothing yet').slice(0, -1),
+        text: `${sentence(incident.Reason ?? '')}${replaced}`.trim(),
+      }
   const steps = incident.LostSteps
   const source = incident.RestoreSource ? ` State came from ${FROM[incident.RestoreSource] ?? incident.RestoreSource}.` : ''
   const cost = incident.CostUsd === undefined ? '' : ` It cost $${incident.CostUsd.toFixed(2)}${isOpen ? ' so far' : ''}.`
@@ -37,8 +71,10 @@ export function story(incident: Incident, job: Partial<TrainingJob> | undefined,
     title: steps === undefined ? (isOpen ? 'Not known yet' : 'Not known') : steps === 0 ? 'No step' : plural(steps, 'step'),
     text: `${duration((incident.ClosedAt ?? now) - incident.FailedAt)} ${isOpen ? 'so far' : 'of training time'}${incident.FromStep === undefined ? '' : `; resumed from step ${count(incident.FromStep)}`}.${source}${cost}`,
   }
-  const failed = job?.TrainingJobStatus === 'Failed'
   const current = phaseLengths(incident, now).at(-1)
+  const end = cutShortBy(incident, job)
+  const held = lostBy([incident], nodes).filter(waitsForAPerson).map((node) => node.NodeId)
+  const kept = held.length ? ` ${held.join(', ')} ${held.length === 1 ? 'is' : 'are'} held, and ${held.length === 1 ? 'waits' : 'wait'} for a person.` : ''
   const next: Answer = isOpen
     ? {
         question: 'Is it over?',
@@ -46,13 +82,13 @@ export function story(incident: Incident, job: Partial<TrainingJob> | undefined,
         title: `No: ${phaseWords(incident.Phase)}`,
         text: `This phase has taken ${duration(current?.seconds ?? 0)}. ${sentence(job?.Reason ?? '')} The job’s page says whether you need to act.`,
       }
-    : failed
-      ? { question: 'Is it over?', tone: 'bad', title: 'The job has failed', text: headline(job?.FailureReason ?? job?.Reason ?? '') }
+    : end === 'Failed'
+      ? { question: 'Is it over?', tone: 'bad', title: 'The job has failed', text: `${headline(job?.FailureReason ?? job?.Reason ?? '')}${kept}` }
       : {
           question: 'Is it over?',
-          tone: 'good',
-          title: 'Yes',
-          text: `${sentence(`over ${ago(incident.ClosedAt!, now)}`)} ${incident.GenerationAfter === undefined ? 'The job ended before another launch.' : 'Training is past where it was. Nothing is left to do.'}`,
+          tone: kept ? 'warn' : 'good',
+          title: kept ? 'Yes, but for a held node' : 'Yes',
+          text: `${sentence(`over ${ago(incident.ClosedAt!, now)}`)} ${ENDS[end ?? ''] ?? (incident.GenerationAfter === undefined ? 'It ended before another launch.' : `Training is past where it was.${kept ? '' : ' Nothing is left to do.'}`)}${kept}`,
         }
   return [what, done, damage, next]
 }

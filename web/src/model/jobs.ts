@@ -1,11 +1,8 @@
 /** Which jobs a list shows, and in which order. Pure. */
 import type { TrainingJobSummary } from '../contract'
+import { urgency } from './standing'
 
 export type Order = 'created' | 'name' | 'status' | 'step' | 'left' | 'fleet' | 'ettr' | 'cost' | 'nodes'
-
-/** What wants attention comes first in the order by status. */
-const URGENCY = ['Failed', 'Restarting', 'Pending', 'Starting', 'Downloading', 'Stopping', 'Training', 'Stopped', 'Completed']
-const urgency = (status: string) => (URGENCY.indexOf(status) + URGENCY.length + 1) % (URGENCY.length + 1)
 
 const COMPARE: Record<Order, (a: TrainingJobSummary, b: TrainingJobSummary) => number> = {
   created: (a, b) => b.CreationTime - a.CreationTime,

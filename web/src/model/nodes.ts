@@ -43,6 +43,9 @@ const HELD: Record<NonNullable<Node['Hold']>, string> = {
   person: 'a person wants it kept',
 }
 
+/** Nobody but a person ends this: one that is only not heard goes on by itself. */
+export const waitsForAPerson = (node: Pick<Node, 'NodeStatus' | 'Hold'>): boolean => node.NodeStatus === 'held' && node.Hold !== undefined && node.Hold !== 'unreachable'
+
 export interface Look {
   nodeId: string
   title: string

@@ -21,7 +21,7 @@ const KNOWN: Record<string, Omit<Bucket, 'name' | 'seconds'>> = {
   restore: { label: 'Restore', owner: 'Everstep', what: 'from the nodes’ being there until the first new step' },
   rework: { label: 'Rework', owner: 'Everstep: more copies, checkpoints', what: 'steps done again' },
   stopping: { label: 'Stopping', owner: 'your script: its longest step', what: 'an agreed stop' },
-  paused: { label: 'Paused', owner: 'you: priority, or a larger fleet', what: 'without nodes, which a job of higher priority has' },
+  paused: { label: 'Paused', owner: 'you: resume it, priority, or a larger fleet', what: 'without nodes: a person paused it, or a job of higher priority has them' },
   unaccounted: { label: 'Unaccounted', owner: 'whoever runs the control plane', what: 'no control plane looked' },
 }
 

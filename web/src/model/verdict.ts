@@ -3,11 +3,13 @@
  *
  * Pure: answers of the API and the time in, sentences out. What the API does not say is left out or said to be unknown; nothing is guessed.
  */
-import type { DescribeProtectionResponse, Event, Fleet, Incident, TrainingJob } from '../contract'
+import type { DescribeProtectionResponse, Event, Fleet, Incident, Node, TrainingJob } from '../contract'
+import { actOf, LATE_FACTOR, LATE_SECONDS, STALE_SECONDS, type Act } from './act'
 import { ago, count, duration, headline, percent, plural, sentence, words } from './format'
+import { hasLetGo, isOver, leftUndone, type Tone } from './standing'
 
-/** good: all is well. busy: something is being done. warn: worth a look. bad: broken. idle: over, or not begun. */
-export type Tone = 'good' | 'busy' | 'warn' | 'bad' | 'idle'
+export { isOver, STALE_SECONDS }
+export type { Act, Tone }
 
 export interface Statement {
   tone: Tone
@@ -15,12 +17,6 @@ export interface Statement {
   title: string
   /** A sentence or two. */
   text: string
-}
-
-export interface Act extends Statement {
-  needed: boolean
-  /** What to do, in order; empty where nothing is. */
-  steps: string[]
 }
 
 export interface PhaseNow {
@@ -60,10 +56,14 @@ export interface Facts {
   fleet?: Partial<Fleet>
   events?: Event[]
   progress?: Progress
-  /** Jobs other than this one with an open incident in the same fleet. */
+  /** Other jobs that the same fault has hit, by `hitAlike`. */
   othersHit?: string[]
-  /** Seconds since the server answered last. */
+  /** Nodes that this job's incidents have lost and that are still there. */
+  heldNodes?: readonly Pick<Node, 'NodeId' | 'NodeStatus' | 'Hold'>[]
+  /** How old what is shown is: seconds since the server last said how this job is. */
   staleSeconds?: number
+  /** What the server says instead, where it answers at all. */
+  refusal?: string
   now: number
 }
 
@@ -72,11 +72,6 @@ const STILL_SECONDS = 60
 /** The first step of a launch may take long: imports, compilation, the first batches. */
 const FIRST_STEP_SECONDS = 600
 const STILL_STEPS = 10
-export const STALE_SECONDS = 15
-/** A recovery that has taken this many times as long as usual is worth a look. */
-const LATE_FACTOR = 3
-const LATE_SECONDS = 300
-const ENDED = new Set(['Completed', 'Failed', 'Stopped'])
 const PHASE_WORDS: Record<string, string> = {
   detect: 'finding out what failed',
   replace: 'getting nodes ready',
@@ -86,6 +81,11 @@ const PHASE_WORDS: Record<string, string> = {
 const CAUSES: Record<string, string> = {
   load_failed: 'a shard could not be loaded',
   rank_exit: 'a training process ended',
+  hang: 'the ranks stood still',
+  notice: 'AWS announced that a node goes',
+  requested: 'a person asked for a node',
+  pause_failed: 'the job could not be paused',
+  drill: 'a drill',
   agent_lost: 'an agent lost its memory of the job',
   node_unreachable: 'a node cannot be reached',
   node_fault: 'a node reported a fault',
@@ -93,7 +93,6 @@ const CAUSES: Record<string, string> = {
   group_lost: 'all nodes that held a shard were lost',
 }
 
-export const isOver = (job: { TrainingJobStatus?: string }): boolean => ENDED.has(job.TrainingJobStatus ?? '')
 export const causeWords = (cause: string): string => CAUSES[cause] ?? words(cause)
 export const phaseWords = (phase: string): string => PHASE_WORDS[phase] ?? words(phase)
 
@@ -105,7 +104,8 @@ export function verdict(facts: Facts): Verdict {
   const moving = movingOf(facts, recovery !== undefined)
   const waiting = waitingOf(facts)
   const protection = protectionOf(facts)
-  return { moving, protection, recovery, waiting, act: actOf(facts, moving, recovery, protection), banners: bannersOf(facts) }
+  const act = actOf(facts, { moving, protection, recovery, isBeforeFirstStep: isBeforeFirstStep(facts.job) })
+  return { moving, protection, recovery, waiting, act, banners: bannersOf(facts) }
 }
 
 function movingOf({ job, protection, progress, now }: Facts, isRecovering: boolean): Statement {
@@ -146,9 +146,16 @@ function movingOf({ job, protection, progress, now }: Facts, isRecovering: boole
     const text = `${at}${last}${pace ? `; ${pace}` : ''}.${isRecovering ? ` Redoing steps up to ${count(highest)}.` : ''}`
     return { tone: isRecovering ? 'busy' : 'good', title: isRecovering ? 'Moving, catching up' : 'Moving', text }
   }
+  const reached = highest >= 0 ? `It had reached step ${count(highest)}. ` : ''
+  if (job.SecondaryStatus === 'Paused') return { tone: 'idle', title: 'Paused', text: `${reached}${sentence(job.Reason ?? '')}` }
+  if (job.SecondaryStatus === 'Pausing' && !isRecovering) return { tone: 'busy', title: 'Pausing', text: `${at}. ${sentence(job.Reason ?? '')}` }
+  if (job.SecondaryStatus === 'Interrupted' && !isRecovering) {
+    return { tone: 'warn', title: hasLetGo(job) ? 'Interrupted, without nodes' : 'Giving its nodes back', text: `${reached}${sentence(job.Reason ?? '')}` }
+  }
   if (job.SecondaryStatus === 'Pending') return { tone: 'idle', title: 'Queued', text: sentence(job.Reason ?? 'It waits for its turn') }
   if (job.SecondaryStatus === undefined) return { tone: 'idle', title: 'Unknown', text: 'The control plane has not said where this job stands.' }
   if (isRecovering || job.SecondaryStatus === 'Restarting') {
+    if (leftUndone(job)) return { tone: 'bad', title: 'Not moving', text: `${reached || 'It had not made a step yet. '}Nobody recovers it: it was taken over.` }
     return { tone: 'busy', title: 'Not moving, recovering', text: highest >= 0 ? `It had reached step ${count(highest)}.` : 'It had not made a step yet.' }
   }
   return { tone: 'busy', title: 'Starting', text: `${at}. ${sentence(job.Reason ?? '')}` }
@@ -187,6 +194,7 @@ function protectionOf({ job, protection }: Facts): Statement {
   const checkpoint = protection.LastCheckpoint
   const durable = checkpoint ? `step ${count(checkpoint.Step)} is in S3` : 'nothing is in S3'
   if (isOver(job)) return { tone: 'idle', title: 'Memory released', text: sentence(`the job is over; ${durable}`) }
+  if (hasLetGo(job)) return { tone: checkpoint ? 'idle' : 'warn', title: checkpoint ? 'Kept in S3' : 'Nothing is kept', text: sentence(`it has no nodes, so nothing is in memory; ${durable}`) }
   const step = protection.CommittedStep ?? -1
   const odds = protection.RecoveryOdds ?? []
   if (step < 0) {
@@ -260,6 +268,7 @@ function recoveryOf({ incidents = [], now }: Facts): (Statement & PhaseNow) | un
 
 function waitingOf({ job, fleet }: Facts): Statement | undefined {
   if (isOver(job) || job.SecondaryStatus === 'Training') return undefined
+  if (job.SecondaryStatus === 'Paused') return { tone: 'idle', title: 'A person', text: 'Resume puts it back into the queue of its fleet; nothing else does.' }
   const parts = [job.Reason, fleet?.FleetStatus === 'active' ? undefined : fleet?.Reason].filter((part): part is string => Boolean(part))
   if (!parts.length) return undefined
   const [first = '', ...rest] = [...new Set(parts)].map(sentence)
@@ -268,75 +277,11 @@ function waitingOf({ job, fleet }: Facts): Statement | undefined {
   return { tone: 'busy', title: isShort ? first.slice(0, colon) : 'Waiting', text: [isShort ? sentence(first.slice(colon + 2)) : first, ...rest].join(' ') }
 }
 
-function actOf(facts: Facts, moving: Statement, recovery: (Statement & PhaseNow) | undefined, protection: Statement): Act {
-  const { job, fleet, staleSeconds = 0, progress } = facts
-  const name = job.TrainingJobName
-  const yes = (tone: Tone, text: string, steps: string[]): Act => ({ needed: true, tone, title: 'Yes', text, steps })
-  const no = (text: string, tone: Tone = 'good'): Act => ({ needed: false, tone, title: 'No', text, steps: [] })
-  if (staleSeconds > STALE_SECONDS) {
-    return yes('warn', `This page has heard nothing for ${duration(staleSeconds)}, so what it shows may be over.`, [
-      'Check that the control plane runs: everstep server answers at /v1/health.',
-      'Training goes on without the control plane, but a failure now waits for it.',
-    ])
-  }
-  switch (job.TrainingJobStatus) {
-    case 'Completed':
-      return no('The job is done.')
-    case 'Stopped':
-      return no('The job was stopped.', 'idle')
-    case 'Stopping':
-      return no('It stops by itself at the next step that all ranks agree on.', 'busy')
-    case 'Failed':
-      return yes('bad', 'The job has failed and will not start again by itself.', [
-        'Read why under “Is it moving?”, and the last lines of the failing rank under Logs.',
-        `Mend the cause, then submit it again under another name; ${facts.protection?.LastCheckpoint ? `its newest checkpoint, step ${count(facts.protection.LastCheckpoint.Step)}, is under Checkpoints.` : 'it has no checkpoint in S3.'}`,
-      ])
-  }
-  if (fleet?.FleetStatus === 'frozen') {
-    const steps = (fleet.Drift ?? []).map((drift) => `Put right in AWS: ${drift}`)
-    const cannot = recovery ? 'This recovery may need an instance ended, and the fleet is frozen.' : 'The fleet is frozen: a lost instance would not be replaced.'
-    return yes(recovery ? 'bad' : 'warn', `${cannot} ${sentence(fleet.Reason ?? '')}`.trim(), steps.length ? steps : ['See the fleet: it says what it misses, and goes on by itself once it is there.'])
-  }
-  if (recovery && recovery.tone === 'warn') {
-    return yes('warn', `The recovery takes longer than ${recovery.usualSeconds === undefined ? duration(LATE_SECONDS) : `${LATE_FACTOR} times the usual ${duration(recovery.usualSeconds)}`}.`, [
-      'See what is waited for, above.',
-      recovery.phase === 'replace' ? 'If it waits for instances: AWS may lack capacity. See the fleet, and its spares.' : 'Look at the logs of the ranks and at the events of this incident.',
-    ])
-  }
-  if (recovery && /capacity/i.test(job.Reason ?? '')) {
-    return no('AWS has no instance to give; Everstep asks again by itself. If you cannot wait: stop a job that matters less, or give the fleet more spares for the next time.', 'busy')
-  }
-  if (recovery) return no('Everstep is recovering the job; it needs nobody.', 'busy')
-  if (moving.title === 'Standing still') {
-    return yes('warn', 'The ranks run but make no steps.', [
-      'Look at the ranks’ logs: a long evaluation or data loading is normal for some scripts.',
-      `If it hangs, stop it with: everstep jobs stop ${name}`,
-    ])
-  }
-  if (progress?.rate && progress.usualRate && progress.rate < 0.5 * progress.usualRate && job.SecondaryStatus === 'Training') {
-    return yes('warn', 'Training is at less than half of its usual rate.', ['Compare step times under Metrics; one slow node slows down all.'])
-  }
-  if (job.SecondaryStatus === 'Pending') {
-    const max = job.StoppingCondition?.MaxPendingTimeInSeconds
-    const limit = max && job.CreationTime ? ` It gives up ${ago(job.CreationTime + max, facts.now)}.` : ''
-    return no(`It starts by itself when it is its turn.${limit}`, 'idle')
-  }
-  if (protection.tone === 'bad' && job.SecondaryStatus === 'Training' && (job.Boundary ?? -1) > 3) {
-    return yes('warn', 'It trains, but no step is kept in memory: a failure now goes back to S3 or to the start.', ['See Protection: each shard says why it has no copies.'])
-  }
-  if (protection.tone === 'warn' && job.SecondaryStatus === 'Training') {
-    return no('Fewer copies than asked for; Everstep makes them again by itself. Look at Protection if this lasts.', 'warn')
-  }
-  if (job.SecondaryStatus !== 'Training') return no('It is on its way.', 'busy')
-  if (isBeforeFirstStep(job)) return no('The first step of a launch takes longer than others.', 'busy')
-  if (protection.tone === 'idle') return no('It trains. No step is kept in memory yet: a failure now would go back to where this launch began.', 'idle')
-  return no('It trains, and a failure would be recovered from.')
-}
-
-function bannersOf({ job, fleet, othersHit = [], staleSeconds = 0 }: Facts): Statement[] {
+function bannersOf({ job, fleet, othersHit = [], staleSeconds = 0, refusal }: Facts): Statement[] {
   const banners: Statement[] = []
   if (staleSeconds > STALE_SECONDS) {
-    banners.push({ tone: 'bad', title: 'No news', text: `The control plane has not answered for ${duration(staleSeconds)}. What you see is old.` })
+    const why = refusal ? `The control plane has refused for ${duration(staleSeconds)}: ${sentence(refusal)}` : `The control plane has not answered for ${duration(staleSeconds)}.`
+    banners.push({ tone: 'bad', title: 'No news', text: `${why} What you see is old.` })
   }
   if (job.TakenOverTime !== undefined) {
     banners.push({ tone: 'warn', title: 'Automation is off for this job', text: `${job.TakenOverBy ?? 'A person'} has taken it over: Everstep observes it and decides nothing until it is handed back.` })
@@ -347,7 +292,19 @@ function bannersOf({ job, fleet, othersHit = [], staleSeconds = 0 }: Facts): Sta
   }
   if (fleet?.FleetStatus === 'deleting') banners.push({ tone: 'warn', title: 'The fleet is being deleted', text: 'Its nodes are ended one by one.' })
   if (othersHit.length) {
-    banners.push({ tone: 'warn', title: 'Wider than this job', text: `${plural(othersHit.length, 'other job')} of this fleet ${othersHit.length === 1 ? 'has' : 'have'} an open incident, too: ${othersHit.slice(0, 5).join(', ')}.` })
+    banners.push({ tone: 'warn', title: 'Wider than this job', text: `${plural(othersHit.length, 'other job')} of this fleet failed in the same way at the same time: ${othersHit.slice(0, 5).join(', ')}.` })
   }
   return banners
+}
+
+/** What begins in one job and cannot come from another one's trouble. */
+const OWN_CAUSES = new Set(['drill', 'requested', 'pause_failed'])
+/** One fault, as of a switch or a zone, is noticed in its jobs within this. */
+const ALIKE_SECONDS = 300
+
+/** Other jobs with an incident of the same cause that failed when this job's open one did, by name: a fault that is wider than the job. */
+export function hitAlike(job: Partial<TrainingJob>, open: Incident | undefined, incidents: readonly Incident[], runsOfFleet: ReadonlySet<string>): string[] {
+  if (open === undefined || OWN_CAUSES.has(open.Cause)) return []
+  const alike = incidents.filter((each) => each.RunId !== job.RunId && runsOfFleet.has(each.RunId) && each.Cause === open.Cause && Math.abs(each.FailedAt - open.FailedAt) <= ALIKE_SECONDS)
+  return [...new Set(alike.map((each) => each.TrainingJobName))]
 }

@@ -3,13 +3,16 @@ import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from 'react-router'
 
-import { eventsAroundQuery, incidentQuery, jobQuery } from '../api/queries'
+import { eventsAroundQuery, incidentQuery, jobQuery, nodesQuery, printedQuery } from '../api/queries'
 import type { Incident } from '../contract'
-import { count, duration, plural, sentence, utc } from '../model/format'
+import { plain } from '../model/ansi'
+import { clock, count, duration, plural, sentence, utc } from '../model/format'
 import { story } from '../model/incident'
+import { stacksOf } from '../model/stacks'
 import { causeWords, phaseLengths } from '../model/verdict'
-import { Ago, FactList, JobLink, NodeLink, Shown, Status, ToneIcon, useNow } from '../parts/Basics'
+import { Ago, FactList, JobLink, NodeLink, RunbookLink, Shown, Status, ToneIcon, useNow } from '../parts/Basics'
 import { PhaseBar, SOURCES } from '../parts/IncidentTable'
+import { Stacks } from '../parts/Stacks'
 
 const AROUND_SECONDS = 30
 
@@ -22,12 +25,15 @@ export default function IncidentPage() {
 
 function Told({ incident }: { incident: Incident }) {
   const now = useNow()
-  const job = useQuery(jobQuery(incident.TrainingJobName)).data
+  const described = useQuery(jobQuery(incident.TrainingJobName)).data
+  const job = described?.RunId === incident.RunId ? described : undefined // the name may be another run's by now
+  const fleetNodes = useQuery({ ...nodesQuery(job?.FleetName), enabled: job !== undefined && (incident.InstanceIds ?? []).length > 0 }).data
   const near = useQuery(eventsAroundQuery(incident, AROUND_SECONDS)).data ?? []
   const end = incident.ClosedAt ?? now
-  const nodes = (ids?: string[]) => (ids?.length ? ids.map((id) => <div key={id}><NodeLink id={id} fleet={job?.FleetName} /></div>) : 'none')
+  const nodes = (ids?: string[]) => (ids?.length ? ids.map((id) => <div key={id}><NodeLink id={id} fleet={described?.FleetName} /></div>) : 'none')
   const isOpen = incident.ClosedAt === undefined
-  const told = story(incident, job, now)
+  const told = story(incident, job, now, fleetNodes)
+  const looks = near.filter((event) => stacksOf(event).length > 0).toReversed()
   return (
     <div className="stack">
       <div>
@@ -38,6 +44,7 @@ function Told({ incident }: { incident: Incident }) {
           <h1>{sentence(causeWords(incident.Cause)).slice(0, -1)}</h1>
           <Status tone={isOpen ? 'busy' : 'good'} word={incident.Phase} />
           <span className="dim mono">{incident.IncidentId}</span>
+          <RunbookLink section={incident.Cause} />
         </div>
       </div>
       <div className="fold four">
@@ -103,6 +110,20 @@ function Told({ incident }: { incident: Incident }) {
           ]}
         />
       </section>
+      {looks.length > 0 && (
+        <section className="card" aria-label="Where the ranks stood">
+          <h2>Where the ranks stood</h2>
+          {looks.map((event, index) => (
+            <div key={event.EventId}>
+              <p>
+                <Ago at={event.Time} />: {sentence(event.Message)}
+              </p>
+              <Stacks event={event} isOpen={index === 0} />
+            </div>
+          ))}
+        </section>
+      )}
+      {job && <Printed incident={incident} />}
       <section className="card">
         <h2>Events around it</h2>
         {near.length ? (
@@ -126,9 +147,30 @@ function Told({ incident }: { incident: Incident }) {
           <p className="dim">None within {AROUND_SECONDS} s.</p>
         )}
       </section>
-      <p className="dim">
-        <Link to={`/jobs/${encodeURIComponent(incident.TrainingJobName)}/logs?failure=${encodeURIComponent(incident.IncidentId)}`}>What the ranks printed at that moment</Link>. Stacks of ranks that stood still are in the job’s events.
-      </p>
     </div>
+  )
+}
+
+/** The last lines of all ranks before the failure, as they are. */
+function Printed({ incident }: { incident: Incident }) {
+  const query = useQuery(printedQuery(incident))
+  return (
+    <section className="card" aria-label="What the ranks printed last">
+      <div className="row between">
+        <h2>What the ranks printed last</h2>
+        <Link to={`/jobs/${encodeURIComponent(incident.TrainingJobName)}/logs?failure=${encodeURIComponent(incident.IncidentId)}`}>That moment in the log</Link>
+      </div>
+      <Shown query={query} rows={3}>
+        {(lines) =>
+          lines.length ? (
+            <pre className="log wrap" tabIndex={0}>
+              {lines.map((line) => `${clock(line.Timestamp)} ${line.Rank === undefined ? line.NodeId : `rank ${line.Rank}`}  ${plain(line.Message)}`).join('\n')}
+            </pre>
+          ) : (
+            <p className="dim">Nothing that is kept.</p>
+          )
+        }
+      </Shown>
+    </section>
   )
 }

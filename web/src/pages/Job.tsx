@@ -5,20 +5,22 @@ import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { lazy, Suspense, useMemo, useState } from 'react'
 import { Link, NavLink, useParams } from 'react-router'
 
-import { call, serverTime } from '../api/client'
-import { fleetsQuery, incidentsQuery, jobNodesQuery, jobQuery, jobsQuery, openIncidentsQuery, protectionQuery, useRole } from '../api/queries'
+import { ApiError, call, serverTime } from '../api/client'
+import { fleetsQuery, incidentsQuery, jobNodesQuery, jobQuery, jobsQuery, nodesQuery, openIncidentsQuery, protectionQuery, useRole } from '../api/queries'
 import { TimelineChart } from '../charts/Timeline'
 import { WhereTime } from '../charts/WhereTime'
-import type { Incident, TrainingJob } from '../contract'
-import { count, dollars, duration, percent, sentence } from '../model/format'
+import type { TrainingJob } from '../contract'
+import { lostBy } from '../model/act'
+import { count, dollars, duration, percent } from '../model/format'
 import { story } from '../model/incident'
 import { left, progressOf, sampled, type Sample } from '../model/progress'
-import { isOver, openIncident, phaseWords, usualRate, verdict, type Act, type PhaseNow, type Statement } from '../model/verdict'
-import { Ago, Empty, FactList, Loading, Shown, Status, ToneIcon, toneOf, useNow } from '../parts/Basics'
+import { hitAlike, isOver, openIncident, usualRate, verdict } from '../model/verdict'
+import { Ago, Empty, FactList, Loading, Shown, Status, toneOf, useNow } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { Doing } from '../parts/Doing'
+import { FirstFold } from '../parts/FirstFold'
 import { Progress } from '../parts/Progress'
-import { IncidentTable, PhaseBar } from '../parts/IncidentTable'
+import { IncidentTable } from '../parts/IncidentTable'
 import { useStaleSeconds } from '../parts/Shell'
 import { CheckpointsTab, EventsTab, ProtectionTab } from './JobTabs'
 
@@ -39,7 +41,7 @@ export default function JobPage() {
       {(data) => (
         <div className="stack">
           <Head job={data} />
-          <FirstFold job={data} at={serverTime(job.dataUpdatedAt)} />
+          <Fold job={data} at={serverTime(job.dataUpdatedAt)} error={job.error} />
           <nav className="tabs" aria-label="About this job">
             {TABS.map((each) => (
               <NavLink key={each} to={each === 'overview' ? `/jobs/${encodeURIComponent(name)}` : `/jobs/${encodeURIComponent(name)}/${each}`} end preventScrollReset>
@@ -135,9 +137,11 @@ function Head({ job }: { job: TrainingJob }) {
   )
 }
 
-function useVerdict(job: TrainingJob, at: number) {
+/** The first fold of a job as it was told at `at`; `error`: why it was not told since. */
+function Fold({ job, at, error }: { job: TrainingJob; at: number; error: unknown }) {
   const now = useNow()
-  const staleSeconds = useStaleSeconds()
+  const staleSeconds = Math.max(useStaleSeconds(), now - at)
+  const refusal = error instanceof ApiError && error.status > 0 ? error.message : undefined
   const name = job.TrainingJobName
   const protection = useQuery(protectionQuery(name)).data
   const open = useQuery(openIncidentsQuery).data
@@ -151,103 +155,13 @@ function useVerdict(job: TrainingJob, at: number) {
   const mine = incidents?.filter((each) => each.RunId === job.RunId)
   const jobs = useQuery(jobsQuery).data
   const neighbours = new Set(jobs?.filter((each) => each.FleetName === job.FleetName && each.RunId !== job.RunId).map((each) => each.RunId))
-  const othersHit = [...new Set(open?.filter((each) => neighbours.has(each.RunId)).map((each) => each.TrainingJobName))]
-  const told = verdict({ job, protection, incidents: mine, fleet, progress: progressOf(samples, usualRate(job)), othersHit, staleSeconds, now })
-  return { ...told, incident: openIncident(mine) ?? mine?.at(-1) }
-}
-
-function FirstFold({ job, at }: { job: TrainingJob; at: number }) {
-  const told = useVerdict(job, at)
-  return (
-    <>
-      {told.banners.map((banner) => (
-        <div key={banner.title} className={`banner tone-${banner.tone}`} role="status">
-          <ToneIcon tone={banner.tone} />
-          <span>
-            <strong>{banner.title}.</strong> {banner.text}
-          </span>
-        </div>
-      ))}
-      <div className="fold">
-        <Say question="Is it moving?" said={told.moving} />
-        <Say question="Is it safe?" said={told.protection} />
-        <ActCard act={told.act} />
-        {told.waiting && <Say question="What it waits for" said={told.waiting} className="wide" />}
-        {told.incident && <LastIncident incident={told.incident} job={job} now={told.recovery} />}
-      </div>
-    </>
-  )
-}
-
-function Say({ question, said, className = '', children }: { question: string; said: Statement; className?: string; children?: React.ReactNode }) {
-  return (
-    <section className={`card say tone-${said.tone} ${className}`}>
-      <div className="q">{question}</div>
-      <div className="a">
-        <ToneIcon tone={said.tone} size={20} /> {said.title}
-      </div>
-      <p>{said.text}</p>
-      {children}
-    </section>
-  )
-}
-
-/** The newest incident in four answers: the open one, or how the last one went. */
-function LastIncident({ incident, job, now: current }: { incident: Incident; job: TrainingJob; now?: PhaseNow }) {
-  const now = useNow()
-  const { mayRun } = useRole()
-  const isOpen = incident.ClosedAt === undefined
-  return (
-    <section className={`card say wide tone-${isOpen ? 'busy' : 'idle'}`} aria-label={isOpen ? 'The incident now' : 'The last incident'}>
-      <div className="row between">
-        <div className="q">{isOpen ? 'The incident now' : 'The last incident'}</div>
-        <Link to={`/incidents/${encodeURIComponent(incident.IncidentId)}`}>
-          {current ? `${sentence(phaseWords(current.phase)).slice(0, -1)} for ${duration(current.elapsedSeconds)}${current.usualSeconds === undefined ? '' : `, usually ${duration(current.usualSeconds)}`}` : 'Evidence, sources and events'}
-        </Link>
-      </div>
-      <PhaseBar incident={incident} width="100%" height={8} />
-      <div className="row" style={{ marginTop: 8 }}>
-        {incident.AcknowledgementTime !== undefined ? (
-          <span className="dim">
-            Seen by {incident.AcknowledgedBy} <Ago at={incident.AcknowledgementTime} />
-          </span>
-        ) : (
-          mayRun && <Doing does={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>Acknowledge</Doing>
-        )}
-        <Link to={`/jobs/${encodeURIComponent(job.TrainingJobName)}/logs?failure=${encodeURIComponent(incident.IncidentId)}`}>What the ranks printed then</Link>
-      </div>
-      <div className="story">
-        {story(incident, { ...job, Reason: '' }, now).map((each) => (
-          <div key={each.question} className={`tone-${each.tone}`}>
-            <div className="q">{each.question}</div>
-            <div className="b">
-              <ToneIcon tone={each.tone} /> {each.title}
-            </div>
-            <p>{each.text}</p>
-          </div>
-        ))}
-      </div>
-    </section>
-  )
-}
-
-function ActCard({ act }: { act: Act }) {
-  return (
-    <section className={`card say act tone-${act.tone}`} aria-live="polite">
-      <div className="q">Do I need to act?</div>
-      <div className="a">
-        <ToneIcon tone={act.tone} size={20} /> {act.title}
-      </div>
-      <p>{act.text}</p>
-      {act.steps.length > 0 && (
-        <ol>
-          {act.steps.map((step) => (
-            <li key={step}>{step}</li>
-          ))}
-        </ol>
-      )}
-    </section>
-  )
+  const othersHit = hitAlike(job, openIncident(mine), open ?? [], neighbours)
+  const hasLost = mine?.some((each) => each.InstanceIds?.length) ?? false
+  const nodes = useQuery({ ...nodesQuery(job.FleetName), enabled: hasLost }).data ?? []
+  const told = verdict({ job, protection, incidents: mine, fleet, progress: progressOf(samples, usualRate(job)), othersHit, heldNodes: lostBy(mine ?? [], nodes), staleSeconds, refusal, now })
+  const incident = openIncident(mine) ?? mine?.at(-1)
+  const besides = { ...job, Reason: told.waiting ? '' : job.Reason } // what is waited for is said once
+  return <FirstFold told={told} incident={incident} answers={incident ? story(incident, besides, now, nodes) : []} />
 }
 
 function Overview({ job }: { job: TrainingJob }) {

@@ -10,6 +10,7 @@ import { losses } from '../model/matrix'
 import { isOver } from '../model/verdict'
 import { Ago, Empty, FactList, Filter, NodeLink, Shown, Status, toneOf } from '../parts/Basics'
 import { Doing } from '../parts/Doing'
+import { Stacks } from '../parts/Stacks'
 
 export function ProtectionTab({ job }: { job: TrainingJob }) {
   const query = useQuery(protectionQuery(job.TrainingJobName))
@@ -157,7 +158,10 @@ export function EventList({ scope, most = MOST_ROWS }: { scope: { job?: string; 
                       <tr key={event.EventId}>
                         <td data-name="When"><Ago at={event.Time} /></td>
                         <td data-name="Event">{event.Type}</td>
-                        <td className="reason">{event.Message}</td>
+                        <td className="reason">
+                          {event.Message}
+                          <Stacks event={event} />
+                        </td>
                         <td data-name="Node">{event.NodeId ? <NodeLink id={event.NodeId} fleet={event.FleetName} /> : '–'}</td>
                       </tr>
                     ))}

@@ -11,7 +11,7 @@ import type { TrainingJobSummary } from '../contract'
 import { count, dollars, duration, headline, percent, plural } from '../model/format'
 import { arranged, type Order } from '../model/jobs'
 import { isOver } from '../model/verdict'
-import { Ago, Empty, Filter, JobLink, Lasting, Problem, Shown, Status, toneOf } from '../parts/Basics'
+import { Ago, Empty, Filter, JobLink, Lasting, Shown, Status, toneOf } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { Doing } from '../parts/Doing'
 import { Progress } from '../parts/Progress'
@@ -26,7 +26,6 @@ export default function JobsPage() {
   return (
     <div className="stack">
       <h1>Jobs</h1>
-      {query.error && query.data !== undefined && <Problem error={query.error} title="The list is not renewed" />}
       <Shown query={query} rows={8}>
         {(jobs) => (jobs.length ? <Table jobs={jobs} /> : <Empty title="No job yet" command={FIRST}>Submit one from the command line, or with the form under Submit.</Empty>)}
       </Shown>

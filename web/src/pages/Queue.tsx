@@ -6,8 +6,8 @@ import { Link } from 'react-router'
 import { fleetsQuery, jobQuery, jobsQuery } from '../api/queries'
 import type { Fleet, TrainingJob, TrainingJobSummary } from '../contract'
 import { count, sentence } from '../model/format'
-import { freedBy, queueOf } from '../model/queue'
-import { Ago, Empty, JobLink, Shown, Status, toneOf } from '../parts/Basics'
+import { freedBy, queueOf, waiting as waitingOf } from '../model/queue'
+import { Ago, Empty, JobLink, Loading, Shown, Status, toneOf } from '../parts/Basics'
 
 /** Of the longest queue, so many are described. */
 const MOST = 50
@@ -16,8 +16,10 @@ export default function QueuePage() {
   useDocumentTitle('Queue, Everstep')
   const query = useQuery(jobsQuery)
   const fleets = useQuery(fleetsQuery).data ?? []
-  const waiting = queueOf(query.data ?? [])
-  const described = useQueries({ queries: waiting.slice(0, MOST).map((job) => jobQuery(job.TrainingJobName)) }).map((each) => each.data)
+  const candidates = queueOf(query.data ?? [])
+  const described = useQueries({ queries: candidates.slice(0, MOST).map((job) => jobQuery(job.TrainingJobName)) })
+  const waiting = waitingOf(described.flatMap((each) => each.data ?? []))
+  const queued = new Set(waiting.map((job) => job.RunId))
   return (
     <div className="stack">
       <h1>Queue</h1>
@@ -25,8 +27,10 @@ export default function QueuePage() {
         {(jobs) =>
           waiting.length ? (
             [...new Set(waiting.map((job) => job.FleetName))].map((name) => (
-              <OfFleet key={name} name={name} fleet={fleets.find((each) => each.FleetName === name)} jobs={jobs} waiting={described.filter((job): job is TrainingJob => job?.FleetName === name)} />
+              <OfFleet key={name} name={name} fleet={fleets.find((each) => each.FleetName === name)} jobs={jobs} waiting={waiting.filter((job) => job.FleetName === name)} queued={queued} />
             ))
+          ) : described.some((each) => each.isPending) ? (
+            <Loading />
           ) : (
             <Empty title="Nobody waits" command="everstep jobs list">
               A job waits here while its fleet has not enough nodes for all of it: higher priority first, then the oldest.
@@ -34,12 +38,12 @@ export default function QueuePage() {
           )
         }
       </Shown>
-      {waiting.length > MOST && <p className="dim">The first {MOST} of {count(waiting.length)}.</p>}
+      {candidates.length > MOST && <p className="dim">The first {MOST} of {count(candidates.length)}.</p>}
     </div>
   )
 }
 
-function OfFleet({ name, fleet, jobs, waiting }: { name: string; fleet?: Fleet; jobs: TrainingJobSummary[]; waiting: TrainingJob[] }) {
+function OfFleet({ name, fleet, jobs, waiting, queued }: { name: string; fleet?: Fleet; jobs: TrainingJobSummary[]; waiting: TrainingJob[]; queued: ReadonlySet<string> }) {
   return (
     <section className="card">
       <div className="row" style={{ marginBottom: 10 }}>
@@ -68,27 +72,25 @@ function OfFleet({ name, fleet, jobs, waiting }: { name: string; fleet?: Fleet; 
             </tr>
           </thead>
           <tbody>
-            {waiting
-              .toSorted((a, b) => (a.QueuePosition ?? Infinity) - (b.QueuePosition ?? Infinity))
-              .map((job) => (
-                <tr key={job.RunId}>
-                  <td className="n" data-name="Place">{job.QueuePosition ?? '–'}</td>
-                  <td data-name="Job"><JobLink name={job.TrainingJobName} /></td>
-                  <td data-name="Status"><Status tone={toneOf(job.SecondaryStatus)} word={job.SecondaryStatus} /></td>
-                  <td className="n" data-name="Nodes">{count(job.NodeCount)}</td>
-                  <td className="n" data-name="Priority">{job.Priority}</td>
-                  <td className="reason">{sentence(job.Reason)}</td>
-                  <td data-name="Ahead of it">{(job.QueuedBehind ?? []).length ? job.QueuedBehind.map((each) => <div key={each}><JobLink name={each} /></div>) : 'nobody'}</td>
-                  <td className="reason">
-                    <ul className="plain">
-                      {freedBy(job, jobs, fleet).map((each) => (
-                        <li key={each}>{each}</li>
-                      ))}
-                    </ul>
-                  </td>
-                  <td data-name="Created"><Ago at={job.CreationTime} /></td>
-                </tr>
-              ))}
+            {waiting.map((job) => (
+              <tr key={job.RunId}>
+                <td className="n" data-name="Place">{job.QueuePosition ?? '–'}</td>
+                <td data-name="Job"><JobLink name={job.TrainingJobName} /></td>
+                <td data-name="Status"><Status tone={toneOf(job.SecondaryStatus)} word={job.SecondaryStatus} /></td>
+                <td className="n" data-name="Nodes">{count(job.NodeCount)}</td>
+                <td className="n" data-name="Priority">{job.Priority}</td>
+                <td className="reason">{sentence(job.Reason)}</td>
+                <td data-name="Ahead of it">{(job.QueuedBehind ?? []).length ? job.QueuedBehind.map((each) => <div key={each}><JobLink name={each} /></div>) : 'nobody'}</td>
+                <td className="reason">
+                  <ul className="plain">
+                    {freedBy(job, jobs, fleet, queued).map((each) => (
+                      <li key={each}>{each}</li>
+                  ))}
+                  </ul>
+                </td>
+                <td data-name="Created"><Ago at={job.CreationTime} /></td>
+              </tr>
+            ))}
           </tbody>
         </table>
       </div>

@@ -5,7 +5,7 @@ import { Link } from 'react-router'
 
 import { ApiError, serverTime } from '../api/client'
 import { ago, duration, utc } from '../model/format'
-import type { Tone } from '../model/verdict'
+import { STATUSES, type Tone } from '../model/standing'
 
 const ICONS: Record<Tone, ReactNode> = {
   good: <path d="M3 8.5l3.2 3.2L13 4.8" />,
@@ -34,10 +34,11 @@ export function Status({ tone, word, title }: { tone: Tone; word: string; title?
 }
 
 const TONES: Record<string, Tone> = {
-  Training: 'good', Completed: 'good', active: 'good', assigned: 'good', Complete: 'good', closed: 'good', Protected: 'good',
-  Restarting: 'busy', Starting: 'busy', Downloading: 'busy', Stopping: 'busy', joining: 'busy', detect: 'busy', replace: 'busy', restore: 'busy', rework: 'busy', Uploading: 'busy',
+  ...STATUSES,
+  active: 'good', assigned: 'good', Complete: 'good', closed: 'good', Protected: 'good',
+  joining: 'busy', detect: 'busy', replace: 'busy', restore: 'busy', rework: 'busy', Uploading: 'busy',
   frozen: 'warn', held: 'warn', draining: 'warn', deleting: 'warn', Degraded: 'warn',
-  Failed: 'bad', Unprotected: 'bad', Aborted: 'bad',
+  Unprotected: 'bad', Aborted: 'bad',
 }
 export const toneOf = (state: string): Tone => TONES[state] ?? 'idle'
 
@@ -152,12 +153,26 @@ export function Loading({ rows = 5 }: { rows?: number }) {
   )
 }
 
-/** Show a query: its skeleton, its error, or what it holds. What is held stays on the page when a refresh fails. */
+/** Show a query: its skeleton, its error, or what it holds. What is held stays on the page when a refresh fails, and is said to be old. */
 export function Shown<T>({ query, rows, children }: { query: { data: T | undefined; error: unknown; refetch: () => unknown }; rows?: number; children: (data: T) => ReactNode }) {
-  if (query.data !== undefined) return <>{children(query.data)}</>
+  if (query.data !== undefined) {
+    return (
+      <>
+        {query.error ? <Problem error={query.error} title="What follows is not renewed" retry={() => void query.refetch()} /> : null}
+        {children(query.data)}
+      </>
+    )
+  }
   if (query.error) return <Problem error={query.error} retry={() => void query.refetch()} />
   return <Loading rows={rows} />
 }
+
+/** To a section of the runbook, which the build renders beside the dashboard: it needs no Internet and no session. Apart, so that the page stays. */
+export const RunbookLink = ({ section }: { section: string }) => (
+  <a href={`/runbook.html#${encodeURIComponent(section)}`} target="_blank" rel="noreferrer">
+    The runbook about this
+  </a>
+)
 
 export const JobLink = ({ name }: { name: string }) => <Link to={`/jobs/${encodeURIComponent(name)}`}>{name}</Link>
 export const NodeLink = ({ id, fleet }: { id: string; fleet?: string }) =>

@@ -23,6 +23,7 @@ def built(service, tmp_path: Path) -> Path:
     (directory / "assets").mkdir(parents=True)
     (directory / "index.html").write_text(INDEX)
     (directory / "favicon.svg").write_text("<svg/>")
+    (directory / "runbook.html").write_text("<h3>Paused</h3>")
     (directory / "assets" / "main-1a2b.js").write_text("start()")
     (directory / "assets" / "main-1a2b.js.gz").write_bytes(gzip.compress(b"start()"))
     (tmp_path / "secret.txt").write_text("secret")
@@ -58,6 +59,17 @@ def test_a_page_runs_our_scripts_alone(built, http) -> None:
     assert NONCE not in first.text
     assert nonce[1] not in second.text
     assert first.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_page_that_is_only_read_runs_nothing(built, http) -> None:
+    answer = http.get("/runbook.html")
+    assert answer.text == "<h3>Paused</h3>"
+    assert answer.headers["content-type"].startswith("text/html")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; style-src 'self';")
+    assert "script-src" not in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-frame-options"] == "DENY"
 
 
 def test_what_carries_its_hash_is_kept_for_ever(built, http) -> None:

@@ -1,0 +1,192 @@
+"""The buttons that change a job, a fleet or the session, each pressed once in a real Chromium, and what the page says of it held against the API."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from control_plane.db.tokens import Role
+from tests.dashboard.browsing import confirm, open_job, sentence, sign_in, signed_in, watched
+from tests.dashboard.seeded import FINE_SECONDS
+from tests.dashboard.service import Seeded
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+ADMINS = re.compile("^(Change|Act on|Unfreeze|Start the drill|Make a token|Revoke)")
+"""How buttons begin that only an administrator may press."""
+LEAST_INTERVAL_SECONDS, CLOCK_SECONDS = 2.0, 0.1
+
+
+def test_a_paused_job_is_said_to_wait_for_a_person_until_it_is_resumed(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    name = "paused-by-a-person"
+    seeded.story.queue(name)
+    open_job(desk, name)
+    act = desk.get_by_role("region", name="Do I need to act?")
+    expect(act).to_contain_text("It starts by itself")
+    desk.get_by_role("button", name="Pause").click()
+    expect(act).to_contain_text("does not go on by itself")
+    expect(act).to_contain_text(f"everstep jobs resume {name}")
+    expect(desk.get_by_role("region", name="Is it moving?")).to_contain_text("Paused")
+    assert api.get(f"/training-jobs/{name}").json()["SecondaryStatus"] == "Paused"
+    with desk.expect_popup() as opened:
+        act.get_by_role("link", name="The runbook about this").click()
+    expect(opened.value.locator("h3:target")).to_have_text("Paused")
+    opened.value.close()
+    desk.goto("/queue")
+    expect(desk.locator("tbody")).to_contain_text(seeded.story.waiting)
+    expect(desk.locator("tbody")).not_to_contain_text(name)  # it holds up nobody
+    open_job(desk, name)
+    desk.get_by_role("button", name="Resume").click()
+    expect(act).to_contain_text("It starts by itself")
+    assert "PauseRequestedTime" not in api.get(f"/training-jobs/{name}").json()
+
+
+def test_a_job_that_was_taken_over_is_recovered_by_nobody_until_it_is_handed_back(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    story = seeded.story
+    name = story.partition
+    seeded.run(story.settle(name))
+    open_job(desk, name)
+    act = desk.get_by_role("region", name="Do I need to act?")
+    desk.get_by_role("button", name="Take over").click()
+    expect(desk.get_by_text("Automation is off for this job")).to_be_visible()
+    expect(act).to_contain_text("A failure now waits for a person")
+    story.world.kill_rank(story.world.team(name)[0])
+    seeded.run(story.go(8 * FINE_SECONDS, FINE_SECONDS))
+    seen = api.get(f"/training-jobs/{name}").json()["Reason"].split("; what it sees: ")[1]
+    expect(act).to_contain_text("Nobody acts for this job")
+    expect(act).to_contain_text(sentence(seen))
+    expect(act.get_by_role("link")).to_have_attribute("href", "/runbook.html#taken-over")
+    desk.get_by_role("button", name="Hand back").click()
+    expect(desk.get_by_text("Automation is off for this job")).to_be_hidden()
+    seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))  # it is decided again
+    seeded.run(story.settle(name))
+    incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
+    assert incident["Evidence"][0] == seen
+    expect(act).to_contain_text("a failure would be recovered from")
+    desk.get_by_role("button", name="Acknowledge").click()
+    expect(desk.get_by_text("Seen by")).to_be_visible()
+    assert "AcknowledgementTime" in api.get(f"/incidents/{incident['IncidentId']}").json()
+
+
+def test_a_job_is_stopped_by_its_name(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    name = "stopped-by-its-name"
+    seeded.story.queue(name)
+    open_job(desk, name)
+    desk.get_by_role("button", name="Stop").click()
+    confirm(desk, name, "Stop")
+    expect(desk.get_by_role("group", name="What to do with this job")).to_be_hidden()
+    assert "StopRequestedTime" in api.get(f"/training-jobs/{name}").json()
+
+
+def test_a_fleets_figures_are_changed_and_it_is_unfrozen_by_its_name(desk: Page, api: httpx.Client) -> None:
+    def frozen(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, body=json.dumps({"Fleets": [{**fleet, "FleetStatus": "frozen"} for fleet in answer.json()["Fleets"]]}))
+
+    before = api.get("/fleets/main").json()["MinNodeCount"]
+    desk.goto("/fleets/main")
+    least = desk.get_by_label("Kept when idle")
+    change = desk.get_by_role("button", name="Change")
+    expect(change).to_be_disabled()
+    for wanted in (before + 1, before):
+        least.fill(str(wanted))
+        change.click()
+        expect(change).to_be_disabled()
+        assert api.get("/fleets/main").json()["MinNodeCount"] == wanted
+    desk.route("**/v1/fleets", frozen)  # what it takes to silence a fleet would be the end of the others' tests
+    desk.reload()
+    desk.get_by_role("button", name="Unfreeze").click()
+    with desk.expect_response("**/v1/fleets/main/unfreeze") as answered:
+        confirm(desk, "main", "Unfreeze")
+    assert answered.value.ok
+
+
+def test_the_theme_is_chosen_and_kept_and_signing_out_ends_the_session(browser: Browser, seeded: Seeded) -> None:
+    with signed_in(browser, seeded) as page:
+        scheme = page.locator("html[data-mantine-color-scheme=dark]")
+        expect(scheme).to_have_count(0)
+        page.get_by_role("button", name="account and theme").click()
+        page.get_by_role("menuitem", name="Dark").click()
+        expect(scheme).to_have_count(1)
+        page.reload()
+        expect(scheme).to_have_count(1)
+        page.get_by_role("button", name="account and theme").click()
+        page.get_by_role("menuitem", name="Sign out").click()
+        expect(page).to_have_url(re.compile("/sign-in"))
+        page.goto("/")
+        expect(page).to_have_url(re.compile("/sign-in"))
+        assert not [cookie for cookie in page.context.cookies() if cookie.get("value")]
+
+
+@pytest.mark.parametrize("teller", ["the stream of events", "a request that is refused"])
+def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
+    browser: Browser, seeded: Seeded, api: httpx.Client, teller: str
+) -> None:
+    """Told by the stream alone: the page's clock moves less than any interval at which it asks. Told by a refusal alone: there is no stream."""
+    made = api.post("/tokens", json={"Role": "viewer", "Description": teller}).json()
+    with watched(browser, seeded.url, refusals=("status of 401", "ERR_FAILED")) as page:
+        if teller.startswith("a request"):
+            page.route("**/v1/events/stream*", lambda route: route.abort())
+        else:
+            page.clock.install()
+        sign_in(page, made["Secret"])
+        open_job(page, seeded.story.finished, "/events")
+        if not teller.startswith("a request"):
+            expect(page.get_by_text("Live")).to_be_visible()
+            page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=5))
+        assert api.post(f"/tokens/{made['Token']['TokenId']}/revoke").is_success
+        if teller.startswith("a request"):
+            expect(page).to_have_url(re.compile(f"/sign-in.next=%2Fjobs%2F{seeded.story.finished}%2Fevents"))
+        else:
+            for _ in range(int(LEAST_INTERVAL_SECONDS / CLOCK_SECONDS) - 1):
+                page.clock.run_for(int(CLOCK_SECONDS * 1000))
+                if "/sign-in" in page.url:
+                    break
+                page.wait_for_function("() => true")  # what the server sends comes in the browser's own time
+            expect(page).to_have_url(re.compile("/sign-in"))
+            page.clock.resume()
+        sign_in(page, seeded.token(Role.VIEWER))
+        expect(page).to_have_url(f"{seeded.url}/jobs/{seeded.story.finished}/events")
+
+
+def test_a_control_plane_that_fails_to_say_how_a_job_is_is_no_news_of_it(browser: Browser, seeded: Seeded) -> None:
+    name = seeded.story.gpu
+    with signed_in(browser, seeded, refusals=("status of 500",)) as page:
+        page.clock.install()
+        open_job(page, name)
+        act = page.get_by_role("region", name="Do I need to act?")
+        expect(act).to_contain_text("No")
+        failing = json.dumps({"Code": "InternalServerException", "Message": "the disk is full", "RequestId": "req-of-the-test"})
+        page.route(f"**/v1/training-jobs/{name}", lambda route: route.fulfill(status=500, content_type="application/json", body=failing))
+        for _ in range(20):  # so long that the refusals and their repetitions are answered in between
+            page.clock.run_for(1_000)
+        alert = page.get_by_role("alert").first
+        expect(alert).to_contain_text("What follows is not renewed")
+        expect(alert).to_contain_text("req-of-the-test")
+        expect(act).to_contain_text("refused to say")
+        expect(act).to_contain_text("The disk is full")
+        page.unroute(f"**/v1/training-jobs/{name}")
+        page.clock.run_for(5_000)
+        expect(page.get_by_text("What follows is not renewed")).to_be_hidden()
+        expect(act).not_to_contain_text("refused to say")
+
+
+def test_a_submitter_is_offered_what_jobs_need_and_nothing_that_would_be_refused(browser: Browser, seeded: Seeded) -> None:
+    story = seeded.story
+    refused: list[str] = []
+    with signed_in(browser, seeded, Role.SUBMITTER) as page:
+        page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
+        for path in ("/", f"/jobs/{story.gpu}", "/queue", "/incidents", "/fleets/main", "/drills", "/submit", "/settings"):
+            page.goto(path)
+            expect(page.get_by_role("heading", level=1)).to_be_visible()
+            expect(page.locator("[aria-busy=true]")).to_have_count(0)
+            expect(page.get_by_role("button", name=ADMINS)).to_have_count(0)
+            expect(page.get_by_role("link", name="Submit", exact=True)).to_have_count(1)
+        open_job(page, story.gpu)
+        for verb in ("Take over", "Pause", "Stop"):
+            expect(page.get_by_role("button", name=verb, exact=True)).to_be_visible()
+    assert refused == []

@@ -1,0 +1,60 @@
+"""The runbook has a section for everything that the dashboard sends somebody there for, and the dashboard has words for every cause and status."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from control_plane.core.observed import Cause
+from control_plane.core.states import SecondaryStatus
+
+ROOT = Path(__file__).parents[2]
+RUNBOOK = (ROOT / "docs/runbook.md").read_text()
+MODEL = ROOT / "web/src/model"
+PARTS = ("**It means**", "**Look at**", "**Do**")
+
+
+def sections() -> dict[str, str]:
+    """Each section by the last part of its address, as `page_of` of web/build.py makes it."""
+    found = re.findall(r"^### (.+)\n((?:(?!^##).*\n?)*)", RUNBOOK, re.MULTILINE)
+    return {heading.lower().replace(" ", "-"): text for heading, text in found}
+
+
+def keys(file: str, name: str) -> set[str]:
+    """The keys of an object of the dashboard's models."""
+    body = re.search(rf"const {name}\b[^=]*= \{{\n(.*?)\n\}}", (MODEL / file).read_text(), re.DOTALL)
+    assert body is not None
+    return set(re.findall(r"^  (\w+):", body[1], re.MULTILINE))
+
+
+@pytest.mark.parametrize("section", sorted(sections()))
+def test_a_section_says_what_it_means_what_to_look_at_and_what_to_do(section: str) -> None:
+    text = sections()[section]
+    assert [text.count(part) for part in PARTS] == [1, 1, 1]
+    assert [text.index(part) for part in PARTS] == sorted(text.index(part) for part in PARTS)
+
+
+def test_every_cause_has_a_section_and_words() -> None:
+    causes = {cause.value for cause in Cause}
+    assert causes <= sections().keys()
+    assert keys("verdict.ts", "CAUSES") == causes
+
+
+def test_every_section_that_the_act_card_names_is_there() -> None:
+    act = (MODEL / "act.ts").read_text()
+    named = set(re.findall(r"\byes\(\s*'([\w-]+)'", act)) | set(re.findall(r"'(?:idle|busy|warn|good)', '([\w-]+)'\)", act)) | {"held-node"}
+    assert len(named) >= 10
+    assert named <= sections().keys()
+    assert sections().keys() - {cause.value for cause in Cause} == named
+
+
+def test_every_status_has_a_look_and_a_place() -> None:
+    assert keys("standing.ts", "STATUSES") == {status.value for status in SecondaryStatus}
+
+
+def test_its_links_lead_to_its_own_sections_since_it_is_read_without_the_internet() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", RUNBOOK)
+    assert links
+    assert {link.removeprefix("#") for link in links} <= sections().keys()

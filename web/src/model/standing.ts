@@ -1,0 +1,52 @@
+/** What the words for a job's status mean: how each looks, how soon it wants attention, and what follows from it. Pure. */
+import type { TrainingJob } from '../contract'
+
+/** good: all is well. busy: something is being done. warn: worth a look. bad: broken. idle: over, or not begun. */
+export type Tone = 'good' | 'busy' | 'warn' | 'bad' | 'idle'
+
+/** Every SecondaryStatus, in the order of a list: what wants attention comes first. */
+export const STATUSES: Readonly<Record<string, Tone>> = {
+  Failed: 'bad',
+  Restarting: 'busy',
+  Interrupted: 'warn',
+  Paused: 'idle',
+  Pending: 'idle',
+  Starting: 'busy',
+  Downloading: 'busy',
+  Pausing: 'busy',
+  Stopping: 'busy',
+  Training: 'good',
+  Stopped: 'idle',
+  Completed: 'good',
+}
+const ORDER = Object.keys(STATUSES)
+
+/** A place in that order; a word that a newer server adds comes last. */
+export const urgency = (status: string): number => (ORDER.indexOf(status) + ORDER.length + 1) % (ORDER.length + 1)
+
+const ENDED = new Set(['Completed', 'Failed', 'Stopped'])
+export const isOver = (job: { TrainingJobStatus?: string }): boolean => ENDED.has(job.TrainingJobStatus ?? '')
+
+type Told = Pick<Partial<TrainingJob>, 'SecondaryStatus' | 'SecondaryStatusTransitions' | 'TrainingStartTime' | 'QueuePosition'>
+
+/** Everstep's own state of a job, finer than its status: Interrupted is said of one that gives its nodes back, that queues, and that collects nodes. */
+const stateOf = (job: Told): string | undefined => job.SecondaryStatusTransitions?.at(-1)?.State
+
+/** It has trained, and has let go of its nodes since: nothing of it is in memory. As the API's own rule for what a job keeps. */
+export const hasLetGo = (job: Told): boolean =>
+  job.SecondaryStatus === 'Paused' ? job.TrainingStartTime !== undefined : job.SecondaryStatus === 'Interrupted' && ['queued', 'allocating'].includes(stateOf(job) ?? '')
+
+/** It waits for its turn: not one that a person paused, nor one that is still giving its nodes back. */
+export const isQueued = (job: Told): boolean => job.SecondaryStatus === 'Pending' || (job.SecondaryStatus === 'Interrupted' && job.QueuePosition !== undefined)
+
+/** What a person who has taken a job over leaves undone: Everstep recovers, pauses and stops nothing meanwhile. Ranks that train do so by themselves. */
+export function leftUndone(job: Partial<TrainingJob>): string | undefined {
+  if (job.TakenOverTime === undefined || isOver(job)) return undefined
+  const seen = job.Reason?.split(SEEN)[1]
+  if (seen) return seen
+  if (job.TrainingJobStatus === 'Stopping') return 'the job was asked to stop'
+  if (job.SecondaryStatus === 'Pausing') return 'the job was asked to pause'
+  return job.SecondaryStatus === 'Training' ? undefined : 'its ranks do not train'
+}
+/** Before what the control plane would act upon, in the reason of a job that was taken over. */
+const SEEN = '; what it sees: '

@@ -1,0 +1,18 @@
+import type { Event } from '../contract'
+import { rankWords, stacksOf } from '../model/stacks'
+
+/** The stacks that an event carries, folded; nothing where it carries none. */
+export function Stacks({ event, isOpen = false }: { event: Pick<Event, 'Detail'>; isOpen?: boolean }) {
+  return (
+    <>
+      {stacksOf(event).map((stack) => (
+        <details key={stack.ranks.join()} open={isOpen}>
+          <summary>Stack of {rankWords(stack.ranks)}</summary>
+          <pre className="log wrap" tabIndex={0}>
+            {stack.text}
+          </pre>
+        </details>
+      ))}
+    </>
+  )
+}

@@ -1,0 +1,43 @@
+/** Draws a part of a page as the application does: with its theme, its queries and its addresses. What the API answers is the test's. */
+import { MantineProvider } from '@mantine/core'
+import { QueryClient, QueryClientProvider } from '@tanstack/react-query'
+import { cleanup, render } from '@testing-library/react'
+import type { ReactNode } from 'react'
+import { MemoryRouter } from 'react-router'
+import { afterEach, vi } from 'vitest'
+
+afterEach(cleanup)
+
+// What jsdom lacks and Mantine asks for.
+window.matchMedia ??= (query) => ({ matches: false, media: query, onchange: null, addListener() {}, removeListener() {}, addEventListener() {}, removeEventListener() {}, dispatchEvent: () => false })
+window.ResizeObserver ??= class {
+  observe() {}
+  unobserve() {}
+  disconnect() {}
+}
+
+export function drawn(what: ReactNode, { role = 'admin', answers = {}, at = '/' }: { role?: string; answers?: Record<string, unknown>; at?: string } = {}) {
+  const client = new QueryClient({ defaultOptions: { queries: { retry: false, staleTime: Infinity, refetchInterval: false } } })
+  client.setQueryData(['session'], { Role: role })
+  for (const [key, answer] of Object.entries(answers)) client.setQueryData(JSON.parse(key) as string[], answer)
+  return render(
+    <MantineProvider env="test">
+      <QueryClientProvider client={client}>
+        <MemoryRouter initialEntries={[at]}>{what}</MemoryRouter>
+      </QueryClientProvider>
+    </MantineProvider>,
+  )
+}
+
+/** Answer requests from a table of path and answer; return what was asked, in order. Whatever is not in the table is refused. */
+export function served(table: Record<string, { status?: number; body: unknown }>): { method: string; path: string; body: unknown }[] {
+  const asked: { method: string; path: string; body: unknown }[] = []
+  vi.stubGlobal('fetch', (url: string, init: RequestInit) => {
+    const path = url.split('?')[0]!
+    asked.push({ method: init.method ?? 'GET', path, body: init.body === undefined ? undefined : JSON.parse(init.body as string) })
+    const answer = table[path] ?? { status: 404, body: { Code: 'ResourceNotFoundException', Message: `${path} is not in the test's table` } }
+    return Promise.resolve(new Response(JSON.stringify(answer.body), { status: answer.status ?? 200, headers: { 'x-amzn-requestid': 'req-1' } }))
+  })
+  return asked
+}
+afterEach(() => vi.unstubAllGlobals())

@@ -1,0 +1,192 @@
+// @vitest-environment jsdom
+/** The cards that decide what somebody does at 3 a.m., as they are drawn: what the models say stands there, and nothing that may not be done is offered. */
+import { fireEvent, screen, waitFor, within } from '@testing-library/react'
+import { describe, expect, test, vi } from 'vitest'
+
+import { ApiError, call, contact } from '../src/api/client'
+import type { Fleet, Incident, TrainingJob, TrainingJobSummary } from '../src/contract'
+import { story } from '../src/model/incident'
+import { verdict, type Facts, type Verdict } from '../src/model/verdict'
+import QueuePage from '../src/pages/Queue'
+import { Shown } from '../src/parts/Basics'
+import ConfirmDialog from '../src/parts/ConfirmDialog'
+import { Doing } from '../src/parts/Doing'
+import { FirstFold } from '../src/parts/FirstFold'
+import NodeDialog from '../src/parts/NodeDialog'
+import { Stacks } from '../src/parts/Stacks'
+import { drawn, served } from './drawn'
+
+const NOW = Math.floor(Date.now() / 1000)
+const job: Facts['job'] = {
+  TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Training', Reason: 'trains from step 0',
+  Boundary: 1204, MaxBoundary: 1204, CreationTime: NOW - 3600, TrainingStartTime: NOW - 3500,
+}
+const shard = { Rank: 0, OwnerNodeId: 'i-a', CommittedStep: 1203, Bytes: 1, Reason: '', Holders: [{ NodeId: 'i-a', InView: true }, { NodeId: 'i-b', InView: true }] }
+const protection: Facts['protection'] = { CommittedStep: 1203, CommittedAt: NOW - 1, ProtectionState: 'Protected', RecoveryOdds: [{ LostNodes: 1, Probability: 1 }, { LostNodes: 2, Probability: 0.93 }], Shards: [shard] }
+const incident: Incident = {
+  IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'node_fault', Phase: 'replace', Evidence: ['Xid 79 on i-a'], Decision: 'replace i-a', Reason: 'the plan follows', GenerationBefore: 1,
+  RankSources: [], InstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 12, OpenedAt: NOW - 10, DetectSeconds: 2,
+}
+const told = (changes: Partial<Facts> = {}): Verdict => verdict({ job, protection, incidents: [], now: NOW, ...changes })
+const card = (name: string) => within(screen.getByRole('region', { name }))
+
+describe('the first fold', () => {
+  const fold = (changes: Partial<Facts> = {}, of?: Incident, role?: string) =>
+    drawn(<FirstFold told={told(changes)} incident={of} answers={of ? story(of, changes.job ?? job, NOW) : []} />, { role })
+
+  test('of a job that trains: moving, the sentence on protection, and no', () => {
+    fold()
+    card('Is it moving?').getByText('Moving')
+    card('Is it moving?').getByText(/^Step 1,204/)
+    card('Is it safe?').getByText('Protected')
+    card('Is it safe?').getByText(/^Step 1,203 on 2 nodes each; any single loss: survived from memory; any two: survived from memory in 93 % of the cases\. Nothing is in S3\.$/)
+    card('Do I need to act?').getByText('No')
+    expect(card('Do I need to act?').queryByRole('list')).toBeNull()
+    expect(card('Do I need to act?').queryByRole('link')).toBeNull()
+    expect(screen.queryByRole('region', { name: /incident/ })).toBeNull()
+  })
+  test('yes comes with what to do, in order, and with the very section of the runbook', () => {
+    fold({ job: { ...job, TrainingJobStatus: 'Failed', SecondaryStatus: 'Failed', FailureReason: 'the same failure 3 times' } })
+    const act = card('Do I need to act?')
+    act.getByText('Yes')
+    act.getByText('The job has failed and will not start again by itself.')
+    expect(act.getAllByRole('listitem').map((item) => item.textContent)).toEqual([expect.stringMatching(/^Read why/), expect.stringMatching(/^Mend the cause/)])
+    expect(act.getByRole('link').getAttribute('href')).toBe('/runbook.html#failed')
+    card('Is it moving?').getByText(/The same failure 3 times\.$/)
+  })
+  test('a recovery: no, the cause’s own section, and the incident in four answers', () => {
+    fold({ job: { ...job, SecondaryStatus: 'Restarting' }, incidents: [incident] }, incident)
+    card('Do I need to act?').getByText('No')
+    expect(card('Do I need to act?').getByRole('link').getAttribute('href')).toBe('/runbook.html#node_fault')
+    const now = card('The incident now')
+    for (const text of ['What failed, when and why', 'What is being done', 'What was lost', 'Is it over?', 'A node reported a fault', 'Replace i-a', 'Not known yet', 'No: getting nodes ready']) now.getByText(text)
+    now.getByText(/Xid 79 on i-a\.$/)
+    expect(now.getByRole('link', { name: /^Getting nodes ready for 1\d s$/ }).getAttribute('href')).toBe('/incidents/inc-1')
+  })
+  test('an incident is acknowledged with one click, and who has seen it stands there instead', async () => {
+    const asked = served({ '/v1/incidents/inc-1/acknowledge': { body: {} } })
+    fold({ incidents: [incident] }, incident)
+    fireEvent.click(screen.getByRole('button', { name: 'Acknowledge' }))
+    await waitFor(() => expect(asked).toMatchObject([{ method: 'POST', path: expect.stringMatching(/^\/v1\/incidents\/inc-1/) }]))
+    fold({}, { ...incident, AcknowledgementTime: NOW, AcknowledgedBy: 'ada' })
+    screen.getByText(/Seen by ada/)
+  })
+  test('who may only read is offered nothing', () => {
+    fold({ incidents: [incident] }, incident, 'viewer')
+    expect(screen.queryByRole('button')).toBeNull()
+  })
+  test('what is wider than the job stands above it all', () => {
+    fold({ othersHit: ['bert'] })
+    expect(screen.getByRole('status').textContent).toMatch(/Wider than this job.*bert/)
+  })
+})
+
+describe('the queue', () => {
+  const line = (TrainingJobName: string, changes: Partial<TrainingJobSummary>) =>
+    ({ TrainingJobName, RunId: TrainingJobName, FleetName: 'main', SecondaryStatus: 'Training', NodeCount: 4, Priority: 0, CreationTime: NOW - 60, TrainingStartTime: NOW, Reason: '', ...changes }) as TrainingJobSummary
+  const described = (of: TrainingJobSummary, changes: Partial<TrainingJob>) => ({ ...of, QueuedBehind: [], ...changes }) as unknown as TrainingJob
+  const fleet = { FleetName: 'main', FleetStatus: 'active', NodeCount: 8, MaxNodeCount: 8, AutoScalingGroupName: 'group' } as Fleet
+  const page = (jobs: TrainingJobSummary[], descriptions: TrainingJob[]) =>
+    drawn(<QueuePage />, { answers: { '["jobs"]': jobs, '["fleets"]': [fleet], ...Object.fromEntries(descriptions.map((each) => [JSON.stringify(['job', each.TrainingJobName]), each])) } })
+  const runs = line('runs', {})
+  const paused = line('paused', { SecondaryStatus: 'Paused' })
+  const interrupted = line('interrupted', { SecondaryStatus: 'Interrupted', Priority: 1 })
+  const leaving = line('leaving', { SecondaryStatus: 'Interrupted' })
+  const pending = line('pending', { SecondaryStatus: 'Pending', TrainingStartTime: undefined })
+
+  test('has who waits, interrupted ones too, with their places and what would free them', () => {
+    page(
+      [pending, runs, paused, interrupted, leaving],
+      [described(pending, { QueuePosition: 2, QueuedBehind: ['interrupted'], Reason: 'needs 4 nodes, 0 of 8 are free' }), described(interrupted, { QueuePosition: 1, Reason: 'gave way' }), described(leaving, {})],
+    )
+    const rows = screen.getAllByRole('row').slice(1).map((row) => [...row.querySelectorAll('td')].map((cell) => cell.textContent))
+    expect(rows.map((cells) => cells.slice(0, 3))).toEqual([['1', 'interrupted', 'Interrupted'], ['2', 'pending', 'Pending']])
+    expect(rows[1]![5]).toBe('Needs 4 nodes, 0 of 8 are free.')
+    expect(rows[1]![6]).toBe('interrupted')
+    expect(rows[1]![7]).toMatch(/^The start of interrupted ahead of it\.The end of runs \(4 nodes\), or of others that hold as many\./)
+    expect(rows[1]![7]).toMatch(/jobs hold 8 of them/)
+  })
+  test('is empty where nobody waits, even if a job is paused', () => {
+    page([runs, paused], [])
+    screen.getByRole('heading', { name: 'Nobody waits' })
+  })
+})
+
+describe('dialogs', () => {
+  const ask = (onConfirm: () => Promise<unknown>, onClose = vi.fn()) => {
+    drawn(
+      <ConfirmDialog name="gpt" verb="Stop" onClose={onClose} onConfirm={onConfirm}>
+        It does not start again.
+      </ConfirmDialog>,
+    )
+    return { typed: (text: string) => fireEvent.change(screen.getByLabelText(/^Type the name/), { target: { value: text } }), button: () => screen.getByRole<HTMLButtonElement>('button', { name: 'Stop' }), onClose }
+  }
+  test('the name has to be typed, and nothing else will do', async () => {
+    const confirm = vi.fn(() => Promise.resolve())
+    const { typed, button, onClose } = ask(confirm)
+    screen.getByText('It does not start again.')
+    expect(button().disabled).toBe(true)
+    typed('gp')
+    fireEvent.submit(button().closest('form')!)
+    expect(confirm).not.toHaveBeenCalled()
+    typed('gpt')
+    expect(button().disabled).toBe(false)
+    fireEvent.submit(button().closest('form')!)
+    await waitFor(() => expect(onClose).toHaveBeenCalledOnce())
+    expect(confirm).toHaveBeenCalledOnce()
+  })
+  test('a refusal is said in the dialog, which stays open', async () => {
+    const { typed, button, onClose } = ask(() => Promise.reject(new ApiError(409, 'ConflictException', 'it has ended', 'req-7')))
+    typed('gpt')
+    fireEvent.submit(button().closest('form')!)
+    const refusal = await screen.findByRole('alert')
+    expect(refusal.textContent).toMatch(/It was not done.*it has ended.*Code ConflictException, request req-7/)
+    expect(onClose).not.toHaveBeenCalled()
+  })
+  test('what can be undone is done at once, and a refusal stands beside it', async () => {
+    const does = vi.fn(() => Promise.reject(new ApiError(409, 'ConflictException', 'the fleet is frozen')))
+    drawn(<Doing does={does}>Pause</Doing>)
+    fireEvent.click(screen.getByRole('button', { name: 'Pause' }))
+    expect((await screen.findByRole('alert')).textContent).toMatch(/the fleet is frozen/)
+    expect(does).toHaveBeenCalledOnce()
+  })
+  test('of a node only that is offered which its state allows', () => {
+    const node = (changes: object) => ({ NodeId: 'i-a', FleetName: 'main', NodeStatus: 'held', Hold: 'inspection', Reason: '', ...changes }) as never
+    const { unmount } = drawn(<NodeDialog node={node({})} onClose={() => {}} />)
+    expect(screen.getAllByRole('radio').map((radio) => radio.getAttribute('value') ?? '')).toHaveLength(2)
+    screen.getByLabelText(/^End instance/)
+    unmount()
+    drawn(<NodeDialog node={node({ NodeStatus: 'assigned', Hold: undefined })} onClose={() => {}} />)
+    expect(screen.queryByLabelText(/^End instance/)).toBeNull()
+    screen.getByLabelText(/^Drain/)
+  })
+})
+
+describe('what is held and not renewed', () => {
+  const query = (data: string | undefined, error: unknown) => ({ data, error, refetch: vi.fn() })
+  test('stays, and is said to be old, with the request and a way to try again', () => {
+    const asked = query('old figures', new ApiError(503, 'ServiceUnavailable', 'the database is locked', 'req-9'))
+    drawn(<Shown query={asked}>{(data) => <p>{data}</p>}</Shown>)
+    screen.getByText('old figures')
+    expect(screen.getByRole('alert').textContent).toMatch(/What follows is not renewed.*the database is locked.*req-9/)
+    fireEvent.click(screen.getByRole('button', { name: 'Try again' }))
+    expect(asked.refetch).toHaveBeenCalledOnce()
+  })
+  test('says nothing while all is well', () => {
+    drawn(<Shown query={query('figures', null)}>{(data) => <p>{data}</p>}</Shown>)
+    expect(screen.queryByRole('alert')).toBeNull()
+  })
+  test.each([[500, false], [503, false], [404, true], [200, true]])('an answer of %s is news of the control plane: %s', async (status, isNews) => {
+    served({ '/v1/training-jobs/gpt': { status, body: {} } })
+    contact.at = 0
+    await call('DescribeTrainingJob', { TrainingJobName: 'gpt' }).catch(() => {})
+    expect(contact.at > 0).toBe(isNews)
+  })
+})
+
+test('stacks are folded, each with the ranks that stood there', () => {
+  drawn(<Stacks event={{ Detail: { stacks: [{ ranks: [0, 1, 2], text: 'wait (data.py:7)' }, { ranks: [3], text: 'read (disk.py:1)' }] } }} />)
+  screen.getByText('Stack of ranks 0–2')
+  screen.getByText('Stack of rank 3')
+  screen.getByText('read (disk.py:1)')
+})
