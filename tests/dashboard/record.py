@@ -43,6 +43,8 @@ STEPS_BEFORE: Final = 45
 """Committed before anything is struck."""
 STEPS_AFTER: Final = 25
 """Made after the incident, before it is recorded."""
+WAIT_SECONDS: Final = 10.0
+"""For capacity, before it is recorded."""
 BROKEN_STEP: Final = 33
 DOWN_SECONDS: Final = 45.0
 """For which the control plane is away."""
@@ -137,7 +139,9 @@ def capacity_shortage(stage: Stage) -> Iterator[None]:
     victim = stage.train()
     stage.strike("capacity", "--count", str(NODES - 1))
     stage.strike("terminate", victim)
-    stage.wait("the job to wait for capacity", lambda seen: "InsufficientInstanceCapacity" in seen["Reason"] and stage.incidents())
+    stage.wait(
+        "the job to wait for capacity", lambda seen: "sufficient" in seen["Reason"] and seen["AccountingSeconds"].get("replace", 0) > WAIT_SECONDS
+    )
     yield
     stage.strike("clear", "capacity")
     stage.recovered()
@@ -165,6 +169,7 @@ def frozen_control_plane(stage: Stage) -> Iterator[None]:
     wait_until("the control plane to be away", lambda: not any(part.is_alive for part in stage.cluster.status() if part.name == CONTROL_PLANE))
     stage.strike("terminate", victim)
     stage.end(away, *down)
+    stage.strikes.reverse()  # in the order in which they began
     stage.recovered()
     yield
 

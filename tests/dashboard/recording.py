@@ -14,6 +14,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from heapq import merge
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,8 +38,6 @@ KEPT: Final = (
 )  # fmt: skip
 LEFT_OUT: Final = frozenset({"lease_owner", "lease_counter", "memo", "request_digest"})
 """Columns that nobody reads but the loop, and the one that identifies a client's request."""
-NUMBERED: Final = "event"
-"""The table whose rows are numbered as they are stored."""
 
 Row = dict[str, Any]
 
@@ -148,7 +148,7 @@ def load(recordings: Iterable[Recording], database: Database, objects: ObjectSto
     """Store recordings in an empty database and their logs in an object store.
 
     Args:
-        recordings: of different fleets and jobs; events of all of them are numbered by their time.
+        recordings: of different fleets and jobs; events of all of them are numbered anew, by their time.
         database: with the current schema.
         objects: has the buckets of the recordings.
 
@@ -156,14 +156,12 @@ def load(recordings: Iterable[Recording], database: Database, objects: ObjectSto
         RecordingStale: one of them does not fit the tables; nothing was stored.
     """
     recordings = tuple(recordings)
-    rows: defaultdict[str, list[Row]] = defaultdict(list)
-    for recording in recordings:
-        for name, some in _stored(recording).items():
-            rows[name] += some
-    rows[NUMBERED].sort(key=lambda event: event["at"])
+    stored = [_stored(recording) for recording in recordings]
+    rows: dict[str, list[Row]] = {name: [row for tables in stored for row in tables[name]] for name in KEPT}
+    rows["event"] = list(merge(*(tables["event"] for tables in stored), key=itemgetter("at")))  # they are numbered as they are stored
     with database.write() as session:
         for table in Base.metadata.sorted_tables:
-            if rows[table.name]:
+            if rows.get(table.name):
                 session.execute(insert(table), rows[table.name])
     for recording in recordings:
         (bucket,) = {recording.job["spec"]["log_uri"].removeprefix("s3://").partition("/")[0]}
@@ -187,7 +185,7 @@ def _stored(recording: Recording) -> dict[str, list[Row]]:
         except (msgspec.MsgspecError, KeyError, ValueError, TypeError) as error:
             raise stale(recording.story, f"{name}: {error}") from error
         empty = {column.name: _EMPTY.get(column.name) for column in _table(name).columns if column.name in LEFT_OUT}
-        found[name] = [{**{key: value for key, value in row.items() if (name, key) != (NUMBERED, "id")}, **empty} for row in packed]
+        found[name] = [{**{key: value for key, value in row.items() if (name, key) != ("event", "id")}, **empty} for row in packed]
     return found
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import tempfile
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime
@@ -25,6 +24,7 @@ from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.loop.agents import AgentRegistry
 from control_plane.settings import Settings
+from tests.dashboard.replay import Replay
 from tests.dashboard.seeded import Story
 from tests.unit.control_plane.loop.world import BUCKET, World
 
@@ -144,12 +144,13 @@ class Seeded(Living):
     """A server over a story that has been told.
 
     Args:
-        directory: empty; for the database and the server's state.
+        directory: for the database and the server's state; is made if need be.
         seed: of the story.
         port: to listen on; 0: the kernel chooses.
     """
 
     def __init__(self, directory: Path, seed: int = 7, port: int = 0) -> None:
+        directory.mkdir(exist_ok=True)
         self.story = Story(directory, seed)
         super().__init__(directory, self.story.world, port)
         self.run(self.story.tell())
@@ -157,13 +158,20 @@ class Seeded(Living):
         self.serve()
 
 
-def seeded(seed: int = 7, port: int = 0) -> tuple[Seeded, Callable[[], None]]:
-    """Return a server in a directory of its own, and what ends both."""
-    directory = tempfile.TemporaryDirectory(prefix="everstep-seeded-")
-    made = Seeded(Path(directory.name), seed, port)
+class Replayed(Served):
+    """A server over the recorded incidents.
 
-    def end() -> None:
-        made.__exit__()
-        directory.cleanup()
+    Args:
+        directory: for the database and the server's state; is made if need be.
+        seed: of names, times and figures.
+        port: to listen on; 0: the kernel chooses.
+    """
 
-    return made, end
+    def __init__(self, directory: Path, seed: int, port: int = 0) -> None:
+        directory.mkdir(exist_ok=True)
+        replay = Replay(directory, seed)
+        super().__init__(directory, replay, port)
+        self.seed = seed
+        self.jobs = replay.jobs
+        """By story."""
+        self.serve()

@@ -17,7 +17,7 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -105,7 +105,8 @@ class _Words:
             rf"(?<![0-9A-Za-z])(?P<name>{known})(?![0-9A-Za-z])"
             rf"|(?<=\b[Ff]leet[ -])(?P<fleet>{re.escape(self._fleet)})\b"
             r"|(?P<moment>\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00))"
-            r"|(?P<before>\b(?:[Ss]teps?|[Bb]oundary)[ =])(?P<step> *\d[\d,]*)"
+            r"|(?P<clock>\b\d\d:\d\d:\d\d)(?= UTC\b)"
+            r"|(?P<before>\b(?:[Ss]teps?|[Bb]oundary)(?: beyond)?[ =])(?P<step> *\d[\d,]*)"
             r"|(?P<count>\b\d[\d,]*)(?P<steps> (?:committed )?step)s?\b"
             r"|(?P<seconds>\b\d+(?:\.\d+)?)(?= (?:s|seconds?)\b)"
             r"|(?<=\d-)(?P<milliseconds>1\d{12})(?=\.jsonl)"
@@ -176,6 +177,8 @@ class _Words:
             return self._dealt.fleet
         if kind == "moment":
             return self._moment(datetime.fromisoformat(said)).isoformat().replace("+00:00", "Z")
+        if kind == "clock":
+            return self._moment(self._nearest(time.fromisoformat(said))).strftime("%H:%M:%S")
         if kind == "step":
             return found["before"] + self._counted(found["step"])
         if kind == "steps":
@@ -185,6 +188,11 @@ class _Words:
             return str(self._milliseconds(int(said)))
         _, _, decimals = said.partition(".")
         return f"{float(said) * self._dealt.pace:.{len(decimals)}f}"
+
+    def _nearest(self, clock: time) -> datetime:
+        """Return the moment at which a clock showed that: the one nearest to the end of the recording."""
+        today = datetime.combine(self._ended_at, clock, UTC)
+        return min((today + timedelta(days=days) for days in (-1, 0, 1)), key=lambda at: abs(at - self._ended_at))
 
     def _counted(self, said: str) -> str:
         """Return a number of steps as it was written: aligned, with or without commas."""

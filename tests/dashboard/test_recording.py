@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,12 @@ from tests.dashboard.recording import FOLDER, Recording, RecordingStale, every, 
 from tests.dashboard.shuffle import Deal, deal, shuffled
 from tests.unit.control_plane.loop.world import BUCKET, World
 
-RECORDINGS = every()
 SEEDS = st.integers(0, 2**32)
-NUMBER = re.compile(r"\d+")
+RULED = re.compile(
+    r"\b(?:i|nn|inc|tok)-[0-9a-f-]+|\bstep(?: beyond)? \d+|\d+ steps?\b|[\d.]+ s\b|\d\d:\d\d:\d\d UTC|us-east-1a|c7i\.2xlarge|EC2|(?i:gpu|xid) \d+|s3://\S+"
+    r"|(?:rank|generation|code|signal) \d+|error \(\d+\)|\d+ (?:nodes?|instances?|spares|ranks|copies|shards|replaced|times|failures)\b|[\d,]+ bytes"
+)
+"""What has a figure in a sentence: those that are changed, and those that stay because they are the story."""
 
 
 @pytest.fixture
@@ -35,6 +39,10 @@ def lived(tmp_path: Path) -> Iterator[World]:
     with closing(World(tmp_path, nodes=3)) as world:
         world.wish(price_usd_per_hour=12.5)
         yield world
+
+
+def story(name: str) -> Recording:
+    return read(FOLDER / f"{name}.json")
 
 
 async def recorded(world: World) -> Recording:
@@ -87,17 +95,18 @@ async def test_a_recording_that_does_not_fit_says_how_to_record_it_anew_and_noth
 
 
 def test_there_is_a_recording_of_every_story_and_it_says_how_it_was_struck() -> None:
-    assert {path.stem for path in FOLDER.glob("*.json")} == STORIES.keys() == {recording.story for recording in RECORDINGS}
-    for recording in RECORDINGS:
+    assert {path.stem for path in FOLDER.glob("*.json")} == STORIES.keys() == {recording.story for recording in every()}
+    for recording in every():
         assert all(strike.command.startswith("everstep local fault ") for strike in recording.strikes)
         assert bool(recording.strikes) is (recording.story != "crash-loop")  # its script fails by itself
         assert recording.tables["incident"]
 
 
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda each: each.story)
+@pytest.mark.parametrize("name", STORIES)
 @settings(max_examples=5, deadline=None)
 @given(seed=SEEDS)
-def test_a_shuffled_recording_is_the_same_story(recording: Recording, seed: int) -> None:
+def test_a_shuffled_recording_is_the_same_story(name: str, seed: int) -> None:
+    recording = story(name)
     (dealt,) = deal(seed, 1)
     found = shuffled(recording, dealt)
     assert found == shuffled(recording, dealt)
@@ -143,9 +152,7 @@ def times_and_sums_still_add_up(found: Recording, dealt: Deal) -> None:
             assert seconds is None or seconds == pytest.approx((moment(end) - moment(begin)).total_seconds(), abs=1e-4)
         if None not in (incident["lost_steps"], incident["from_step"], incident["reached_step"]):
             assert incident["lost_steps"] == max(0, incident["reached_step"] - incident["from_step"])
-    ends = [event["at"] for event in found.tables["event"]]
-    assert ends == sorted(ends)
-    assert max(map(moment, ends)) <= found.ended_at == dealt.ends_at
+    assert max(moment(event["at"]) for event in found.tables["event"]) <= found.ended_at == dealt.ends_at
 
 
 def columns_and_sentences_agree(recording: Recording, found: Recording, dealt: Deal) -> None:
@@ -156,7 +163,7 @@ def columns_and_sentences_agree(recording: Recording, found: Recording, dealt: D
     for old, new in zip(sentences(recording), sentences(found), strict=True):
         for said, says in zip(re.findall(r"\bstep (\d+)", old), re.findall(r"\bstep (\d+)", new), strict=True):
             assert int(says) == int(said) * dealt.step_factor
-        assert len(NUMBER.findall(re.sub(r"i-\w+", "", new))) == len(NUMBER.findall(re.sub(r"i-\w+", "", old)))
+        assert re.findall(r"\d+", RULED.sub("", old)) == [], f"no rule says what becomes of a figure in: {old}"
 
 
 def steps_of(recording: Recording) -> Iterator[int]:
@@ -219,11 +226,11 @@ def test_no_two_of_a_deal_have_the_same_names_and_a_seed_repeats_it(seed: int) -
         ("from the local memory", "from the local memory"),
     ],
 )
-async def test_a_sentence_is_reworded_as_the_columns_are(lived: World, said: str, says: str) -> None:
-    recording = await recorded(lived)
+def test_a_sentence_is_reworded_as_the_columns_are(said: str, says: str) -> None:
+    recording = story("bad-gpu")
     (dealt,) = deal(3, 1)
-    dealt = Deal(**{**{name: getattr(dealt, name) for name in dealt.__slots__}, "pace": 2, "step_factor": 3})
-    names = {"node": recording.tables["node"][0]["id"], "fleet": "main", "job": "gpt", "run": recording.job["run_id"]}
+    dealt = replace(dealt, pace=2, step_factor=3)
+    names = {"node": recording.tables["node"][0]["id"], "fleet": "local", "job": recording.job["name"], "run": recording.job["run_id"]}
     recording.tables["event"][0]["message"] = said.format(**names)
     found = shuffled(recording, dealt)
     others = {"node": found.tables["node"][0]["id"], "fleet": dealt.fleet, "job": dealt.job, "run": found.job["run_id"]}

@@ -1,4 +1,4 @@
-"""What the recorded jobs train: a small network on made-up sentences, as slowly as it is told to; the record of one step may lack its labels."""
+"""What the recorded jobs train: a small network on made-up sentences, as slowly as it is told to; what rank 0 reads for one step may lack labels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main() -> None:
     print(f"rank {rank} of {world_size}: {sum(each.numel() for each in model.parameters()):,} parameters", flush=True)  # noqa: T201
     begun = time.monotonic()
     for batch in session.batches(until_step=settings.steps):
-        if session.step - 1 == settings.unlabelled_after:
+        if rank == 0 and session.step - 1 == settings.unlabelled_after:
             del batch["labels"]
         loss = F.cross_entropy(model(batch["tokens"]), batch["labels"])
         optimizer.zero_grad()
