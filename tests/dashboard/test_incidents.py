@@ -51,9 +51,9 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
     assert datetime.fromtimestamp(incident["FailedAt"], UTC).strftime("%H:%M:%S UTC") in text  # when
     assert all(sentence(evidence) in text for evidence in incident["Evidence"][:3])  # why
     assert sentence(incident["Decision"]) in text  # what was done
-    lost = incident.get("LostSteps")
-    assert {None: "Not known yet", 0: "No step"}.get(lost, f"{lost} step") in text  # what was lost
     is_open = "ClosedAt" not in incident
+    lost = incident.get("LostSteps")
+    assert {None: "Not known yet" if is_open else "What no checkpoint has", 0: "No step"}.get(lost, f"{lost} step") in text  # what was lost
     assert ("No: " in text) is is_open
     if job["TrainingJobStatus"] == "Failed":
         assert "Yes" in act

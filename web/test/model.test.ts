@@ -84,6 +84,11 @@ describe('the story of an incident', () => {
   test('noticed late, as after the control plane stood still', () => expect(told({ OpenedAt: NOW, FailedAt: NOW - 300 })[0]).toMatch(/It was noticed only 5 min 00 s later/))
   test('of much evidence the first is told, and how much more there is', () => expect(told({ Evidence: ['a', 'b', 'c', 'd', 'e'] })[0]).toMatch(/A\. B\. C\. And 2 more\./))
   test('the job failed of it', () => expect(told({}, { TrainingJobStatus: 'Failed', FailureReason: 'a loop of crashes' })[3]).toBe('The job has failed: A loop of crashes.'))
+  test('no launch followed: only what is in S3 is left of it', () => {
+    const last = { GenerationAfter: undefined, FromStep: undefined, LostSteps: undefined, RestoreSource: undefined, ReachedStep: 12 }
+    expect(told(last, { TrainingJobStatus: 'Failed' })[2]).toBe('What no checkpoint has: 10 s of training time; it had reached step 12 and was not launched again.')
+    expect(told({ LostSteps: undefined })[2]).toMatch(/^Not known: /)
+  })
   test('the job ended first', () => expect(told({ GenerationAfter: undefined })[3]).toMatch(/ended before another launch/))
 })
 
