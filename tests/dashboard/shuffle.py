@@ -106,8 +106,8 @@ class _Words:
             rf"|(?<=\b[Ff]leet[ -])(?P<fleet>{re.escape(self._fleet)})\b"
             r"|(?P<moment>\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00))"
             r"|(?P<clock>\b\d\d:\d\d:\d\d)(?= UTC\b)"
-            r"|(?P<before>\b(?:[Ss]teps?|[Bb]oundary)(?: beyond)?[ =])(?P<step> *\d[\d,]*)"
-            r"|(?P<count>\b\d[\d,]*)(?P<steps> (?:committed )?step)s?\b"
+            r"|(?P<before>\b(?:[Ss]teps?|[Bb]oundary)(?: beyond)?[ =])(?P<step> *\d+(?:,\d{3})*)"
+            r"|(?P<count>\b\d+(?:,\d{3})*)(?P<steps> (?:committed )?step)s?\b"
             r"|(?P<seconds>\b\d+(?:\.\d+)?)(?= (?:s|seconds?)\b)"
             r"|(?<=\d-)(?P<milliseconds>1\d{12})(?=\.jsonl)"
         )

@@ -214,6 +214,7 @@ def test_no_two_of_a_deal_have_the_same_names_and_a_seed_repeats_it(seed: int) -
         ),
         ("step    31  loss 2.3019", "step    93  loss 2.3019"),
         ("step 9,999", "step 29,997"),
+        ("4 times after step 33, also from an older one", "4 times after step 99, also from an older one"),
         ("3 steps are made again", "9 steps are made again"),
         ("1 step", "3 steps"),
         ("silent for 4.5 s, longer than 3 s", "silent for 9.0 s, longer than 6 s"),

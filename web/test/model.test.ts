@@ -89,6 +89,10 @@ describe('the story of an incident', () => {
     expect(told(last, { TrainingJobStatus: 'Failed' })[2]).toBe('What no checkpoint has: 10 s of training time; it had reached step 12 and was not launched again.')
     expect(told({ LostSteps: undefined })[2]).toMatch(/^Not known: /)
   })
+  test('what it comes to is told when it is over', () => {
+    expect(told({ CostUsd: 1.5 })[2]).toMatch(/ It cost \$1\.50\.$/)
+    expect(told({ CostUsd: 1.5, ClosedAt: undefined })[2]).not.toMatch(/cost/)
+  })
   test('the job ended first', () => expect(told({ GenerationAfter: undefined })[3]).toMatch(/ended before another launch/))
 })
 
