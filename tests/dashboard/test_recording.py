@@ -179,7 +179,7 @@ def steps_of(recording: Recording) -> Iterator[int]:
 def sentences(recording: Recording) -> Iterator[str]:
     for incident in recording.tables["incident"]:
         yield from (*incident["evidence"], incident["decision"], incident["reason"])
-    yield recording.job["reason"]
+    yield recording.job["reason"].partition("\n")[0]  # below it is what the script said
     yield from (event["message"] for event in recording.tables["event"])
 
 
