@@ -179,8 +179,8 @@ def steps_of(recording: Recording) -> Iterator[int]:
 def sentences(recording: Recording) -> Iterator[str]:
     for incident in recording.tables["incident"]:
         yield from (*incident["evidence"], incident["decision"], incident["reason"])
-    yield recording.job["reason"].partition("\n")[0]  # below it is what the script said
-    yield from (event["message"] for event in recording.tables["event"])
+    for said in (recording.job["reason"], *(event["message"] for event in recording.tables["event"])):
+        yield said.partition("\n")[0]  # below it is what the script said
 
 
 def logs_are_read(recording: Recording, found: Recording) -> None:

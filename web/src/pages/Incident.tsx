@@ -8,7 +8,7 @@ import type { Incident } from '../contract'
 import { count, duration, plural, sentence, utc } from '../model/format'
 import { story } from '../model/incident'
 import { causeWords, phaseLengths } from '../model/verdict'
-import { Ago, FactList, JobLink, NodeLink, Shown, Status, Told, ToneIcon, useNow } from '../parts/Basics'
+import { Ago, FactList, JobLink, NodeLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
 import { PhaseBar, SOURCES } from '../parts/IncidentTable'
 
 const AROUND_SECONDS = 30
@@ -46,9 +46,9 @@ function Told({ incident }: { incident: Incident }) {
           <section key={each.question} className={`card say tone-${each.tone}`}>
             <div className="q">{each.question}</div>
             <div className="a">
-              <ToneIcon tone={each.tone} size={20} /> <Told text={each.title} />
+              <ToneIcon tone={each.tone} size={20} /> <Unbroken text={each.title} />
             </div>
-            <p><Told text={each.text} /></p>
+            <p><Unbroken text={each.text} /></p>
           </section>
         ))}
       </div>

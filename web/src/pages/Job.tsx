@@ -14,7 +14,7 @@ import { count, duration, percent, sentence } from '../model/format'
 import { story } from '../model/incident'
 import { progressOf, sampled, type Sample } from '../model/progress'
 import { isOver, openIncident, phaseWords, usualRate, verdict, type Act, type PhaseNow, type Statement } from '../model/verdict'
-import { Ago, Empty, FactList, Loading, Shown, Status, Told, ToneIcon, toneOf, useNow } from '../parts/Basics'
+import { Ago, Empty, FactList, Loading, Shown, Status, ToneIcon, toneOf, Unbroken, useNow } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { Doing } from '../parts/Doing'
 import { IncidentTable, PhaseBar } from '../parts/IncidentTable'
@@ -219,9 +219,9 @@ function LastIncident({ incident, job, now: current }: { incident: Incident; job
           <div key={each.question} className={`tone-${each.tone}`}>
             <div className="q">{each.question}</div>
             <div className="b">
-              <ToneIcon tone={each.tone} /> <Told text={each.title} />
+              <ToneIcon tone={each.tone} /> <Unbroken text={each.title} />
             </div>
-            <p><Told text={each.text} /></p>
+            <p><Unbroken text={each.text} /></p>
           </div>
         ))}
       </div>
