@@ -45,7 +45,7 @@ $(DASHBOARD): $(STAMP) docs/runbook.md $(shell find web -type f -not -path 'web/
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[web]'
 	@$(BIN)/python web/build.py
 
-pictures: setup web  ## docs/pictures: the dashboard over the seeded world that its tests use
+pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents and the seeded world that its tests use
 	@$(BIN)/python -m tests.dashboard --pictures docs/pictures
 
 test: setup web  ## set-up, the dashboard's build, then every test but the long matrix: two at a time, and what needs the whole machine one by one

@@ -22,7 +22,7 @@ from benchmarks.dashboard.crowd import SMALL, WIDE, crowd, small, write_log
 from benchmarks.dashboard.watching import frames, incidents_stored, seconds_until_interactive, seconds_until_shown
 from benchmarks.machine import Machine
 from tests.dashboard.browsing import chromium, open_job, sign_in_unseen, signed_in, watched
-from tests.dashboard.service import Served
+from tests.dashboard.service import Living
 from tests.unit.control_plane.loop.world import World
 
 JOBS, NODES, LINES = 1_000, 256, 100_000
@@ -78,20 +78,20 @@ def main() -> int:
     return 2 if short else 0
 
 
-def served(directory: Path, *, nodes: int) -> Served:
+def served(directory: Path, *, nodes: int) -> Living:
     """Return what will serve a new world of so many nodes, in a directory of its own."""
     directory.mkdir()
-    return Served(directory, World(directory, nodes=nodes, spares=0, boot_seconds=1.0, max_size=nodes + 10))
+    return Living(directory, World(directory, nodes=nodes, spares=0, boot_seconds=1.0, max_size=nodes + 10))
 
 
-def of_the_list(browser: Browser, many: Served) -> float:
+def of_the_list(browser: Browser, many: Living) -> float:
     """Open the list of jobs once, in a browser that has nothing of the dashboard yet."""
     with watched(browser, many.url) as page:
         sign_in_unseen(page, many)
         return seconds_until_interactive(page, "/", "tbody tr", WIDE)
 
 
-def scrolling(browser: Browser, many: Served) -> dict[str, list[float]]:
+def scrolling(browser: Browser, many: Living) -> dict[str, list[float]]:
     """Scroll the list, the matrix and the log."""
     found: dict[str, list[float]] = {}
     with signed_in(browser, many) as page:
@@ -112,7 +112,7 @@ def scrolling(browser: Browser, many: Served) -> dict[str, list[float]]:
     return found
 
 
-def of_faults(browser: Browser, few: Served, count: int) -> list[float]:
+def of_faults(browser: Browser, few: Living, count: int) -> list[float]:
     """Kill a rank again and again, and see how soon the job's page tells it."""
     world = few.world
 

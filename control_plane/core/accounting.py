@@ -151,6 +151,20 @@ def recharge_detection(record: JobRecord, incident: IncidentRecord, *, known_at:
     return replace(record, microseconds=_added(_added(record.microseconds, was, -moved), Bucket.DETECT, moved))
 
 
+def recharge_unnoticed(record: JobRecord, amount: int) -> JobRecord:
+    """Return the record with so many microseconds more of its training moved to detection: a failure turned out to be that much older.
+
+    Args:
+        record: its open incident is not yet past the detection's end.
+        amount: microseconds; no more is moved than was charged.
+
+    Returns:
+        The record with the same sum.
+    """
+    moved = min(amount, record.microseconds.get(Bucket.TRAIN, 0))
+    return record if moved <= 0 else replace(record, microseconds=_added(_added(record.microseconds, Bucket.TRAIN, -moved), Bucket.DETECT, moved))
+
+
 def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
     """Return for how long nodes made no new step because of an incident, all of the job's nodes together.
 

@@ -40,7 +40,7 @@ def waiting_words(group: GroupObserved) -> str:
         if group.is_suspension_administrative:
             return f"{words}: AWS has suspended it after failures{'; lifted and ' + when.removeprefix('; ') if when else ' and it is lifted'}"
         return f"{words}: instances come when who suspended it resumes it"
-    return f"{group.launch_failures[0]}{when}" if group.launch_failures else ""
+    return f"{group.launch_failures[0].rstrip('.')}{when}" if group.launch_failures else ""
 
 
 def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:

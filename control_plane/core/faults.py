@@ -53,6 +53,12 @@ def of_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[Fault, ...]:
     return ()
 
 
+def failing_since(reports: Mapping[NodeId, MemberReport], otherwise: float) -> float:
+    """Return when the first rank failed by itself, Unix seconds, or `otherwise` if none did."""
+    exits = [rank.exit for _, rank in failing_ranks(reports) if rank.exit is not None and rank.exit.exit_class is not ExitClass.HALTED]
+    return min((each.at_seconds for each in exits), default=otherwise)
+
+
 def failure_of_ranks(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step) -> FailureRecord | None:
     """Return what the breakers are to remember of the first rank that failed; None if none did by itself."""
     for node, rank in failing_ranks(reports):

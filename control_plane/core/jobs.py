@@ -408,13 +408,21 @@ def _paused_without_nodes(view: _View, roll: launch.Roll) -> Decision | None:
 
 
 def _with_last_words(view: _View) -> _View:
-    """Let reports of the ended generation that come late tell of it: an earlier exit, a higher boundary."""
-    incident = view.record.incident
-    if incident is None or incident.state is not IncidentState.REPLACING or view.record.generation != incident.generation_before:
+    """Let reports of the ended generation that come late tell of it: an earlier exit, a higher boundary.
+
+    A control plane that was away while a node was lost knows of the loss before it has heard when: the other ranks failed for want of that node.
+    """
+    before = view.record.incident
+    if before is None or before.state is not IncidentState.REPLACING or view.record.generation != before.generation_before:
         return view
-    earlier = tuple(fault for fault in faults.of_ranks(view.reports) if incident.cause is Cause.RANK_EXIT and fault.at < incident.failed_at)
-    incident = replace(incidents.with_faults(incident, earlier), reached_step=max(incident.reached_step, faults.reached(view.reports)))
-    return replace_record(view, incident=incident)
+    earlier = tuple(fault for fault in faults.of_ranks(view.reports) if before.cause is Cause.RANK_EXIT and fault.at < before.failed_at)
+    incident = replace(incidents.with_faults(before, earlier), reached_step=max(before.reached_step, faults.reached(view.reports)))
+    if before.cause in (*_NODE_LOSSES, Cause.GROUP_LOST):
+        incident = replace(incident, failed_at=min(before.failed_at, faults.failing_since(view.reports, before.failed_at)))
+    unnoticed = accounting.microseconds(before.failed_at) - accounting.microseconds(incident.failed_at)
+    record = accounting.recharge_unnoticed(view.record, unnoticed)
+    incident = replace(incident, node_microseconds_before=before.node_microseconds_before - unnoticed * view.spec.node_count)
+    return replace_record(replace(view, record=record), incident=incident)
 
 
 def _with_asked(view: _View) -> _View:

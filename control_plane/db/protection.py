@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import and_, case, delete, func, select
+from sqlalchemy import and_, case, delete, exists, func, select
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
 from control_plane.db.leases import Lease
-from control_plane.db.models import Replica, Shard
+from control_plane.db.models import Node, Replica, Shard
+
+_IN_VIEW = and_(Replica.is_in_view, ~exists().where(Node.id == Replica.holder_node_id, Node.ended_at.is_not(None)).correlate(Replica))
+"""Its owner last saw it there, and its instance has not ended since: an owner that is itself gone says nothing any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,7 @@ def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardT
     Returns:
         By run; runs no shard of which was reported in that generation are missing.
     """
-    in_view = func.sum(case((Replica.is_in_view, 1), else_=0)).label("in_view")
+    in_view = func.sum(case((_IN_VIEW, 1), else_=0)).label("in_view")
     held = select(Replica.run_id, Replica.rank, in_view).where(Replica.run_id.in_(generations)).group_by(Replica.run_id, Replica.rank).subquery()
     fewest, reasons = func.min(func.coalesce(held.c.in_view, 0)), func.sum(case((Shard.reason != "", 1), else_=0))
     query = (
@@ -110,8 +113,9 @@ def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardT
 def of_run(session: Session, run_id: str) -> tuple[ShardRecord, ...]:
     """Return the shards of a run, by rank."""
     holders: dict[int, list[HolderRecord]] = {}
-    for row in session.scalars(select(Replica).where(Replica.run_id == run_id).order_by(Replica.rank, Replica.position)):
-        holders.setdefault(row.rank, []).append(HolderRecord(node_id=row.holder_node_id, is_in_view=row.is_in_view, changed_at=row.changed_at))
+    found = select(Replica, _IN_VIEW).where(Replica.run_id == run_id).order_by(Replica.rank, Replica.position)
+    for row, is_in_view in session.execute(found):
+        holders.setdefault(row.rank, []).append(HolderRecord(node_id=row.holder_node_id, is_in_view=is_in_view, changed_at=row.changed_at))
     return tuple(
         ShardRecord(
             rank=row.rank,

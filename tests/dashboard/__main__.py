@@ -1,21 +1,24 @@
-"""The dashboard over the seeded world, for people: `python -m tests.dashboard [--seed N] [--port N] [--pictures DIRECTORY]`.
+"""The dashboard over the seeded world, for people: `python -m tests.dashboard [--seed N] [--port N] [--recorded] [--pictures DIRECTORY]`.
 
 It is built once, with `make web`.
 
-Time passes in it as outside: jobs train, the shortage goes on. Ctrl-C ends it.
+Time passes in it as outside: jobs train, the shortage goes on. With `--recorded` it is over the incidents recorded from real runs, where time stands
+still. Ctrl-C ends it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
 from tests.dashboard.pictures import take
 from tests.dashboard.seeded import FINE_SECONDS, Story
-from tests.dashboard.service import seeded
+from tests.dashboard.service import Replayed, Seeded, Served
 
 
 async def _pass(story: Story) -> None:
@@ -29,25 +32,32 @@ def main() -> None:
     arguments = argparse.ArgumentParser(prog="python -m tests.dashboard", description="The dashboard over the seeded world.")
     arguments.add_argument("--seed", type=int, default=7)
     arguments.add_argument("--port", type=int, default=0)
+    arguments.add_argument("--recorded", action="store_true", help="the recorded incidents instead")
     arguments.add_argument("--still", action="store_true", help="time stands still")
     arguments.add_argument("--pictures", type=Path, metavar="DIRECTORY", help="write pictures there instead of serving")
     chosen = arguments.parse_args()
-    sys.stderr.write("the fleet lives through its morning (about 30 s)\n")
-    made, end = seeded(chosen.seed, chosen.port)
-    try:
+    with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everstep-dashboard-")))
+        if chosen.recorded or chosen.pictures is not None:
+            replayed = stack.enter_context(Replayed(directory / "replayed", chosen.seed, chosen.port if chosen.recorded else 0))
+        if chosen.recorded:
+            _invite(replayed)
+            threading.Event().wait()
+        sys.stderr.write("the fleet lives through its morning (about 30 s)\n")
+        made = stack.enter_context(Seeded(directory / "seeded", chosen.seed, chosen.port))
         if chosen.pictures is not None:
-            for path in take(made, chosen.pictures):
+            for path in take(made, replayed, chosen.pictures):
                 sys.stdout.write(f"{path}\n")
             return
-        sys.stdout.write(f"{made.url}\nsign in with {made.admin_token}\n")
-        sys.stdout.flush()
+        _invite(made)
         if chosen.still:
             threading.Event().wait()
         made.run(_pass(made.story))
-    except KeyboardInterrupt:
-        pass
-    finally:
-        end()
+
+
+def _invite(served: Served) -> None:
+    sys.stdout.write(f"{served.url}\nsign in with {served.admin_token}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""One seeded world for all tests of the dashboard, because it takes longer to make than they do, and a browser for each module.
+"""One seeded world for all tests of the dashboard that let something happen, because it takes longer to make than they do; the recorded incidents,
+with names and figures of a fresh seed each time; and a browser for each module.
 
 Playwright holds the thread's event loop while a browser is open: tests of other packages that run in between, in random order, need it back.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from playwright.sync_api import Browser, Page
 
 from control_plane.api.dashboard import STATIC
 from tests.dashboard.browsing import chromium, signed_in
-from tests.dashboard.service import Seeded
+from tests.dashboard.service import Replayed, Seeded, Served
 
 AXE = Path(__file__).resolve().parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 
@@ -32,15 +34,26 @@ def seeded(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield made
 
 
+@pytest.fixture(scope="session")
+def replayed(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replayed]:
+    with Replayed(tmp_path_factory.mktemp("replayed"), random.SystemRandom().randrange(1 << 32)) as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as started:
         yield started
 
 
+def client_of(served: Served) -> httpx.Client:
+    """A client of a server's API, with its admin token."""
+    return httpx.Client(base_url=f"{served.url}/v1", headers={"authorization": f"Bearer {served.admin_token}"}, trust_env=False)
+
+
 @pytest.fixture(scope="session")
 def api(seeded: Seeded) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"{seeded.url}/v1", headers={"authorization": f"Bearer {seeded.admin_token}"}, trust_env=False) as client:
+    with client_of(seeded) as client:
         yield client
 
 

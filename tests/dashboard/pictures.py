@@ -1,4 +1,4 @@
-"""Pictures of the dashboard for README and docs: every page over the seeded world, as a person sees it."""
+"""Pictures of the dashboard for README and docs, as a person sees it: the recorded incidents, and every page over the seeded world."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
-from control_plane.db.tokens import Role
-from tests.dashboard.browsing import chromium, sign_in, watched
-from tests.dashboard.service import Seeded
+from tests.dashboard.browsing import chromium, signed_in
+from tests.dashboard.service import Replayed, Seeded, Served
 
 DESKTOP, PHONE = (1200, 780), (390, 844)
+FIRST_SCREENS = {
+    "recovery": "bad-gpu",
+    "capacity-shortage": "capacity-shortage",
+    "network-partition": "network-partition",
+    "crash-loop": "crash-loop",
+    "control-plane-asleep": "frozen-control-plane",
+}
+"""Recorded stories by the name of their picture."""
 TABS = ("metrics", "logs", "protection", "checkpoints", "events", "spec")
 
 
@@ -27,20 +34,17 @@ class Shot:
     size: tuple[int, int] = DESKTOP
 
 
-def shots(made: Seeded) -> Iterator[Shot]:
-    """Name every page, the five first screens in both schemes."""
+def first_screens(replayed: Replayed) -> Iterator[Shot]:
+    """Name the five first screens, in both schemes, and one on a phone."""
+    for name, story in FIRST_SCREENS.items():
+        yield Shot(name, f"/jobs/{replayed.jobs[story]}")
+        yield Shot(f"{name}-dark", f"/jobs/{replayed.jobs[story]}", "dark")
+    yield Shot("phone", f"/jobs/{replayed.jobs['frozen-control-plane']}", "dark", PHONE)
+
+
+def pages(made: Seeded) -> Iterator[Shot]:
+    """Name every page."""
     story = made.story
-    firsts = {
-        "recovery": story.gpu,
-        "capacity-shortage": story.shortage,
-        "network-partition": story.partition,
-        "crash-loop": story.crashing,
-        "control-plane-asleep": story.frozen,
-    }
-    for name, job in firsts.items():
-        yield Shot(name, f"/jobs/{job}")
-        yield Shot(f"{name}-dark", f"/jobs/{job}", "dark")
-    yield Shot("phone", f"/jobs/{story.frozen}", "dark", PHONE)
     for tab in TABS:
         yield Shot(f"job-{tab}", f"/jobs/{story.gpu}/{tab}")
     crash = made.world.incidents(story.crashing)[-1].id
@@ -56,29 +60,30 @@ def shots(made: Seeded) -> Iterator[Shot]:
     yield Shot("settings", "/settings")
 
 
-def take(made: Seeded, directory: Path) -> list[Path]:
+def take(made: Seeded, replayed: Replayed, directory: Path) -> list[Path]:
     """Write a PNG of every page.
 
     Args:
-        made: serves.
+        made: serves the seeded world.
+        replayed: serves the recorded incidents.
         directory: is made if need be; pictures in it that are none of these are deleted.
 
     Returns:
         What was written.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    written = []
-    token = made.token(Role.ADMIN)
     with chromium() as browser:
-        for shot in shots(made):
-            with watched(browser, made.url, size=shot.size, scheme=shot.scheme) as page:
-                page.goto("/sign-in")
-                sign_in(page, token)
-                page.goto(shot.path)
-                written.append(_take(page, directory / f"{shot.name}.png"))
+        written = [_shot(browser, replayed, shot, directory) for shot in first_screens(replayed)]
+        written += [_shot(browser, made, shot, directory) for shot in pages(made)]
     for path in set(directory.glob("*.png")) - set(written):
         path.unlink()
     return written
+
+
+def _shot(browser: Browser, served: Served, shot: Shot, directory: Path) -> Path:
+    with signed_in(browser, served, size=shot.size, scheme=shot.scheme) as page:
+        page.goto(shot.path)
+        return _take(page, directory / f"{shot.name}.png")
 
 
 def _take(page: Page, path: Path) -> Path:

@@ -280,14 +280,3 @@ class Story:
         """Put what the ranks of every job have printed."""
         for name in self.jobs:
             print_run(self.world, name, self._last_words if name == self.crashing else {})
-
-    @property
-    def incident_jobs(self) -> dict[str, str]:
-        """The five stories by the job that each happened to."""
-        return {
-            "bad gpu": self.gpu,
-            "capacity shortage": self.shortage,
-            "network partition": self.partition,
-            "crash-looping script": self.crashing,
-            "frozen control plane": self.frozen,
-        }

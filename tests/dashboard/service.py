@@ -1,45 +1,60 @@
-"""A simulated world behind the real application on loopback: what the dashboard's tests, its pictures, its measurements and people look at."""
+"""A past behind the real application on loopback, recorded or of a simulated world: what the dashboard's tests, its pictures, its measurements and
+people look at."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import tempfile
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import uvicorn
 
 from control_plane.api.deps import Services
 from control_plane.app import Server, create_app
 from control_plane.cloud.connection import CloudMode
+from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
 from control_plane.db import tokens
+from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
+from control_plane.loop.agents import AgentRegistry
 from control_plane.settings import Settings
+from tests.dashboard.replay import Replay
 from tests.dashboard.seeded import Story
 from tests.unit.control_plane.loop.world import BUCKET, World
 
 T = TypeVar("T")
 
 
+class Past(Protocol):
+    """What a server is over. Its clock stands still until somebody lets time pass."""
+
+    now: datetime
+    operator: FakeOperator
+    objects: MemoryObjectStore
+    database: Database
+    registry: AgentRegistry
+
+    def close(self) -> None:
+        """Close the database."""
+
+
 class Served:
-    """A server over a world. Its clock is the world's: time stands still until somebody lets it pass.
+    """A server over a past.
 
     Args:
         directory: for the server's state.
-        world: has a past already, or gets one through `run`.
+        past: is closed with the server.
         port: to listen on; 0: the kernel chooses.
     """
 
-    def __init__(self, directory: Path, world: World, port: int = 0) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="world", daemon=True)  # a past that cannot be made up ends the process
-        self._thread.start()
-        self.world = world
+    def __init__(self, directory: Path, past: Past, port: int = 0) -> None:
+        self._past = past
         self._state = directory / "server"
         self._port = port
 
@@ -50,15 +65,15 @@ class Served:
             bucket=BUCKET,
             mode=CloudMode.LOCAL,
             aws_endpoint_url="http://127.0.0.1:1",
-            database_url=str(self.world.database.url),
+            database_url=str(self._past.database.url),
         )
         is_ready = threading.Event()
         app = create_app(
             settings,
-            operator=self.world.operator,
-            objects=self.world.objects,
+            operator=self._past.operator,
+            objects=self._past.objects,
             loops=lambda *_: (),
-            now=lambda: self.world.now,
+            now=lambda: self._past.now,
             when_ready=is_ready.set,
         )
         self._listener = socket.create_server(("127.0.0.1", self._port))
@@ -70,10 +85,10 @@ class Served:
         assert is_ready.wait(10)
         self.admin_token = (self._state / "admin_token").read_text().strip()
         services: Services = app.state.services
-        app.state.services = replace(services, registry=self.world.registry)  # whom the story's control plane hears
+        app.state.services = replace(services, registry=self._past.registry)  # whom the story's control plane hears
 
     def fall_silent(self) -> None:
-        """End the server; the world goes on."""
+        """End the server; the past stays."""
         self._server.should_exit = True
         self._serving.join(20)
         self._listener.close()
@@ -81,6 +96,32 @@ class Served:
 
     def __enter__(self) -> Self:
         return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fall_silent()
+        self._past.close()
+
+    def token(self, role: Role) -> str:
+        """Mint a token of a person."""
+        with self._past.database.write() as session:
+            return tokens.mint(session, NewToken(kind=TokenKind.USER, role=role, project=""), self._past.now)[0]
+
+
+class Living(Served):
+    """A server over a world that goes on, in a thread of its own, whenever it is told to.
+
+    Args:
+        directory: for the server's state.
+        world: has a past already, or gets one through `run`.
+        port: to listen on; 0: the kernel chooses.
+    """
+
+    def __init__(self, directory: Path, world: World, port: int = 0) -> None:
+        super().__init__(directory, world, port)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="world", daemon=True)  # a past that cannot be made up ends the process
+        self._thread.start()
+        self.world = world
 
     def __exit__(self, *_: object) -> None:
         self.fall_silent()
@@ -98,22 +139,18 @@ class Served:
         """Let something happen in the world."""
         return asyncio.run_coroutine_threadsafe(what, self._loop)
 
-    def token(self, role: Role) -> str:
-        """Mint a token of a person."""
-        with self.world.database.write() as session:
-            return tokens.mint(session, NewToken(kind=TokenKind.USER, role=role, project=""), self.world.now)[0]
 
-
-class Seeded(Served):
+class Seeded(Living):
     """A server over a story that has been told.
 
     Args:
-        directory: empty; for the database and the server's state.
+        directory: for the database and the server's state; is made if need be.
         seed: of the story.
         port: to listen on; 0: the kernel chooses.
     """
 
     def __init__(self, directory: Path, seed: int = 7, port: int = 0) -> None:
+        directory.mkdir(exist_ok=True)
         self.story = Story(directory, seed)
         super().__init__(directory, self.story.world, port)
         self.run(self.story.tell())
@@ -121,13 +158,20 @@ class Seeded(Served):
         self.serve()
 
 
-def seeded(seed: int = 7, port: int = 0) -> tuple[Seeded, Callable[[], None]]:
-    """Return a server in a directory of its own, and what ends both."""
-    directory = tempfile.TemporaryDirectory(prefix="everstep-seeded-")
-    made = Seeded(Path(directory.name), seed, port)
+class Replayed(Served):
+    """A server over the recorded incidents.
 
-    def end() -> None:
-        made.__exit__()
-        directory.cleanup()
+    Args:
+        directory: for the database and the server's state; is made if need be.
+        seed: of names, times and figures.
+        port: to listen on; 0: the kernel chooses.
+    """
 
-    return made, end
+    def __init__(self, directory: Path, seed: int, port: int = 0) -> None:
+        directory.mkdir(exist_ok=True)
+        replay = Replay(directory, seed)
+        super().__init__(directory, replay, port)
+        self.seed = seed
+        self.jobs = replay.jobs
+        """By story."""
+        self.serve()

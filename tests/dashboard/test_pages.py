@@ -29,39 +29,6 @@ LEAST_INTERVAL_SECONDS, CLOCK_SECONDS = 2.0, 0.1
 """At which a page asks for anything; and in what steps its clock is moved."""
 CHANGES = re.compile("^(Stop|Pause|Resume|Take over|Hand back|Acknowledge|Submit|Change|Act on|Unfreeze|Start the drill|Make a token|Revoke)")
 """How buttons begin that change something."""
-KINDS = ("bad gpu", "capacity shortage", "network partition", "crash-looping script", "frozen control plane")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_whether_to_act(
-    desk: Page, seeded: Seeded, api: httpx.Client, kind: str
-) -> None:
-    name = seeded.story.incident_jobs[kind]
-    open_job(desk, name)
-    job = api.get(f"/training-jobs/{name}").json()
-    incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
-    card = desk.locator("section", has_text="What failed, when and why").last
-    expect(card).to_be_visible()
-    text, act = card.inner_text(), desk.locator("section.act").inner_text()
-    box = card.bounding_box()
-    assert box is not None
-    assert box["y"] + box["height"] <= DESKTOP[1], "not on the first screen"
-    assert datetime.fromtimestamp(incident["FailedAt"], UTC).strftime("%H:%M:%S UTC") in text  # when
-    assert all(sentence(evidence) in text for evidence in incident["Evidence"][:3])  # why
-    assert sentence(incident["Decision"]) in text  # what was done
-    lost = incident.get("LostSteps")
-    assert {None: "Not known yet", 0: "No step"}.get(lost, f"{lost} step") in text  # what was lost
-    is_open = "ClosedAt" not in incident
-    assert ("No: " in text) is is_open
-    if job["TrainingJobStatus"] == "Failed":
-        assert "Yes" in act
-        assert sentence(job["FailureReason"]) in desk.locator(".fold").inner_text()
-        assert job["FailureReason"].splitlines()[-1] in text  # the exception
-    else:
-        assert "No" in act
-    if is_open and job["SecondaryStatus"] != "Training":  # what is waited for, in AWS's own words, and when it is tried again
-        waits = desk.locator("section", has_text="What it waits for").last.inner_text()
-        assert all(sentence(part) in waits for part in job["Reason"].split(": ", 1))
 
 
 def test_a_control_plane_that_says_nothing_any_more_is_the_first_thing_that_is_said(browser: Browser, seeded: Seeded) -> None:

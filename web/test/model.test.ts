@@ -109,6 +109,15 @@ describe('the story of an incident', () => {
     const queued = { Status: 'Paused', State: 'queued', StartTime: NOW - 50, StatusMessage: '' }
     expect(told({}, { SecondaryStatusTransitions: [queued] })[3]).toMatch(/The job was paused; what was still to be made up for is done when it is resumed\.$/)
   })
+  test('no launch followed: only what is in S3 is left of it', () => {
+    const last = { GenerationAfter: undefined, FromStep: undefined, LostSteps: undefined, RestoreSource: undefined, ReachedStep: 12 }
+    expect(told(last, failed)[2]).toBe('What no checkpoint has: 10 s of training time; it had reached step 12 and was not launched again.')
+    expect(told({ LostSteps: undefined })[2]).toMatch(/^Not known: /)
+  })
+  test('what it comes to is told when it is over', () => {
+    expect(told({ CostUsd: 1.5 })[2]).toMatch(/ It cost \$1\.50\.$/)
+    expect(told({ CostUsd: 1.5, ClosedAt: undefined })[2]).not.toMatch(/cost/)
+  })
   test('the job ended first', () => expect(told({ GenerationAfter: undefined })[3]).toMatch(/ended before another launch/))
   test('a node that is held for a person is left to do', () => {
     const held = (Hold: 'inspection' | 'unreachable', NodeId = 'i-a') => story(incident(), {}, NOW, [{ NodeId, NodeStatus: 'held', Hold }])[3]!

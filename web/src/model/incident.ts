@@ -63,13 +63,16 @@ export function story(incident: Incident, job: Partial<TrainingJob> | undefined,
         text: `${sentence(incident.Reason ?? '')}${replaced}`.trim(),
       }
   const steps = incident.LostSteps
+  const isLast = !isOpen && incident.GenerationAfter === undefined
+  const reached = incident.ReachedStep === undefined ? '' : `it had reached step ${count(incident.ReachedStep)} and `
+  const where = incident.FromStep !== undefined ? `; resumed from step ${count(incident.FromStep)}` : isLast ? `; ${reached}was not launched again` : ''
   const source = incident.RestoreSource ? ` State came from ${FROM[incident.RestoreSource] ?? incident.RestoreSource}.` : ''
-  const cost = incident.CostUsd === undefined ? '' : ` It cost $${incident.CostUsd.toFixed(2)}${isOpen ? ' so far' : ''}.`
+  const cost = incident.CostUsd === undefined || isOpen ? '' : ` It cost $${incident.CostUsd.toFixed(2)}.` // while it lasts, what it came to at its last phase
   const damage: Answer = {
     question: 'What was lost',
     tone: steps === undefined ? 'idle' : steps === 0 ? 'good' : 'warn',
-    title: steps === undefined ? (isOpen ? 'Not known yet' : 'Not known') : steps === 0 ? 'No step' : plural(steps, 'step'),
-    text: `${duration((incident.ClosedAt ?? now) - incident.FailedAt)} ${isOpen ? 'so far' : 'of training time'}${incident.FromStep === undefined ? '' : `; resumed from step ${count(incident.FromStep)}`}.${source}${cost}`,
+    title: steps === undefined ? (isOpen ? 'Not known yet' : isLast ? 'What no checkpoint has' : 'Not known') : steps === 0 ? 'No step' : plural(steps, 'step'),
+    text: `${duration((incident.ClosedAt ?? now) - incident.FailedAt)} ${isOpen ? 'so far' : 'of training time'}${where}.${source}${cost}`,
   }
   const current = phaseLengths(incident, now).at(-1)
   const end = cutShortBy(incident, job)
@@ -88,7 +91,7 @@ export function story(incident: Incident, job: Partial<TrainingJob> | undefined,
           question: 'Is it over?',
           tone: kept ? 'warn' : 'good',
           title: kept ? 'Yes, but for a held node' : 'Yes',
-          text: `${sentence(`over ${ago(incident.ClosedAt!, now)}`)} ${ENDS[end ?? ''] ?? (incident.GenerationAfter === undefined ? 'It ended before another launch.' : `Training is past where it was.${kept ? '' : ' Nothing is left to do.'}`)}${kept}`,
+          text: `${sentence(`over ${ago(incident.ClosedAt!, now)}`)} ${ENDS[end ?? ''] ?? (isLast ? 'The job ended before another launch.' : `Training is past where it was.${kept ? '' : ' Nothing is left to do.'}`)}${kept}`,
         }
   return [what, done, damage, next]
 }

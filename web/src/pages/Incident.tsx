@@ -10,7 +10,7 @@ import { clock, count, duration, plural, sentence, utc } from '../model/format'
 import { story } from '../model/incident'
 import { stacksOf } from '../model/stacks'
 import { causeWords, phaseLengths } from '../model/verdict'
-import { Ago, FactList, JobLink, NodeLink, RunbookLink, Shown, Status, ToneIcon, useNow } from '../parts/Basics'
+import { Ago, FactList, JobLink, NodeLink, RunbookLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
 import { PhaseBar, SOURCES } from '../parts/IncidentTable'
 import { Stacks } from '../parts/Stacks'
 
@@ -52,9 +52,9 @@ function Told({ incident }: { incident: Incident }) {
           <section key={each.question} className={`card say tone-${each.tone}`}>
             <div className="q">{each.question}</div>
             <div className="a">
-              <ToneIcon tone={each.tone} size={20} /> {each.title}
+              <ToneIcon tone={each.tone} size={20} /> <Unbroken text={each.title} />
             </div>
-            <p>{each.text}</p>
+            <p><Unbroken text={each.text} /></p>
           </section>
         ))}
       </div>

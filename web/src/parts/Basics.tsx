@@ -23,6 +23,11 @@ export function ToneIcon({ tone, size = 16 }: { tone: Tone; size?: number }) {
   )
 }
 
+/** A sentence whose instance ids are not broken at their hyphen. */
+export function Unbroken({ text }: { text: string }) {
+  return text.split(/(\bi-[0-9a-f]{8,17}\b)/).map((part, index) => (index % 2 ? <span key={index} className="nowrap">{part}</span> : part))
+}
+
 /** A state: icon, word and colour, never colour alone. */
 export function Status({ tone, word, title }: { tone: Tone; word: string; title?: string }) {
   return (

@@ -7,7 +7,7 @@ import type { Incident } from '../contract'
 import { duration, sentence } from '../model/format'
 import type { Answer } from '../model/incident'
 import { phaseWords, type Act, type PhaseNow, type Statement, type Verdict } from '../model/verdict'
-import { Ago, RunbookLink, ToneIcon } from './Basics'
+import { Ago, RunbookLink, ToneIcon, Unbroken } from './Basics'
 import { Doing } from './Doing'
 import { PhaseBar } from './IncidentTable'
 
@@ -99,9 +99,9 @@ export function LastIncident({ incident, answers, now: current }: { incident: In
           <div key={each.question} className={`tone-${each.tone}`}>
             <div className="q">{each.question}</div>
             <div className="b">
-              <ToneIcon tone={each.tone} /> {each.title}
+              <ToneIcon tone={each.tone} /> <Unbroken text={each.title} />
             </div>
-            <p>{each.text}</p>
+            <p><Unbroken text={each.text} /></p>
           </div>
         ))}
       </div>

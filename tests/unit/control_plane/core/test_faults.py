@@ -54,6 +54,7 @@ def test_the_first_rank_that_failed_is_the_fault_and_halted_ones_are_not() -> No
     (found,) = faults.of_ranks(reports)
     assert found.evidence == "rank 2 on n2 ended: killed, signal 9"
     assert found.at == 4.0
+    assert faults.failing_since(reports, otherwise=9.0) == 4.0
     remembered = faults.failure_of_ranks(plan(), reports, Step(9))
     assert remembered is not None
     assert (remembered.exit_class, remembered.code, remembered.step, remembered.node_id) == (ExitClass.KILLED, -9, 7, "n2")
@@ -62,6 +63,7 @@ def test_the_first_rank_that_failed_is_the_fault_and_halted_ones_are_not() -> No
 def test_ranks_that_were_only_halted_are_a_fault_but_no_failure() -> None:
     reports = {NodeId("n0"): report(rank(0, ExitClass.HALTED))}
     assert len(faults.of_ranks(reports)) == 1
+    assert faults.failing_since(reports, otherwise=9.0) == 9.0
     assert faults.failure_of_ranks(plan(), reports, Step(9)) is None
 
 

@@ -12,7 +12,7 @@ from control_plane.db.fleets import NewFleet
 from control_plane.db.incidents import NewIncident
 from control_plane.db.intents import IntentState
 from control_plane.db.leases import Lease, Leaser
-from control_plane.db.models import Token
+from control_plane.db.models import Node, Token
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.protection import HolderRecord, ShardRecord
 from control_plane.db.tokens import NewToken, Role, TokenKind
@@ -70,6 +70,19 @@ def test_replica_rows_change_with_the_view_and_not_with_the_step(database, job, 
         ("i-1", True, NOW),
         ("i-3", True, NOW + timedelta(minutes=3)),
     ]
+
+
+def test_a_holder_whose_instance_has_ended_is_in_nobodys_view(database, job, lease):
+    """Its owner may be gone, too, or not launched again yet: nobody reports it any more."""
+    with database.write() as session:
+        protection.record(session, lease, [shard(("i-1", True), ("i-2", True))], NOW)
+        for node_id, ended_at in (("i-1", NOW), ("i-2", None)):
+            session.add(Node(id=node_id, fleet_name="main", state="gone", created_at=NOW, ended_at=ended_at))
+    with database.read() as session:
+        (stored,) = protection.of_run(session, job.run_id)
+        totals = protection.totals(session, {job.run_id: 1})
+    assert {holder.node_id: holder.is_in_view for holder in stored.holders} == {"i-1": False, "i-2": True}
+    assert totals[job.run_id].fewest_in_view == 1
 
 
 def test_an_owner_that_moves_is_a_change(database, job, lease):

@@ -212,3 +212,34 @@ async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
     assert world.failures() == (1, 1, 2)
     assert of_incidents.mean_recovery_seconds == pytest.approx(lasted)
     assert of_incidents.cost_usd == incident.cost_usd
+
+
+async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ranks_missed_the_node(world: World) -> None:
+    """AWS says at once that the instance has ended; since when training stood still, agents say that come back a moment later."""
+    world.submit()
+    await world.running()
+    await world.train(5)
+    *others, lost = world.team()
+    world.terminate(lost)
+    failed_at = world.now + timedelta(seconds=2)
+    world.now = failed_at
+    world.kill_rank(others[0], exit_class=ExitClass.ERROR, code=1)
+    for agent in world.agents.values():
+        agent.is_deaf = True
+    world.now += timedelta(minutes=1)
+    world.operator.advance(timedelta(minutes=1))
+    world.start_server()
+    await world.until(lambda: bool(world.incidents()))
+    assert world.incidents()[0].failed_at > failed_at  # nobody has said so yet
+    for agent in world.agents.values():
+        agent.is_deaf = False
+    await world.until(lambda: world.job().generation == 2)
+    await world.running()
+    await world.train(5)
+    phases_add_up(world)
+    (incident,) = world.incidents()
+    assert (incident.cause, incident.failed_at) == ("instance_terminated", failed_at)
+    job = world.job()
+    assert job.accounting[Bucket.DETECT] == round((incident.opened_at - failed_at).total_seconds() * 1e6)
+    assert job.accounted_until is not None
+    assert timedelta(microseconds=sum(job.accounting.values())) == job.accounted_until - job.created_at

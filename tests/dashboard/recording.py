@@ -1,0 +1,221 @@
+"""What a real control plane has stored of one incident, as a file that people can review: rows of its tables, and what the ranks printed.
+
+    recordings/<story>.json     written by `tests/dashboard/record.py`, one story each: one fleet, one job
+
+Rows are as the tables have them (`control_plane/db/models.py`), without what nobody reads who looks at an incident: tokens, leases, the loop's own
+memory. Plans and manifests are spelled out, values of metrics are `[step, Unix seconds, value]`.
+
+Invariant: what is loaded is what was stored; a recording that does not fit the tables is refused whole, never loaded in part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from heapq import merge
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Column, Table, insert, select
+
+from control_plane.cloud.objects import ObjectStore
+from control_plane.core import metrics
+from control_plane.db.metrics import pack, unpack
+from control_plane.db.models import Base, UtcDateTime
+from control_plane.db.session import Database
+from everstep.protocol.codec import decode, encode
+from everstep.protocol.manifest import CheckpointManifest, decode_manifest, encode_manifest
+from everstep.protocol.plan import GenerationPlan, ObjectReference
+
+FOLDER: Final = Path(__file__).parent / "recordings"
+KEPT: Final = (
+    "fleet", "node", "notice", "implication", "job", "generation", "revision", "shard", "replica", "checkpoint", "incident",
+    "metric_log", "metric", "metric_chunk", "event",
+)  # fmt: skip
+LEFT_OUT: Final = frozenset({"lease_owner", "lease_counter", "memo", "request_digest"})
+"""Columns that nobody reads but the loop, and the one that identifies a client's request."""
+
+Row = dict[str, Any]
+
+
+class Strike(msgspec.Struct, frozen=True, kw_only=True):
+    """One `everstep local fault` of the run."""
+
+    command: str
+    did: str
+    """As the command said it."""
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """One story."""
+
+    story: str
+    ended_at: datetime
+    """When the rows were read."""
+    strikes: tuple[Strike, ...]
+    tables: dict[str, list[Row]]
+    objects: dict[str, str]
+    """What is in S3 of the job's logs: text by key."""
+
+    @property
+    def job(self) -> Row:
+        """The story's one job."""
+        (job,) = self.tables["job"]
+        return job
+
+
+class RecordingStale(Exception):
+    """A recording was made with other tables or messages than these; the message says what differs and how to record it anew."""
+
+
+_FILE: Final = msgspec.json.Decoder(Recording)
+_PLAN: Final = msgspec.json.Decoder(GenerationPlan)
+_MANIFEST: Final = msgspec.json.Decoder(CheckpointManifest)
+
+
+def read(path: Path) -> Recording:
+    """Return the recording in a file.
+
+    Raises:
+        RecordingStale: it is none of today's.
+    """
+    try:
+        return _FILE.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise stale(path.stem, str(error)) from error
+
+
+def every(folder: Path = FOLDER) -> tuple[Recording, ...]:
+    """Return all recordings, by the name of their file."""
+    return tuple(read(path) for path in sorted(folder.glob("*.json")))
+
+
+def write(recording: Recording, path: Path) -> None:
+    """Write a recording, one value a line, so that a review sees what differs."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(recording, order="sorted"), indent=1) + b"\n")
+
+
+def stale(story: str, why: str) -> RecordingStale:
+    """Return the error that says how to record a story anew."""
+    return RecordingStale(f"the recording of {story} does not fit this version: {why}; record it anew: python -m tests.dashboard.record {story}")
+
+
+# From a database
+
+
+def rows_of(database: Database) -> dict[str, list[Row]]:
+    """Read what is kept of a database, in one transaction."""
+    with database.read() as session:
+        tables = {name: session.execute(select(*_columns(_table(name))).order_by(*_table(name).primary_key)).mappings().all() for name in KEPT}
+    spelled = {name: [{key: _spelled(name, key, value) for key, value in row.items()} for row in rows] for name, rows in tables.items()}
+    spelled["metric_chunk"] = _joined(tables["metric_chunk"])
+    return {name: [_plain(row) for row in rows] for name, rows in spelled.items()}
+
+
+def _spelled(table: str, column: str, value: Any) -> Any:
+    match table, column:
+        case "generation", "plan":
+            return decode(value, GenerationPlan)
+        case "checkpoint", "manifest":
+            return None if value is None else decode_manifest(value)
+    return value
+
+
+def _joined(chunks: Sequence[Mapping[Any, Any]]) -> list[Row]:
+    """Return the chunks of each metric as one row of values."""
+    found: defaultdict[tuple[str, str], list[tuple[int, float, float]]] = defaultdict(list)
+    for chunk in chunks:
+        assert chunk["width"] == 1, "a story is not so long that its values are folded"
+        for point in unpack(chunk["points"], 1):
+            assert math.isfinite(point.last), "JSON has no such number"
+            found[chunk["run_id"], chunk["name"]].append((point.step, point.at, point.last))
+    return [{"run_id": run_id, "name": name, "points": sorted(points)} for (run_id, name), points in found.items()]
+
+
+def _plain(row: Mapping[str, Any]) -> Row:
+    plain: Row = msgspec.json.decode(msgspec.json.encode(row))
+    return plain
+
+
+# Into a database
+
+
+def load(recordings: Iterable[Recording], database: Database, objects: ObjectStore) -> None:
+    """Store recordings in an empty database and their logs in an object store.
+
+    Args:
+        recordings: of different fleets and jobs; events of all of them are numbered anew, by their time.
+        database: with the current schema.
+        objects: has the buckets of the recordings.
+
+    Raises:
+        RecordingStale: one of them does not fit the tables; nothing was stored.
+    """
+    recordings = tuple(recordings)
+    stored = [_stored(recording) for recording in recordings]
+    rows: dict[str, list[Row]] = {name: [row for tables in stored for row in tables[name]] for name in KEPT}
+    rows["event"] = list(merge(*(tables["event"] for tables in stored), key=itemgetter("at")))  # they are numbered as they are stored
+    with database.write() as session:
+        for table in Base.metadata.sorted_tables:
+            if rows.get(table.name):
+                session.execute(insert(table), rows[table.name])
+    for recording in recordings:
+        (bucket,) = {recording.job["spec"]["log_uri"].removeprefix("s3://").partition("/")[0]}
+        for key, text in recording.objects.items():
+            objects.put(ObjectReference(bucket=bucket, key=key), text.encode())
+
+
+def _stored(recording: Recording) -> dict[str, list[Row]]:
+    """Return a recording's rows as the tables take them."""
+    if set(recording.tables) != set(KEPT):
+        raise stale(recording.story, f"it has the tables {', '.join(sorted(recording.tables))}")
+    found: dict[str, list[Row]] = {}
+    for name, rows in recording.tables.items():
+        columns = {column.name: column for column in _columns(_table(name))}
+        try:
+            split = [chunk for row in rows for chunk in _chunks(row)] if name == "metric_chunk" else rows
+            for row in split:
+                if row.keys() != columns.keys():
+                    raise stale(recording.story, f"the table {name} has other columns ({', '.join(sorted(row.keys() ^ columns.keys()))})")
+            packed = [{key: _packed(name, columns[key], value) for key, value in row.items()} for row in split]
+        except (msgspec.MsgspecError, KeyError, ValueError, TypeError) as error:
+            raise stale(recording.story, f"{name}: {error}") from error
+        empty = {column.name: _EMPTY.get(column.name) for column in _table(name).columns if column.name in LEFT_OUT}
+        found[name] = [{**{key: value for key, value in row.items() if (name, key) != ("event", "id")}, **empty} for row in packed]
+    return found
+
+
+_EMPTY: Final[Mapping[str, Any]] = {"lease_counter": 0, "memo": {}}
+
+
+def _packed(table: str, column: Column[Any], value: Any) -> Any:
+    match table, column.name:
+        case "generation", "plan":
+            return encode(_PLAN.decode(msgspec.json.encode(value)))
+        case "checkpoint", "manifest":
+            return None if value is None else encode_manifest(_MANIFEST.decode(msgspec.json.encode(value)))
+        case "metric_chunk", "points":
+            return pack([metrics.logged(*point) for point in value], 1)
+    if value is not None and isinstance(column.type, UtcDateTime):
+        return datetime.fromisoformat(value)
+    return value
+
+
+def _chunks(row: Row) -> list[Row]:
+    """Return a metric's values as the chunks that they are stored in."""
+    by_number: defaultdict[int, list[Any]] = defaultdict(list)
+    for point in row["points"]:
+        by_number[metrics.chunk_of(point[0], 1)].append(point)
+    return [{**row, "width": 1, "number": number, "points": points} for number, points in sorted(by_number.items())]
+
+
+def _table(name: str) -> Table:
+    return Base.metadata.tables[name]
+
+
+def _columns(table: Table) -> list[Column[Any]]:
+    return [column for column in table.columns if column.name not in LEFT_OUT]

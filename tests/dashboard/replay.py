@@ -1,0 +1,41 @@
+"""The recorded incidents in an empty database, with other names, times and figures; its clock stands where the recordings end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
+from control_plane.db import schema
+from control_plane.db.session import Database
+from control_plane.loop.agents import AgentRegistry
+from tests.dashboard.recording import every, load
+from tests.dashboard.shuffle import deal, shuffled
+
+
+class Replay:
+    """All recordings, each with its own fleet and job. Nothing goes on in it: no agent is connected, no loop runs.
+
+    Args:
+        directory: for the database.
+        seed: of names, times and figures.
+
+    Raises:
+        RecordingStale: a recording does not fit the tables; the message says how to record it anew.
+    """
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        recordings = every()
+        dealt = deal(seed, len(recordings))
+        self.now = dealt[0].ends_at
+        self.jobs = {recording.story: each.job for recording, each in zip(recordings, dealt, strict=True)}
+        """By story."""
+        self.operator = FakeOperator(now=self.now)
+        self.objects = MemoryObjectStore(*(f"everstep-{each.fleet}" for each in dealt))
+        self.registry = AgentRegistry()
+        self.database = Database(f"sqlite:///{directory / 'everstep.db'}")
+        schema.migrate(self.database)
+        load((shuffled(recording, each) for recording, each in zip(recordings, dealt, strict=True)), self.database, self.objects)
+
+    def close(self) -> None:
+        """Close the database."""
+        self.database.close()

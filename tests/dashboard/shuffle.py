@@ -1,0 +1,250 @@
+"""Recordings with other names, times and figures, so that no test can know what a page has to show but from the API. Pure.
+
+    names      of the job, its fleet, group and bucket, zone and type; ids and addresses of nodes, of agents and of the run
+    times      the story ends at another moment and went `pace` times as slowly
+    figures    `pace` goes for all seconds, `step_factor` for all steps, the fleet's price for all dollars
+
+Factors are whole numbers, so that what added up still adds up, to the microsecond. Sentences are reworded as the columns are: a step, a duration
+or a moment in them is changed by the same rule. Ranks, launches, counts of nodes and what hardware says (an Xid) stay: they are the story.
+
+Invariant: equal deals give equal recordings, and a name or an id has one new name everywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from everstep.protocol.log_chunks import decode_chunk, encode_head, encode_lines
+from tests.dashboard.recording import Recording, Row, Strike
+
+JOBS: Final = tuple(
+    f"{word}-{size}"
+    for word, size in itertools.product(
+        ("atlas", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "islet", "juniper", "krill", "larch"), ("7b", "13b", "70b", "moe")
+    )
+)
+FLEETS: Final = ("amber", "basalt", "cobalt", "dune", "estuary", "flint", "granite", "harbour")
+TYPES: Final = ("p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge")
+ZONES: Final = ("us-east-2b", "us-west-2c", "eu-central-1a", "eu-north-1b", "ap-northeast-1d")
+MONTHS: Final = datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 9, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deal:
+    """What one recording is changed to."""
+
+    job: str
+    fleet: str
+    instance_type: str
+    availability_zone: str
+    price_usd_per_hour: float
+    pace: int
+    step_factor: int
+    ends_at: datetime
+    id_seed: int
+
+
+def deal(seed: int, count: int) -> tuple[Deal, ...]:
+    """Return deals of so many recordings that are served together: no two have a job or a fleet of the same name."""
+    chance = random.Random(seed)
+    ends_at = MONTHS[0] + timedelta(microseconds=chance.randrange((MONTHS[1] - MONTHS[0]) // timedelta(microseconds=1)))
+    return tuple(
+        Deal(
+            job=job,
+            fleet=fleet,
+            instance_type=chance.choice(TYPES),
+            availability_zone=chance.choice(ZONES),
+            price_usd_per_hour=chance.randrange(2000, 9900) / 100,
+            pace=chance.randrange(2, 5),
+            step_factor=chance.randrange(3, 10),
+            ends_at=ends_at,
+            id_seed=chance.getrandbits(64),
+        )
+        for job, fleet in zip(chance.sample(JOBS, count), chance.sample(FLEETS, count), strict=True)
+    )
+
+
+def shuffled(recording: Recording, dealt: Deal) -> Recording:
+    """Return a recording with other names, times and figures."""
+    words = _Words(recording, dealt)
+    return Recording(
+        story=recording.story,
+        ended_at=dealt.ends_at,
+        strikes=tuple(Strike(command=words.text(each.command), did=words.text(each.did)) for each in recording.strikes),
+        tables={name: [words.row(name, row) for row in rows] for name, rows in recording.tables.items()},
+        objects={words.text(key): words.printed(text) for key, text in recording.objects.items()},
+    )
+
+
+class _Words:
+    """What every value of a recording becomes.
+
+    Args:
+        recording: whose names and price are to be replaced.
+        dealt: by what.
+    """
+
+    def __init__(self, recording: Recording, dealt: Deal) -> None:
+        self._dealt = dealt
+        self._ended_at = recording.ended_at
+        (fleet,) = recording.tables["fleet"]
+        self._fleet: str = fleet["name"]
+        self._dollars = dealt.price_usd_per_hour / fleet["price_usd_per_hour"]
+        self._names = _names(recording, dealt)
+        known = "|".join(re.escape(name) for name in sorted(self._names, key=len, reverse=True))
+        # One pass: what has become a new name or figure is not looked at again.
+        self._pattern = re.compile(
+            rf"(?<![0-9A-Za-z])(?P<name>{known})(?![0-9A-Za-z])"
+            rf"|(?<=\b[Ff]leet[ -])(?P<fleet>{re.escape(self._fleet)})\b"
+            r"|(?P<moment>\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00))"
+            r"|(?P<clock>\b\d\d:\d\d:\d\d)(?= UTC\b)"
+            r"|(?P<before>\b(?:[Ss]teps?|[Bb]oundary)(?: beyond)?[ =])(?P<step> *\d+(?:,\d{3})*)"
+            r"|(?P<count>\b\d+(?:,\d{3})*)(?P<steps> (?:committed )?step)s?\b"
+            r"|(?P<seconds>\b\d+(?:\.\d+)?)(?= (?:s|seconds?)\b)"
+            r"|(?<=\d-)(?P<milliseconds>1\d{12})(?=\.jsonl)"
+        )
+
+    def row(self, table: str, row: Row) -> Row:
+        """Return a row of a table."""
+        match table:
+            case "fleet":
+                return {**self._object(row), "name": self._dealt.fleet, "price_usd_per_hour": self._dealt.price_usd_per_hour}
+            case "metric":
+                value = float(row["last_value"]) * self._metric_factor(row["name"])
+                return {**self._object(row), "last_value": repr(value)}
+            case "metric_chunk":
+                factor = self._metric_factor(row["name"])
+                points = [[step * self._dealt.step_factor, self._unix(at), value * factor] for step, at, value in row["points"]]
+                return {**self._object({**row, "points": []}), "points": points}
+        return self._object(row)
+
+    def text(self, text: str) -> str:
+        """Return a sentence, a name, an id or a key."""
+        return self._pattern.sub(self._replacement, text)
+
+    def printed(self, text: str) -> str:
+        """Return an object of a job's logs: a chunk of lines with their times, or a stream as it was printed."""
+        head, lines, length = decode_chunk(text.encode())
+        if head is None:
+            return self.text(text)
+        assert length == len(text.encode())
+        moved = [msgspec.structs.replace(line, at_ms=self._milliseconds(line.at_ms), text=self.text(line.text)) for line in lines]
+        return (encode_head(head) + encode_lines(moved)).decode()
+
+    def _object(self, row: Mapping[str, Any]) -> Row:
+        return {self.text(key): self._value(key, value) for key, value in row.items()}
+
+    def _value(self, key: str, value: Any) -> Any:
+        match value:
+            case None | bool():
+                return value
+            case str() if key in ("fleet_name", "fleet_names"):
+                return self._dealt.fleet
+            case str() if _STEP.search(key) and value.isdecimal():
+                return str(self._steps(int(value)))
+            case str():
+                return self.text(value)
+            case list():
+                return [self._value(key, each) for each in value]
+            case dict() if key == "accounting":
+                return {bucket: spent * self._dealt.pace for bucket, spent in value.items()}
+            case dict():
+                return self._object(value)
+        return self._number(key, value)
+
+    def _number(self, key: str, value: Any) -> Any:
+        if key == "at" or key.endswith(("_at", "_at_seconds")):
+            return self._unix(value)
+        if key.endswith(("_seconds", "_microseconds")):
+            return value * self._dealt.pace
+        if key.endswith("_usd"):
+            return value * self._dealt.pace * self._dollars
+        return self._steps(value) if _STEP.search(key) else value
+
+    def _replacement(self, found: re.Match[str]) -> str:
+        kind, said = found.lastgroup, found[0]
+        if kind == "name":
+            return self._names[said]
+        if kind == "fleet":
+            return self._dealt.fleet
+        if kind == "moment":
+            return self._moment(datetime.fromisoformat(said)).isoformat().replace("+00:00", "Z")
+        if kind == "clock":
+            return self._moment(self._nearest(time.fromisoformat(said))).strftime("%H:%M:%S")
+        if kind == "step":
+            return found["before"] + self._counted(found["step"])
+        if kind == "steps":
+            count = self._counted(found["count"])
+            return f"{count}{found['steps']}{'' if count == '1' else 's'}"
+        if kind == "milliseconds":
+            return str(self._milliseconds(int(said)))
+        _, _, decimals = said.partition(".")
+        return f"{float(said) * self._dealt.pace:.{len(decimals)}f}"
+
+    def _nearest(self, clock: time) -> datetime:
+        """Return the moment at which a clock showed that: the one nearest to the end of the recording."""
+        today = datetime.combine(self._ended_at, clock, UTC)
+        return min((today + timedelta(days=days) for days in (-1, 0, 1)), key=lambda at: abs(at - self._ended_at))
+
+    def _counted(self, said: str) -> str:
+        """Return a number of steps as it was written: aligned, with or without commas."""
+        steps = self._steps(int(said.replace(",", "")))
+        return (f"{steps:,}" if "," in said else str(steps)).rjust(len(said))
+
+    def _steps(self, steps: int) -> int:
+        return steps * self._dealt.step_factor if steps > 0 else steps  # -1: there is none
+
+    def _moment(self, at: datetime) -> datetime:
+        return self._dealt.ends_at + (at - self._ended_at) * self._dealt.pace
+
+    def _unix(self, at: float) -> float:
+        return self._moment(datetime.fromtimestamp(at, UTC)).timestamp()
+
+    def _milliseconds(self, at_ms: int) -> int:
+        return round(self._unix(at_ms / 1000) * 1000)
+
+    def _metric_factor(self, name: str) -> float:
+        """Of a logged value: what a step takes goes with the pace, and there are more steps."""
+        return self._dealt.pace / self._dealt.step_factor if name.endswith("_seconds") else 1.0
+
+
+_STEP: Final = re.compile(r"(^|_)(steps?|boundary)$")
+
+
+def _names(recording: Recording, dealt: Deal) -> dict[str, str]:
+    """Return what every name and id of a recording becomes."""
+    chance = random.Random(dealt.id_seed)
+    (fleet,) = recording.tables["fleet"]
+    job, spec = recording.job, recording.job["spec"]
+    run = _like(job["run_id"], chance)
+    names = {
+        job["name"]: dealt.job,
+        job["run_id"]: run,
+        job["run_id"][:12]: run[:12],  # in the ids of its incidents
+        spec["source_sha256"]: _like(spec["source_sha256"], chance),
+        spec["log_uri"].removeprefix("s3://").partition("/")[0]: f"everstep-{dealt.fleet}",
+        fleet["auto_scaling_group_name"]: f"everstep-{dealt.fleet}",
+        fleet["instance_type"]: dealt.instance_type,
+        fleet["availability_zone"]: dealt.availability_zone,
+    }
+    subnet = f"10.{chance.randrange(256)}.{chance.randrange(256)}"
+    for number, node in enumerate(recording.tables["node"], start=chance.randrange(1, 200)):
+        names[node["id"]] = "i-" + _like(node["id"].removeprefix("i-"), chance)
+        names[node["address"]] = f"{subnet}.{number}"
+        names[node["agent_id"]] = _like(node["agent_id"], chance)
+        if node["failure_domain"] and node["failure_domain"] not in names:
+            names[node["failure_domain"]] = "nn-" + _like(node["failure_domain"].removeprefix("nn-"), chance)
+    return {old: new for old, new in names.items() if old}
+
+
+def _like(old: str, chance: random.Random) -> str:
+    """Return an id of the same form: other hexadecimal digits in the same places."""
+    return "".join(chance.choice("0123456789abcdef") if digit in "0123456789abcdef" else digit for digit in old)

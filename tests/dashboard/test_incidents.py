@@ -1,0 +1,66 @@
+"""The five incidents recorded from real runs, each on one screen of a real Chromium, over the real application.
+
+Names, times and figures come from a fresh seed, so that what a page says can only be held against what the API answers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.dashboard.browsing import DESKTOP, open_job, sentence, signed_in
+from tests.dashboard.conftest import client_of
+from tests.dashboard.record import STORIES
+from tests.dashboard.service import Replayed
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def desk(browser: Browser, replayed: Replayed) -> Iterator[Page]:
+    sys.stdout.write(f"python -m tests.dashboard --recorded --seed {replayed.seed}\n")  # pytest shows it with a failure
+    with signed_in(browser, replayed) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def api(replayed: Replayed) -> Iterator[httpx.Client]:
+    with client_of(replayed) as client:
+        yield client
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_whether_to_act(
+    desk: Page, replayed: Replayed, api: httpx.Client, story: str
+) -> None:
+    name = replayed.jobs[story]
+    open_job(desk, name)
+    job = api.get(f"/training-jobs/{name}").json()
+    incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
+    card = desk.locator("section", has_text="What failed, when and why").last
+    expect(card).to_be_visible()
+    text, act = card.inner_text(), desk.locator("section.act").inner_text()
+    box = card.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] <= DESKTOP[1], "not on the first screen"
+    assert datetime.fromtimestamp(incident["FailedAt"], UTC).strftime("%H:%M:%S UTC") in text  # when
+    assert all(sentence(evidence) in text for evidence in incident["Evidence"][:3])  # why
+    assert sentence(incident["Decision"]) in text  # what was done
+    is_open = "ClosedAt" not in incident
+    lost = incident.get("LostSteps")
+    assert {None: "Not known yet" if is_open else "What no checkpoint has", 0: "No step"}.get(lost, f"{lost} step") in text  # what was lost
+    assert ("No: " in text) is is_open
+    if job["TrainingJobStatus"] == "Failed":
+        assert "Yes" in act
+        assert sentence(job["FailureReason"]) in desk.locator(".fold").inner_text()
+        assert job["FailureReason"].splitlines()[-1] in text  # the exception
+    else:
+        assert "No" in act
+    if is_open and job["SecondaryStatus"] != "Training":  # what is waited for, in AWS's own words, and when it is tried again
+        waits = desk.locator("section", has_text="What it waits for").last.inner_text()
+        assert all(sentence(part) in waits for part in job["Reason"].split(": ", 1))
