@@ -508,6 +508,7 @@ class Agent:
         """Return what a program that runs beside ranks of a run inherits."""
         user, inherited = self._settings.rank_user, node_environment(os.environ, self._settings.address)
         return inherited_as(make_home(self._settings.state, run, user) if user is not None else {}, inherited)
+
     def _usage(self) -> NodeUsage:
         return self._health.usage() if self._health is not None else NodeUsage()
 

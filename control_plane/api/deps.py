@@ -44,7 +44,7 @@ class Router(APIRouter):
         route = self.routes[-1]
         assert isinstance(route, APIRoute)
         gate.query = frozenset(_query_names(route.dependant))
-        gate.takes_body = route.body_field is not None or "requestBody" in (route.openapi_extra or {}) or route.methods <= {"GET", "HEAD"}
+        gate.takes_body = route.body_field is not None or "requestBody" in (route.openapi_extra or {}) or (route.methods or set()) <= {"GET", "HEAD"}
 
 
 class _NothingUnknown:

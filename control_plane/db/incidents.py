@@ -12,7 +12,7 @@ from functools import reduce
 from operator import add
 from typing import Any, TypedDict, Unpack
 
-from sqlalchemy import case, func, literal, select, tuple_, update
+from sqlalchemy import and_, case, func, literal, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from control_plane.core.observed import Cause

@@ -112,7 +112,7 @@ def of_fleet(session: Session, fleet_name: str | None = None, *, with_ended: boo
     return tuple(record_of(row, NodeRecord) for row in session.scalars(_of_fleet(fleet_name, with_ended=with_ended)))
 
 
-def _of_fleet(fleet_name: str | None, *, with_ended: bool) -> Select[tuple[Node]]:
+def _of_fleet(fleet_name: str | None, *, with_ended: bool) -> Select[Node]:
     query = select(Node).order_by(Node.created_at, Node.id)
     if fleet_name is not None:
         query = query.where(Node.fleet_name == fleet_name)

@@ -36,7 +36,7 @@ from everstep.protocol.rank_messages import (
     read_rank_half,
 )
 from everstep.protocol.slot import HEADER_BYTES, payload_digest, unpack_header, unpack_index
-from everstep.training import TrainingSession, copier, snapshots
+from everstep.training import TrainingSession, agent_link, copier, snapshots
 from everstep.training.capture import SlotMemory, view_of
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
 from tests.integration.training.fake_agent import JOB, RUN, FakeAgent

@@ -19,6 +19,7 @@ from everstep.protocol.rank_messages import (
     RANK_WORD_BYTES,
     Abandoned,
     Arriving,
+    Boundary,
     Captured,
     Capturing,
     Phase,
