@@ -25,7 +25,7 @@ const page = (job: object) =>
       answers: {
         '["incident","inc-1"]': incident,
         '["job","gpt"]': { TrainingJobName: 'gpt', FleetName: 'main', ...job },
-        '["events","gpt",""]': [look(1, NOW - 900, 'RanksStandStill', 'long before'), look(2, NOW - 60, 'RanksStandStill', 'the first look'), look(3, NOW - 40, 'RanksHang', 'the proof')],
+        [JSON.stringify(['events', 'gpt', 'around', 'inc-1', incident.ClosedAt])]: [look(2, NOW - 60, 'RanksStandStill', 'the first look'), look(3, NOW - 40, 'RanksHang', 'the proof')],
         [JSON.stringify(['nodes', 'main', false])]: [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' }],
         [JSON.stringify(['printed', 'inc-1', incident.FailedAt])]: [line(0, 'step 7'), line(1, '\u001b[31mwaits\u001b[0m')],
       },
