@@ -382,14 +382,10 @@ class Agent:
         self._supervisor.gone_seconds = timeouts.gone_seconds
 
     async def _tell_warm(self) -> None:
-        """Let the control plane hear at once when ranks can be started warm, or no more: a node that waits for work is chosen for it."""
-        told = False
-        while True:
-            version = self._supervisor.changed.version
-            if self._supervisor.is_warm is not told:
-                told = not told
-                self._changed()
-            await self._supervisor.changed.wait(version)
+        """Let the control plane hear at once when ranks can be started warm: a node that waits for work is chosen for it."""
+        while not self._supervisor.is_warm:
+            await self._supervisor.changed.wait(self._supervisor.changed.version)
+        self._changed()
 
     async def _fetch_sources(self) -> None:
         """Fetch what a node that waits for work is to have ready. What cannot be had now is tried again when it is asked for again."""

@@ -517,10 +517,8 @@ def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
 
     They are fetched and verified, and not unpacked: what lies unpacked cannot be verified again, and nobody else's code is to run or to be changed.
     """
-    launched = [job for job in table.jobs.values() if job.state in LAUNCHED_JOBS]
-    waiting = [job for job in table.jobs.values() if job.state not in LAUNCHED_JOBS and not job.is_paused]
     held: dict[str, SourceArchive] = {}
-    for job in (*in_order(launched), *in_order(waiting)):
+    for job in in_order(job for job in table.jobs.values() if not job.is_paused or job.state in LAUNCHED_JOBS):
         is_room = (
             len(held) < MOST_SOURCES and job.source is not None and sum(each.bytes for each in held.values()) + job.source.bytes <= MOST_SOURCE_BYTES
         )

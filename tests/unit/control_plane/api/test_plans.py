@@ -124,6 +124,9 @@ def test_cost_and_ettr_come_from_the_fleet_alone(service, client, fleet, source,
     job.write(incidents.change, "inc-0", closed_at=START, detect_seconds=1.0, replace_seconds=2.0, restore_seconds=3.0, rework_seconds=94.0)
     plan = planned(client, wanted)
     assert (plan["ExpectedMttfSeconds"], plan["ExpectedRecoverySeconds"], plan["ExpectedEttrRatio"]) == (9000.0, 100.0, 9000 / 9100)
+    job.open_incident("inc-1")
+    job.write(incidents.change, "inc-1", cause="drill", closed_at=START, detect_seconds=1000.0, replace_seconds=0.0, restore_seconds=0.0)
+    assert planned(client, wanted) == plan, "a drill is no failure"
 
 
 def test_what_cannot_run_is_refused_as_ever(client, fleet, wanted):
