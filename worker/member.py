@@ -363,17 +363,26 @@ class Member:
             self._begin(self._rounds.run(dial, patience_seconds=patience, is_restarted=is_restarted), "rounds")
         for shard in self.shards.values():
             if plan.base_step and shard.core.committed == NONE and plan.base_step not in shard.core.sealed:
-                self._begin(self._regain_base(shard), f"the base of rank {shard.rank}")
-            for peer in shard.core.peers:
-                sender = ReplicaSender(
-                    shard,
-                    peer,
-                    _PeerDialler(self, peer, "replica", shard.rank),
-                    self._node.store,
-                    self.pacer,
-                    holder_deadline_seconds=plan.timeouts.holder_deadline_seconds,
-                )
-                self._begin(sender.run(), f"replicas of rank {shard.rank} to {peer}")
+                self._begin(self._supply_regained(shard), f"the base of rank {shard.rank}")
+            else:
+                self._supply(shard)
+
+    def _supply(self, shard: OwnedShard) -> None:
+        for peer in shard.core.peers:
+            sender = ReplicaSender(
+                shard,
+                peer,
+                _PeerDialler(self, peer, "replica", shard.rank),
+                self._node.store,
+                self.pacer,
+                holder_deadline_seconds=self.plan.timeouts.holder_deadline_seconds,
+            )
+            self._begin(sender.run(), f"replicas of rank {shard.rank} to {peer}")
+
+    async def _supply_regained(self, shard: OwnedShard) -> None:
+        """Open lines to the holders once the base is here: of what they list at the beginning of one, only what the owner has too counts."""
+        await self._regain_base(shard)
+        self._supply(shard)
 
     async def dial(self, peer: NodeId, kind: SessionKind, owner_rank: Rank = NO_RANK) -> TcpSession:
         """Open a session to a member of this generation (see `tcp.dial`)."""

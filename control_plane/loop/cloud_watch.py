@@ -108,7 +108,10 @@ class CloudWatch:
     async def _repeat(self, stop: asyncio.Event, ask: Callable[[], Awaitable[None]], wake: asyncio.Event) -> None:
         while not stop.is_set():
             wake.clear()
-            await ask()
+            try:
+                await ask()
+            except Exception:  # the database was away, say: nothing else looks at AWS meanwhile
+                log.exception("looking at AWS failed; it is looked at again")
             try:
                 async with asyncio.timeout(POLL_SECONDS):
                     await wake.wait()
@@ -135,7 +138,13 @@ class CloudWatch:
         """Ask what EC2 has scheduled and where instances hang, where that is due. Apart from `poll`: what is rare must not hold up what is urgent."""
         for name, view in list(self._views.items()):
             about = self._known.setdefault(name, _Known())
-            if await asyncio.to_thread(self._ask_closely, name, set(view.conditions), about):
+            try:
+                is_news = await asyncio.to_thread(self._ask_closely, name, set(view.conditions), about)
+            except Exception:
+                log.exception("fleet %s: what EC2 says of its instances could not be stored; it is asked again", name)
+                about.looked_closely_at = about.looked_at_suspects_at = float("-inf")
+                continue
+            if is_news:
                 self._when_changed()
 
     def look_now(self) -> None:

@@ -23,7 +23,7 @@ from everstep.protocol.codec import encode
 from everstep.protocol.ids import Generation as Number
 from everstep.protocol.ids import JobName, NodeId, Rank, RunId
 from everstep.protocol.plan import PlanNode, RankPlan
-from tests.dashboard.service import Served
+from tests.dashboard.service import Living
 from tests.unit.control_plane.db.test_jobs import plan
 from tests.unit.control_plane.loop.world import FLEET, World
 
@@ -194,9 +194,9 @@ class Many:
 
 
 @contextmanager
-def served(directory: Path) -> Iterator[tuple[Served, Many]]:
+def served(directory: Path) -> Iterator[tuple[Living, Many]]:
     """A server over such a week."""
-    with Served(directory, World(directory, nodes=NODES, max_size=NODES + 8)) as made:
+    with Living(directory, World(directory, nodes=NODES, max_size=NODES + 8)) as made:
         many = Many(made.world)
         many.write()
         made.serve()

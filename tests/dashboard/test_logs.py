@@ -64,7 +64,7 @@ def test_the_failure_is_one_click_away_and_its_line_has_an_address(desk: Page, s
     desk.reload()
     expect(here).to_contain_text(told[-1])
     desk.goto(f"/incidents/{incident['IncidentId']}")
-    desk.get_by_role("link", name="What the ranks printed").click()
+    desk.get_by_role("link", name="That moment in the log").click()
     expect(here).to_contain_text(told[-1])
 
 

@@ -11,19 +11,19 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.dashboard.browsing import open_job, signed_in
 from tests.dashboard.many import EVENTS, INCIDENTS, JOBS, NODES, STEP, TARGET, WIDE, Many, served
-from tests.dashboard.service import Served
+from tests.dashboard.service import Living
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
-def week(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Many]]:
+def week(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Living, Many]]:
     with served(tmp_path_factory.mktemp("many")) as made:
         yield made
 
 
 @pytest.fixture
-def page(browser: Browser, week: tuple[Served, Many]) -> Iterator[Page]:
+def page(browser: Browser, week: tuple[Living, Many]) -> Iterator[Page]:
     with signed_in(browser, week[0]) as opened:
         yield opened
 
@@ -62,7 +62,7 @@ def test_five_hundred_jobs_are_listed_filtered_and_scrolled_and_the_list_asks_fo
     expect(rows.first).to_be_visible()
 
 
-def test_a_job_on_256_nodes_has_a_lane_for_each_and_every_copy_of_its_shards(page: Page, week: tuple[Served, Many]) -> None:
+def test_a_job_on_256_nodes_has_a_lane_for_each_and_every_copy_of_its_shards(page: Page, week: tuple[Living, Many]) -> None:
     open_job(page, WIDE)
     chart = page.locator("svg.timeline")
     expect(chart).to_have_attribute("aria-label", re.compile(f"^Timeline of 64 of {NODES} nodes and {INCIDENTS} incidents"))
@@ -100,7 +100,7 @@ def test_a_week_of_events_is_read_from_its_end(page: Page) -> None:
     assert len([url for url in asked if "SortOrder=Descending" in url]) == 2
 
 
-def test_many_incidents_and_nodes_are_listed(page: Page, week: tuple[Served, Many]) -> None:
+def test_many_incidents_and_nodes_are_listed(page: Page, week: tuple[Living, Many]) -> None:
     page.goto("/incidents")
     rows = page.locator("tbody tr")
     expect(page.get_by_text(f"{INCIDENTS} incidents", exact=True)).to_be_visible()

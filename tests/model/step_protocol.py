@@ -318,13 +318,19 @@ class Model:
     def _regain(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         """An owner that was restarted and no longer has the base fetches it from a holder, as `Member._regain_base` does."""
         shard, base = world.shards[rank], Content(Generation(world.origin), Step(world.base))
-        if not world.base or shard.committed != NONE or base.step in shard.sealed:
+        if not self._lacks_base(world, rank):
             return
         at = [holder for holder, seat in enumerate(self.holders[rank]) if holder and self.acts(world, seat) and self.has(world, rank, holder, base)]
         index = self.rules.writable(world.slots[rank][0], self.keeps(world, rank, rank) - {base})
         if at and index is not None:
             regained = self._slot(world, rank, 0, index, SlotView(SlotState.SEALED, base))
             yield ("regain", rank), self._apply(regained, rank, shard.seal(base.step))
+
+    @staticmethod
+    def _lacks_base(world: World, rank: int) -> bool:
+        """Say whether an owner has to fetch the base again: until then it has no lines to its holders (`Member._supply_regained`)."""
+        shard = world.shards[rank]
+        return bool(world.base) and shard.committed == NONE and world.base not in shard.sealed
 
     @staticmethod
     def _slot(world: World, rank: int, holder: int, index: int, view: SlotView) -> World:
@@ -434,7 +440,7 @@ class Model:
         stream, seat = world.streams[rank][holder], self.holders[rank][holder]
         owner_acts, holder_acts = self.acts(world, rank), self.acts(world, seat)
         match stream.phase:
-            case Phase.OFF if owner_acts and holder_acts:
+            case Phase.OFF if owner_acts and holder_acts and not self._lacks_base(world, rank):
                 yield ("connect", rank, seat), self._connected(world, rank, holder)
             case Phase.IDLE if owner_acts and holder_acts:
                 step = world.shards[rank].wanted(NodeId(f"{seat}"))

@@ -131,14 +131,16 @@ def _transfers(module: Any) -> None:
         kind.set(session.opened.kind)
         return await receive_shard(session, *rest, **named)
 
-    async def chunks_sent(*rest: Any, progress: Any, **named: Any) -> None:
+    async def chunks_sent(streams: Any, source: Any, transfer: Any, queue: Any, **named: Any) -> None:
         moment = sent[kind.get()]  # asked here: what follows is called by a thread that is no part of this task
+        taken = queue.taken
 
-        def one_has_left(taken_bytes: int) -> None:
+        def one_has_left(size: int) -> bool:
             die(moment)
-            progress(taken_bytes)
+            return taken(size)  # type: ignore[no-any-return]
 
-        await send_chunks(*rest, progress=one_has_left, **named)
+        queue.taken = one_has_left
+        await send_chunks(streams, source, transfer, queue, **named)
 
     def begun(self: Any, *rest: Any, **named: Any) -> None:
         self.kind = kind.get()

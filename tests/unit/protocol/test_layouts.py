@@ -36,7 +36,7 @@ def table(name: str) -> list[tuple[int, int | None, str]]:
     return [(int(offset), None if size == "…" else int(size), field) for offset, size, field in rows]
 
 
-@pytest.mark.parametrize(("name", "start", "end"), [("slot", 0, HEADER_BYTES), ("agent half", 0, 72), ("rank half", 2048, 2120)])
+@pytest.mark.parametrize(("name", "start", "end"), [("slot", 0, HEADER_BYTES), ("agent half", 0, 88), ("rank half", 2048, 2120)])
 def test_tables_have_no_gaps(name: str, start: int, end: int) -> None:
     position = start
     for offset, size, field in table(name):
@@ -86,8 +86,20 @@ def test_slot_header() -> None:
 
 HALVES = {
     "agent half": (
-        AgentHalf(5, 101, 102, 1, 103, StopState.CONFIRMED, 104, Vote.ABANDON),
-        {"sequence": 2, "generation": 5, "committed": 101, "proposed": 102, "slot": 1, "stop": 103, "stop_state": 2, "vote_step": 104, "vote": 2},
+        AgentHalf(5, 101, 102, 1, 103, StopState.CONFIRMED, 104, Vote.ABANDON, 105, 106),
+        {
+            "sequence": 2,
+            "generation": 5,
+            "committed": 101,
+            "proposed": 102,
+            "slot": 1,
+            "stop": 103,
+            "stop_state": 2,
+            "vote_step": 104,
+            "vote": 2,
+            "load": 105,
+            "verified": 106,
+        },
     ),
     "rank half": (
         RankHalf(5, 201, Phase.CLOSE, 202, Standing.CLOSED, 203, 2, 204),

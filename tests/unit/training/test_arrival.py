@@ -23,7 +23,7 @@ from everstep.training.session import TrainingSession
 from everstep.training.state import RankState
 
 GENERATION = Generation(2)
-ENVIRONMENT = Environment(Rank(0), 1, None, JobName("job"), RunId("ab" * 16), GENERATION, 1.0)
+ENVIRONMENT = Environment(Rank(0), 1, None, JobName("job"), RunId("ab" * 16), GENERATION, 1.0, 30.0)
 STEP = Step(7)
 Word = Callable[[], None]
 

@@ -125,7 +125,7 @@ def test_ids_become_visible_in_order_while_four_write(database: Database) -> Non
     while True:
         is_over = not any(thread.is_alive() for thread in threads)
         with database.read() as session:
-            found = events.page(session, job_name=None, fleet_name=None, project=None, after_id=position, limit=1_000)
+            found = events.page(session, events.EventFilter(after_id=position), limit=1_000)
         seen += [(event.type, int(event.message)) for event in found]
         position = found[-1].id if found else position
         if is_over:
@@ -230,7 +230,7 @@ def say(database: Database, kind: str) -> None:
 
 def said(database: Database) -> list[str]:
     with database.read() as session:
-        return [event.type for event in events.page(session, job_name=None, fleet_name=None, project=None, after_id=0, limit=99)]
+        return [event.type for event in events.page(session, events.EventFilter(), limit=99)]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import notices
@@ -193,3 +195,22 @@ async def test_what_a_user_suspended_stays_so_and_is_named(world: World) -> None
     assert "Launch process is suspended (User suspended at 2026-03-01T00:00:00Z)" in world.job().reason
     world.operator.resume_processes(GROUP, ["Launch"])
     await world.running()
+
+
+async def test_a_database_that_is_away_for_a_moment_ends_no_look_at_aws(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud, stop, asked = world.runner.cloud, asyncio.Event(), asyncio.Event()
+    answers = iter([OperationalError("SELECT", {}, Exception("the connection is gone"))])
+
+    def fleets_once_lost() -> list[object]:
+        for error in answers:
+            cloud.look_now()
+            raise error
+        asked.set()
+        return []
+
+    monkeypatch.setattr(cloud, "_fleets", fleets_once_lost)
+    running = asyncio.create_task(cloud.run(stop))
+    await asked.wait()
+    stop.set()
+    cloud.look_now()
+    await running
