@@ -142,7 +142,6 @@ class CloudWatch:
                 is_news = await asyncio.to_thread(self._ask_closely, name, set(view.conditions), about)
             except Exception:
                 log.exception("fleet %s: what EC2 says of its instances could not be stored; it is asked again", name)
-                about.looked_closely_at = about.looked_at_suspects_at = float("-inf")
                 continue
             if is_news:
                 self._when_changed()
@@ -254,12 +253,12 @@ class CloudWatch:
         is_due = asked_at - about.looked_closely_at >= CLOSE_SECONDS
         is_news = False
         if is_due:
-            about.looked_closely_at = asked_at
             for node_id, said_at in list(about.suspects.items()):  # the event loop adds to it meanwhile
                 if asked_at - said_at > FORGET_SECONDS:
                     about.suspects.pop(node_id, None)
             about.failed_checks = {node_id: told for node_id, told in about.failed_checks.items() if node_id in ids}
             is_news = self._ask_status(fleet, ids, about, asked_at)
+            about.looked_closely_at = asked_at  # what was said is stored, or AWS said nothing
         elif asked_at - about.looked_at_suspects_at >= SUSPECT_SECONDS:
             suspects = {node_id for node_id, said_at in list(about.suspects.items()) if asked_at - said_at <= SUSPECT_SECONDS}
             if suspects & ids:
@@ -278,10 +277,10 @@ class CloudWatch:
 
     def _ask_status(self, fleet: FleetName, ids: set[NodeId], about: _Known, asked_at: float) -> bool:
         """Ask what EC2 has scheduled for instances and how their checks go. Returns whether anything is news."""
-        about.looked_at_suspects_at = asked_at
         try:
             found = self._operator.statuses(sorted(ids))
         except CloudError as error:
+            about.looked_at_suspects_at = asked_at
             self._tell_once(f"{fleet}/events", f"fleet {fleet}: what EC2 has scheduled is unknown: {_first_line(error)}")
             return False
         self._failing.pop(f"{fleet}/events", None)
@@ -291,6 +290,7 @@ class CloudWatch:
         scheduled = [_scheduled(node_id, event) for node_id, status in found.items() for event in status.events]
         with self._database.write() as session:
             is_news = notices.replace_polled(session, NoticeSource.STATUS, ids, scheduled, self._now())
+        about.looked_at_suspects_at = asked_at
         return is_news or any(before.get(node_id, (asked_at, ()))[1] != checks for node_id, (_, checks) in failed.items())
 
     def _tell_once(self, key: str, words: str) -> None:
