@@ -27,6 +27,7 @@ from everstep import __version__
 from everstep.protocol.agent_messages import (
     SEND_LINES_SECONDS,
     AgentReport,
+    EndedRanks,
     HaltRanks,
     Hello,
     KeepEvidence,
@@ -196,6 +197,7 @@ class Agent:
         self._promise: Promise | None = None
         self._promising: tuple[RunId, int] | None = None
         self._inventory: tuple[SlotRecord, ...] = ()
+        self._ended_ranks: EndedRanks | None = None
         self._member: Member | None = None
         self._supplied: Supplied | None = None
         """Of the generation that is loaded; None after a restart, and before."""
@@ -346,6 +348,7 @@ class Agent:
                 generation=membership.generation,
                 phase=membership.phase,
                 inventory=self._inventory,
+                ended=self._ended_ranks,
                 faults=self._faults,
             )
         return MemberReport(
@@ -549,6 +552,7 @@ class Agent:
             self._faults = (NodeFault(code="ranks_not_gone", message=str(error), is_permanent=False),)
         self._store.open_run(membership.job, membership.run)
         self._inventory = self._store.inventory()
+        self._ended_ranks = self._store.ended_ranks()
         self._exits = {}
         self._promising = None
         log.info("generation %d promised: %d sealed slots", membership.generation, len(self._inventory))
@@ -606,7 +610,7 @@ class Agent:
         await asyncio.to_thread(self._forget_files, run)
         await self._supplies.forget(run)
         self._set(None)
-        self._inventory, self._exits, self._faults = (), {}, ()
+        self._inventory, self._ended_ranks, self._exits, self._faults = (), None, {}, ()
         self._promising = None
 
     def _forget_files(self, run: RunId) -> None:

@@ -45,6 +45,7 @@ from control_plane.core.evidence import (
 from control_plane.core.incidents import Fault, incident_id
 from control_plane.core.observed import (
     FIRST_STEP,
+    NO_STEP,
     Cause,
     Departure,
     Exclusion,
@@ -411,9 +412,16 @@ def _with_last_words(view: _View) -> _View:
     """Let reports of the ended generation that come late tell of it: an earlier exit, a higher boundary.
 
     A control plane that was away while a node was lost knows of the loss before it has heard when: the other ranks failed for want of that node.
+    And a rank may pass a boundary between its last report and its end: a node that promises tells how far its ranks had come.
     """
     before = view.record.incident
-    if before is None or before.state is not IncidentState.REPLACING or view.record.generation != before.generation_before:
+    if before is None or before.state is not IncidentState.REPLACING:
+        return view
+    members = [node.member for node in view.nodes.values() if node.member is not None and node.member.run == view.spec.run]
+    ended = [member.ended.boundary for member in members if member.ended is not None and member.ended.generation >= before.generation_before]
+    before = replace(before, reached_step=max(before.reached_step, *ended, NO_STEP))
+    view = replace_record(view, incident=before)
+    if view.record.generation != before.generation_before:
         return view
     earlier = tuple(fault for fault in faults.of_ranks(view.reports) if before.cause is Cause.RANK_EXIT and fault.at < before.failed_at)
     incident = replace(incidents.with_faults(before, earlier), reached_step=max(before.reached_step, faults.reached(view.reports)))

@@ -227,6 +227,15 @@ class NodeNotice(Message, frozen=True):
     """Unix time from which the instance may be gone; None where AWS names none."""
 
 
+class EndedRanks(Message, frozen=True):
+    """What ranks that were ended for a promise have left on their pages."""
+
+    generation: Generation
+    """Theirs."""
+    boundary: Step
+    """The highest that one of them passed, or -1."""
+
+
 class MemberReport(Message, frozen=True):
     """What this node does for its job."""
 
@@ -237,6 +246,8 @@ class MemberReport(Message, frozen=True):
     phase: MemberPhase
     inventory: tuple[SlotRecord, ...] = ()
     """Frozen at the promise; listed while PROMISED."""
+    ended: EndedRanks | None = None
+    """The last ranks of the run that lived here; told while PROMISED. None: there were none."""
     ranks: tuple[RankStatus, ...] = ()
     protection: tuple[ShardProtection, ...] = ()
     """Of the ranks that live here."""

@@ -175,11 +175,14 @@ def ledgers(day: Day) -> list[str]:
         length = incident.closed_at - incident.failed_at
         if abs(sum(incident.phase_seconds) - length) > LEDGER_SECONDS:
             wrong.append(f"{incident.id}: the phases have {sum(incident.phase_seconds):.6f} s, the interruption took {length:.6f} s")
-    reached = _reached(day.boundaries)
     for incident in day.incidents:
-        traced = _traced_lost_steps(incident, reached)
-        # A rank may be stopped behind a boundary that it has passed and before it has written that down.
-        if traced is not None and incident.lost_steps not in (traced, traced + 1):
+        if incident.from_step is None or incident.generation_after is None:
+            continue
+        traced = _traced_lost_steps(incident, day.boundaries)
+        # The last step of a rank whose node was lost may be known to nobody. And one may be stopped behind a boundary that it has passed and before
+        # it has written that down.
+        known = _traced_lost_steps(incident, [line for line in day.boundaries if line.node not in incident.instances])
+        if incident.lost_steps is None or not known <= incident.lost_steps <= traced + 1:
             wrong.append(f"{incident.id}: it says {incident.lost_steps} lost steps, the ranks made {traced} again from step {incident.from_step} on")
     return wrong
 
@@ -283,20 +286,12 @@ def _lines_by_place(lines: Iterable[Boundary]) -> dict[tuple[str, int, str], lis
     return found
 
 
-def _reached(lines: Iterable[Boundary]) -> dict[tuple[str, int], int]:
-    """Return the highest step that any rank passed, by job and generation."""
-    highest: dict[tuple[str, int], int] = {}
-    for line in lines:
-        key = (line.job, line.generation)
-        highest[key] = max(highest.get(key, 0), line.step)
-    return highest
-
-
-def _traced_lost_steps(incident: Incident, reached: dict[tuple[str, int], int]) -> int | None:
-    if incident.from_step is None or incident.generation_after is None:
-        return None
-    generations = range(incident.generation_before, incident.generation_after)  # what earlier ones lost was counted then
-    before = [step for (job, generation), step in reached.items() if job == incident.job and generation in generations]
+def _traced_lost_steps(incident: Incident, lines: Iterable[Boundary]) -> int:
+    """Return how many steps behind the base any rank had made; what earlier generations lost was counted then."""
+    assert incident.from_step is not None  # it is over
+    assert incident.generation_after is not None
+    generations = range(incident.generation_before, incident.generation_after)
+    before = [line.step for line in lines if line.job == incident.job and line.generation in generations]
     return max(0, max(before, default=0) - incident.from_step)
 
 

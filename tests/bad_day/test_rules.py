@@ -133,6 +133,8 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
         ("never closed", with_incident(closed_at=None)),
         ("phases", with_incident(phase_seconds=(1.5, 2.0, 2.0, 1.0))),
         ("lost steps", with_incident(lost_steps=0)),
+        ("lost steps unsaid", with_incident(lost_steps=None)),
+        ("more lost steps than were made", with_incident(lost_steps=3)),
     ],
     "enough": [
         ("one kind less", lambda day: replace(day, strikes=day.strikes[1:])),
@@ -211,3 +213,11 @@ def test_the_least_ettr_follows_from_the_strikes() -> None:
     cost = sum(COST_SECONDS[strike.kind] for strike in strikes) + 3 * COST_SECONDS["instances"]
     assert expected_ettr(strikes, 1000.0) == pytest.approx(1 - cost / 1000)
     assert expected_ettr(strikes, 1.0) == 0.0
+
+
+def test_the_last_step_of_a_node_that_was_lost_may_be_known_to_nobody() -> None:
+    day = well()
+    last = passed("early", 1, A, 7, 98.0)
+    of_survivor = passed("early", 1, B, 7, 98.0, rank=1)
+    assert not RULES["ledgers"](replace(day, boundaries=[*day.boundaries, last]))
+    assert RULES["ledgers"](replace(day, boundaries=[*day.boundaries, of_survivor]))

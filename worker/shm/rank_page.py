@@ -53,3 +53,18 @@ class RankPage:
             self.path.unlink(missing_ok=True)
         self._view.release()
         self._mapping.close()
+
+
+def last_half(path: Path) -> RankHalf | None:
+    """Return what a rank that is gone has left on its page.
+
+    Args:
+        path: of the page.
+
+    Returns:
+        Its half; None if it wrote none, died in the middle of writing, or wrote over it.
+    """
+    page = memoryview(path.read_bytes())
+    agent = read_agent_half(page) if len(page) == RANK_WORD_BYTES else None
+    half = read_rank_half(page) if agent is not None else None
+    return half if agent is not None and half is not None and half.generation == agent.generation else None

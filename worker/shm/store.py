@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from everstep.protocol.agent_messages import EndedRanks
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.plan import SlotRecord
@@ -29,6 +30,7 @@ from worker.core.slots import Content, SlotView, being_written, find_sealed, wri
 from worker.errors import NoRoom
 from worker.rank_user import RankUser, make_way, share
 from worker.shm.chunk_digests import ChunkDigests
+from worker.shm.rank_page import last_half
 from worker.shm.slot_file import SlotFile
 from worker.tasks import end, work_as_ranks_do
 
@@ -168,6 +170,14 @@ class SlotStore:
     def page_path(self, rank: Rank) -> Path:
         """Where the rank's page lies."""
         return self.root / str(self.run) / f"rank-{rank}.word"
+
+    def ended_ranks(self) -> EndedRanks | None:
+        """Return how far the ranks of the newest generation came that have a page here; they are known to be gone."""
+        halves = [half for path in (self.root / str(self.run)).glob("rank-*.word") if (half := last_half(path)) is not None]
+        newest = max((half.generation for half in halves), default=None)
+        if newest is None:
+            return None
+        return EndedRanks(generation=Generation(newest), boundary=Step(max(half.boundary for half in halves if half.generation == newest)))
 
     # -- what is there ----------------------------------------------------------------------------------------------------------------------
 

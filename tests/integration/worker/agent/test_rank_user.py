@@ -14,8 +14,8 @@ from worker.rank_files import make_home
 from worker.rank_user import RankUser
 
 pytestmark = pytest.mark.integration
-USER = RankUser(os.getuid() or 61_234, os.getgid() or 61_235)
-"""Root may give to anybody, others to themselves."""
+USER = RankUser(os.getuid() or 61_244, os.getgid() or 61_245)
+"""Root may give to anybody, others to themselves. A release removes what this user has in /tmp: no other test has ranks of the same."""
 
 
 def opened(root: Path) -> dict[str, int]:

@@ -91,6 +91,26 @@ async def test_a_killed_rank_restarts_all_ranks_from_their_own_memory(world: Wor
     phases_add_up(world)
 
 
+async def test_steps_that_no_report_told_of_are_counted_as_lost(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    team = world.team()
+    team[1].unheard = 2
+    world.kill_rank(team[2])
+    await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
+    await world.train(4)
+    await world.tick()
+    (first,) = world.incidents()
+    assert (first.from_step, first.lost_steps) == (10, 2)
+    assert first.closed_at is not None
+    world.kill_rank(team[2])
+    await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 3)
+    await world.train(3)
+    await world.tick()
+    assert [incident.lost_steps for incident in world.incidents()] == [2, 0], "what ranks of an earlier generation had reached is no loss of this one"
+
+
 async def test_a_terminated_instance_is_replaced_by_the_spare_in_its_place(world: World) -> None:
     world.submit()
     await world.running()

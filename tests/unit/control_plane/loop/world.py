@@ -26,6 +26,7 @@ from control_plane.loop.runner import LoopContext, Runner
 from everstep.protocol.agent_messages import (
     AgentReport,
     ControlToAgent,
+    EndedRanks,
     ExitClass,
     HaltRanks,
     Hello,
@@ -78,6 +79,9 @@ class Agent:
     plan: GenerationPlan | None = None
     slots: dict[tuple[int, int, int], SlotRecord] = field(default_factory=dict)
     boundary: dict[Rank, int] = field(default_factory=dict)
+    unheard: int = 0
+    """Steps that its ranks finish between its last report and their end."""
+    ended: EndedRanks | None = None
     exits: dict[Rank, RankExit] = field(default_factory=dict)
     inventory: tuple[SlotRecord, ...] = ()
     faults: tuple[NodeFault, ...] = ()
@@ -166,6 +170,7 @@ class Agent:
             generation=self.generation,
             phase=self.phase,
             inventory=self.inventory if self.phase is MemberPhase.PROMISED else (),
+            ended=self.ended if self.phase is MemberPhase.PROMISED else None,
             ranks=tuple(self.status(rank, step) for rank, step in sorted(self.boundary.items())),
             longest={"train": 1.0} if self.boundary else {},
             stacks=self.stacks(),
@@ -240,7 +245,10 @@ class Agent:
                 if self.run == run and generation <= self.generation:
                     return
                 if self.run != run:
-                    self.slots = {}
+                    self.slots, self.ended = {}, None
+                if self.run == run and self.boundary:
+                    self.ended = EndedRanks(generation=self.generation, boundary=Step(max(self.boundary.values()) + self.unheard))
+                    self.unheard = 0
                 self.job, self.run, self.generation, self.phase = job, run, generation, MemberPhase.PROMISED
                 self.sources = ()
                 self.plan, self.exits, self.uploads, self.faults = None, {}, (), ()

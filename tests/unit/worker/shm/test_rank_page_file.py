@@ -6,7 +6,7 @@ import mmap
 from pathlib import Path
 
 from everstep.protocol.rank_messages import RANK_WORD_BYTES, AgentHalf, RankHalf, StopState, Vote, write_rank_half
-from worker.shm.rank_page import RankPage
+from worker.shm.rank_page import RankPage, last_half
 
 
 def as_rank(path: Path) -> memoryview:
@@ -58,3 +58,20 @@ def test_the_last_good_half_of_a_rank_stands(tmpfs: Path) -> None:
     assert page.rank() == RankHalf(3, 8, copying=8)
     page.close(unlink=True)
     assert not (tmpfs / "word").exists()
+
+
+def test_what_a_rank_leaves_is_read_without_its_agent(tmpfs: Path) -> None:
+    path = tmpfs / "word"
+    page = RankPage(path, generation=3)
+    assert last_half(path) is None, "it wrote nothing"
+    shared = as_rank(path)
+    write_rank_half(shared, RankHalf(3, 8))
+    page.close()
+    assert last_half(path) == RankHalf(3, 8)
+    write_rank_half(shared, RankHalf(2, 99))
+    assert last_half(path) is None, "of another generation"
+    write_rank_half(shared, RankHalf(3, 9))
+    shared[2048] |= 1
+    assert last_half(path) is None, "it died while writing"
+    path.write_bytes(b"")
+    assert last_half(path) is None, "its agent died before it had made it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import mmap
 import os
 from collections.abc import Collection
 from dataclasses import replace
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from everstep.protocol import slot as slot_module
+from everstep.protocol.agent_messages import EndedRanks
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+from everstep.protocol.rank_messages import RANK_WORD_BYTES, RankHalf, write_rank_half
 from everstep.protocol.slot import (
     DIGEST_BYTES,
     HEADER_BYTES,
@@ -28,6 +31,7 @@ from worker.core.slots import Content, slot_bytes_per_node
 from worker.errors import NoRoom
 from worker.shm import store as store_module
 from worker.shm.chunk_digests import ChunkDigests
+from worker.shm.rank_page import RankPage
 from worker.shm.store import Slot, SlotStore, in_thread
 
 JOB, RUN, OTHER = JobName("gpt"), RunId("ab" * 16), RunId("cd" * 16)
@@ -538,3 +542,15 @@ async def test_a_thread_is_joined_when_its_caller_is_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended == [True]
+
+
+async def test_the_newest_ended_ranks_tell_how_far_they_came(tmpfs: Path) -> None:
+    store = opened(tmpfs)
+    assert store.ended_ranks() is None
+    for rank, generation, boundary in ((0, 1, 90), (1, 2, 40), (2, 2, 41)):
+        path = store.page_path(Rank(rank))
+        RankPage(path, generation=generation).close()
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page, memoryview(page) as view:
+            write_rank_half(view, RankHalf(generation, boundary))
+    assert store.ended_ranks() == EndedRanks(generation=Generation(2), boundary=Step(41)), "not the page of a rank that moved away since"
+    store.close()
