@@ -27,7 +27,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.loaders import Loader
 
-from everstep import config, event_stream, sources, validation
+from everstep import config, event_stream, exchanges, sources, validation
 from everstep.aws_models import DATA, SERVICE
 from everstep.errors import ConfigurationError, NothingToDownload, TransferFailed
 from everstep.protocol.loopback import is_loopback
@@ -98,6 +98,7 @@ def client(
         config=settings.merge(config) if config else settings,
     )
     add_to(made, found.token)
+    exchanges.watch(made)
     made.everstep_configuration = found
     return cast("EverstepClient", made)
 

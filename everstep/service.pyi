@@ -997,7 +997,7 @@ class EverstepClient(Protocol):
         """Describe one training job: what it is, where it stands, and why."""
     def drain_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Have a node's job leave it at an agreed stop, no step lost, once another node is there; then hold it. Asking again changes nothing."""
-    def execute_command(self, *, TrainingJobName: str, Rank: int, Command: Sequence[str], TimeoutInSeconds: int = ..., ClientRequestToken: str = ...) -> ExecuteCommandResponse:
+    def execute_command(self, *, TrainingJobName: str, Rank: int, Command: Sequence[str], TimeoutInSeconds: int = ..., Stdin: str = ..., ClientRequestToken: str = ...) -> ExecuteCommandResponse:
         """Run a program beside a rank and answer what it has said: `py-spy dump --pid {pid}`. Only where the job's fleet sets AllowCommands. It runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID; without a shell or a terminal. Who ran what is an event."""
     def follow_logs(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., NextToken: str = ...) -> FollowLogsResponse:
         """Follow what a job's ranks print: from NextToken on, from the beginning with StartFromHead or StartTime, else from now. Each event has lines and a token to go on from, after a broken connection, say. Lines come from the agents as they are printed, from the object store where an agent cannot be reached; every line comes once. The stream ends when the job has ended and everything was given."""

@@ -347,6 +347,8 @@ export interface ExecuteCommandRequest {
   Command: string[]
   /** It is ended after this long. 30 unless given. */
   TimeoutInSeconds?: number
+  /** What the program reads from its stdin, in UTF-8; nothing unless given. How long it was is told in the history, and no more. */
+  Stdin?: string
   /** The same command asked for again with the same token is not run again: it is answered again. */
   ClientRequestToken?: string
 }
