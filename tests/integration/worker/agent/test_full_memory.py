@@ -66,13 +66,15 @@ async def test_ranks_train_without_slots_and_have_them_when_there_is_room(fleet:
 
 
 async def steps_until(fleet: Fleet, what: str, arrived: Callable[[], object]) -> None:
-    """Make steps, snapshots or not, until something is so."""
+    """Make a step, snapshots or not, at every report until something is so."""
+    heard = fleet.control.heard
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not arrived():
+                version = heard.version
                 for rank in fleet.ranks:
                     rank.step()
-                await asyncio.sleep(0.01)
+                await heard.wait(version)
     except TimeoutError:
         raise AssertionError(f"waited {PATIENCE_SECONDS} s for {what}") from None
 
