@@ -81,13 +81,16 @@ class ObjectStore(Protocol):
         """Yield all objects whose key begins with the prefix's key, in key order."""
 
     def sign_upload(self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int) -> SignedUpload | None:
-        """Return an address where others may put an object, these very bytes and no others, or None where the store has none. Calls nobody.
+        """Sign an address where others may put an object, these very bytes and no others. Calls nobody.
 
         Args:
             reference: which object.
             sha256: of the body, hexadecimal.
             size_bytes: of the body.
             seconds: how long the address is good.
+
+        Returns:
+            The address, or None where the store has none for others.
         """
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:
