@@ -23,7 +23,7 @@ from everstep import __version__
 from everstep.protocol.agent_messages import AgentReport
 
 # Second series beside every one, with the time of the process's start: nothing that the agent's own figures do not tell.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 SNAPSHOT_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from control_plane.core.incidents import PHASES
 
 # Second series beside every one, with the time of the process's start: nothing that the server's own metrics do not tell.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 Loop = Literal["job", "fleet"]
 LOOPS: Final[tuple[Loop, ...]] = ("job", "fleet")
