@@ -60,7 +60,7 @@ async def test_ranks_train_without_slots_and_have_them_when_there_is_room(fleet:
     assert fleet.ranks[CROWDED].slots is None
     assert [member_of(fleet, number).faults for number in range(3)] == [()] * 3, "no fault: a new generation is not what it needs"
     full.clear()
-    await steps_until(fleet, "slots", lambda: fleet.ranks[CROWDED].slots is not None)
+    await steps_until(fleet, "slots", lambda: fleet.ranks[CROWDED].slots is not None and fleet.is_expected())
     await fleet.train(fleet.ranks[0].boundary + 3)
     await until("the next report", lambda: reason_of(fleet, CROWDED) == "")
 
