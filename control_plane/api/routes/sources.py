@@ -61,15 +61,17 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
     known = _known(services, source_id)
     if known is not None:
         return _shown(known)
-    reference = _reference(services, source_id)
+    reference, limit = _reference(services, source_id), services.source_limits.archive_bytes
     try:
-        if services.objects.head(reference).size_bytes > services.source_limits.archive_bytes:
+        if services.objects.head(reference).size_bytes > limit:
             raise _too_long(services)
         with _spool(services) as spool:
             digest = hashlib.sha256()
             received = 0
             for chunk in services.objects.stream(reference):
                 received += len(chunk)
+                if received > limit:  # it was put anew since
+                    raise _too_long(services)
                 digest.update(chunk)
                 spool.write(chunk)
             _check_digest(source_id, digest.hexdigest(), received)

@@ -221,6 +221,16 @@ def test_what_is_too_large_gets_no_address_and_is_not_read(client, store) -> Non
     assert store.keys() == []
 
 
+def test_what_grows_while_it_is_looked_at_is_not_read_to_its_end(client, store, monkeypatch) -> None:
+    place = ObjectReference(bucket=BUCKET, key=KEY)
+    small = store.put(place, b"x")
+    store.put(place, bytes(2**20 + 1))
+    monkeypatch.setattr(store, "head", lambda _: small)
+    with refused("ValidationException", "longer than 1048576 bytes"):
+        client.complete_source(SourceId=ID)
+    assert store.keys() == []
+
+
 @pytest.mark.parametrize("body", [b"", b"not gzip at all", archive(special("link", b"2", "/etc/passwd"))], ids=["empty", "no gzip", "link"])
 def test_an_archive_that_could_hurt_is_refused_and_deleted(client, store, body) -> None:
     with refused("ValidationException", "The source is refused"):
