@@ -200,6 +200,7 @@ def _loops(
         bucket=services.bucket,
         now=services.now,
         retention=settings.retention,
+        figures=services.figures,
     )
 
     def leaser() -> Leaser:

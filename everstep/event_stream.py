@@ -24,6 +24,7 @@ import urllib3
 from botocore.exceptions import ClientError, EndpointConnectionError
 from botocore.utils import get_environ_proxies
 
+from everstep import exchanges
 from everstep.config import ClientConfig
 from everstep.protocol.loopback import is_loopback
 
@@ -97,17 +98,21 @@ class EventStream:
         }
         proxy = None if is_loopback(url) else get_environ_proxies(url).get(url.partition(":")[0])
         self._pool = urllib3.PoolManager(**settings) if proxy is None else urllib3.ProxyManager(proxy, **settings)
+        address = f"{url}{PATH}?{urlencode(query)}"
+        headers = {"Authorization": f"Bearer {configuration.token}", "Accept": "text/event-stream"}
+        exchanges.told_request("GET", address, headers.items())
         try:
             self._answer = self._pool.request(
                 "GET",
-                f"{url}{PATH}?{urlencode(query)}",
-                headers={"Authorization": f"Bearer {configuration.token}", "Accept": "text/event-stream"},
+                address,
+                headers=headers,
                 preload_content=False,
                 redirect=False,
             )
         except urllib3.exceptions.HTTPError as error:
             self._pool.clear()
             raise EndpointConnectionError(endpoint_url=url, error=error) from error
+        exchanges.told_answer(str(self._answer.status), self._answer.headers.items())
         if self._answer.status != 200:
             status, body = self._answer.status, self._answer.read()
             self.close()

@@ -27,7 +27,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.loaders import Loader
 
-from everstep import config, event_stream, sources, validation
+from everstep import config, event_stream, exchanges, sources, uploads, validation
 from everstep.aws_models import DATA, SERVICE
 from everstep.errors import ConfigurationError, NothingToDownload, TransferFailed
 from everstep.protocol.loopback import is_loopback
@@ -40,6 +40,8 @@ Json = dict[str, Any]
 REGION: Final = "us-east-1"
 """botocore wants one; the service has none."""
 CHUNK_BYTES: Final = 1024 * 1024
+SIGNED_ADDRESSES: Final = 2
+"""An upload that took so long that its address has expired is tried once more with another one."""
 _DEFAULTS: Final = Config(
     connect_timeout=5,
     read_timeout=60,
@@ -98,6 +100,7 @@ def client(
         config=settings.merge(config) if config else settings,
     )
     add_to(made, found.token)
+    exchanges.watch(made)
     made.everstep_configuration = found
     return cast("EverstepClient", made)
 
@@ -143,7 +146,7 @@ class Conveniences:
     """What the client does beyond single operations. Mixed into botocore's class."""
 
     def upload_source(self, *, Directory: str | os.PathLike[str] | None = None, Body: bytes | BinaryIO | None = None) -> Json:
-        """Store a user's code; what is stored already is not sent again.
+        """Store a user's code; what is stored already is not sent again. It goes straight into S3 where that can be reached, else by the service.
 
         Args:
             Directory: packed as it is, without version control, caches and what `.everstepignore` names; links in it are refused.
@@ -162,11 +165,7 @@ class Conveniences:
         service = cast(Any, self)
         with tempfile.TemporaryFile() as archive:
             source_id = sources.pack(Path(Directory), archive) if Directory is not None else _copy(Body, archive)
-            try:
-                service.describe_source(SourceId=source_id)
-            except service.exceptions.ResourceNotFoundException:
-                archive.seek(0)
-                service.put_source(SourceId=source_id, Body=archive)
+            _store(service, source_id, archive)
         return {"SourceId": source_id}
 
     def follow_events(
@@ -216,6 +215,24 @@ class Conveniences:
             )
         top = Path(Directory)
         return [_download(service, TrainingJobName, entry, _below(top, entry["Path"])) for entry in chosen]
+
+
+def _store(service: Any, source_id: str, archive: BinaryIO) -> None:
+    size = archive.seek(0, os.SEEK_END)
+    for _ in range(SIGNED_ADDRESSES):
+        made = service.create_source(SourceId=source_id, Bytes=size)
+        if made["IsStored"]:
+            return
+        if "Upload" not in made:
+            break
+        outcome = uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], archive)
+        if outcome is uploads.Outcome.TAKEN:
+            service.complete_source(SourceId=source_id)
+            return
+        if outcome is uploads.Outcome.NOT_TAKEN:
+            break
+    archive.seek(0)
+    service.put_source(SourceId=source_id, Body=archive)
 
 
 def _download(service: Any, job: str, entry: Json, path: Path) -> Path:

@@ -82,6 +82,14 @@ class CreateJoinTokenResponse(TypedDict):
     FleetName: str
     ExpirationTime: NotRequired[datetime]
 
+class CreateSourceResponse(TypedDict):
+    """Whether a source is there already, and where it is to be put if not."""
+    SourceId: str
+    IsStored: bool
+    """It was checked and stored before: there is nothing to do."""
+    Upload: NotRequired[SourceUpload]
+    """Put it there, then CompleteSource. Absent where it is stored, or where the service's store takes nothing from outside: then PutSource."""
+
 class CreateTokenResponse(TypedDict):
     """A new token."""
     Secret: str
@@ -628,6 +636,14 @@ class SourceConfig(TypedDict):
     SourceId: str
     """As PutSource returned it: the SHA-256 of the archive."""
 
+class SourceUpload(TypedDict):
+    """Where an archive is to be put, without a token: `PUT Url` with these headers and the archive as its body."""
+    Url: str
+    """Whoever has it may put this very archive there, and no other: checksum and length are signed."""
+    Headers: dict[str, str]
+    ExpirationTime: datetime
+    """After it CreateSource gives another address."""
+
 class SparePolicy(TypedDict):
     """How many spares are kept, from what the fleet has seen of failures and replacements."""
     Probability: float
@@ -965,12 +981,16 @@ class EverstepClient(Protocol):
     def can_paginate(self, operation_name: str) -> bool: ...
     def acknowledge_incident(self, *, IncidentId: str, Note: str = ...) -> Incident:
         """Say to have seen an incident, with a note. It changes nothing of the recovery; the first acknowledgement stays."""
+    def complete_source(self, *, SourceId: str) -> PutSourceResponse:
+        """Have an archive that was put where CreateSource said read back and checked; jobs may use it from then on. Repeating it changes nothing."""
     def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:
         """Have the newest committed step of a running job, or the next one, put into S3. While one is on its way, asking again changes nothing."""
     def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> Fleet:
         """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
         """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
+    def create_source(self, *, SourceId: str, Bytes: int) -> CreateSourceResponse:
+        """Ask where an archive is to be put: straight into S3, at an address that is good for this archive alone and for fifteen minutes. `IsStored`: it is there already. Repeating it gives another address."""
     def create_token(self, *, Role: Literal["admin", "submitter", "viewer"], Project: str = ..., Description: str = ..., ExpiresInSeconds: int = ...) -> CreateTokenResponse:
         """Make a token. Its secret is in this answer and nowhere else; asking again makes another token."""
     def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
@@ -997,7 +1017,7 @@ class EverstepClient(Protocol):
         """Describe one training job: what it is, where it stands, and why."""
     def drain_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Have a node's job leave it at an agreed stop, no step lost, once another node is there; then hold it. Asking again changes nothing."""
-    def execute_command(self, *, TrainingJobName: str, Rank: int, Command: Sequence[str], TimeoutInSeconds: int = ..., ClientRequestToken: str = ...) -> ExecuteCommandResponse:
+    def execute_command(self, *, TrainingJobName: str, Rank: int, Command: Sequence[str], TimeoutInSeconds: int = ..., Stdin: str = ..., ClientRequestToken: str = ...) -> ExecuteCommandResponse:
         """Run a program beside a rank and answer what it has said: `py-spy dump --pid {pid}`. Only where the job's fleet sets AllowCommands. It runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID; without a shell or a terminal. Who ran what is an event."""
     def follow_logs(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., NextToken: str = ...) -> FollowLogsResponse:
         """Follow what a job's ranks print: from NextToken on, from the beginning with StartFromHead or StartTime, else from now. Each event has lines and a token to go on from, after a broken connection, say. Lines come from the agents as they are printed, from the object store where an agent cannot be reached; every line comes once. The stream ends when the job has ended and everything was given."""

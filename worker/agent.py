@@ -65,7 +65,7 @@ from worker.instance_metadata import InstanceMetadata
 from worker.logs import LogShipper, RankLogs
 from worker.member import Member, Node
 from worker.own_log import OwnLog
-from worker.prometheus import AgentFacts, MetricsEndpoint
+from worker.prometheus import AgentFacts, MetricsEndpoint, snapshot_seconds
 from worker.promise import Promise, PromiseFile
 from worker.rank_commands import RankCommands
 from worker.rank_environment import Supplied, inherited_as, node_environment
@@ -164,6 +164,7 @@ class Agent:
         self._wanted_sources: tuple[SourceArchive, ...] = ()
         self._sources_asked = Signal()
         self._unsound_sources: set[str] = set()
+        self._snapshot_seconds = snapshot_seconds()
         self._node = Node(
             settings.node_id,
             settings.address,
@@ -176,6 +177,7 @@ class Agent:
             self._archives,
             settings.rank_user,
             self._usage,
+            self._snapshot_seconds.observe,
         )
         self._supplies = Supplies(settings.state, objects, aws, now=now, input_bytes=settings.input_bytes, user=settings.rank_user)
         self._metadata = InstanceMetadata(settings.metadata_endpoint, self._changed) if settings.metadata_endpoint else None
@@ -223,7 +225,8 @@ class Agent:
         self._listen()
         await self._ranks.start()
         await self._supervisor.start()
-        metrics = MetricsEndpoint(*self._settings.metrics_address, self._facts) if self._settings.metrics_address is not None else None
+        at = self._settings.metrics_address
+        metrics = MetricsEndpoint(*at, self._facts, self._snapshot_seconds) if at is not None else None
         if self._health is not None:
             loop = asyncio.get_running_loop()
             self._health.start(lambda: self._health_changed(loop))

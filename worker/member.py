@@ -81,6 +81,8 @@ class Node:
     """That ranks run as; None: the agent's."""
     usage: Callable[[], NodeUsage] = NodeUsage
     """Of its devices."""
+    on_snapshot: Callable[[float], None] = lambda _: None
+    """Told of every snapshot, and how long it took."""
 
 
 class _PeerDialler:
@@ -154,6 +156,7 @@ class Member:
             now=node.now,
             usage=node.usage,
             sent_bytes=lambda: self.pacer.sent_bytes,
+            on_snapshot=node.on_snapshot,
         )
         self._clocks = {rank: PhaseClock(plan.base_step) for rank in self.here.ranks}
         self._told: tuple[object, ...] = ()

@@ -1,7 +1,7 @@
 """What people run beside a rank of this node: a program, without a shell, bounded in time and output.
 
     agent ──▶ python -P -m worker.beside CGROUP  PROGRAM ARGUMENT …      in the rank's cgroup, and gone with the agent
-                                                   │ stdout, stderr: the first 256 KiB
+                                                   │ stdin: what was given; stdout, stderr: the first 256 KiB
                                                    └ ended with its process group, and all that is in its session
 
 Invariant: a command that was run is not run again. None outlives the generation that it was run for: it is ended with its ranks.
@@ -125,14 +125,14 @@ async def run_beside(command: RunCommand, rank: RankRecord, environment: Mapping
     """
     own = {**environment, "RANK": str(rank.rank), "EVERSTEP_RANK_PID": str(rank.pid)}
     words = (rank.cgroup or beside.NONE, beside.written(user), *words_for(command.argv, rank.pid))
-    process = await _started([sys.executable, "-P", "-m", "worker.beside", *words], own)
+    process = await _started([sys.executable, "-P", "-m", "worker.beside", *words], own, stdin=PIPE if command.stdin else DEVNULL)
     assert process.stdout is not None
     assert process.stderr is not None
     said: list[bytearray] = [bytearray(), bytearray()]
     is_timed_out = False
     try:
         async with asyncio.timeout(command.timeout_seconds):
-            await asyncio.gather(_read(process.stdout, said[0]), _read(process.stderr, said[1]), process.wait())
+            await asyncio.gather(_feed(process, command.stdin), _read(process.stdout, said[0]), _read(process.stderr, said[1]), process.wait())
     except TimeoutError:
         is_timed_out = True
     finally:
@@ -148,9 +148,9 @@ async def run_beside(command: RunCommand, rank: RankRecord, environment: Mapping
     )
 
 
-async def _started(words: Sequence[str], environment: Mapping[str, str]) -> Process:
+async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: int) -> Process:
     """Start a program in a process group of its own; one that is given up while it starts is ended with all that it has started by then."""
-    options = {"stdin": DEVNULL, "stdout": PIPE, "stderr": PIPE, "start_new_session": True}
+    options = {"stdin": stdin, "stdout": PIPE, "stderr": PIPE, "start_new_session": True}
     starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*words, env=environment, **options))  # type: ignore[arg-type]
     try:
         return await asyncio.shield(starting)  # asyncio would end the program alone, and wait for its children
@@ -158,6 +158,16 @@ async def _started(words: Sequence[str], environment: Mapping[str, str]) -> Proc
         with contextlib.suppress(OSError):
             await _end(await starting)
         raise
+
+
+async def _feed(process: Process, data: bytes) -> None:
+    """Give a command its stdin, and then the end of it; one that does not read it is none the worse."""
+    if process.stdin is None:
+        return
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(data)
+        await process.stdin.drain()
+    process.stdin.close()
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:

@@ -70,6 +70,7 @@ class RankLines:
         now: Callable[[], float],
         usage: Callable[[], NodeUsage],
         sent_bytes: Callable[[], int],
+        on_snapshot: Callable[[float], None],
     ) -> None:
         """Begin.
 
@@ -86,6 +87,7 @@ class RankLines:
             now: Unix time.
             usage: of the node's devices.
             sent_bytes: to holders of this node's shards so far.
+            on_snapshot: told of every snapshot, and how many seconds after its boundary it was captured.
         """
         self.faults: dict[str, NodeFault] = {}
         self._plan = plan
@@ -100,6 +102,7 @@ class RankLines:
         self._now = now
         self._usage = usage
         self._sent_bytes = sent_bytes
+        self._on_snapshot = on_snapshot
         self._own_metrics = OwnMetrics()
         self._passed: tuple[Step, float] = (NONE, 0.0)
         """The newest boundary of rank 0 that is captured, and when it was passed."""
@@ -375,6 +378,7 @@ class RankLines:
         if not digests.is_sealed:  # else it was said twice
             self._sealing[shard.rank] = captured.step
             digests.complete()
+            self._on_snapshot(captured.seconds)
 
     def _slot_of(self, shard: OwnedShard, said: Capturing | Captured) -> Slot | None:
         """Return the slot that the rank speaks of, if it is the one that it should write."""

@@ -9,7 +9,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +29,7 @@ from control_plane.cloud.operator import CloudOperator
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.event_feed import EventFeed
+from control_plane.loop.figures import LoopFigures
 from everstep.protocol import constraints
 from everstep.protocol.plan import Timeouts
 
@@ -115,6 +116,8 @@ class Services:
     attestation: Attestation | None = None
     """What it takes for agents to show which instance they are; None: they join with join tokens alone."""
     feed: EventFeed
+    figures: LoopFigures = field(default_factory=LoopFigures)
+    """What the loops count of themselves."""
     now: Callable[[], datetime]
     wake: Callable[[], None]
     """Makes the loops look again; from any thread."""

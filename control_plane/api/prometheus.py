@@ -1,7 +1,8 @@
 """What this service measures of itself, as Prometheus reads it (text format 0.0.4).
 
-Every figure is what the database and the connected agents say at the moment of the scrape; nothing is counted in two places. Series are those
-of jobs that have not ended, of fleets, and of causes: nothing grows with steps, incidents, nodes or ranks. Names and units follow
+Every figure is what the database and the connected agents say at the moment of the scrape, but for those of the loops, which they count themselves
+(`control_plane.loop.figures`); nothing is counted in two places. Series are those of jobs that have not ended, of fleets, and of causes: nothing
+grows with steps, incidents, nodes or ranks. Names and units follow
 https://prometheus.io/docs/practices/naming: base units, `_total` on what only grows.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from control_plane.api import views
@@ -24,6 +25,7 @@ from control_plane.db.incidents import Recoveries
 from control_plane.db.jobs import JobRecord
 from control_plane.db.nodes import NodeRecord
 from control_plane.db.protection import ShardRecord
+from control_plane.loop.figures import LoopFigures
 from everstep.protocol.ids import NodeId
 
 MEDIA_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -51,10 +53,12 @@ class Facts:
     newest_event_id: int = 0
 
 
-def exposition(facts: Facts) -> bytes:
-    """Return the facts in Prometheus's text format."""
+def exposition(facts: Facts, figures: LoopFigures) -> bytes:
+    """Return the facts, and what the loops have counted, in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(families(facts)))
+    for collector in figures.collectors:
+        registry.register(collector)
     return generate_latest(registry)
 
 
@@ -118,14 +122,11 @@ def _of_recoveries(recoveries: Iterable[Recoveries]) -> Iterator[Metric]:
     labels = ["job", "cause", "source"]
     count = CounterMetricFamily("everstep_job_recoveries", "Recoveries that are over.", labels=labels)
     steps = CounterMetricFamily("everstep_job_lost_steps", "Steps that had to be made again.", labels=labels)
-    phases = SummaryMetricFamily("everstep_recovery_phase_seconds", "How long recoveries were in each phase.", labels=[*labels, "phase"])
     for each in recoveries:
         of_these = [each.job_name, each.cause, each.source or "none"]
         count.add_metric(of_these, each.count)
         steps.add_metric(of_these, each.lost_steps)
-        for phase, seconds in each.phase_seconds.items():
-            phases.add_metric([*of_these, phase], count_value=each.count, sum_value=seconds)
-    yield from (count, steps, phases)
+    yield from (count, steps)
 
 
 def _of_exports(facts: Facts) -> Iterator[Metric]:

@@ -33,6 +33,10 @@ S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61
 ShortText = Annotated[str, StringConstraints(max_length=256)]
 Value = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
+Environment = Annotated[dict[VariableName, Value], Field(max_length=100, json_schema_extra={"x-sensitive": True})]
+"""People keep keys in it, although `Secrets` is for that."""
+Hidden = Annotated[str, Field(json_schema_extra={"x-sensitive": True})]
+"""Shown in no log."""
 SecretReference = Annotated[
     str,
     StringConstraints(
@@ -204,7 +208,7 @@ class CreateTrainingJobRequest(Request):
     """Path of a requirements.txt in the source: each node installs what it lacks of it, once, beside its own packages, and ranks see that first."""
     hyper_parameters: Annotated[dict[HyperParameterName, Value], Field(max_length=100)] = Field(default_factory=dict)
     """Given to the script as EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value`."""
-    environment: Annotated[dict[VariableName, Value], Field(max_length=100)] = Field(default_factory=dict)
+    environment: Environment = Field(default_factory=dict)
     secrets: Annotated[dict[VariableName, SecretReference], Field(max_length=100)] = Field(default_factory=dict)
     """Variables of ranks whose values are in AWS: `secretsmanager:NAME`, `ssm:NAME` or an ARN of either. Each node reads them when it starts its
     ranks; values are stored, shown and logged nowhere."""
@@ -492,7 +496,7 @@ class TrainingJob(Shape):
     entry_point: str
     requirements: str | None
     hyper_parameters: dict[str, str]
-    environment: dict[str, str]
+    environment: Annotated[dict[str, str], Field(json_schema_extra={"x-sensitive": True})]
     secrets: dict[str, str]
     """Where the values are, by variable."""
     role_arn: str | None
@@ -1128,6 +1132,8 @@ class ExecuteCommandRequest(Request):
     """The program and its arguments, as they are: no shell sees them. `{pid}` in one is the rank's process."""
     timeout_in_seconds: int = Field(default=30, ge=1, le=50)
     """It is ended after this long."""
+    stdin: Annotated[str | None, StringConstraints(max_length=65_536), Field(json_schema_extra={"x-sensitive": True})] = None
+    """What the program reads from its stdin, in UTF-8; nothing unless given. How long it was is told in the history, and no more."""
     client_request_token: Annotated[
         str | None, StringConstraints(min_length=1, max_length=64), Field(json_schema_extra={"x-idempotency-token": True})
     ] = None
@@ -1191,7 +1197,7 @@ class CreateJoinTokenRequest(Request):
 class CreateJoinTokenResponse(Shape):
     """A join token for a fleet's launch template."""
 
-    join_token: str
+    join_token: Hidden
     """Shown once; the service keeps its digest alone."""
     token_id: str
     fleet_name: str
@@ -1231,7 +1237,7 @@ class Token(Shape):
 class CreateTokenResponse(Shape):
     """A new token."""
 
-    secret: str
+    secret: Hidden
     """What is sent as `Authorization: Bearer …`. Shown once; the service keeps its digest alone."""
     token: Token
 
@@ -1256,6 +1262,35 @@ class GetCallerIdentityResponse(Shape):
     server_version: str
     server_time: datetime
     """By the service's clock."""
+
+
+class CreateSourceRequest(Request):
+    """An archive that is about to be stored."""
+
+    source_id: Sha256
+    """The SHA-256 of the archive, a gzipped tar."""
+    bytes: int = Field(ge=0, le=2**40)
+    """Its length."""
+
+
+class SourceUpload(Shape):
+    """Where an archive is to be put, without a token: `PUT Url` with these headers and the archive as its body."""
+
+    url: Hidden
+    """Whoever has it may put this very archive there, and no other: checksum and length are signed."""
+    headers: dict[str, str]
+    expiration_time: datetime
+    """After it CreateSource gives another address."""
+
+
+class CreateSourceResponse(Shape):
+    """Whether a source is there already, and where it is to be put if not."""
+
+    source_id: Sha256
+    is_stored: bool
+    """It was checked and stored before: there is nothing to do."""
+    upload: SourceUpload | None
+    """Put it there, then CompleteSource. Absent where it is stored, or where the service's store takes nothing from outside: then PutSource."""
 
 
 class PutSourceResponse(Shape):

@@ -129,7 +129,10 @@ class Connection:
             retries={"mode": "standard", "total_max_attempts": self._max_attempts},
             max_pool_connections=32,
             user_agent_extra="everstep",
-            s3={"addressing_style": "path"} if self.settings.endpoint_url else None,
+            # Addresses that are signed for others: by version 4, which binds length and checksum, and with the region's own host, because S3
+            # answers some of the global one's with a redirect, which a signature does not survive.
+            signature_version="s3v4" if service == "s3" else None,
+            s3={"addressing_style": "path" if self.settings.endpoint_url else "virtual"},
             proxies={} if is_local else None,
         )
         client = self._session.client(service, endpoint_url=self.settings.endpoint_url, config=config)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import BinaryIO
 
 from control_plane.cloud.errors import CloudError, GroupNotOurs, InvalidRequest, NotFound, PreconditionFailed
-from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectInfo
+from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectInfo, SignedUpload
 from control_plane.cloud.operator import (
     FLEET_TAG,
     TERMINATING_TRANSITION,
@@ -423,6 +423,10 @@ class MemoryObjectStore:
         with self._lock:
             found = [info for key, (_, info) in sorted(self._bucket(prefix).items()) if key.startswith(prefix.key)]
         yield from found
+
+    def sign_upload(self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int) -> SignedUpload | None:  # noqa: ARG002
+        """Nobody can reach what is in memory; see `ObjectStore`."""
+        return None
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:
         """Delete objects; see `ObjectStore`."""

@@ -6,8 +6,8 @@ raise `CloudError` alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import BinaryIO, Protocol
 
@@ -27,6 +27,15 @@ class ObjectInfo:
     etag: str
     """Without quotes."""
     modified_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SignedUpload:
+    """Where anybody who has it may put one certain body."""
+
+    url: str = field(repr=False)
+    headers: Mapping[str, str]
+    """To be sent along."""
 
 
 class ObjectStore(Protocol):
@@ -70,6 +79,19 @@ class ObjectStore(Protocol):
 
     def list(self, prefix: ObjectReference) -> Iterator[ObjectInfo]:
         """Yield all objects whose key begins with the prefix's key, in key order."""
+
+    def sign_upload(self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int) -> SignedUpload | None:
+        """Sign an address where others may put an object, these very bytes and no others. Calls nobody.
+
+        Args:
+            reference: which object.
+            sha256: of the body, hexadecimal.
+            size_bytes: of the body.
+            seconds: how long the address is good.
+
+        Returns:
+            The address, or None where the store has none for others.
+        """
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:
         """Delete objects; one that is not there is deleted already.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, Final
 
@@ -10,7 +11,7 @@ from botocore.exceptions import ClientError
 
 from control_plane.cloud.connection import Connection, translated
 from control_plane.cloud.errors import NotFound
-from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectInfo
+from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectInfo, SignedUpload
 from everstep.protocol.plan import ObjectReference
 
 _TRANSFER: Final = TransferConfig(
@@ -79,6 +80,14 @@ class S3ObjectStore:
             for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key):
                 for entry in page.get("Contents", ()):
                     yield _listed(prefix.bucket, entry)
+
+    def sign_upload(self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int) -> SignedUpload | None:
+        """Sign an address; see `ObjectStore`."""
+        checksum = base64.b64encode(bytes.fromhex(sha256)).decode()
+        asked = {"Bucket": reference.bucket, "Key": reference.key, "ContentLength": size_bytes, "ChecksumSHA256": checksum}
+        with translated():  # of credentials that have to be fetched first
+            url: str = self._s3.generate_presigned_url("put_object", Params=asked, ExpiresIn=seconds)
+        return SignedUpload(url, {"x-amz-checksum-sha256": checksum})
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:
         """Delete objects; see `ObjectStore`."""

@@ -9,6 +9,7 @@
     an object without fields                document: any JSON
     format binary                           a streaming payload `Body`
     x-idempotency-token                     idempotencyToken: filled in by the client
+    x-sensitive                             sensitive: shown in no log
 
 Invariant: what has no counterpart is refused by name, never left out; but for server-sent events, which are no operation of the client.
 """
@@ -33,12 +34,12 @@ LOGGED_NUMBER: Final = "LoggedNumber"
 _NOT_FINITE = [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]
 _PROSE = frozenset({"description", "default", "title", "examples"})
 _SAID = {
-    "string": frozenset({"type", "minLength", "maxLength", "pattern", "enum", "const", "x-idempotency-token"}),
+    "string": frozenset({"type", "minLength", "maxLength", "pattern", "enum", "const", "x-idempotency-token", "x-sensitive"}),
     "integer": frozenset({"type", "minimum", "maximum"}),
     "number": frozenset({"type", "minimum", "maximum", "format"}),
     "boolean": frozenset({"type"}),
     "array": frozenset({"type", "items", "minItems", "maxItems"}),
-    "object": frozenset({"type", "additionalProperties", "patternProperties", "propertyNames", "minProperties", "maxProperties"}),
+    "object": frozenset({"type", "additionalProperties", "patternProperties", "propertyNames", "minProperties", "maxProperties", "x-sensitive"}),
 }
 """What can be said of a value in a service model, by its JSON type."""
 _PLAIN_NAMES = {"string": "String", "integer": "Long", "double": "Double", "boolean": "Boolean", "timestamp": "Timestamp"}
@@ -194,7 +195,7 @@ class _Shapes:
         if kind == "string":
             allowed = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
             limits = _bounds(schema, "minLength", "maxLength")
-            return {"type": "string", **limits, **_given(pattern=schema.get("pattern"), enum=allowed)}
+            return {"type": "string", **limits, **_given(pattern=schema.get("pattern"), enum=allowed, sensitive=schema.get("x-sensitive"))}
         if kind == "integer":
             is_small = abs(schema.get("maximum", LARGEST_INTEGER + 1)) <= LARGEST_INTEGER
             return {"type": "integer" if is_small else "long", **{name: int(value) for name, value in _bounds(schema, "minimum", "maximum").items()}}
@@ -220,6 +221,7 @@ class _Shapes:
             "key": self._reference(f"{where} (key)", owner, f"{hint}Key", keys),
             "value": self._reference(f"{where} (value)", owner, f"{hint}Value", values),
             **_bounds(schema, "minProperties", "maxProperties"),
+            **_given(sensitive=schema.get("x-sensitive")),
         }
 
     def _named(self, name: str, shape: Json, owner: str) -> Json:

@@ -255,26 +255,14 @@ class Recoveries:
     source: str | None
     count: int
     lost_steps: int
-    phase_seconds: Mapping[str, float]
-    """By phase: detect, replace, restore, rework."""
 
 
 def recoveries(session: Session, run_ids: Collection[str]) -> tuple[Recoveries, ...]:
     """Return what the closed incidents of some runs come to, by job, cause and source."""
-    phases = {
-        "detect": Incident.detect_seconds,
-        "replace": Incident.replace_seconds,
-        "restore": Incident.restore_seconds,
-        "rework": Incident.rework_seconds,
-    }
     keys = (Incident.job_name, Incident.cause, Incident.restore_source)
-    sums = [func.coalesce(func.sum(column), 0.0) for column in phases.values()]
-    query = select(*keys, func.count(), func.coalesce(func.sum(Incident.lost_steps), 0), *sums).group_by(*keys).order_by(*keys)
+    query = select(*keys, func.count(), func.coalesce(func.sum(Incident.lost_steps), 0)).group_by(*keys).order_by(*keys)
     found = session.execute(query.where(Incident.closed_at.is_not(None), Incident.run_id.in_(run_ids)))
-    return tuple(
-        Recoveries(job_name=job, cause=cause, source=source, count=count, lost_steps=lost or 0, phase_seconds=dict(zip(phases, spent, strict=True)))
-        for job, cause, source, count, lost, *spent in found
-    )
+    return tuple(Recoveries(job_name=job, cause=cause, source=source, count=count, lost_steps=lost or 0) for job, cause, source, count, lost in found)
 
 
 def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now: datetime) -> bool:

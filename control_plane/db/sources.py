@@ -42,10 +42,16 @@ def get(session: Session, sha256: str) -> SourceRecord:
     Raises:
         NotFound: nothing was uploaded under this digest.
     """
-    row = session.get(Source, sha256)
-    if row is None:
+    found = find(session, sha256)
+    if found is None:
         raise NotFound("source", sha256)
-    return record_of(row, SourceRecord)
+    return found
+
+
+def find(session: Session, sha256: str) -> SourceRecord | None:
+    """Return one source, or None where nothing was stored under this digest."""
+    row = session.get(Source, sha256)
+    return None if row is None else record_of(row, SourceRecord)
 
 
 def add(session: Session, source: SourceRecord) -> SourceRecord:

@@ -93,7 +93,7 @@ class CommandDesk:
         asked = self._asked.get(command.command_id)
         if asked is None:
             asked = self._ask(node_id, command)
-        elif (asked.command.rank, asked.command.argv) != (command.rank, command.argv):
+        elif (asked.command.rank, asked.command.argv, asked.command.stdin) != (command.rank, command.argv, command.stdin):
             raise AnotherCommand
         try:
             async with asyncio.timeout(max(asked.ends_at - self._monotonic(), 0.0)):

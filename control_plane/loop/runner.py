@@ -17,9 +17,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 
@@ -28,15 +28,16 @@ from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.core import drills
 from control_plane.core import fleets as core_fleets
+from control_plane.core import incidents as core_incidents
 from control_plane.core import jobs as core_jobs
 from control_plane.core.actions import Decision, FleetDecision, GroupAction, MemberAction, PutManifest, SendKeepEvidence
 from control_plane.core.observed import DrillObserved, JobObserved, Policy
-from control_plane.core.states import ENDED_JOBS, FleetStatus, JobState, NodeState
+from control_plane.core.states import ENDED_JOBS, FleetStatus, IncidentState, JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import drills as db_drills
 from control_plane.db import events, fleets, implications, incidents, jobs, nodes, notices, protection
 from control_plane.db.errors import NotFound, StaleLease
-from control_plane.db.leases import Lease, LeaseKind, Leaser
+from control_plane.db.leases import Lease, Leaser
 from control_plane.db.retention import DEFAULT, Retention, prune
 from control_plane.db.session import Database
 from control_plane.loop import records
@@ -44,6 +45,7 @@ from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.checkpoint_keeper import CheckpointKeeper
 from control_plane.loop.cloud_watch import CloudView, CloudWatch
 from control_plane.loop.executor import Executor
+from control_plane.loop.figures import Loop, LoopFigures
 from control_plane.loop.notice_reader import NoticeReader
 from control_plane.loop.observer import Hearing, Observer, StoredFleet, StoredJob
 from control_plane.loop.verifier import Verifier
@@ -83,6 +85,8 @@ class LoopContext:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     monotonic: Callable[[], float] = time.monotonic
     retention: Retention = DEFAULT
+    figures: LoopFigures = field(default_factory=LoopFigures)
+    """What the loops count of themselves."""
 
 
 class Runner:
@@ -141,8 +145,11 @@ class Runner:
             try:
                 with about(job=job.name, run=job.run_id, generation=job.generation or None):
                     await self.pass_over_job(RunId(job.run_id))
-            except (StaleLease, NotFound) as stale:
+            except StaleLease as stale:
                 log.info("job %s: %s", job.name, stale)
+                self._job_leases.lose(job.run_id)
+            except NotFound as gone:
+                log.info("job %s: %s", job.name, gone)
                 self._job_leases.drop(job.run_id)
             except Exception:
                 log.exception("job %s (run %s): the pass failed; it is made again", job.name, job.run_id)
@@ -155,8 +162,11 @@ class Runner:
         for name in names:
             try:
                 await self.pass_over_fleet(name)
-            except (StaleLease, NotFound) as stale:
+            except StaleLease as stale:
                 log.info("fleet %s: %s", name, stale)
+                self._fleet_leases.lose(name)
+            except NotFound as gone:
+                log.info("fleet %s: %s", name, gone)
                 self._fleet_leases.drop(name)
             except Exception:
                 log.exception("fleet %s: the pass failed; it is made again", name)
@@ -182,19 +192,23 @@ class Runner:
             lease = await asyncio.to_thread(partial(self._job_leases.hold, run, at_once=True))  # who serves the fleet has the right to it
             if lease is None:
                 return None
-            stored = await asyncio.to_thread(self.observer.read_job, run)
-            now = self._context.now().timestamp()
-            spec, observed = self.observer.observe_job(stored, now)
-            decision = core_jobs.decide(now, spec, observed, self._policy)
-            for action in decision.actions:
-                if isinstance(action, PutManifest):
-                    self.executor.put_manifest(lease, action)
-                else:
-                    self.executor.tell(action)
-            shards = self._shards(stored, now)
-            if decision.record != observed.record or decision.events or decision.incidents or decision.implications or shards:
-                await asyncio.to_thread(self._apply_job, lease, stored, decision, shards, now)
-            await self._follow_drill(lease, stored, observed, decision, now)
+            with self._reconciling("job"):
+                stored = await asyncio.to_thread(self.observer.read_job, run)
+                now = self._context.now().timestamp()
+                spec, observed = self.observer.observe_job(stored, now)
+                decision = core_jobs.decide(now, spec, observed, self._policy)
+                for action in decision.actions:
+                    if isinstance(action, PutManifest):
+                        self.executor.put_manifest(lease, action)
+                    else:
+                        self.executor.tell(action)
+                shards = self._shards(stored, now)
+                if decision.record != observed.record or decision.events or decision.incidents or decision.implications or shards:
+                    await asyncio.to_thread(self._apply_job, lease, stored, decision, shards, now)
+                for incident in decision.incidents:
+                    if incident.state is IncidentState.CLOSED and incident.cause.is_failure:
+                        self._context.figures.recovered(core_incidents.phase_seconds(incident, now))
+                await self._follow_drill(lease, stored, observed, decision, now)
             if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS or decision.fleet is not None:
                 break  # in another fleet it is whose turn it is to serve that one
         if decision is not None and decision.record.state in ENDED_JOBS:
@@ -223,6 +237,10 @@ class Runner:
         view = self.cloud.group(name)
         if view is None:
             return None
+        with self._reconciling("fleet"):
+            return await self._reconcile_fleet(lease, name, view)
+
+    async def _reconcile_fleet(self, lease: Lease, name: FleetName, view: CloudView) -> FleetDecision:
         history = await asyncio.to_thread(self.observer.read_history, name)
         now = self._context.now().timestamp()
         stored = await asyncio.to_thread(self.observer.read_fleet, name, records.at(now))
@@ -247,6 +265,18 @@ class Runner:
             else:
                 self.executor.tell(action)
         return decision
+
+    @contextmanager
+    def _reconciling(self, loop: Loop) -> Iterator[None]:
+        """Count what is done inside as a pass."""
+        begun = self._context.monotonic()
+        try:
+            yield
+        except StaleLease:
+            self._context.figures.was_stale(loop)
+            raise
+        finally:
+            self._context.figures.reconciled(loop, self._context.monotonic() - begun)
 
     async def _sweep(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]]) -> None:
         seen = 0
@@ -446,12 +476,13 @@ class _Leases:
     Used in one thread at a time: each loop waits for its own passes.
     """
 
-    def __init__(self, context: LoopContext, kind: LeaseKind) -> None:
+    def __init__(self, context: LoopContext, kind: Loop) -> None:
         self._database = context.database
+        self._figures = context.figures
         self._monotonic = context.monotonic
         self._ttl_seconds = grace_seconds(context.timeouts)
         self._leaser = Leaser(context.owner, self._ttl_seconds, context.monotonic)
-        self._kind: LeaseKind = kind
+        self._kind: Loop = kind
         self._held: dict[str, tuple[Lease, float]] = {}
 
     def hold(self, key: str, *, at_once: bool = False) -> Lease | None:
@@ -463,7 +494,7 @@ class _Leases:
         with self._database.write() as session:
             lease = self._leaser.claim(session, self._kind, key, at_once=at_once)
         if lease is None:
-            self._held.pop(key, None)
+            self.lose(key)
             return None
         self._held[key] = (lease, at)
         return lease
@@ -477,8 +508,13 @@ class _Leases:
         """Say whether another replica is at work under this lease."""
         return key not in self._held and self._leaser.sees_another(self._kind, key)
 
+    def lose(self, key: str) -> None:
+        """Forget a lease that another replica has now."""
+        if self._held.pop(key, None) is not None:
+            self._figures.lost_lease(self._kind)
+
     def drop(self, key: str) -> None:
-        """Forget a lease that is lost or no longer of use."""
+        """Forget a lease that is no longer of use."""
         self._held.pop(key, None)
 
     def release_all(self) -> None:

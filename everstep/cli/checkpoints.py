@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from everstep.cli.commands import Columns, Json, Pages, Rows, Service, Shown, command
+from everstep.cli.commands import Asks, Columns, Json, Pages, Rows, Service, Shown, command
 from everstep.cli.names import JobName
 from everstep.cli.output import size, when, without_none
 
@@ -47,7 +47,7 @@ def create(service: Service, name: JobName) -> Shown:
     return Shown(answer, f"a checkpoint of step {answer['Step']} or the next one is asked for", f"next: everstep checkpoints list {name}")
 
 
-def _add(verb: str, explanation: str, done: str, note: str = "") -> None:
+def _add(verb: str, explanation: str, done: str, note: str = "", asks: Asks | None = None) -> None:
     """Add a command that does something to one checkpoint."""
 
     def do(service: Service, name: JobName, step: Step, generation: OfGeneration = None) -> Shown:
@@ -57,7 +57,7 @@ def _add(verb: str, explanation: str, done: str, note: str = "") -> None:
         return Shown(checkpoint, told, note.format(name=name))
 
     do.__doc__ = explanation
-    command(app, verb)(do)
+    command(app, verb, asks=asks)(do)
 
 
 _add(
@@ -72,6 +72,7 @@ _add(
     "delete",
     "Delete a checkpoint from S3, for good; not a pinned one, nor the one that a job which has not ended would be restored from.",
     "is deleted",
+    asks=lambda given: f"Delete the checkpoint of step {given['step']} of {given['name']} from S3, for good?",
 )
 
 

@@ -6,7 +6,9 @@
         return Shown(answer, Rows(answer["Quotas"], {"PROJECT": "Project"}, empty="No project has a quota."))
 
 A command says what the service answered and what a person should see of it. `--output` and `--query` come with every command; one that asks for
-`service` has the options that say which, one that asks for `pages` those of a list.
+`service` has the options that say which, one that asks for `pages` those of a list. One that does what cannot be undone says what to ask first:
+
+    @command(app, asks=lambda given: f"Revoke the token {given['token_id']}, for good?")
 
 Invariant: with `--output json` and no `--query`, stdout is the service's answer and nothing else.
 """
@@ -22,11 +24,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
+from everstep.cli.confirm import confirmed
 from everstep.cli.formats import OutputFormat, headings_and_cells, plain, rendered
-from everstep.cli.output import Columns, Facts, Json, Part, Rows, leave_stdout, say, show, show_cells
+from everstep.cli.output import FAILED, Columns, Facts, Json, Part, Rows, leave_stdout, say, show, show_cells
 from everstep.errors import ConfigurationError
 
-__all__ = ["Columns", "Facts", "Json", "Output", "OutputFormat", "Pages", "Query", "Rows", "Service", "Shown", "command"]
+__all__ = ["Asks", "Columns", "Facts", "Json", "Output", "OutputFormat", "Pages", "Query", "Rows", "Service", "Shown", "command"]
 
 if TYPE_CHECKING:
     from everstep.service import EverstepClient as Service
@@ -64,7 +67,17 @@ _CONNECTION: Final = {
         Annotated[str | None, typer.Option(help="Region that the client says it is for; Everstep itself has none.", rich_help_panel=_EVERYWHERE)],
         None,
     ),
+    "debug": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--debug", help="Every exchange with the service, its retries and request ids, to stderr; no secrets.", rich_help_panel=_EVERYWHERE
+            ),
+        ],
+        False,
+    ),
 }
+_ASKING: Final = {"yes": (Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking first; needed where there is no terminal.")], False)}
 _PAGING: Final = {
     "max_items": (Annotated[int, typer.Option(min=1, help="At most this many.", rich_help_panel=_LISTS)], MAX_ITEMS),
     "page_size": (
@@ -79,6 +92,8 @@ _PAGING: Final = {
 }
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+Asks = Callable[[Mapping[str, Any]], str | None]
+"""What to ask before a command does its work, by its arguments; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +139,20 @@ class Pages:
         return whole
 
 
-def command(app: typer.Typer, name: str | None = None) -> Callable[[_Command], _Command]:
+def command(app: typer.Typer, name: str | None = None, *, asks: Asks | None = None) -> Callable[[_Command], _Command]:
     """Return a decorator that adds a command, with the options that all have.
 
     Args:
         app: the noun that it belongs to.
         name: of the command; by default the function's.
+        asks: for what cannot be undone; whoever says no ends the command with exit code 1.
 
     Returns:
         The decorator; the function itself stays as it is.
     """
 
     def add(function: _Command) -> _Command:
-        app.command(name)(_with_options(function))
+        app.command(name)(_with_options(function, asks))
         return function
 
     return add
@@ -160,6 +176,24 @@ def connect(**options: Any) -> Iterator[Service]:
             yield service
     finally:
         service.close()
+
+
+@contextmanager
+def _exchanges_on_stderr() -> Iterator[None]:
+    import logging  # no --help needs them
+
+    from everstep import exchanges
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S"))
+    before = exchanges.log.level
+    exchanges.log.addHandler(handler)
+    exchanges.log.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        exchanges.log.setLevel(before)
+        exchanges.log.removeHandler(handler)
 
 
 def searched(body: Json, query: str | None) -> Any:
@@ -218,9 +252,10 @@ def show_value(value: Any, output: OutputFormat, *, is_one_of_many: bool = False
         typer.echo(text)
 
 
-def _with_options(function: Callable[..., Any]) -> Callable[..., None]:
+def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[..., None]:
     own = inspect.signature(function, eval_str=True).parameters
     asked: Mapping[str, tuple[object, object]] = {
+        **({} if asks is None else _ASKING),
         **({} if "pages" not in own else _PAGING),
         **_SHOWING,
         **({} if "service" not in own else _CONNECTION),
@@ -251,9 +286,14 @@ def _with_options(function: Callable[..., Any]) -> Callable[..., None]:
             if "pages" in own:
                 given["pages"] = Pages(**{name: options[name] for name in _PAGING})
             if "service" in own:
+                if options["debug"]:
+                    stack.enter_context(_exchanges_on_stderr())
                 given["service"] = stack.enter_context(
                     connect(endpoint_url=options["endpoint_url"], profile_name=options["profile"], region_name=options["region"])
                 )
+            question = None if asks is None else asks(said)
+            if question is not None and not confirmed(question, yes=options["yes"]):
+                raise typer.Exit(FAILED)
             shown: Shown | None = function(**given)
         if shown is not None:
             present(shown, output, query)

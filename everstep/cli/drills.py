@@ -22,7 +22,7 @@ class Kind(StrEnum):
     TERMINATE_INSTANCE = "terminate-instance"
 
 
-@command(app)
+@command(app, asks=lambda given: f"Break something of {given['job']} on purpose ({given['kind'].value})?")
 def start(
     service: Service,
     kind: Annotated[Kind, typer.Argument(help="What is broken.")],

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from everstep.cli.commands import Columns, Pages, Rows, Service, Shown, command
+from everstep.cli import following
+from everstep.cli.commands import Columns, Json, Output, OutputFormat, Pages, Query, Rows, Service, Shown, command, searched, show_value
 from everstep.cli.names import OnlyFleet, OnlyJob
-from everstep.cli.output import when
+from everstep.cli.output import when, without_none
 
 app = typer.Typer(help="What happened, in order.", no_args_is_help=True)
 
@@ -19,15 +21,30 @@ def list_events(
     pages: Pages,
     job: OnlyJob = None,
     fleet: OnlyFleet = None,
-    after: Annotated[int, typer.Option(min=0, help="Only events after this id.")] = 0,
-) -> Shown:
-    """List events, oldest first."""
+    after: Annotated[int | None, typer.Option(min=0, help="Only events after this id; -f without it begins with what happens from now on.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print events as they happen, until ^C.")] = False,
+    output: Output = OutputFormat.TABLE,
+    query: Query = None,
+) -> Shown | None:
+    """List events, oldest first, or follow them as they happen."""
+    if follow:
+        for event in following.events(service, without_none(TrainingJobName=job, FleetName=fleet, AfterEventId=after)):
+            if output is OutputFormat.TABLE and query is None:
+                typer.echo(f"{when(event['Time'])}  {event['EventId']}  {event['Type']}  {_about(event) or '-'}  {event['Message']}")
+            else:
+                show_value(searched(event, query), output, is_one_of_many=True)
+            sys.stdout.flush()
+        return None
     answer = pages.of(service, "list_events", TrainingJobName=job, FleetName=fleet, AfterEventId=after)
     columns: Columns = {
         "ID": "EventId",
         "TIME (UTC)": lambda event: when(event["Time"]),
         "TYPE": "Type",
-        "ABOUT": lambda event: event.get("TrainingJobName") or event.get("NodeId") or event.get("FleetName") or "",
+        "ABOUT": _about,
         "MESSAGE": "Message",
     }
     return Shown(answer, Rows(answer["Events"], columns, empty="No events."))
+
+
+def _about(event: Json) -> str:
+    return event.get("TrainingJobName") or event.get("NodeId") or event.get("FleetName") or ""

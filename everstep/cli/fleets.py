@@ -112,14 +112,14 @@ def update(
     return _shown(fleet)
 
 
-@command(app)
+@command(app, asks=lambda given: f"Take the silent nodes of {given['name']} for lost? Their instances are ended, and what only they hold is gone.")
 def unfreeze(service: Service, name: FleetName) -> Shown:
     """Say of a fleet most of which is silent: who is silent is gone. Holds until most of it is heard again."""
     fleet = service.unfreeze_fleet(FleetName=name)
     return _shown(fleet)
 
 
-@command(app)
+@command(app, asks=lambda given: f"Forget the fleet {given['name']} and end all its instances?")
 def delete(service: Service, name: FleetName) -> Shown:
     """End a fleet's nodes and forget it; refused while jobs on it have not ended."""
     fleet = service.delete_fleet(FleetName=name)

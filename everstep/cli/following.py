@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Protocol, TypeVar
 
+from everstep.cli.output import Json
 from everstep.cli.waiting import UNANSWERED_SECONDS
 from everstep.errors import ServiceFailed
 
@@ -26,6 +27,33 @@ class Stream(Protocol[T_co]):
 
     def close(self) -> None:
         """End it."""
+
+
+def events(service: Any, query: Mapping[str, object], *, pause: Callable[[float], object] = threading.Event().wait) -> Iterator[Json]:
+    """Yield what happens, without an end, through connections that break: each goes on behind the last event that was read.
+
+    Args:
+        service: the client.
+        query: of `follow_events`.
+        pause: waits for so many seconds.
+
+    Yields:
+        Events, as ListEvents has them.
+
+    Raises:
+        ServiceFailed: the service refuses, or nobody has answered for a minute.
+    """
+    place = dict(query)
+    streams: list[Any] = []
+
+    def connect() -> Any:
+        last = streams.pop().last_event_id if streams else None
+        if last is not None:
+            place["AfterEventId"] = last
+        streams.append(service.follow_events(**place))
+        return streams[0]
+
+    yield from kept_up(connect, is_over=lambda: False, pause=pause)
 
 
 def kept_up(
@@ -59,11 +87,10 @@ def kept_up(
             with failures.translated():
                 stream = connect()
                 try:
-                    for said in stream:
-                        heard_at = monotonic()
-                        yield said
+                    yield from stream
                 finally:
                     stream.close()
+                    heard_at = monotonic()  # somebody was there until now, also where there was nothing to say
                 if is_over():
                     return
         except HTTPError as error:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -21,9 +21,12 @@ from everstep.cli.output import FAILED, moment, pairs, say, show, size, stdout, 
 from everstep.cli.progress import Progress
 from everstep.cli.top import jobs_under_way, live
 from everstep.cli.waiting import ended
-from everstep.errors import WaitFailed
+from everstep.errors import ConfigurationError, WaitFailed
 
 app = typer.Typer(help="Training jobs.", no_args_is_help=True)
+
+MAX_STDIN_LENGTH: Final = 65_536
+"""Characters that the service gives to a program beside a rank."""
 
 
 class Stream(StrEnum):
@@ -60,6 +63,16 @@ def submit(
     ] = None,
     hyperparameter: Annotated[list[str] | None, typer.Option(help="name=value, given to the script; may be repeated.")] = None,
     environment: Annotated[list[str] | None, typer.Option(help="NAME=value, environment variable of the ranks; may be repeated.")] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=secretsmanager:ID, NAME=ssm:ID or NAME=ARN: a variable that the nodes read from AWS; may be repeated."),
+    ] = None,
+    role_arn: Annotated[str | None, typer.Option(help="IAM role that the ranks have, and that secrets and inputs are read with.")] = None,
+    input_channel: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="name=s3://bucket/prefix, fetched to every node, or name=/directory that is there; may be repeated."),
+    ] = None,
+    requirements: Annotated[str | None, typer.Option(help="requirements.txt in the source directory: nodes install what they lack of it.")] = None,
     fleet: Annotated[str | None, typer.Option(help="Fleet to run on; may be left out where there is one.")] = None,
     priority: Annotated[int | None, typer.Option(help="Higher first; of equal ones the oldest.")] = None,
     preemptible: Annotated[
@@ -90,6 +103,9 @@ def submit(
         Project=project,
         HyperParameters=pairs("--hyperparameter", hyperparameter or []) or None,
         Environment=pairs("--environment", environment or []) or None,
+        Secrets=pairs("--secret", secret or []) or None,
+        RoleArn=role_arn,
+        Requirements=requirements,
         Tags=pairs("--tag", tag or []) or None,
         Protection=without_none(Copies=copies, MaxSlowdown=max_slowdown) or None,
         CheckpointConfig=without_none(
@@ -107,6 +123,8 @@ def submit(
     written = submission.changed(submission.from_file(file) if file is not None else {}, set_field or [])
     if source_dir is not None:
         written.pop("Source", None)
+    if input_channel:
+        options["InputDataConfig"] = submission.channels(written.get("InputDataConfig"), pairs("--input", input_channel))
     request = submission.named(submission.joined(written, options))
     directory = submission.directory_of(request)
     if directory is not None:
@@ -253,14 +271,26 @@ def execute(
     words: Annotated[list[str], typer.Argument(metavar="-- PROGRAM [ARGUMENT]…", help="What to run; {pid} is the rank's process.")],
     rank: Annotated[int, typer.Option(min=0, help="Beside which rank.")],
     timeout: Annotated[int, typer.Option(min=1, max=50, help="It is ended after so many seconds.")] = 30,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", "-i", help="Give it this command's stdin, once that has ended: 65,536 characters at most.")
+    ] = False,
 ) -> Shown:
     """Run a program beside a rank: jobs exec gpt --rank 0 -- py-spy dump. Without a shell; where the fleet allows it, and told in the history."""
-    answer = service.execute_command(TrainingJobName=name, Rank=rank, Command=words, TimeoutInSeconds=timeout)
+    given = without_none(Stdin=_stdin_text() if stdin else None)
+    answer = service.execute_command(TrainingJobName=name, Rank=rank, Command=words, TimeoutInSeconds=timeout, **given)
     cut = ["the rest of what it said is cut off"] if answer["IsOutputCut"] else []
     late = [f"ended after {timeout} s"] if answer["IsTimedOut"] else []
     told = [answer["Stderr"].removesuffix("\n")] if answer["Stderr"] else []
     person = answer["Stdout"].removesuffix("\n") if answer["Stdout"] else ()
     return Shown(answer, person, "\n".join([*told, *cut, *late]), exit_code=answer.get("ExitCode", FAILED))
+
+
+def _stdin_text() -> str:
+    """Return all of stdin, or so much that the contract calls it too long."""
+    try:
+        return sys.stdin.read(MAX_STDIN_LENGTH + 1)
+    except UnicodeDecodeError as error:
+        raise ConfigurationError("What --stdin gives is not text.") from error
 
 
 @command(app, "output")
@@ -337,7 +367,14 @@ def diff(
     return Shown({"Changes": changes}, Rows(changes, columns, empty))
 
 
-@command(app)
+def _goes(given: Json) -> str | None:
+    """Return what is asked before a job is deleted."""
+    if given["dry_run"]:
+        return None
+    return f"Forget the training job {given['name']}{', with all that it has in S3' if given['delete_objects'] else ''}, for good?"
+
+
+@command(app, asks=_goes)
 def delete(
     service: Service,
     name: JobName,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from everstep.cli.commands import Columns, Facts, Json, Pages, Rows, Service, Shown, command
+from everstep.cli.commands import Asks, Columns, Facts, Json, Pages, Rows, Service, Shown, command
 from everstep.cli.names import NodeId, OnlyFleet
 from everstep.cli.output import moment, size, when
 
@@ -64,7 +64,7 @@ def describe(service: Service, node_id: NodeId) -> Shown:
     return Shown(node, Facts(facts))
 
 
-@command(app)
+@command(app, asks=lambda given: f"End the instance {given['node_id']}?" if given["terminate"] else None)
 def release(
     service: Service,
     node_id: NodeId,
@@ -80,7 +80,7 @@ def release(
 Reason = Annotated[str, typer.Option(help="Why; told with the node and in the history.")]
 
 
-def _add(verb: str, explanation: str) -> None:
+def _add(verb: str, explanation: str, asks: Asks | None = None) -> None:
     """Add a command that asks for something to be done to a node."""
 
     def ask(service: Service, node_id: NodeId, reason: Reason = "") -> Shown:
@@ -91,12 +91,16 @@ def _add(verb: str, explanation: str) -> None:
         return Shown(node, f"{node_id} is to be: {node['Request']}{waits}" if "Request" in node else f"{node_id} is {node['NodeStatus']}")
 
     ask.__doc__ = explanation
-    command(app, verb)(ask)
+    command(app, verb, asks=asks)(ask)
 
 
 _add("drain", "Have its job leave a node at an agreed stop, without losing a step; then keep it out of use.")
-_add("replace", "Have its job leave a node like drain; then end its instance, and another one comes.")
-_add("reboot", "Have its job leave a node like drain; then reboot it.")
+_add(
+    "replace",
+    "Have its job leave a node like drain; then end its instance, and another one comes.",
+    lambda given: f"End the instance {given['node_id']} and have another one come?",
+)
+_add("reboot", "Have its job leave a node like drain; then reboot it.", lambda given: f"Reboot {given['node_id']}? What it holds in memory is gone.")
 _add("hold", "Keep a node that works for nobody out of use until it is released.")
 
 

@@ -91,6 +91,26 @@ def joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> Request:
     return request
 
 
+def channels(below: Any, given: Mapping[str, str]) -> list[Any]:
+    """Return a job's inputs: those of a file, and those of options, which count where both have the name.
+
+    Args:
+        below: InputDataConfig as it was written, or None.
+        given: an S3 URI, or the path of a directory, by the channel's name.
+
+    Returns:
+        InputDataConfig.
+    """
+    others = [each for each in below if not (isinstance(each, dict) and each.get("ChannelName") in given)] if isinstance(below, list) else []
+    return others + [{"ChannelName": name, "DataSource": _data_source(where)} for name, where in given.items()]
+
+
+def _data_source(where: str) -> Request:
+    if where.startswith("/"):
+        return {"FileSystemDataSource": {"DirectoryPath": where}}
+    return {"S3DataSource": {"S3Uri": where}}
+
+
 def named(request: Request, *, now: datetime | None = None, token: str | None = None) -> Request:
     """Return the request with a name.
 

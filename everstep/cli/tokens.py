@@ -56,7 +56,7 @@ def list_tokens(
     return Shown(answer, Rows(answer["Tokens"], columns, empty="No tokens."))
 
 
-@command(app)
+@command(app, asks=lambda given: f"End the token {given['token_id']} for all who use it? It cannot be made valid again.")
 def revoke(service: Service, token_id: Annotated[str, typer.Argument(help="Id of the token, as tokens list shows it.")]) -> Shown:
     """End a token at once: for requests, for browsers signed in with it, and for answers that still go on."""
     token = service.revoke_token(TokenId=token_id)

@@ -15,9 +15,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.live import Live
 
-from everstep.cli import board
+from everstep.cli import board, following
 from everstep.cli.commands import Pages
-from everstep.cli.following import kept_up
 from everstep.cli.output import Json, without_none
 from everstep.errors import ServiceFailed
 
@@ -43,7 +42,7 @@ def live(service: Any, name: str | None, console: Console) -> None:
     def read() -> None:
         # Looking goes on without events, and says what is wrong.
         with suppress(ServiceFailed):
-            for event in events(service, name):
+            for event in following.events(service, without_none(TrainingJobName=name)):
                 arrived.put(event)
 
     def wait(seconds: float) -> Json | None:
@@ -56,18 +55,6 @@ def live(service: Any, name: str | None, console: Console) -> None:
     with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, screen=True) as drawn:
         for seen, now in boards(service, name, wait=wait, now=lambda: datetime.now(UTC)):
             drawn.update(board.picture(seen, now), refresh=True)
-
-
-def events(service: Any, name: str | None) -> Iterator[Json]:
-    """Yield what happens from now on, through connections that break."""
-    streams: list[Any] = []
-
-    def connect() -> Any:
-        last = streams.pop().last_event_id if streams else None
-        streams.append(service.follow_events(**without_none(TrainingJobName=name, AfterEventId=last)))
-        return streams[0]
-
-    yield from kept_up(connect, is_over=lambda: False)
 
 
 def boards(service: Any, name: str | None, *, wait: Wait, now: Callable[[], datetime]) -> Iterator[tuple[board.Board, datetime]]:

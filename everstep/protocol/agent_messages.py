@@ -436,6 +436,8 @@ class RunCommand(Message, frozen=True):
     argv: tuple[str, ...]
     """The program and its arguments, as they are: no shell sees them."""
     timeout_seconds: float
+    stdin: bytes = b""
+    """All that it can read there."""
 
 
 class CommandEnded(Message, frozen=True):

@@ -272,6 +272,8 @@ class Captured(Message, frozen=True):
     payload_bytes: int
     index_offset: int
     index_bytes: int
+    seconds: float = 0.0
+    """Since the boundary. Of an audited snapshot until it was compared: before the next change."""
 
 
 class Abandoned(Message, frozen=True):

@@ -40,6 +40,9 @@ class Event(Protocol):
     def record(self, stream: Any) -> None:
         """Put the event behind what the stream has been given so far."""
 
+    def query(self) -> bool:
+        """Say whether the stream has reached the event. Waits for nothing."""
+
     def synchronize(self) -> None:
         """Block the host until the stream has reached the event."""
 

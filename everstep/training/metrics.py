@@ -21,29 +21,43 @@ SEND_SECONDS = 1.0
 MAX_NAME_LENGTH = 255
 
 
-def numbers(values: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
-    """Return what a script logs as plain numbers. A tensor's graph is left alone; one on a GPU is waited for.
+def numbers(
+    values: Mapping[str, float | torch.Tensor], *, is_later: Callable[[torch.Tensor], bool] = lambda _: False
+) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """Return what a script logs as plain numbers, and apart from them what is not worked out yet. A tensor's graph is left alone.
 
     Args:
         values: numbers, or tensors of one element. Infinities and NaN are what they are: whoever watches a run wants to see them.
+        is_later: whether a tensor cannot be read without waiting for its device.
 
     Returns:
-        A number for each name.
+        Numbers by name; and by name, of what is later, tensors of one element in one dimension.
 
     Raises:
         SessionMisuse: something that is not one real number, or a name that is too long or Everstep's own; by name.
     """
-    return {name: _number(name, value) for name, value in values.items()}
+    known: dict[str, float] = {}
+    later: dict[str, torch.Tensor] = {}
+    for name, value in values.items():
+        _check(name, value)
+        if isinstance(value, torch.Tensor) and is_later(value):
+            later[name] = value.detach().reshape(1)
+        else:
+            known[name] = _number(name, value)
+    return known, later
 
 
-def _number(name: str, value: float | torch.Tensor) -> float:
+def _check(name: str, value: float | torch.Tensor) -> None:
     if not 0 < len(name) <= MAX_NAME_LENGTH:
         raise SessionMisuse(f"log({name[:40]}…=…): a name has 1 to {MAX_NAME_LENGTH} characters, not {len(name)}")
     if name.startswith(OWN_METRICS):
         raise SessionMisuse(f"log({name}=…): names that begin with {OWN_METRICS} are those that Everstep logs itself")
+    if isinstance(value, torch.Tensor) and (value.numel() != 1 or value.is_complex()):
+        raise SessionMisuse(f"log({name}=…): a {value.dtype} tensor of shape {list(value.shape)}; log takes one real number, reduce it first")
+
+
+def _number(name: str, value: float | torch.Tensor) -> float:
     if isinstance(value, torch.Tensor):
-        if value.numel() != 1 or value.is_complex():
-            raise SessionMisuse(f"log({name}=…): a {value.dtype} tensor of shape {list(value.shape)}; log takes one real number, reduce it first")
         return float(value.detach().item())
     try:
         return float(value)
@@ -74,13 +88,28 @@ class MetricRing:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, step: Step, values: Mapping[str, float]) -> None:
-        """Keep one record. Called by the training thread at any rate."""
+    def add(self, step: Step, values: Mapping[str, float], at_seconds: float | None = None) -> None:
+        """Keep one record. Called by the training thread at any rate.
+
+        Args:
+            step: that it belongs to.
+            values: by name.
+            at_seconds: Unix time when it was logged; None: now.
+        """
         with self._lock:
             if len(self._records) >= self._capacity:
                 self._dropped_count += 1
             else:
-                self._records.append(LogRecord(step=step, values=dict(values), at_seconds=self._now()))
+                self._records.append(LogRecord(step=step, values=dict(values), at_seconds=self._now() if at_seconds is None else at_seconds))
+        self._begin()
+
+    def drop(self) -> None:
+        """Count a record that could not be kept."""
+        with self._lock:
+            self._dropped_count += 1
+        self._begin()
+
+    def _begin(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="everstep-metrics", daemon=True)
             self._thread.start()

@@ -42,10 +42,11 @@ from everstep.protocol.rank_messages import (
 from everstep.training.agent_link import AgentLink
 from everstep.training.copier import Copier
 from everstep.training.data import DataStream
+from everstep.training.device_numbers import DeviceNumbers
 from everstep.training.errors import RestoreMismatch, SessionMisuse
 from everstep.training.exit_watch import ExitWatch
 from everstep.training.guard import Guard
-from everstep.training.metrics import MetricRing, numbers
+from everstep.training.metrics import MetricRing
 from everstep.training.profile import NetworkProfiler, TorchTrace
 from everstep.training.restore import Arrival, Expected, LoadBegunAnew, Snapshot, agree, check_whole, map_ahead, read_snapshot
 from everstep.training.script import Environment, input_dir
@@ -99,6 +100,7 @@ class TrainingSession:
         self._guard = Guard()
         self._snapshotter = Snapshotter(state, link, copier, self._guard, lambda step: self._publish(copying=step), cores=environment.cores)
         self._ring = MetricRing(link.generation, link.send)
+        self._logged = DeviceNumbers(self._ring)
         self._half_lock = threading.Lock()  # the training thread and the copier both write the page
         self._half = RankHalf(generation=link.generation)
         self._base = Step(0)
@@ -204,6 +206,7 @@ class TrainingSession:
             raise SessionMisuse("boundary() belongs between restore() and close()")
         self._guard.reach()
         passed_at = self._clock()
+        self._logged.settle()
         self._boundary += 1
         self._state.end_step()
         self._publish(boundary=self._boundary)
@@ -247,13 +250,14 @@ class TrainingSession:
         """Log numbers for the step being made. Never blocks; what a full ring cannot take is dropped and counted.
 
         Args:
-            **values: numbers, or tensors of one element, which may require grad; a tensor on a GPU is waited for. NaN and infinities are logged.
+            **values: numbers, or tensors of one element, which may require grad; one on a GPU is read at a later boundary. NaN and infinities are
+                logged.
 
         Raises:
             SessionMisuse: a value is not one real number, or its name begins with `everstep/`; by name.
         """
         if self._link.has_agent and not self._is_closed:
-            self._ring.add(Step(self.step), numbers(values))
+            self._logged.add(Step(self.step), values)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return this rank's live model and optimizer tensors by name: what a script may write out as its result."""
@@ -272,6 +276,7 @@ class TrainingSession:
         if self._profiler is not None:
             self._profiler.close()
         self._guard.reach()
+        self._logged.close()
         self._ring.close()
         if self._link.has_agent and self._is_restored:
             self._publish(phase=Phase.CLOSE, standing=Standing.CLOSING)

@@ -270,7 +270,7 @@ class Snapshotter:
             elif changed:
                 self.abandon(written.step, f"{changed[0]} changed outside an optimizer step")
             else:
-                self._link.send(self._told(written, Captured))
+                self._link.send(self._told(written, partial(Captured, seconds=time.perf_counter() - begun)))
 
         def copied(error: BaseException | None) -> None:
             # In the copier's thread. What an unaudited snapshot holds is decided now: no later change can reach it. (A change in flight at

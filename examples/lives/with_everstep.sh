@@ -23,7 +23,7 @@ for rank in 0 1; do
 done
 
 # Lose a node. The drill is over when training is where it was before.
-everstep drills start terminate-instance --job "$job"
+everstep drills start terminate-instance --job "$job" --yes
 everstep wait drills-over "$job" --delay 1
 everstep wait job-recovered "$job" --delay 1
 
@@ -40,5 +40,5 @@ find "$scratch/results" -type f -printf 'output: %P %s bytes\n'
 everstep incidents list --job "$job" --query 'Incidents[].[Cause, RestoreSource, LostSteps]' --output text | sed 's/^/incident: /'
 
 # Forget it all; the fleet's nodes are ended.
-everstep jobs delete "$job" --delete-objects
-everstep fleets delete "$fleet"
+everstep jobs delete "$job" --delete-objects --yes
+everstep fleets delete "$fleet" --yes

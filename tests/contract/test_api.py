@@ -149,6 +149,8 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "RevokeToken": {"TokenId": world["token"]},
         "UnfreezeFleet": {"FleetName": "main"},
         "PutSource": {**world["source"]},
+        "CreateSource": {**world["source"], "Bytes": 10},
+        "CompleteSource": world["source"],
         "ResumeTrainingJob": job,
         "StopTrainingJob": job,
         "ListTrainingJobNodes": job,

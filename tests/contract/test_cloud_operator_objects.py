@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
 import pytest
@@ -15,6 +17,7 @@ from control_plane.cloud.errors import NotFound, PreconditionFailed
 from control_plane.cloud.fake import MemoryObjectStore
 from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectStore
 from control_plane.cloud.s3 import S3ObjectStore
+from everstep import uploads
 from everstep.protocol.plan import ObjectReference
 from tests.unit.local_cloud.served import ServedAws, served_aws
 
@@ -133,3 +136,32 @@ def test_what_is_deleted_is_gone_and_may_be_deleted_again(store: ObjectStore, pr
     store.delete(BUCKET, [])
     with pytest.raises(NotFound):
         store.delete("no-such-bucket", ["a"])
+
+
+def test_others_may_put_what_was_signed_for(store: ObjectStore, prefix: ObjectReference) -> None:
+    reference, body = below(prefix, "a+b.tar.gz"), b"content"
+    digest = hashlib.sha256(body)
+    signed = store.sign_upload(reference, sha256=digest.hexdigest(), size_bytes=len(body), seconds=900)
+    if signed is None:
+        assert isinstance(store, MemoryObjectStore), "nobody can reach what is in memory"
+        return
+    said = parse_qs(urlsplit(signed.url).query)
+    assert said["X-Amz-SignedHeaders"] == ["content-length;host;x-amz-checksum-sha256"], "neither other bytes nor more of them"
+    assert (said["X-Amz-Algorithm"], said["X-Amz-Expires"]) == (["AWS4-HMAC-SHA256"], ["900"])
+    assert signed.headers == {"x-amz-checksum-sha256": base64.b64encode(digest.digest()).decode()}
+    assert signed.url not in repr(signed)
+    with pytest.raises(NotFound):
+        store.head(reference)
+    assert uploads.put(signed.url, signed.headers, io.BytesIO(body)) is uploads.Outcome.TAKEN
+    assert store.get(reference) == body
+
+
+@pytest.mark.parametrize("region", ["us-east-1", "eu-central-1"])
+def test_addresses_for_others_are_the_regions_own(monkeypatch: pytest.MonkeyPatch, region: str) -> None:
+    """S3 answers some requests to the global host with a redirect, which a signature does not survive."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    store = S3ObjectStore(Connection(CloudSettings(mode=CloudMode.AWS, region=region)))
+    signed = store.sign_upload(ObjectReference(bucket="bucket", key="k"), sha256="0" * 64, size_bytes=1, seconds=900)
+    assert signed is not None
+    assert signed.url.startswith({"us-east-1": "https://bucket.s3.amazonaws.com/k?"}.get(region, f"https://bucket.s3.{region}.amazonaws.com/k?"))

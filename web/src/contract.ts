@@ -71,6 +71,10 @@ export interface CheckpointConfigUpdate {
   MaxAgeInSeconds?: number
 }
 
+export interface CompleteSourceRequest {
+  SourceId: string
+}
+
 export interface CreateCheckpointRequest {
   TrainingJobName: string
 }
@@ -125,6 +129,23 @@ export interface CreateJoinTokenResponse {
   TokenId: string
   FleetName: string
   ExpirationTime?: Timestamp
+}
+
+/** An archive that is about to be stored. */
+export interface CreateSourceRequest {
+  /** The SHA-256 of the archive, a gzipped tar. */
+  SourceId: string
+  /** Its length. */
+  Bytes: number
+}
+
+/** Whether a source is there already, and where it is to be put if not. */
+export interface CreateSourceResponse {
+  SourceId: string
+  /** It was checked and stored before: there is nothing to do. */
+  IsStored: boolean
+  /** Put it there, then CompleteSource. Absent where it is stored, or where the service's store takes nothing from outside: then PutSource. */
+  Upload?: SourceUpload
 }
 
 /** A token for a person or a program. */
@@ -347,6 +368,8 @@ export interface ExecuteCommandRequest {
   Command: string[]
   /** It is ended after this long. 30 unless given. */
   TimeoutInSeconds?: number
+  /** What the program reads from its stdin, in UTF-8; nothing unless given. How long it was is told in the history, and no more. */
+  Stdin?: string
   /** The same command asked for again with the same token is not run again: it is answered again. */
   ClientRequestToken?: string
 }
@@ -1067,6 +1090,15 @@ export interface SourceConfig {
   SourceId: string
 }
 
+/** Where an archive is to be put, without a token: `PUT Url` with these headers and the archive as its body. */
+export interface SourceUpload {
+  /** Whoever has it may put this very archive there, and no other: checksum and length are signed. */
+  Url: string
+  Headers: Record<string, string>
+  /** After it CreateSource gives another address. */
+  ExpirationTime: Timestamp
+}
+
 /** How many spares are kept, from what the fleet has seen of failures and replacements. */
 export interface SparePolicy {
   /** How probable it has to be that a spare is free when a failure comes. */
@@ -1364,9 +1396,11 @@ export interface VerifyCheckpointRequest {
 /** What each operation takes and answers. */
 export interface Operations {
   AcknowledgeIncident: { request: AcknowledgeIncidentRequest; response: Incident }
+  CompleteSource: { request: CompleteSourceRequest; response: PutSourceResponse }
   CreateCheckpoint: { request: CreateCheckpointRequest; response: CreateCheckpointResponse }
   CreateFleet: { request: CreateFleetRequest; response: Fleet }
   CreateJoinToken: { request: CreateJoinTokenRequest; response: CreateJoinTokenResponse }
+  CreateSource: { request: CreateSourceRequest; response: CreateSourceResponse }
   CreateToken: { request: CreateTokenRequest; response: CreateTokenResponse }
   CreateTrainingJob: { request: CreateTrainingJobRequest; response: CreateTrainingJobResponse }
   DeleteCheckpoint: { request: DeleteCheckpointRequest; response: Checkpoint }
@@ -1426,9 +1460,11 @@ export interface Operations {
 /** How each operation is called: fields that are not named here are the body. */
 export const operations = {
   AcknowledgeIncident: { method: 'POST', path: '/v1/incidents/{IncidentId}/acknowledge', query: [] },
+  CompleteSource: { method: 'POST', path: '/v1/sources/{SourceId}/completion', query: [] },
   CreateCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: [] },
   CreateFleet: { method: 'POST', path: '/v1/fleets', query: [] },
   CreateJoinToken: { method: 'POST', path: '/v1/join-tokens', query: [] },
+  CreateSource: { method: 'POST', path: '/v1/sources', query: [] },
   CreateToken: { method: 'POST', path: '/v1/tokens', query: [] },
   CreateTrainingJob: { method: 'POST', path: '/v1/training-jobs', query: [] },
   DeleteCheckpoint: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation'] },

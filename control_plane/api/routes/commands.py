@@ -92,11 +92,13 @@ def _ask(services: Services, name: str, rank: int, request: schemas.ExecuteComma
             rank=Rank(rank),
             argv=tuple(request.command),
             timeout_seconds=float(request.timeout_in_seconds),
+            stdin=(request.stdin or "").encode(),
         )
         if not services.registry.commands.is_known(command.command_id):
             told = shlex.join(request.command)
             told = told if len(told) <= TOLD_LENGTH else f"{told[:TOLD_LENGTH]}…"
-            message = f"{caller.name} ran beside rank {rank} of {job.name}, generation {job.generation}: {told}"
+            given = f" (given {len(command.stdin)} bytes)" if command.stdin else ""
+            message = f"{caller.name} ran beside rank {rank} of {job.name}, generation {job.generation}: {told}{given}"
             event = NewEvent(
                 at=services.now(),
                 type="CommandExecuted",

@@ -32,4 +32,4 @@ def get_metrics(caller: Reader, services: ServicesDep) -> Response:
             connected=frozenset(services.registry.connected()),
             refused_count=sum(services.registry.refused_count(NodeId(node)) for node in services.registry.views()),
         )
-    return Response(exposition(facts), media_type=MEDIA_TYPE)
+    return Response(exposition(facts, services.figures), media_type=MEDIA_TYPE)

@@ -1,10 +1,19 @@
-"""Sources: the users' archives come in here, are checked, and go to S3 under their own digest."""
+"""Sources: the users' archives, checked, in S3 under their own digest.
+
+    CreateSource ──▶ an address in S3, signed for this digest and length      nothing, where the source is there already
+    CompleteSource   what was put there is read back, hashed and checked      it is deleted where it is not what it should be
+    PutSource        the archive through the service itself                   where S3 cannot be reached, or signs nothing
+
+Invariant: no source is in the database, and so none in a job, before all of it was read and checked here; however it came.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import tempfile
+from collections.abc import Callable
+from datetime import timedelta
 from typing import BinaryIO, cast
 
 from fastapi import Request
@@ -13,8 +22,9 @@ from control_plane.api import deps, schemas
 from control_plane.api.archive import RefusedArchive, inspect
 from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import Router, Services, ServicesDep, SourceIdPath
-from control_plane.api.errors import InvalidRequest, TooLarge
+from control_plane.api.errors import InUse, InvalidRequest, TooLarge
 from control_plane.api.schemas import FieldError
+from control_plane.cloud.errors import NotFound
 from control_plane.db import sources
 from control_plane.db.sources import SourceRecord
 from everstep.protocol.plan import ObjectReference
@@ -23,24 +33,72 @@ router = Router(prefix="/v1/sources", tags=["Sources"])
 
 IN_MEMORY_BYTES = 1024 * 1024
 """Archives up to this size never touch the disk of the control plane."""
+UPLOAD_SECONDS = 900
+"""How long an address is good: an archive of 256 MiB takes so long at 2.4 Mbit/s."""
+
+
+@router.post("", operation_id="CreateSource")
+def create_source(request: schemas.CreateSourceRequest, _caller: User, services: ServicesDep) -> schemas.CreateSourceResponse:
+    """Ask where an archive is to be put: straight into S3, at an address that is good for this archive alone and for fifteen minutes.
+
+    `IsStored`: it is there already. Repeating it gives another address.
+    """
+    if request.bytes > services.source_limits.archive_bytes:
+        raise _too_long(services)
+    if _known(services, request.source_id) is not None:
+        return schemas.CreateSourceResponse(source_id=request.source_id, is_stored=True, upload=None)
+    expires_at = services.now() + timedelta(seconds=UPLOAD_SECONDS)
+    signed = services.objects.sign_upload(
+        _reference(services, request.source_id), sha256=request.source_id, size_bytes=request.bytes, seconds=UPLOAD_SECONDS
+    )
+    upload = None if signed is None else schemas.SourceUpload(url=signed.url, headers=dict(signed.headers), expiration_time=expires_at)
+    return schemas.CreateSourceResponse(source_id=request.source_id, is_stored=False, upload=upload)
+
+
+@router.post("/{SourceId}/completion", operation_id="CompleteSource")
+def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep) -> schemas.PutSourceResponse:
+    """Have an archive that was put where CreateSource said read back and checked; jobs may use it from then on. Repeating it changes nothing."""
+    known = _known(services, source_id)
+    if known is not None:
+        return _shown(known)
+    reference, limit = _reference(services, source_id), services.source_limits.archive_bytes
+    try:
+        if services.objects.head(reference).size_bytes > limit:
+            raise _too_long(services)
+        with _spool(services) as spool:
+            digest = hashlib.sha256()
+            received = 0
+            for chunk in services.objects.stream(reference):
+                received += len(chunk)
+                if received > limit:  # it was put anew since
+                    raise _too_long(services)
+                digest.update(chunk)
+                spool.write(chunk)
+            _check_digest(source_id, digest.hexdigest(), received)
+            spool.seek(0)
+            return _take(services, caller, source_id, cast(BinaryIO, spool), received)
+    except NotFound as error:
+        raise InUse("Nothing was put for this source yet.", hint="CreateSource says where to.") from error
+    except InvalidRequest:
+        if _known(services, source_id) is None:  # else what is there now came by another way, and is good
+            services.objects.delete(reference.bucket, [reference.key])
+        raise
 
 
 @router.put("/{SourceId}", operation_id="PutSource", openapi_extra=deps.binary_body("application/gzip"))
 async def put_source(source_id: SourceIdPath, request: Request, caller: User, services: ServicesDep) -> schemas.PutSourceResponse:
     """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
     limit = services.source_limits.archive_bytes
-    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=str(services.spool_directory)) as spool:
+    with _spool(services) as spool:
         digest = hashlib.sha256()
         received = 0
         async for chunk in request.stream():
             received += len(chunk)
             if received > limit:
-                raise TooLarge(f"The archive is longer than {limit} bytes.", hint="Leave data and build results out of the source directory.")
+                raise _too_long(services)
             digest.update(chunk)
             await asyncio.to_thread(spool.write, chunk)
-        if digest.hexdigest() != source_id:
-            message = f"the body's SHA-256 is {digest.hexdigest()}; the archive was changed or cut on its way ({received} bytes came)"
-            raise InvalidRequest(f"The source is refused: {message}.", fields=[FieldError(field="SourceId", message=message)])
+        _check_digest(source_id, digest.hexdigest(), received)
         spool.seek(0)
         return await asyncio.to_thread(_store, services, caller, source_id, cast(BinaryIO, spool), received)
 
@@ -53,14 +111,27 @@ def describe_source(source_id: SourceIdPath, _caller: Reader, services: Services
 
 
 def _store(services: Services, caller: Caller, source_id: str, file: BinaryIO, archive_bytes: int) -> schemas.PutSourceResponse:
+    """Check an archive, put it into S3, and take it. Blocks."""
+    return _take(services, caller, source_id, file, archive_bytes, put=lambda reference: services.objects.put_file(reference, file))
+
+
+def _take(
+    services: Services,
+    caller: Caller,
+    source_id: str,
+    file: BinaryIO,
+    archive_bytes: int,
+    put: Callable[[ObjectReference], object] = lambda _: None,
+) -> schemas.PutSourceResponse:
+    """Check an archive and take it; `put` brings it into S3, where it is not there already."""
     try:
         contents = inspect(file, archive_bytes, services.source_limits)
     except RefusedArchive as error:
         message = str(error)
         raise InvalidRequest(f"The source is refused: {message}.", fields=[FieldError(field="Body", message=message)]) from error
-    reference = ObjectReference(bucket=services.bucket, key=f"sources/{source_id}.tar.gz")
+    reference = _reference(services, source_id)
     file.seek(0)
-    services.objects.put_file(reference, file)
+    put(reference)
     with services.database.write() as session:
         record = sources.add(
             session,
@@ -76,6 +147,30 @@ def _store(services: Services, caller: Caller, source_id: str, file: BinaryIO, a
             ),
         )
     return _shown(record)
+
+
+def _known(services: Services, source_id: str) -> SourceRecord | None:
+    with services.database.read() as session:
+        return sources.find(session, source_id)
+
+
+def _reference(services: Services, source_id: str) -> ObjectReference:
+    return ObjectReference(bucket=services.bucket, key=f"sources/{source_id}.tar.gz")
+
+
+def _spool(services: Services) -> tempfile.SpooledTemporaryFile[bytes]:
+    return tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=str(services.spool_directory))
+
+
+def _too_long(services: Services) -> TooLarge:
+    limit = services.source_limits.archive_bytes
+    return TooLarge(f"The archive is longer than {limit} bytes.", hint="Leave data and build results out of the source directory.")
+
+
+def _check_digest(source_id: str, found: str, received: int) -> None:
+    if found != source_id:
+        message = f"the body's SHA-256 is {found}; the archive was changed or cut on its way ({received} bytes came)"
+        raise InvalidRequest(f"The source is refused: {message}.", fields=[FieldError(field="SourceId", message=message)])
 
 
 def _shown(record: SourceRecord) -> schemas.PutSourceResponse:

@@ -214,6 +214,8 @@ def test_boundaries_say_when_they_were_passed_and_what_saving_took(tmp_path: Pat
         assert session.blocked_seconds
         told = sum(message.blocked_seconds for message in passed)
         assert 0 < told <= sum(session.blocked_seconds) + 1e-9
+        agent.wait_for(lambda: bool(agent.of_kind(Captured)))
+        assert all(0 < message.seconds < time.monotonic() - begun for _, message in agent.of_kind(Captured))  # type: ignore[attr-defined]
 
 
 def test_a_small_capture_is_told_with_its_boundary_in_one_go(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:

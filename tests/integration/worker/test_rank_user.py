@@ -11,7 +11,7 @@ import os
 import sys
 import tarfile
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ class Machine:
             socket=self.slots / "shim.sock",
             address="127.0.0.1",
             is_warm=is_warm,
-            environment={"PATH": os.environ["PATH"], "HOME": "/root", "TORCH_EXTENSIONS_DIR": "/root/extensions"},
+            environment={"PATH": os.environ["PATH"], "HOME": str(disk / "home"), "TORCH_EXTENSIONS_DIR": str(disk / "home" / "extensions")},
             modules=("graphlib",),
             user=USER,
         )
@@ -187,13 +187,12 @@ class Machine:
     def files(self) -> RankFiles:
         return RankFiles(self.state, RUN, Generation(1), Rank(0))
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        while not condition():  # noqa: ASYNC110  # of another process
-            await asyncio.sleep(0.01)
-
-    async def rank(self) -> RankRecord:
-        """Wait until the rank is up."""
-        await self.until(lambda: self.files().stdout.exists() and self.files().stdout.read_text() and self.supervisor.records)
+    async def rank(self, is_up: Path) -> RankRecord:
+        """Wait until the rank has opened and closed a FIFO, and its shim has told of it."""
+        await asyncio.to_thread(is_up.read_text)
+        seen = self.supervisor.changed.version
+        while not self.supervisor.records:
+            seen = await self.supervisor.changed.wait(seen)
         return self.supervisor.records[0]
 
 
@@ -283,9 +282,13 @@ def test_looks_at_a_rank_and_commands_beside_it_run_on() -> None:
 
     async def body(disk: Path, tmpfs: Path) -> None:
         async with machine(disk, tmpfs, is_warm=True) as made:
-            plan, entry = made.plan("import signal\nprint('up', flush=True)\ndef stand():\n    signal.pause()\nstand()\n")
-            await made.supervisor.start_rank(plan, plan.nodes[0], Rank(0), entry, agent_socket=made.slots / "s", supplied=Supplied())
-            rank = await made.rank()
+            is_up = disk / "is-up"
+            os.mkfifo(is_up)
+            is_up.chmod(0o666)
+            plan, entry = made.plan("import os, signal\ndef stand():\n    open(os.environ['IS_UP'], 'w').close()\n    signal.pause()\nstand()\n")
+            supplied = Supplied(environment={"IS_UP": str(is_up)})
+            await made.supervisor.start_rank(plan, plan.nodes[0], Rank(0), entry, agent_socket=made.slots / "s", supplied=supplied)
+            rank = await made.rank(is_up)
             assert "stand" in await stacks_of(rank.pid), "as root"
             environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **make_home(made.state, RUN, USER)}
 

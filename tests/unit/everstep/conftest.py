@@ -25,6 +25,9 @@ class Client(Conveniences):
     def upload_source(self, **request):
         return self._call("upload_source", request)
 
+    def follow_events(self, **request):
+        return self._call("follow_events", request)
+
     def __getattr__(self, name: str):
         return lambda **request: self._call(name, request)
 

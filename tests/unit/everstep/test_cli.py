@@ -232,6 +232,30 @@ def test_a_file_says_what_the_api_says_and_options_win(run, tmp_path):
     }
 
 
+def test_secrets_role_inputs_and_requirements_have_options(run, tmp_path):
+    file = tmp_path / "job.yaml"
+    written = "[{ChannelName: a, DataSource: {S3DataSource: {S3Uri: s3://old/a}}}, {ChannelName: b, DataSource: {S3DataSource: {S3Uri: s3://old/b}}}]"
+    file.write_text(f"EntryPoint: train.py\nNodeCount: 2\nSource: {{SourceId: s}}\nSecrets: {{OLD: ssm:old}}\nInputDataConfig: {written}\n")
+    options = (
+        "--secret",
+        "KEY=secretsmanager:prod/key=1",
+        "--role-arn",
+        "arn:aws:iam::123456789012:role/train",
+        "--requirements",
+        "deps/requirements.txt",
+    )
+    inputs = ("--input", "a=s3://new/a=1/", "--input", "shared=/mnt/data")
+    _, _, _, calls = run("jobs", "submit", "-f", str(file), *options, *inputs, create_training_job=planned)
+    request = calls[-1][1]
+    assert request["Secrets"] == {"OLD": "ssm:old", "KEY": "secretsmanager:prod/key=1"}
+    assert (request["RoleArn"], request["Requirements"]) == ("arn:aws:iam::123456789012:role/train", "deps/requirements.txt")
+    assert request["InputDataConfig"] == [
+        {"ChannelName": "b", "DataSource": {"S3DataSource": {"S3Uri": "s3://old/b"}}},
+        {"ChannelName": "a", "DataSource": {"S3DataSource": {"S3Uri": "s3://new/a=1/"}}},
+        {"ChannelName": "shared", "DataSource": {"FileSystemDataSource": {"DirectoryPath": "/mnt/data"}}},
+    ]
+
+
 def test_a_source_that_is_there_already_is_not_uploaded_and_a_name_is_made_up(run, tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text("EntryPoint: my_train.v2.py\nNodeCount: 2\nSource: {SourceId: s}\n")
@@ -296,7 +320,15 @@ def test_a_file_that_says_nothing_is_wrong_usage(run, tmp_path, text, options, s
 
 
 @pytest.mark.parametrize(
-    "bad", [("--hyperparameter", "steps"), ("--tag", "=x"), ("--environment", "A=1", "--environment", "A=2"), ("--node-count", "x")]
+    "bad",
+    [
+        ("--hyperparameter", "steps"),
+        ("--secret", "KEY"),
+        ("--input", "a=/x", "--input", "a=/y"),
+        ("--tag", "=x"),
+        ("--environment", "A=1", "--environment", "A=2"),
+        ("--node-count", "x"),
+    ],
 )
 def test_a_wrong_option_is_wrong_usage(run, bad):
     code, out, err, _ = run(*SUBMIT, *bad, upload_source={"SourceId": "s"}, create_training_job={})
@@ -402,14 +434,14 @@ def least(name: str) -> object:
         (("jobs", "list"), "list_training_jobs", "ListTrainingJobsResponse"),
         (("jobs", "pause", "gpt"), "pause_training_job", "TrainingJobSummary"),
         (("jobs", "resume", "gpt"), "resume_training_job", "TrainingJobSummary"),
-        (("jobs", "delete", "gpt"), "delete_training_job", "DeleteTrainingJobResponse"),
+        (("jobs", "delete", "gpt", "--yes"), "delete_training_job", "DeleteTrainingJobResponse"),
         (("jobs", "stop", "gpt"), "stop_training_job", "TrainingJob"),
         (("checkpoints", "list", "gpt"), "list_checkpoints", "ListCheckpointsResponse"),
         (("checkpoints", "create", "gpt"), "create_checkpoint", "CreateCheckpointResponse"),
         (("checkpoints", "verify", "gpt", "8"), "verify_checkpoint", "Checkpoint"),
         (("checkpoints", "pin", "gpt", "8"), "pin_checkpoint", "Checkpoint"),
         (("checkpoints", "unpin", "gpt", "8"), "unpin_checkpoint", "Checkpoint"),
-        (("checkpoints", "delete", "gpt", "8", "--generation", "2"), "delete_checkpoint", "Checkpoint"),
+        (("checkpoints", "delete", "gpt", "8", "--generation", "2", "--yes"), "delete_checkpoint", "Checkpoint"),
         (("quotas", "list"), "list_project_quotas", "ListProjectQuotasResponse"),
         (("quotas", "set", "speech", "--max-node-count", "4"), "put_project_quota", "ProjectQuota"),
         (("quotas", "delete", "speech"), "delete_project_quota", "ProjectQuota"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -26,7 +28,7 @@ def test_tokens_are_listed_and_revoked(run) -> None:
     first, second = out.splitlines()[1:]
     assert all(word in first for word in ("tok-1", "viewer", "speech", "never"))
     assert all(word in second for word in ("tok-2", "join", "main", "2026-03-01 12:00:00"))
-    code, out, _, _ = run("tokens", "revoke", "tok-1", revoke_token={**TOKEN, "RevocationTime": AT})
+    code, out, _, _ = run("tokens", "revoke", "tok-1", "--yes", revoke_token={**TOKEN, "RevocationTime": AT})
     assert (code, out) == (0, "tok-1 is revoked since 2026-03-01 12:00:00 UTC\n")
 
 
@@ -39,7 +41,8 @@ def test_who_am_i(run) -> None:
 
 @pytest.mark.parametrize("verb", ["drain", "replace", "reboot", "hold"])
 def test_what_is_asked_of_a_node_is_said_with_what_comes_first(run, verb: str) -> None:
-    code, out, _, calls = run("nodes", verb, "i-1", "--reason", "why", **{f"{verb}_node": {**NODE, "Request": verb}})
+    yes = ("--yes",) if verb in ("replace", "reboot") else ()
+    code, out, _, calls = run("nodes", verb, "i-1", "--reason", "why", *yes, **{f"{verb}_node": {**NODE, "Request": verb}})
     assert (code, out) == (0, f"i-1 is to be: {verb}; gpt leaves it first, once another node is there\n")
     assert calls == [(f"{verb}_node", {"NodeId": "i-1", "Reason": "why"})]
 
@@ -64,6 +67,25 @@ def test_a_job_is_taken_over_and_handed_back(run) -> None:
     assert (code, out) == (0, "gpt is looked after by Everstep\n")
 
 
+ENDED = {"ExitCode": 0, "Stdout": "out\n", "Stderr": "", "IsOutputCut": False, "IsTimedOut": False}
+
+
+def test_a_program_beside_a_rank_is_given_stdin_only_where_that_is_said(run, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("step 1\nstep 2\n"))
+    words = ("jobs", "exec", "gpt", "--rank", "0")
+    code, out, _, calls = run(*words, "--", "cat", execute_command=ENDED)
+    assert (code, out, "Stdin" in calls[0][1]) == (0, "out\n", False)
+    _, _, _, calls = run(*words, "-i", "--", "cat", "-i", execute_command=ENDED)
+    assert (calls[0][1]["Stdin"], calls[0][1]["Command"]) == ("step 1\nstep 2\n", ["cat", "-i"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 100_000))
+    _, _, _, calls = run(*words, "--stdin", "--", "cat", execute_command=ENDED)
+    assert len(calls[0][1]["Stdin"]) == 65_537, "so much that the contract refuses it, and no more"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    code, _, err, calls = run(*words, "-i", "--", "cat", execute_command=ENDED)
+    assert (code, calls) == (2, [])
+    assert "not text" in err
+
+
 def test_drills_are_started_and_listed(run) -> None:
     drill = {
         "DrillId": "drill-1",
@@ -76,7 +98,7 @@ def test_drills_are_started_and_listed(run) -> None:
         "CreationTime": AT,
         "IncidentId": "inc-1",
     }
-    code, out, _, calls = run("drills", "start", "kill-rank", "--job", "gpt", "--rank", "0", start_drill=drill)
+    code, out, _, calls = run("drills", "start", "kill-rank", "--job", "gpt", "--rank", "0", "-y", start_drill=drill)
     assert (code, out) == (0, "drill-1: kill-rank on i-1, rank 0\n")
     assert calls == [("start_drill", {"TrainingJobName": "gpt", "DrillType": "kill-rank", "Rank": 0})]
     code, out, _, _ = run("drills", "list", list_drills={"Drills": [drill]})

@@ -7,15 +7,16 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, EndpointConnectionError
 from rich.console import Console
 from urllib3.exceptions import ProtocolError
 
 from control_plane.db import events as stored
 from control_plane.db.events import NewEvent
 from control_plane.db.tokens import Role
-from everstep.cli import board, top
+from everstep.cli import board, following, top
 from everstep.cli.board import Board
+from everstep.cli.waiting import UNANSWERED_SECONDS
 from everstep.errors import ServiceFailed
 from everstep.event_stream import frames
 from tests.unit.control_plane.api.conftest import Service
@@ -146,7 +147,7 @@ class Stream:
 
     def __iter__(self):
         for each in self.said:
-            if isinstance(each, Exception):
+            if isinstance(each, BaseException):
                 raise each
             yield each
 
@@ -154,7 +155,7 @@ class Stream:
         self.is_closed = True
 
 
-def test_a_stream_that_breaks_goes_on_where_it_was(monkeypatch) -> None:
+def test_a_stream_that_breaks_goes_on_where_it_was() -> None:
     streams = [Stream([event("a"), ProtocolError("broken")], 7), Stream([ProtocolError("again")], 9), Stream([event("b")], 10)]
     asked: list[dict] = []
 
@@ -162,13 +163,66 @@ def test_a_stream_that_breaks_goes_on_where_it_was(monkeypatch) -> None:
         asked.append(query)
         return streams[len(asked) - 1]
 
-    kept_up = top.kept_up
-    monkeypatch.setattr(top, "kept_up", lambda connect, **options: kept_up(connect, **options, pause=lambda _: None))
-    found = top.events(SimpleNamespace(follow_events=follow_events), "gpt")
+    found = following.events(SimpleNamespace(follow_events=follow_events), {"TrainingJobName": "gpt"}, pause=lambda _: None)
     assert [next(found)["Message"] for _ in range(2)] == ["a", "b"]
     found.close()
     assert asked == [{"TrainingJobName": "gpt"}, {"TrainingJobName": "gpt", "AfterEventId": 7}, {"TrainingJobName": "gpt", "AfterEventId": 9}]
     assert all(stream.is_closed for stream in streams)
+
+
+def test_a_connection_that_cannot_be_made_again_at_once_forgets_nothing() -> None:
+    gone = EndpointConnectionError(endpoint_url="http://x")
+    connections: list[object] = [Stream([event("a"), ProtocolError("broken")], 7), gone, gone, Stream([event("b")], 8)]
+    asked: list[dict] = []
+
+    def follow_events(**query: object) -> object:
+        asked.append(query)
+        found = connections.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    found = following.events(SimpleNamespace(follow_events=follow_events), {}, pause=lambda _: None)
+    assert [next(found)["Message"] for _ in range(2)] == ["a", "b"]
+    found.close()
+    assert [query.get("AfterEventId") for query in asked] == [None, 7, 7, 7]
+
+
+def test_a_stream_that_was_quiet_for_long_is_not_given_up_when_it_breaks() -> None:
+    now = [0.0]
+
+    class Quiet(Stream):
+        def __iter__(self):
+            now[0] += 10 * UNANSWERED_SECONDS
+            raise ProtocolError("broken")
+            yield
+
+    connections = [Quiet([], 1), Stream([event("a")], 2)]
+    found = following.kept_up(lambda: connections.pop(0), is_over=lambda: False, pause=lambda _: None, monotonic=lambda: now[0])
+    assert next(found)["Message"] == "a"
+    found.close()
+
+
+def follow(run, *words: str, streams: list[Stream]) -> tuple[int, str, str, list]:
+    """Run `events list -f` until what is given is read, and ^C."""
+    return run("events", "list", "-f", *words, follow_events=lambda **_: streams.pop(0))
+
+
+def test_events_are_followed_on_the_command_line(run) -> None:
+    code, out, err, calls = follow(run, "--job", "gpt", streams=[Stream([event("a", 7), event("b", 8), KeyboardInterrupt()], 8)])
+    assert (code, err) == (130, "")
+    assert out.splitlines() == ["2026-03-01 12:00:00  7  JobStateChanged  gpt  a", "2026-03-01 12:00:00  8  JobStateChanged  gpt  b"]
+    assert calls == [("follow_events", {"TrainingJobName": "gpt"})]
+
+
+def test_followed_events_can_be_queried_one_by_one(run) -> None:
+    _, out, _, calls = follow(run, "--after", "3", "-o", "json", streams=[Stream([event("a", 4), KeyboardInterrupt()], 4)])
+    assert json.loads(out) == {**event("a", 4), "Time": "2026-03-01T12:00:00Z"}
+    assert calls == [("follow_events", {"AfterEventId": 3})]
+    _, out, _, _ = follow(
+        run, "--query", "[EventId, Message]", "-o", "text", streams=[Stream([event("a", 4), event("b", 5), KeyboardInterrupt()], 5)]
+    )
+    assert out == "4\ta\n5\tb\n"
 
 
 @pytest.fixture

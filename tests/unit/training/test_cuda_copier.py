@@ -44,6 +44,10 @@ class FakeEvent:
         marker = self.marker = Marker(stream)
         self.device.do(stream, "record", lambda: setattr(marker, "is_reached", True))
 
+    def query(self) -> bool:
+        assert self.marker is not None, "an event that was never recorded is always reached"
+        return self.marker.is_reached
+
     def synchronize(self) -> None:
         assert self.marker is not None, "an event that was never recorded holds nobody up"
         with self.device.lock:

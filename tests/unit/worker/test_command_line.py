@@ -67,8 +67,8 @@ def test_who_ranks_run_as_is_said_or_follows_from_who_the_agent_is(
 def test_an_agent_that_its_ranks_could_not_use_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = RankUser(os.getuid(), os.getgid())
     chosen = replace(settings(arguments(tmp_path / "state")), rank_user=user, slots=tmp_path / "slots")
-    monkeypatch.setattr(rank_user, "closed_to", lambda user, paths: "/root/python")
-    with pytest.raises(SystemExit, match=r"which cannot use /root/python: .*--rank-user root runs ranks as this agent"):
+    monkeypatch.setattr(rank_user, "closed_to", lambda user, paths: "/closed/python")
+    with pytest.raises(SystemExit, match=r"which cannot use /closed/python: .*--rank-user root runs ranks as this agent"):
         confine(chosen)
 
 

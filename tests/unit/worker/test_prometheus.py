@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from everstep.protocol.agent_messages import AgentReport, MemberPhase, MemberReport, NodeFault, RankStatus, ShardProtection
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
-from worker.prometheus import AgentFacts, MetricsEndpoint
+from worker.prometheus import AgentFacts, MetricsEndpoint, snapshot_seconds
 
 NODE, PEER = NodeId("i-1"), NodeId("i-2")
 
@@ -31,9 +31,12 @@ def report(ranks: int = 2, *, step: int = 10) -> AgentReport:
     return AgentReport(node_id=NODE, sequence=1, member=member, refused_count=4, faults=faults)
 
 
-def scrape(facts: AgentFacts) -> dict[tuple[str, str], float]:
-    """What the endpoint answers, by name and labels."""
-    endpoint = MetricsEndpoint("127.0.0.1", 0, lambda: facts)
+def scrape(facts: AgentFacts, *took: float) -> dict[tuple[str, str], float]:
+    """What the endpoint answers, by name and labels, after snapshots that took so long."""
+    snapshots = snapshot_seconds()
+    endpoint = MetricsEndpoint("127.0.0.1", 0, lambda: facts, snapshots)
+    for seconds in took:
+        snapshots.observe(seconds)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
@@ -72,6 +75,14 @@ def test_a_node_without_a_job_or_a_report_is_shown_too() -> None:
     idle = AgentReport(node_id=NODE, sequence=1, member=None)
     assert scrape(AgentFacts(idle, is_connected=False, waiting_count=0, dropped_count=0))["everstep_agent_connected", ""] == 0
     assert scrape(AgentFacts(None, is_connected=False, waiting_count=0, dropped_count=0))["everstep_agent_metrics_waiting_steps", ""] == 0
+
+
+def test_snapshots_are_counted_by_how_long_they_took() -> None:
+    found = scrape(AgentFacts(None, is_connected=True, waiting_count=0, dropped_count=0), 0.004, 0.02, 99.0)
+    buckets = {labels: value for (name, labels), value in found.items() if name == "everstep_snapshot_seconds_bucket"}
+    assert [buckets[f"le={limit}"] for limit in ("0.0025", "0.005", "0.025", "30.0", "+Inf")] == [0, 1, 2, 2, 3]
+    assert found["everstep_snapshot_seconds_sum", ""] == 99.024
+    assert not any(name.endswith("_created") for name, _ in found)
 
 
 def test_series_grow_with_ranks_alone() -> None:

@@ -19,8 +19,8 @@ from worker.shim.messages import RankRecord
 RUN = RunId("r" * 32)
 
 
-def command(*argv: str, name: str = "c", timeout_seconds: float = 30.0) -> RunCommand:
-    return RunCommand(run=RUN, generation=Generation(2), command_id=name, rank=Rank(5), argv=argv, timeout_seconds=timeout_seconds)
+def command(*argv: str, name: str = "c", timeout_seconds: float = 30.0, stdin: bytes = b"") -> RunCommand:
+    return RunCommand(run=RUN, generation=Generation(2), command_id=name, rank=Rank(5), argv=argv, timeout_seconds=timeout_seconds, stdin=stdin)
 
 
 def record(**changes: object) -> RankRecord:
@@ -88,6 +88,25 @@ def test_words_name_the_ranks_process(argv, words) -> None:
 async def test_it_ends_as_a_shell_would_say_it(desk, argv, code, words) -> None:
     ended = await desk.run(command(*argv))
     assert (ended.exit_code, ended.stderr) == (code, words)
+
+
+async def test_it_reads_what_it_was_given_and_then_the_end(desk) -> None:
+    given = os.urandom(200_000)
+    ended = await desk.run(command(*python("import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])"), stdin=given))
+    assert (ended.exit_code, ended.stdout) == (0, given[::-1])
+    ended = await desk.run(command("cat", name="d"))
+    assert (ended.exit_code, ended.stdout) == (0, b""), "nothing was given: there is nothing to wait for"
+
+
+@pytest.mark.parametrize("argv", [("true",), ("sh", "-c", "exec <&-; echo done")])
+async def test_one_that_does_not_read_what_it_was_given_ends_all_the_same(desk, argv) -> None:
+    ended = await desk.run(command(*argv, stdin=bytes(1_000_000)))
+    assert (ended.exit_code, ended.is_timed_out) == (0, False)
+
+
+async def test_one_that_neither_reads_nor_ends_is_ended_in_time(desk) -> None:
+    ended = await desk.run(command("sleep", "1000", stdin=bytes(1_000_000), timeout_seconds=1.0))
+    assert (ended.is_timed_out, ended.exit_code) == (True, None)
 
 
 async def test_what_is_too_much_is_cut_and_the_program_still_ends(desk) -> None:

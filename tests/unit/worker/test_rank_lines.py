@@ -83,6 +83,7 @@ class Place:
         self.unix = 1_800_000_000.0
         self.usage = NodeUsage()
         self.sent_bytes = 0
+        self.snapshot_seconds: list[float] = []
         self.page = RankPage(self.store.page_path(rank), generation=PLAN.generation)
         self.shard = OwnedShard(
             rank=rank,
@@ -107,6 +108,7 @@ class Place:
             now=lambda: self.unix,
             usage=lambda: self.usage,
             sent_bytes=lambda: self.sent_bytes,
+            on_snapshot=self.snapshot_seconds.append,
         )
         self.line = Line()
 
@@ -325,7 +327,16 @@ async def test_lateness_alone_is_no_trouble(place: Place) -> None:
 
 
 def captured(step: int, slot: int) -> Captured:
-    return Captured(generation=PLAN.generation, step=Step(step), slot=slot, layout_hash=LAYOUT, payload_bytes=4096, index_offset=4000, index_bytes=96)
+    return Captured(
+        generation=PLAN.generation,
+        step=Step(step),
+        slot=slot,
+        layout_hash=LAYOUT,
+        payload_bytes=4096,
+        index_offset=4000,
+        index_bytes=96,
+        seconds=0.25,
+    )
 
 
 async def granted(place: Place, step: int) -> int:
@@ -351,6 +362,8 @@ async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_th
     place.lines.message(RANK, captured(3, slot))
     await place.shard.changed.wait(place.shard.changed.version, 5.0)
     assert place.shard.core.sealed == {3}
+    place.lines.message(RANK, captured(3, slot))
+    assert place.snapshot_seconds == [0.25], "said twice, counted once"
     place.propose(3)
     assert place.shard.core.vote is Vote.ACKED
     await place.lines.close()

@@ -127,10 +127,10 @@ def test_a_node_passes_on_its_environment_but_nothing_of_ours() -> None:
 
 def test_another_user_inherits_nothing_that_leads_to_folders_of_the_agents() -> None:
     inherited = {
-        "HOME": "/root",
+        "HOME": "/home/agent",
         "USER": "root",
-        "XDG_CACHE_HOME": "/root/.cache",
-        "TORCH_EXTENSIONS_DIR": "/root/built",
+        "XDG_CACHE_HOME": "/home/agent/.cache",
+        "TORCH_EXTENSIONS_DIR": "/home/agent/built",
         "PATH": "/bin",
         "SUDO_UID": "7",
     }

@@ -126,6 +126,8 @@ class ControlPlane:
 
     def __init__(self) -> None:
         self.reports: dict[NodeId, AgentReport] = {}
+        self.heard = Signal()
+        """Of every report."""
         self.hellos: list[Hello] = []
         self.lines: list[LogLines] = []
         self.tokens: list[str] = []
@@ -166,6 +168,7 @@ class ControlPlane:
                         continue
                     assert isinstance(report, AgentReport)
                     self.reports[hello.node_id] = report
+                    self.heard.notify()
         finally:
             if self._lines.get(hello.node_id) is line:
                 del self._lines[hello.node_id]

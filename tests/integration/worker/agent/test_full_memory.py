@@ -60,19 +60,21 @@ async def test_ranks_train_without_slots_and_have_them_when_there_is_room(fleet:
     assert fleet.ranks[CROWDED].slots is None
     assert [member_of(fleet, number).faults for number in range(3)] == [()] * 3, "no fault: a new generation is not what it needs"
     full.clear()
-    await steps_until(fleet, "slots", lambda: fleet.ranks[CROWDED].slots is not None)
+    await steps_until(fleet, "slots", lambda: fleet.ranks[CROWDED].slots is not None and fleet.is_expected())
     await fleet.train(fleet.ranks[0].boundary + 3)
     await until("the next report", lambda: reason_of(fleet, CROWDED) == "")
 
 
 async def steps_until(fleet: Fleet, what: str, arrived: Callable[[], object]) -> None:
-    """Make steps, snapshots or not, until something is so."""
+    """Make a step, snapshots or not, at every report until something is so."""
+    heard = fleet.control.heard
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not arrived():
+                version = heard.version
                 for rank in fleet.ranks:
                     rank.step()
-                await asyncio.sleep(0.01)
+                await heard.wait(version)
     except TimeoutError:
         raise AssertionError(f"waited {PATIENCE_SECONDS} s for {what}") from None
 

@@ -63,10 +63,10 @@ class Clock:
 class Service:
     """An application, served on loopback by a thread of this process."""
 
-    def __init__(self, directory: Path, database_url: str = "") -> None:
+    def __init__(self, directory: Path, database_url: str = "", *, objects: MemoryObjectStore | None = None) -> None:
         self.clock = Clock()
         self.operator = FakeOperator()
-        self.objects = MemoryObjectStore(BUCKET)
+        self.objects = objects or MemoryObjectStore(BUCKET)
         self.settings = Settings(
             state_directory=directory / "server",
             database_url=database_url,

@@ -82,6 +82,21 @@ def test_a_command_is_told_in_the_history_and_answered(service, client, job) -> 
     assert event["NodeId"] == "i-1"
 
 
+@pytest.mark.covers("ExecuteCommand.Stdin")
+def test_what_a_program_is_given_goes_to_it_and_not_into_the_history(service, client, job) -> None:
+    with agent(service, "i-1", says) as asked:
+        execute(client, Stdin="hush é\n", ClientRequestToken="same")
+        execute(client, ClientRequestToken="other")
+        with refused("ConflictException", "used for another command"):
+            execute(client, Stdin="hush e\n", ClientRequestToken="same")
+        with refused("ValidationException", "Stdin"):
+            execute(client, Stdin="x" * 65_537)
+    assert [command.stdin for command in asked] == ["hush é\n".encode(), b""]
+    told = [event["Message"] for event in client.list_events(TrainingJobName="gpt")["Events"] if event["Type"] == "CommandExecuted"]
+    assert [message.endswith("py-spy dump (given 8 bytes)") for message in told] == [True, False]
+    assert "hush" not in str(told)
+
+
 def test_it_is_an_event_before_the_agent_hears_of_it(service, client, job) -> None:
     told: list[list[str]] = []
 

@@ -70,9 +70,28 @@ def test_recoveries_are_counted_when_they_are_over(service, job):
     these = {"job": "gpt", "cause": "instance_terminated", "source": "peer"}
     assert of(found, "everstep_job_recoveries_total", **these) == 1
     assert of(found, "everstep_job_lost_steps_total", **these) == 2
-    phases = {phase: of(found, "everstep_recovery_phase_seconds_sum", **these, phase=phase) for phase in ("detect", "replace", "restore", "rework")}
-    assert phases == {"detect": 0.5, "replace": 1.0, "restore": 2.0, "rework": 0.25}
-    assert of(found, "everstep_recovery_phase_seconds_count", **these, phase="detect") == 1
+
+
+def test_what_the_loops_have_counted_is_told_from_nothing_on(service):
+    before = scrape(service)
+    for loop in ("job", "fleet"):
+        assert of(before, "everstep_reconcile_seconds_count", loop=loop) == 0
+        assert of(before, "everstep_reconcile_stale_applies_total", loop=loop) == 0
+        assert of(before, "everstep_lease_lost_total", kind=loop) == 0
+    figures = service.services.figures
+    figures.reconciled("job", 0.02)
+    figures.was_stale("job")
+    figures.lost_lease("fleet")
+    figures.recovered({"detect_seconds": 0.5, "replace_seconds": 1.0, "restore_seconds": 2.0, "rework_seconds": 4000.0})
+    found = scrape(service)
+    assert [of(found, "everstep_reconcile_seconds_bucket", loop="job", le=le) for le in ("0.01", "0.025", "+Inf")] == [0, 1, 1]
+    assert of(found, "everstep_reconcile_stale_applies_total", loop="job") == 1
+    assert of(found, "everstep_lease_lost_total", kind="fleet") == 1
+    assert [of(found, "everstep_recovery_phase_seconds_bucket", phase="restore", le=le) for le in ("1.0", "2.5")] == [0, 1]
+    assert [of(found, "everstep_recovery_phase_seconds_bucket", phase="rework", le=le) for le in ("1800.0", "+Inf")] == [0, 1]
+    assert of(found, "everstep_recovery_phase_seconds_sum", phase="detect") == 0.5
+    assert found.keys() == before.keys(), "no series is added as time goes by"
+    assert not any(name.endswith("_created") for name, _ in found)
 
 
 def test_a_fleet_is_told(service, job):

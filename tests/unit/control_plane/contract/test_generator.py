@@ -102,6 +102,16 @@ def test_parameters_and_body_are_one_request():
     assert request["required"] == ["Name"]
 
 
+def test_what_no_log_may_show_is_said_of_its_shape():
+    secrets = {
+        "Secret": {"type": "string", "x-sensitive": True},
+        "Keys": {"type": "object", "additionalProperties": {"type": "string"}, "x-sensitive": True},
+    }
+    shapes = service_model(document({**secrets, "Plain": {"type": "string"}}))["shapes"]
+    assert (shapes["Secret"], shapes["Keys"]["sensitive"]) == ({"type": "string", "sensitive": True}, True)
+    assert "sensitive" not in shapes["String"]
+
+
 @pytest.mark.parametrize(
     ("parameter", "words"),
     [

@@ -1,0 +1,75 @@
+"""What the loops of this process count of themselves, for Prometheus: no table has it, and it begins anew with the process.
+
+Names, units and labels follow https://prometheus.io/docs/practices/naming. Invariant: series are as many as there are loops, kinds of leases and
+phases; nothing grows with jobs, fleets or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from prometheus_client import Counter, Histogram, disable_created_metrics
+from prometheus_client.registry import Collector
+
+from control_plane.core.incidents import PHASES
+
+# Second series beside every one, with the time of the process's start: nothing that the server's own metrics do not tell.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+Loop = Literal["job", "fleet"]
+LOOPS: Final[tuple[Loop, ...]] = ("job", "fleet")
+PASS_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+PHASE_SECONDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+
+
+class LoopFigures:
+    """Counters and histograms of one server. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._reconcile_seconds = Histogram(
+            "everstep_reconcile_seconds", "How long passes over a job or a fleet took.", ["loop"], buckets=PASS_SECONDS, registry=None
+        )
+        self._stale_applies = Counter(
+            "everstep_reconcile_stale_applies", "Passes of which nothing was stored, because the lease was lost meanwhile.", ["loop"], registry=None
+        )
+        self._leases_lost = Counter("everstep_lease_lost", "Leases that this server held and another one took over.", ["kind"], registry=None)
+        self._phase_seconds = Histogram(
+            "everstep_recovery_phase_seconds",
+            "How long recoveries from failures were in each phase; no drills, and nothing that people asked for.",
+            ["phase"],
+            buckets=PHASE_SECONDS,
+            registry=None,
+        )
+        for loop in LOOPS:  # a series that is there from the first scrape on shows its first increase
+            self._reconcile_seconds.labels(loop)
+            self._stale_applies.labels(loop)
+            self._leases_lost.labels(loop)
+        for phase in PHASES:
+            self._phase_seconds.labels(phase)
+
+    @property
+    def collectors(self) -> tuple[Collector, ...]:
+        """What a registry takes."""
+        return self._reconcile_seconds, self._stale_applies, self._leases_lost, self._phase_seconds
+
+    def reconciled(self, loop: Loop, seconds: float) -> None:
+        """Count a pass, whatever came of it."""
+        self._reconcile_seconds.labels(loop).observe(seconds)
+
+    def was_stale(self, loop: Loop) -> None:
+        """Count a pass of which nothing could be stored."""
+        self._stale_applies.labels(loop).inc()
+
+    def lost_lease(self, kind: str) -> None:
+        """Count a lease that another server has now."""
+        self._leases_lost.labels(kind).inc()
+
+    def recovered(self, phase_seconds: Mapping[str, float]) -> None:
+        """Count a recovery that is over.
+
+        Args:
+            phase_seconds: by `<phase>_seconds`.
+        """
+        for phase in PHASES:
+            self._phase_seconds.labels(phase).observe(phase_seconds[f"{phase}_seconds"])

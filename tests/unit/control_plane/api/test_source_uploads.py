@@ -1,0 +1,273 @@
+"""Sources that go straight into S3: an object store that signs addresses, and the HTTP server behind them, which can fail in every way."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import logging
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from control_plane.api.routes.sources import UPLOAD_SECONDS
+from control_plane.cloud.fake import MemoryObjectStore
+from control_plane.cloud.objects import SignedUpload
+from control_plane.db.tokens import Role
+from everstep import exchanges, uploads
+from everstep.errors import ConfigurationError
+from everstep.protocol.plan import ObjectReference
+from everstep.uploads import Outcome
+from tests.unit.control_plane.api.conftest import BUCKET, Service, refused
+from tests.unit.control_plane.api.test_sources import archive, special
+
+
+class SigningStore(MemoryObjectStore):
+    """Objects in memory, and a server that takes what was signed for. As S3 does, it holds a body against length and checksum."""
+
+    def __init__(self) -> None:
+        super().__init__(BUCKET)
+        self.signed: dict[str, tuple[ObjectReference, str, int]] = {}
+        """Key, checksum and length, by the address's signature."""
+        self.answers: list[int | str] = []
+        """What comes first: a status, `cut` (the connection ends in the middle), `lost` (all is taken, and no answer comes)."""
+        self.asked: list[dict[str, str]] = []
+        self.is_lax = False
+        """Takes any bytes."""
+        store = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                store.asked.append({name.lower(): value for name, value in self.headers.items()})
+                fault = store.answers.pop(0) if store.answers else 200
+                if fault == "cut":
+                    self.rfile.read(1)
+                    self.close_connection = True
+                    return
+                body = self.rfile.read(int(self.headers["content-length"]))
+                status = fault if isinstance(fault, int) and fault != 200 else store.take(self.path.rpartition("=")[2], body, self.headers)
+                if fault == "lost":
+                    self.close_connection = True
+                    return
+                self.send_response(status)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = False
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def sign_upload(self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int) -> SignedUpload | None:
+        assert seconds == UPLOAD_SECONDS
+        signature = secrets.token_hex(8)
+        checksum = base64.b64encode(bytes.fromhex(sha256)).decode()
+        self.signed[signature] = (reference, checksum, size_bytes)
+        return SignedUpload(f"{self.url}/{reference.key}?signature={signature}", {"x-amz-checksum-sha256": checksum})
+
+    def take(self, signature: str, body: bytes, headers) -> int:
+        if signature not in self.signed:
+            return 403
+        reference, checksum, size = self.signed[signature]
+        if (headers["x-amz-checksum-sha256"], int(headers["content-length"])) != (checksum, size):
+            return 403
+        if not self.is_lax and base64.b64encode(hashlib.sha256(body).digest()).decode() != checksum:
+            return 400
+        self.put(reference, body)
+        return 200
+
+    def keys(self) -> list[str]:
+        return [info.reference.key for info in self.list(ObjectReference(bucket=BUCKET, key=""))]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def store() -> Iterator[SigningStore]:
+    with closing(SigningStore()) as made:
+        yield made
+
+
+@pytest.fixture
+def service(tmp_path: Path, store: SigningStore) -> Iterator[Service]:
+    with Service(tmp_path, objects=store) as running:
+        yield running
+
+
+@pytest.fixture
+def client(service: Service, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(uploads, "PAUSE_SECONDS", 0.0)
+    with closing(service.client()) as connected:
+        calls: list[str] = []
+        connected.meta.events.register("before-call.everstep", lambda model, **_: calls.append(model.name))
+        connected.calls = calls
+        yield connected
+
+
+BODY = archive(("train.py", b"print()"))
+ID = hashlib.sha256(BODY).hexdigest()
+KEY = f"sources/{ID}.tar.gz"
+
+
+@pytest.mark.covers("CreateSource.SourceId", "CreateSource.Bytes", "CompleteSource.SourceId")
+def test_an_archive_goes_straight_into_s3_and_only_once(client, store, service) -> None:
+    assert client.upload_source(Body=BODY) == {"SourceId": ID}
+    assert client.calls == ["CreateSource", "CompleteSource"]
+    assert (store.keys(), store.get(ObjectReference(bucket=BUCKET, key=KEY))) == ([KEY], BODY)
+    (sent,) = store.asked
+    assert "authorization" not in sent, "the token is no business of S3's"
+    described = client.describe_source(SourceId=ID)
+    assert (described["Bytes"], described["FileCount"]) == (len(BODY), 1)
+    client.calls.clear()
+    client.upload_source(Body=BODY)
+    assert client.calls == ["CreateSource"], "it is there already"
+    assert len(store.asked) == 1
+    assert list((service.settings.state_directory / "spool").iterdir()) == []
+
+
+def test_an_address_is_for_one_archive_and_some_minutes(client, store, service) -> None:
+    made = client.create_source(SourceId=ID, Bytes=len(BODY))
+    assert made["IsStored"] is False
+    assert store.signed[made["Upload"]["Url"].rpartition("=")[2]][1:] == (base64.b64encode(bytes.fromhex(ID)).decode(), len(BODY))
+    assert (made["Upload"]["ExpirationTime"] - service.clock()).total_seconds() == UPLOAD_SECONDS
+
+
+def test_what_was_put_is_no_source_before_it_was_checked(client, store, service) -> None:
+    made = client.create_source(SourceId=ID, Bytes=len(BODY))
+    assert uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(BODY)) is Outcome.TAKEN
+    with refused("ResourceNotFoundException"):
+        client.describe_source(SourceId=ID)
+    first = client.complete_source(SourceId=ID)
+    again = client.complete_source(SourceId=ID)
+    assert (first["FileCount"], again["FileCount"]) == (1, 1)
+
+
+def test_what_was_not_put_is_not_taken(client) -> None:
+    client.create_source(SourceId=ID, Bytes=len(BODY))
+    with refused("ConflictException", "Nothing was put for this source yet"):
+        client.complete_source(SourceId=ID)
+
+
+@pytest.mark.parametrize("faults", [[500], [503, 429], ["cut"], ["lost"]], ids=str)
+def test_an_upload_that_breaks_is_made_again_from_its_beginning(client, store, faults) -> None:
+    store.answers = list(faults)
+    client.upload_source(Body=BODY)
+    assert client.calls == ["CreateSource", "CompleteSource"]
+    assert len(store.asked) == len(faults) + 1
+
+
+def test_an_address_that_has_expired_is_asked_for_again_once(client, store) -> None:
+    store.answers = [403]
+    client.upload_source(Body=BODY)
+    assert client.calls == ["CreateSource", "CreateSource", "CompleteSource"]
+    other = archive(("other.py", b""))
+    store.answers = [403, 403]
+    client.calls.clear()
+    client.upload_source(Body=other)
+    assert client.calls == ["CreateSource", "CreateSource", "PutSource"], "a clock that is wrong does not keep anybody from it"
+
+
+@pytest.mark.parametrize("faults", [[500] * 3, [400], [301], ["cut"] * 3], ids=str)
+def test_where_s3_does_not_take_it_the_service_does(client, store, faults) -> None:
+    store.answers = list(faults)
+    client.upload_source(Body=BODY)
+    assert client.calls == ["CreateSource", "PutSource"]
+    assert store.keys() == [KEY]
+
+
+def test_where_s3_cannot_be_reached_the_service_takes_it(client, store) -> None:
+    store.url = "http://127.0.0.1:9"
+    client.upload_source(Body=BODY)
+    assert client.calls == ["CreateSource", "PutSource"]
+
+
+def test_wrong_bytes_in_a_store_that_does_not_look_are_found_and_deleted(client, store) -> None:
+    store.is_lax = True
+    made = client.create_source(SourceId=ID, Bytes=len(BODY))
+    wrong = BODY[:-1] + bytes([BODY[-1] ^ 1])
+    assert uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(wrong)) is Outcome.TAKEN
+    with refused("ValidationException", "SHA-256 is"):
+        client.complete_source(SourceId=ID)
+    assert store.keys() == []
+    client.upload_source(Body=BODY)
+    assert store.keys() == [KEY]
+
+
+def test_wrong_bytes_do_not_get_into_a_store_that_looks(client, store) -> None:
+    made = client.create_source(SourceId=ID, Bytes=len(BODY))
+    assert uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(bytes(len(BODY)))) is Outcome.NOT_TAKEN
+    assert uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(BODY + b"x")) is Outcome.EXPIRED
+    assert store.keys() == []
+
+
+def test_what_is_too_large_gets_no_address_and_is_not_read(client, store) -> None:
+    with refused("ValidationException", "longer than 1048576 bytes"):
+        client.upload_source(Body=bytes(2**20 + 1))
+    assert (client.calls, store.asked, store.signed) == (["CreateSource"], [], {})
+    store.put(ObjectReference(bucket=BUCKET, key=KEY), bytes(2**20 + 1))
+    with refused("ValidationException", "longer than 1048576 bytes"):
+        client.complete_source(SourceId=ID)
+    assert store.keys() == []
+
+
+def test_what_grows_while_it_is_looked_at_is_not_read_to_its_end(client, store, monkeypatch) -> None:
+    place = ObjectReference(bucket=BUCKET, key=KEY)
+    small = store.put(place, b"x")
+    store.put(place, bytes(2**20 + 1))
+    monkeypatch.setattr(store, "head", lambda _: small)
+    with refused("ValidationException", "longer than 1048576 bytes"):
+        client.complete_source(SourceId=ID)
+    assert store.keys() == []
+
+
+@pytest.mark.parametrize("body", [b"", b"not gzip at all", archive(special("link", b"2", "/etc/passwd"))], ids=["empty", "no gzip", "link"])
+def test_an_archive_that_could_hurt_is_refused_and_deleted(client, store, body) -> None:
+    with refused("ValidationException", "The source is refused"):
+        client.upload_source(Body=body)
+    assert (client.calls, store.keys()) == (["CreateSource", "CompleteSource"], [])
+
+
+def test_what_came_another_way_meanwhile_is_not_deleted(client, store, service, monkeypatch) -> None:
+    store.put(ObjectReference(bucket=BUCKET, key=KEY), b"wrong")
+    stream = store.stream
+
+    def overtaken(*given, **options):
+        read = list(stream(*given, **options))
+        client.put_source(SourceId=ID, Body=BODY)
+        return iter(read)
+
+    monkeypatch.setattr(store, "stream", overtaken)
+    with refused("ValidationException", "SHA-256 is"):
+        client.complete_source(SourceId=ID)
+    assert store.get(ObjectReference(bucket=BUCKET, key=KEY)) == BODY
+
+
+def test_readers_get_no_address(service) -> None:
+    with closing(service.client(service.token(Role.VIEWER))) as reader:
+        with refused("AccessDeniedException"):
+            reader.create_source(SourceId=ID, Bytes=1)
+        with refused("AccessDeniedException"):
+            reader.complete_source(SourceId=ID)
+
+
+def test_an_address_is_in_no_log(client, store, caplog) -> None:
+    caplog.set_level(logging.DEBUG, logger=exchanges.log.name)
+    client.upload_source(Body=BODY)
+    assert f"> PUT {store.url}/{KEY}" in caplog.text
+    assert not any(signature in caplog.text for signature in store.signed)
+
+
+def test_nothing_goes_in_the_clear_to_another_machine() -> None:
+    with pytest.raises(ConfigurationError, match="in the clear"):
+        uploads.put("http://10.0.0.1/sources/x", {}, io.BytesIO(b""))

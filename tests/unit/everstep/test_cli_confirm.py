@@ -1,0 +1,113 @@
+"""What cannot be undone is done when somebody has said so, and only then."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import typer
+
+from everstep.cli.main import app
+
+DRILL = {"DrillId": "drill-1", "DrillType": "kill-rank", "NodeId": "i-1"}
+NODE = {"NodeId": "i-1", "NodeStatus": "held"}
+GONE = {"GenerationCount": 1, "CheckpointCount": 0, "IncidentCount": 0, "ObjectCount": 0, "ObjectBytes": 0, "HasMoreObjects": False, "S3Uris": []}
+FLEET = {
+    **dict.fromkeys(("FleetName", "FleetStatus", "Reason", "AutoScalingGroupName", "InstanceType", "AvailabilityZone", "Project"), "x"),
+    **dict.fromkeys(("ConnectedNodeCount", "NodeCount", "DesiredNodeCount", "MaxNodeCount", "MinNodeCount", "SpareCount"), 1),
+    **{"MaxReplacementsPerHour": 1, "HoldFailedInstances": False, "Drift": [], "CreationTime": None, "AccountingSeconds": {}, "IncidentCount": 0},
+    **{"Reliability": {"LostSteps": 0}, "NodeSeconds": 0.0},
+}
+ASKING = {
+    ("jobs", "delete", "gpt"): ("delete_training_job", GONE, "Forget the training job gpt, for good?"),
+    ("jobs", "delete", "gpt", "--delete-objects"): ("delete_training_job", GONE, "with all that it has in S3"),
+    ("fleets", "delete", "main"): ("delete_fleet", FLEET, "Forget the fleet main and end all its instances?"),
+    ("fleets", "unfreeze", "main"): ("unfreeze_fleet", FLEET, "silent nodes of main"),
+    ("checkpoints", "delete", "gpt", "8"): ("delete_checkpoint", {"Step": 8, "Generation": 1}, "step 8 of gpt from S3, for good?"),
+    ("nodes", "replace", "i-1"): ("replace_node", NODE, "End the instance i-1"),
+    ("nodes", "reboot", "i-1"): ("reboot_node", NODE, "Reboot i-1?"),
+    ("nodes", "release", "i-1", "--terminate"): ("release_node", NODE, "End the instance i-1?"),
+    ("tokens", "revoke", "tok-1"): ("revoke_token", {"TokenId": "tok-1"}, "End the token tok-1"),
+    ("drills", "start", "kill-rank", "--job", "gpt"): ("start_drill", DRILL, "Break something of gpt on purpose (kill-rank)?"),
+}
+every_one_that_asks = pytest.mark.parametrize("words", ASKING, ids=" ".join)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Callable[[], str]]]:
+    """A terminal in which somebody types; what it gives returns what is seen there."""
+    ours, theirs = os.openpty()
+    with open(theirs) as reader, open(os.dup(theirs), "w", buffering=1) as writer:
+
+        def types(text: str) -> Callable[[], str]:
+            monkeypatch.setattr(sys, "stdin", reader)
+            monkeypatch.setattr(sys, "stderr", writer)
+            os.write(ours, text.encode())
+            return lambda: os.read(ours, 65_536).decode()
+
+        yield types
+    os.close(ours)
+
+
+def test_these_ask_and_no_others() -> None:
+    def with_yes(command, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from with_yes(inner, (*path, name))
+        if any("--yes" in parameter.opts for parameter in command.params):
+            yield path
+
+    assert set(with_yes(typer.main.get_command(app), ())) == {words[:2] for words in ASKING}
+
+
+@every_one_that_asks
+def test_a_program_that_says_nothing_is_refused_before_anything_is_asked_of_the_service(run, words) -> None:
+    operation, answer, question = ASKING[words]
+    code, out, err, calls = run(*words, **{operation: answer})
+    assert (code, out, calls) == (2, "", [])
+    assert question in err
+    assert "hint: Programs say --yes." in err
+
+
+@every_one_that_asks
+def test_a_program_says_yes(run, words) -> None:
+    operation, answer, question = ASKING[words]
+    for yes in ("--yes", "-y"):
+        code, _, err, calls = run(*words, yes, **{operation: answer})
+        assert (code, [name for name, _ in calls]) == (0, [operation])
+        assert question not in err
+
+
+@every_one_that_asks
+def test_a_person_is_asked(run, terminal, words) -> None:
+    operation, answer, question = ASKING[words]
+    seen = terminal("y\n")
+    code, out, _, calls = run(*words, "-o", "json", **{operation: answer})
+    assert (code, [name for name, _ in calls]) == (0, [operation])
+    assert out.startswith("{"), "the question is not in the answer"
+    assert f"{question}" in seen().replace("\r\n", "")
+
+
+@pytest.mark.parametrize("said", ["n\n", "\n", "delete it\n", "\x04"])
+def test_whoever_does_not_say_yes_says_no(run, terminal, said: str) -> None:
+    seen = terminal(said)
+    code, out, _, calls = run("jobs", "delete", "gpt", delete_training_job=GONE)
+    assert (code, out, calls) == (1, "", [])
+    assert "Nothing was done." in seen()
+
+
+def test_what_takes_nothing_away_does_not_ask(run) -> None:
+    code, _, _, calls = run("jobs", "delete", "gpt", "--dry-run", delete_training_job=GONE)
+    assert (code, calls[0][1]["DryRun"]) == (0, True)
+    code, _, _, calls = run("nodes", "release", "i-1", release_node={**NODE, "NodeStatus": "spare"})
+    assert (code, len(calls)) == (0, 1)
+
+
+def test_a_person_who_does_not_see_the_question_is_not_asked(run, terminal, monkeypatch, capsys) -> None:
+    stderr = sys.stderr
+    terminal("y\n")
+    monkeypatch.setattr(sys, "stderr", stderr)
+    code, _, err, calls = run("jobs", "delete", "gpt", delete_training_job=GONE)
+    assert (code, calls) == (2, [])
+    assert "There is no terminal to ask at" in err
