@@ -204,7 +204,7 @@ class IncidentTotals:
         return self.recovery_seconds / self.recovered_count if self.recovered_count else None
 
 
-def _totals() -> Select[tuple[int, int, int, int, float, int, int, float | None]]:
+def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
     phases = (Incident.detect_seconds, Incident.replace_seconds, Incident.restore_seconds, Incident.rework_seconds)
     is_failure = Incident.cause.in_([cause.value for cause in Cause if cause.is_failure])
     is_recovered = and_(is_failure, Incident.closed_at.is_not(None))
