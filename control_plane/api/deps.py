@@ -51,8 +51,10 @@ class Router(APIRouter):
 
 
 def _written(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
-    """Have what a route answers written as JSON by the thread that has made it; FastAPI would ask another thread whether a model is one, and write it
-    on the event loop. A route that sets headers of its own, or that is no thread's, is left as it is.
+    """Have what a route answers written as JSON by the thread that has made it.
+
+    FastAPI would have another thread check that a model is one, and write it on the event loop. A route that sets headers of its own, or that is a
+    coroutine, is left as it is.
     """
     if inspect.iscoroutinefunction(endpoint) or "response" in inspect.signature(endpoint).parameters:
         return endpoint
