@@ -74,6 +74,16 @@ class CreateCheckpointResponse(TypedDict):
     """The checkpoint is of this step or, while it is Requested, of the next one that is committed."""
     Status: Literal["Requested", "Complete"]
 
+class CreateFleetResponse(TypedDict):
+    """The group is a fleet; or, of a dry run, what would become of it."""
+    FleetName: str
+    Fleet: NotRequired[Fleet]
+    """Absent after a dry run."""
+    Checks: list[GroupCheck]
+    """What a group has to be by itself, all of it met: a group that is something else is refused, with the same sentences."""
+    Changes: list[GroupChange]
+    """What was changed of the group, and what will be; of a dry run, what would be. Empty where it is as Everstep needs it."""
+
 class CreateJoinTokenResponse(TypedDict):
     """A join token for a fleet's launch template."""
     JoinToken: str
@@ -101,7 +111,7 @@ class CreateTrainingJobResponse(TypedDict):
     TrainingJobName: str
     RunId: NotRequired[str]
     """Absent after a dry run."""
-    TrainingJobStatus: NotRequired[str]
+    TrainingJobStatus: NotRequired[Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]]
     """Absent after a dry run."""
     Plan: NotRequired[TrainingJobPlan]
     """Of a dry run."""
@@ -228,8 +238,7 @@ class Fleet(TypedDict):
     FleetName: str
     AutoScalingGroupName: str
     Project: str
-    FleetStatus: str
-    """active, frozen, deleting."""
+    FleetStatus: Literal["active", "frozen", "deleting"]
     Reason: str
     SpareCount: int
     SparePolicy: NotRequired[SparePolicy]
@@ -303,6 +312,25 @@ class GetMetricDataResponse(TypedDict):
 class GetOutputResponse(TypedDict):
     Body: NotRequired[StreamingBody]
 
+class GroupChange(TypedDict):
+    """Something of an Auto Scaling group that becomes another with its registration."""
+    Setting: str
+    """In the words of Auto Scaling's API: `NewInstancesProtectedFromScaleIn`, `LifecycleHooks.everstep-termination`."""
+    Before: NotRequired[str]
+    """As text; absent where there is nothing."""
+    After: str
+    Reason: str
+    """Why it cannot stay as it is."""
+    Applies: Literal["Now", "Later"]
+    """Now: CreateFleet makes it before it answers. Later: the fleet's loop does, from its first look at the group on."""
+
+class GroupCheck(TypedDict):
+    """Something that an Auto Scaling group has to be by itself."""
+    Setting: str
+    """In the words of Auto Scaling's API."""
+    Message: str
+    """What is there, in a sentence."""
+
 class HealthResponse(TypedDict):
     """The server answers."""
     Status: Literal["ok"]
@@ -327,8 +355,8 @@ class Incident(TypedDict):
     IncidentId: str
     TrainingJobName: str
     RunId: str
-    Cause: str
-    Phase: str
+    Cause: Literal["notice", "requested", "pause_failed", "load_failed", "rank_exit", "hang", "agent_lost", "node_unreachable", "node_fault", "instance_terminated", "group_lost", "drill"]
+    Phase: Literal["replace", "restore", "rework", "closed"]
     Evidence: list[str]
     Decision: str
     Reason: str
@@ -388,8 +416,9 @@ class ListEventsResponse(TypedDict):
     NextToken: NotRequired[str]
 
 class ListFleetsResponse(TypedDict):
-    """All fleets."""
+    """A page of fleets, by name."""
     Fleets: list[Fleet]
+    NextToken: NotRequired[str]
 
 class ListIncidentsResponse(TypedDict):
     """A page of incidents."""
@@ -398,11 +427,12 @@ class ListIncidentsResponse(TypedDict):
     NextToken: NotRequired[str]
 
 class ListLogsResponse(TypedDict):
-    """All streams of a job's ranks, every generation."""
+    """A page of the streams of a job's ranks, by generation, rank and stream."""
     Logs: list[LogEntry]
+    NextToken: NotRequired[str]
 
 class ListMetricsResponse(TypedDict):
-    """What a job has logged."""
+    """What a job has logged: at most 256 names, so that there are no pages."""
     Metrics: list[Metric]
     DroppedCount: int
     """Steps whose values were lost on the way, because more was logged than could be taken, and values of more names than a job may have."""
@@ -418,8 +448,9 @@ class ListOutputsResponse(TypedDict):
     NextToken: NotRequired[str]
 
 class ListProjectQuotasResponse(TypedDict):
-    """All quotas, by project."""
+    """A page of quotas, by project."""
     Quotas: list[ProjectQuota]
+    NextToken: NotRequired[str]
 
 class ListTokensResponse(TypedDict):
     """A page of tokens, oldest first."""
@@ -427,12 +458,14 @@ class ListTokensResponse(TypedDict):
     NextToken: NotRequired[str]
 
 class ListTrainingJobNodesResponse(TypedDict):
-    """Which nodes have worked for a job, by when they began."""
+    """A page of which nodes have worked for a job, by when they began."""
     Nodes: list[TrainingJobNode]
+    NextToken: NotRequired[str]
 
 class ListTrainingJobRevisionsResponse(TypedDict):
-    """All revisions of a job, oldest first."""
+    """A page of a job's revisions, oldest first."""
     Revisions: list[TrainingJobRevision]
+    NextToken: NotRequired[str]
 
 class ListTrainingJobsResponse(TypedDict):
     """A page of jobs, newest first."""
@@ -498,8 +531,7 @@ class Node(TypedDict):
     NodeId: str
     """The EC2 instance id."""
     FleetName: str
-    NodeStatus: str
-    """joining, spare, assigned, held, rebooting, draining, gone."""
+    NodeStatus: Literal["joining", "spare", "assigned", "held", "rebooting", "draining", "gone"]
     Hold: NotRequired[Literal["unreachable", "distrusted", "inspection", "person"]]
     """Why it is held; all but unreachable ones wait for ReleaseNode."""
     Request: NotRequired[Literal["drain", "replace", "reboot", "hold"]]
@@ -538,8 +570,7 @@ class NodeIncident(TypedDict):
     Cause: str
     """`node_unreachable`, `agent_lost` … or a fault's code with its number: `gpu_xid 79`."""
     Evidence: str
-    Remedy: str
-    """restart, release, hold, retire, reboot, replace."""
+    Remedy: Literal["none", "restart", "release", "hold", "retire", "reboot", "replace", "let_go"]
 
 class OutputDataConfig(TypedDict):
     """Where outputs go."""
@@ -612,9 +643,9 @@ class S3DataSource(TypedDict):
 
 class SecondaryStatusTransition(TypedDict):
     """The job was in a state for a while."""
-    Status: str
+    Status: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "Failed", "Stopped"]
     """The derived status, SageMaker's words."""
-    State: str
+    State: Literal["queued", "allocating", "preparing", "loading", "starting", "running", "pausing", "stopping", "completed", "failed", "stopped"]
     """Everstep's own, finer state."""
     StartTime: datetime
     EndTime: NotRequired[datetime]
@@ -689,7 +720,7 @@ class TrainingJob(TypedDict):
     """The others where it may start."""
     Project: str
     TrainingJobStatus: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
-    SecondaryStatus: str
+    SecondaryStatus: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "Failed", "Stopped"]
     SecondaryStatusTransitions: list[SecondaryStatusTransition]
     Reason: str
     """Why it is where it is: what it waits for, or how it ended."""
@@ -824,8 +855,8 @@ class TrainingJobSummary(TypedDict):
     RunId: str
     FleetName: str
     Project: str
-    TrainingJobStatus: str
-    SecondaryStatus: str
+    TrainingJobStatus: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
+    SecondaryStatus: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "Failed", "Stopped"]
     Reason: str
     Priority: int
     NodeCount: int
@@ -891,6 +922,14 @@ class ListEventsPages(Protocol):
 class ListEventsPaginator(Protocol):
     def paginate(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., TimeAfter: datetime | float | str = ..., TimeBefore: datetime | float | str = ..., SortOrder: Literal["Ascending", "Descending"] = ..., PaginationConfig: PaginatorConfig = ...) -> ListEventsPages: ...
 
+class ListFleetsPages(Protocol):
+    def __iter__(self) -> Iterator[ListFleetsResponse]: ...
+    def build_full_result(self) -> ListFleetsResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListFleetsPaginator(Protocol):
+    def paginate(self, *, PaginationConfig: PaginatorConfig = ...) -> ListFleetsPages: ...
+
 class ListIncidentsPages(Protocol):
     def __iter__(self) -> Iterator[ListIncidentsResponse]: ...
     def build_full_result(self) -> ListIncidentsResponse: ...
@@ -898,6 +937,14 @@ class ListIncidentsPages(Protocol):
 
 class ListIncidentsPaginator(Protocol):
     def paginate(self, *, TrainingJobName: str = ..., StatusEquals: Literal["Open", "Closed"] = ..., SortOrder: Literal["Ascending", "Descending"] = ..., PaginationConfig: PaginatorConfig = ...) -> ListIncidentsPages: ...
+
+class ListLogsPages(Protocol):
+    def __iter__(self) -> Iterator[ListLogsResponse]: ...
+    def build_full_result(self) -> ListLogsResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListLogsPaginator(Protocol):
+    def paginate(self, *, TrainingJobName: str, PaginationConfig: PaginatorConfig = ...) -> ListLogsPages: ...
 
 class ListNodesPages(Protocol):
     def __iter__(self) -> Iterator[ListNodesResponse]: ...
@@ -915,6 +962,14 @@ class ListOutputsPages(Protocol):
 class ListOutputsPaginator(Protocol):
     def paginate(self, *, TrainingJobName: str, PaginationConfig: PaginatorConfig = ...) -> ListOutputsPages: ...
 
+class ListProjectQuotasPages(Protocol):
+    def __iter__(self) -> Iterator[ListProjectQuotasResponse]: ...
+    def build_full_result(self) -> ListProjectQuotasResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListProjectQuotasPaginator(Protocol):
+    def paginate(self, *, PaginationConfig: PaginatorConfig = ...) -> ListProjectQuotasPages: ...
+
 class ListTokensPages(Protocol):
     def __iter__(self) -> Iterator[ListTokensResponse]: ...
     def build_full_result(self) -> ListTokensResponse: ...
@@ -922,6 +977,22 @@ class ListTokensPages(Protocol):
 
 class ListTokensPaginator(Protocol):
     def paginate(self, *, Project: str = ..., IncludeEnded: bool = ..., PaginationConfig: PaginatorConfig = ...) -> ListTokensPages: ...
+
+class ListTrainingJobNodesPages(Protocol):
+    def __iter__(self) -> Iterator[ListTrainingJobNodesResponse]: ...
+    def build_full_result(self) -> ListTrainingJobNodesResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListTrainingJobNodesPaginator(Protocol):
+    def paginate(self, *, TrainingJobName: str, PaginationConfig: PaginatorConfig = ...) -> ListTrainingJobNodesPages: ...
+
+class ListTrainingJobRevisionsPages(Protocol):
+    def __iter__(self) -> Iterator[ListTrainingJobRevisionsResponse]: ...
+    def build_full_result(self) -> ListTrainingJobRevisionsResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListTrainingJobRevisionsPaginator(Protocol):
+    def paginate(self, *, TrainingJobName: str, PaginationConfig: PaginatorConfig = ...) -> ListTrainingJobRevisionsPages: ...
 
 class ListTrainingJobsPages(Protocol):
     def __iter__(self) -> Iterator[ListTrainingJobsResponse]: ...
@@ -985,8 +1056,8 @@ class EverstepClient(Protocol):
         """Have an archive that was put where CreateSource said read back and checked; jobs may use it from then on. Repeating it changes nothing."""
     def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:
         """Have the newest committed step of a running job, or the next one, put into S3. While one is on its way, asking again changes nothing."""
-    def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ...) -> Fleet:
-        """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances."""
+    def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateFleetResponse:
+        """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances. The answer lists what was changed of the group. A DryRun changes and creates nothing, and answers what would be changed."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
         """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
     def create_source(self, *, SourceId: str, Bytes: int) -> CreateSourceResponse:
@@ -1043,11 +1114,11 @@ class EverstepClient(Protocol):
         """List drills in the order they were asked for, of all jobs or of one."""
     def list_events(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., TimeAfter: datetime | float | str = ..., TimeBefore: datetime | float | str = ..., MaxResults: int = ..., NextToken: str = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListEventsResponse:
         """List events, oldest first; the newest first on request. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
-    def list_fleets(self) -> ListFleetsResponse:
-        """List all fleets."""
+    def list_fleets(self, *, MaxResults: int = ..., NextToken: str = ...) -> ListFleetsResponse:
+        """List fleets by name."""
     def list_incidents(self, *, TrainingJobName: str = ..., StatusEquals: Literal["Open", "Closed"] = ..., MaxResults: int = ..., NextToken: str = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListIncidentsResponse:
         """List incidents in the order they were opened, of all jobs or of one; the newest first, or only open or closed ones, on request."""
-    def list_logs(self, *, TrainingJobName: str) -> ListLogsResponse:
+    def list_logs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListLogsResponse:
         """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
     def list_metrics(self, *, TrainingJobName: str) -> ListMetricsResponse:
         """List the names under which a job's rank 0 has logged values, with the last value of each."""
@@ -1055,13 +1126,13 @@ class EverstepClient(Protocol):
         """List nodes, oldest first; those that have ended on request."""
     def list_outputs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListOutputsResponse:
         """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
-    def list_project_quotas(self) -> ListProjectQuotasResponse:
-        """List the quotas of projects; a token of one project sees that one's."""
+    def list_project_quotas(self, *, MaxResults: int = ..., NextToken: str = ...) -> ListProjectQuotasResponse:
+        """List the quotas of projects, by project; a token of one project sees that one's."""
     def list_tokens(self, *, Project: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListTokensResponse:
         """List tokens, oldest first; those that are revoked or have expired on request. Secrets are not known here."""
-    def list_training_job_nodes(self, *, TrainingJobName: str) -> ListTrainingJobNodesResponse:
+    def list_training_job_nodes(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListTrainingJobNodesResponse:
         """List the nodes that have worked for a job, and when: those of its newest 400 launches."""
-    def list_training_job_revisions(self, *, TrainingJobName: str) -> ListTrainingJobRevisionsResponse:
+    def list_training_job_revisions(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListTrainingJobRevisionsResponse:
         """List the revisions of a training job, oldest first."""
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListTrainingJobsResponse:
         """List training jobs, the newest first unless sorted otherwise. TagValue goes with TagKey; each filter narrows the others."""
@@ -1114,13 +1185,23 @@ class EverstepClient(Protocol):
     @overload
     def get_paginator(self, operation_name: Literal["list_events"]) -> ListEventsPaginator: ...
     @overload
+    def get_paginator(self, operation_name: Literal["list_fleets"]) -> ListFleetsPaginator: ...
+    @overload
     def get_paginator(self, operation_name: Literal["list_incidents"]) -> ListIncidentsPaginator: ...
+    @overload
+    def get_paginator(self, operation_name: Literal["list_logs"]) -> ListLogsPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_nodes"]) -> ListNodesPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_outputs"]) -> ListOutputsPaginator: ...
     @overload
+    def get_paginator(self, operation_name: Literal["list_project_quotas"]) -> ListProjectQuotasPaginator: ...
+    @overload
     def get_paginator(self, operation_name: Literal["list_tokens"]) -> ListTokensPaginator: ...
+    @overload
+    def get_paginator(self, operation_name: Literal["list_training_job_nodes"]) -> ListTrainingJobNodesPaginator: ...
+    @overload
+    def get_paginator(self, operation_name: Literal["list_training_job_revisions"]) -> ListTrainingJobRevisionsPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_training_jobs"]) -> ListTrainingJobsPaginator: ...
     @overload

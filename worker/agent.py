@@ -454,7 +454,7 @@ class Agent:
                     await self._load(plan, key)
                 case SendLines(run=run):
                     if self._promise is not None and self._promise.run == run:
-                        self._followed_until = time.monotonic() + SEND_LINES_SECONDS
+                        self._be_followed()
                     continue
                 case Start(run=run, generation=generation) if is_current(self._membership, run, generation):
                     await self._start()
@@ -581,6 +581,13 @@ class Agent:
         """Ship what the ranks of a generation print, from now on."""
         self._shipper = LogShipper(self._settings.state, self._objects, member.plan, member.here, now=self._node.now, live=self._show_lines)
         self._shipper.begin()
+
+    def _be_followed(self) -> None:
+        """Pass on what ranks print for a while; to whoever begins to follow, what the store does not have yet, too."""
+        now = time.monotonic()
+        is_new, self._followed_until = now >= self._followed_until, now + SEND_LINES_SECONDS
+        if is_new and self._shipper is not None:
+            self._shipper.show_recent()
 
     def _show_lines(self, lines: LogLines) -> None:
         if time.monotonic() < self._followed_until:

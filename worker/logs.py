@@ -19,6 +19,7 @@ import logging
 import os
 import shutil
 import stat
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -40,6 +41,8 @@ READ_SECONDS = 0.1
 """Between two looks at what ranks have printed."""
 LIVE_LINES = 500
 """In one message to the control plane."""
+RECENT_CHARACTERS = 256 * 1024
+"""Of the newest lines, held for whoever begins to follow: the store has them a second later."""
 LIVE_SECONDS = 3.0
 """Between two looks at streams of running ranks."""
 SHORT_BYTES = 1024 * 1024
@@ -99,11 +102,18 @@ class LogShipper:
         self._journal: LogJournal | None = None
         self._reading = asyncio.Lock()
         self._shipping = asyncio.Lock()
+        self._recent: deque[LogLines] = deque()
+        self._recent_characters = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
         """Begin to read and to ship."""
         self._tasks = [asyncio.create_task(self._read_on(), name="lines of ranks"), asyncio.create_task(self._ship_on(), name="chunks of lines")]
+
+    def show_recent(self) -> None:
+        """Pass the newest lines on once more: whoever begins to follow has what is stored, and would wait for what is not yet."""
+        for lines in self._recent:
+            self._live(lines)
 
     async def close(self) -> None:
         """Stop, and leave what is not shipped to the next agent of this node. Idempotent."""
@@ -146,7 +156,14 @@ class LogShipper:
         async with self._reading:
             first, lines = await _to_end(self._read_journal, is_last)
         for begin in range(0, len(lines), LIVE_LINES):
-            self._live(LogLines(run=self.run, generation=self.generation, first=first + begin, lines=tuple(lines[begin : begin + LIVE_LINES])))
+            self._pass_on(LogLines(run=self.run, generation=self.generation, first=first + begin, lines=tuple(lines[begin : begin + LIVE_LINES])))
+
+    def _pass_on(self, lines: LogLines) -> None:
+        self._recent.append(lines)
+        self._recent_characters += _length(lines)
+        while self._recent_characters > RECENT_CHARACTERS:
+            self._recent_characters -= _length(self._recent.popleft())
+        self._live(lines)
 
     def _read_journal(self, is_last: bool) -> tuple[int, list[LogLine]]:
         if self._journal is None:
@@ -164,6 +181,10 @@ class LogShipper:
                 async with self._reading:
                     assert self._journal is not None
                     self._journal.stored(chunk)
+
+
+def _length(lines: LogLines) -> int:
+    return sum(len(line.text) for line in lines.lines)
 
 
 class RankLogs:

@@ -42,8 +42,6 @@ PARTS = ("requests", "heartbeats", "logs", "commands")
 JOBS = 10_000
 AGENTS = 50
 WRITES_PER_SECOND = 10.0
-START_SECONDS = 3.0
-"""Of a job's first lines: its agent is asked for lines, and what it had before is read from the store."""
 ORDERS = (("CreationTime", "Descending"), ("CreationTime", "Ascending"), ("Name", "Ascending"), ("LastModifiedTime", "Descending"))
 
 
@@ -173,18 +171,14 @@ def measure_logs(*, seconds: float, say: Any) -> dict[str, Any]:
             shutil.copy(SCRIPTS / "talking.py", source)
             name = "talking"
             bench.submit(name, source, "talking.py", nodes=1, copies=1, hyperparameters={"seconds": seconds, "lines_per_second": 10})
-            late, begun = [], 0.0
+            late: list[float] = []
             with closing(client.follow_logs(TrainingJobName=name)["EventStream"]) as stream:
                 for said in stream:
                     now = time.time()
                     printed = (re.fullmatch(r"at (\d+\.\d+)", event["Message"]) for event in said["LogEvents"]["Events"])
                     at = [float(match[1]) for match in printed if match]
-                    begun = begun or min(at, default=0.0)
-                    late += [(when - begun, now - when) for when in at]
-    return {
-        "follow_seconds": [each for since, each in late if since >= START_SECONDS],
-        "follow_start_seconds": max(each for since, each in late if since < START_SECONDS),
-    }
+                    late += [now - when for when in at]
+    return {"follow_seconds": late}
 
 
 def measure_commands(service: Service, *, count: int) -> dict[str, list[float]]:

@@ -42,8 +42,7 @@ class Run:
     heartbeat_bytes: int = 0
     agent_count: int = 0
     follow_seconds: Sequence[float] = ()
-    follow_start_seconds: float = 0.0
-    """The most, of lines that were printed in the first seconds of the job."""
+    """Of every line of the job, in the order in which they came."""
     command_seconds: dict[str, Sequence[float]] = field(default_factory=dict)
 
 
@@ -58,33 +57,53 @@ class Row:
     unit: str
     count: int
     is_inconclusive: bool = False
+    is_judged: bool = True
+    """Or shown beside the row before it, by the same limit, without an end of the process that is not 0."""
+
+    @property
+    def is_reached(self) -> bool:
+        """It is as much, or as little, as it has to be."""
+        return self.measured >= self.limit if self.is_least else self.measured <= self.limit
 
     @property
     def falls_short(self) -> bool:
         """It was not reached."""
-        return not self.is_inconclusive and (self.measured < self.limit if self.is_least else self.measured > self.limit)
+        return self.is_judged and not self.is_inconclusive and not self.is_reached
 
     @property
     def verdict(self) -> str:
         """As the table says it."""
-        return "inconclusive" if self.is_inconclusive else "**falls short**" if self.falls_short else "pass"
+        if self.is_inconclusive:
+            return "inconclusive"
+        if not self.is_judged:
+            return f"not judged; {'would pass' if self.is_reached else 'would fall short'}"
+        return "pass" if self.is_reached else "**falls short**"
 
 
 def rows(run: Run) -> list[Row]:
     """Return what was to be reached, as far as it was measured."""
     found = []
     if run.bare_rates and run.describe_rates:
-        found.append(
-            Row(
-                what="DescribeTrainingJob with a token, by the rate of a bare route",
-                measured=statistics.median(run.describe_rates) / statistics.median(run.bare_rates),
-                limit=DESCRIBE_RATIO,
-                is_least=True,
-                unit="×",
-                count=len(run.describe_rates),
-                is_inconclusive=moved_ratio(run.bare_rates[0], run.bare_rates[-1]) > FLOOR_TOLERANCE_RATIO,
-            )
+        held = Row(
+            what="DescribeTrainingJob of one job, with a token, by the rate of a bare route: answers are held between commits",
+            measured=statistics.median(run.describe_rates) / statistics.median(run.bare_rates),
+            limit=DESCRIBE_RATIO,
+            is_least=True,
+            unit="×",
+            count=len(run.describe_rates),
+            is_inconclusive=moved_ratio(run.bare_rates[0], run.bare_rates[-1]) > FLOOR_TOLERANCE_RATIO,
         )
+        found.append(held)
+        if run.describe_new_rates:
+            found.append(
+                dataclasses.replace(
+                    held,
+                    what="the same, each of another job: every answer is made anew",
+                    measured=statistics.median(run.describe_new_rates) / statistics.median(run.bare_rates),
+                    count=len(run.describe_new_rates),
+                    is_judged=False,
+                )
+            )
     if run.list_seconds:
         found.append(
             _most(f"ListTrainingJobs of {run.job_count:,} jobs, a page of 100, p99", _p99(run.list_seconds), LIST_MILLISECONDS, run.list_seconds)
@@ -152,7 +171,10 @@ def _head(run: Run) -> str:
     if run.describe_rates:
         lines.append(
             "- DescribeTrainingJob: requests for one job with an administrator's token, while another process commits to the database "
-            f"{run.writes_per_second:.0f} times a second: each commit makes all answers that are held void. The bare route is FastAPI's `async def` "
+            f"{run.writes_per_second:.0f} times a second: each commit makes all answers that are held void. So the first row is what a dashboard, a "
+            "waiter and a script find that look at the same jobs: hundreds of answers come from one. The second is what an answer costs that nobody "
+            "has asked for since the last commit: a token and four questions to the database, each through SQLAlchemy, in two threads; it is shown, "
+            "and not judged. The bare route is FastAPI's `async def` "
             "that returns a dict with one entry, served by the same process on another port, without a token; it is measured before and after, "
             f"and the row is inconclusive where the two differ by more than {FLOOR_TOLERANCE_RATIO:.0%}."
         )
@@ -167,8 +189,9 @@ def _head(run: Run) -> str:
     if run.follow_seconds:
         lines.append(
             "- Followed logs: a job on one node of a local cluster prints the time; the delay is until boto3 has given the line to its caller. The "
-            "follower came before the job was launched. Lines of the job's first three seconds are left out: they were up to "
-            f"{run.follow_start_seconds:.1f} s late, because the agent has to be asked for lines first and what it had before is read from S3."
+            "follower came before the job was launched, and every line counts. The first was "
+            f"{run.follow_seconds[0] * 1000:.0f} ms late: an agent sends lines once it is asked for them, and is asked when the follower sees the "
+            "launch."
         )
     if run.command_seconds:
         lines.append("- Commands: a process each, its start included; `jobs list` shows a page of the same jobs.")
@@ -210,6 +233,6 @@ def _spread(run: Run) -> str:
 
 def _limits() -> str:
     return (
-        "## What this does not say\n\nOne machine: load and server share its cores, and the network is a loopback. An answer that is held costs a "
-        "fraction of one that is made; the row of jobs that were not asked for before is the other end. PostgreSQL was not measured."
+        "## What this does not say\n\nOne machine: load and server share its cores, and the network is a loopback. What a busy service answers lies "
+        "between the two rows of DescribeTrainingJob, by how many look at the same job. PostgreSQL was not measured."
     )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,13 +17,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas import FieldError
+from control_plane.api.schemas import FieldError, Shape
 from control_plane.cloud.identity import Attestation
 from control_plane.cloud.notices import EventQueue
 from control_plane.cloud.objects import ObjectStore
@@ -41,11 +43,31 @@ class Router(APIRouter):
         """Add a route; called by its decorators."""
         gate = _NothingUnknown()
         gates = [*(options.get("dependencies") or ()), Depends(gate)]
-        super().add_api_route(path, endpoint, **{**options, "dependencies": gates, "response_model_exclude_none": True})
+        answering = _written(endpoint, options.get("status_code") or 200)
+        super().add_api_route(path, answering, **{**options, "dependencies": gates, "response_model_exclude_none": True})
         route = self.routes[-1]
         assert isinstance(route, APIRoute)
         gate.query = frozenset(_query_names(route.dependant))
         gate.takes_body = route.body_field is not None or "requestBody" in (route.openapi_extra or {}) or (route.methods or set()) <= {"GET", "HEAD"}
+
+
+def _written(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
+    """Have what a route answers written as JSON by the thread that has made it.
+
+    FastAPI would have another thread check that a model is one, and write it on the event loop. A route that sets headers of its own, or that is a
+    coroutine, is left as it is.
+    """
+    if inspect.iscoroutinefunction(endpoint) or "response" in inspect.signature(endpoint).parameters:
+        return endpoint
+
+    @functools.wraps(endpoint)
+    def answer(*arguments: Any, **named: Any) -> Any:
+        made = endpoint(*arguments, **named)
+        if not isinstance(made, Shape):
+            return made
+        return Response(made.model_dump_json(by_alias=True, exclude_none=True), status, media_type="application/json")
+
+    return answer
 
 
 class _NothingUnknown:

@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 from pydantic.alias_generators import to_pascal
 
-from control_plane.core.observed import DEFAULT_REPLACEMENTS_PER_HOUR
+from control_plane.core.checkpoints import CheckpointStatus, Verification
+from control_plane.core.observed import DEFAULT_REPLACEMENTS_PER_HOUR, Cause, DrillKind, DrillState, Hold, NodeRequest, Remedy
+from control_plane.core.states import FleetStatus, IncidentPhase, JobState, NodeState, ProtectionState, SecondaryStatus, TrainingJobStatus
 from everstep.protocol.ids import NAME_PATTERN
 
 MAX_NODE_COUNT = 4096
@@ -303,7 +305,7 @@ class CreateTrainingJobResponse(Shape):
     training_job_name: str
     run_id: str | None = None
     """Absent after a dry run."""
-    training_job_status: str | None = None
+    training_job_status: TrainingJobStatus | None = None
     """Absent after a dry run."""
     plan: TrainingJobPlan | None = None
     """Of a dry run."""
@@ -316,8 +318,8 @@ class TrainingJobSummary(Shape):
     run_id: str
     fleet_name: str
     project: str
-    training_job_status: str
-    secondary_status: str
+    training_job_status: TrainingJobStatus
+    secondary_status: SecondaryStatus
     reason: str
     priority: int
     node_count: int
@@ -337,7 +339,7 @@ class TrainingJobSummary(Shape):
     """As in Reliability; absent before it has started."""
     cost_usd: float | None
     """What its nodes have cost; absent where the fleet has no price."""
-    protection_state: Literal["Protected", "Degraded", "Unprotected"] | None = None
+    protection_state: ProtectionState | None = None
     """As DescribeProtection says it; in lists alone, and absent while no agent holds its state: before its first launch, paused, ended."""
     healthy_node_count: int | None = None
     """As in TrainingJob; in lists alone."""
@@ -419,9 +421,10 @@ class TrainingJobRevision(Shape):
 
 
 class ListTrainingJobRevisionsResponse(Shape):
-    """All revisions of a job, oldest first."""
+    """A page of a job's revisions, oldest first."""
 
     revisions: list[TrainingJobRevision]
+    next_token: str | None = None
 
 
 class DeleteTrainingJobResponse(Shape):
@@ -449,9 +452,9 @@ class DeleteTrainingJobResponse(Shape):
 class SecondaryStatusTransition(Shape):
     """The job was in a state for a while."""
 
-    status: str
+    status: SecondaryStatus
     """The derived status, SageMaker's words."""
-    state: str
+    state: JobState
     """Everstep's own, finer state."""
     start_time: datetime
     end_time: datetime | None
@@ -485,8 +488,8 @@ class TrainingJob(Shape):
     alternative_fleet_names: list[str]
     """The others where it may start."""
     project: str
-    training_job_status: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
-    secondary_status: str
+    training_job_status: TrainingJobStatus
+    secondary_status: SecondaryStatus
     secondary_status_transitions: list[SecondaryStatusTransition]
     reason: str
     """Why it is where it is: what it waits for, or how it ended."""
@@ -576,9 +579,10 @@ class TrainingJobNode(Shape):
 
 
 class ListTrainingJobNodesResponse(Shape):
-    """Which nodes have worked for a job, by when they began."""
+    """A page of which nodes have worked for a job, by when they began."""
 
     nodes: list[TrainingJobNode]
+    next_token: str | None = None
 
 
 # Protection, checkpoints, logs, outputs, metrics -----------------------------------------------------------------------------------------
@@ -632,7 +636,7 @@ class DescribeProtectionResponse(Shape):
     boundary: int
     committed_at: datetime | None
     copies: int
-    protection_state: Literal["Protected", "Degraded", "Unprotected"]
+    protection_state: ProtectionState
     reason: str
     recovery_odds: list[RecoveryOdds]
     """For one, two and three lost nodes, by the holders that count right now, as far as they can be counted in time; empty while not every shard is
@@ -650,14 +654,14 @@ class Checkpoint(Shape):
 
     step: int
     generation: int
-    status: Literal["Uploading", "Complete", "Deleting", "Deleted"]
+    status: CheckpointStatus
     s3_uri: str
     bytes: int
     creation_time: datetime
     completion_time: datetime | None
     is_pinned: bool
     """It is not deleted until it is unpinned."""
-    verification: Literal["NotVerified", "Verifying", "Intact", "Damaged"]
+    verification: Verification
     """What VerifyCheckpoint found when it last read the objects back."""
     verification_time: datetime | None
     verification_message: str | None
@@ -694,9 +698,10 @@ class LogEntry(Shape):
 
 
 class ListLogsResponse(Shape):
-    """All streams of a job's ranks, every generation."""
+    """A page of the streams of a job's ranks, by generation, rank and stream."""
 
     logs: list[LogEntry]
+    next_token: str | None = None
 
 
 class LogEvent(Shape):
@@ -766,7 +771,7 @@ class Metric(Shape):
 
 
 class ListMetricsResponse(Shape):
-    """What a job has logged."""
+    """What a job has logged: at most 256 names, so that there are no pages."""
 
     metrics: list[Metric]
     dropped_count: int
@@ -815,8 +820,8 @@ class Incident(Shape):
     incident_id: str
     training_job_name: str
     run_id: str
-    cause: str
-    phase: str
+    cause: Cause
+    phase: IncidentPhase
     evidence: list[str]
     decision: str
     reason: str
@@ -923,6 +928,31 @@ class CreateFleetRequest(Request):
     """Let those who may submit jobs run programs beside their ranks on nodes of this fleet: ExecuteCommand."""
     project: Name | None = None
     tags: Tags = Field(default_factory=dict)
+    dry_run: bool = False
+    """Check everything, change and create nothing, and answer what would be changed."""
+
+
+class GroupCheck(Shape):
+    """Something that an Auto Scaling group has to be by itself."""
+
+    setting: str
+    """In the words of Auto Scaling's API."""
+    message: str
+    """What is there, in a sentence."""
+
+
+class GroupChange(Shape):
+    """Something of an Auto Scaling group that becomes another with its registration."""
+
+    setting: str
+    """In the words of Auto Scaling's API: `NewInstancesProtectedFromScaleIn`, `LifecycleHooks.everstep-termination`."""
+    before: str | None
+    """As text; absent where there is nothing."""
+    after: str
+    reason: str
+    """Why it cannot stay as it is."""
+    applies: Literal["Now", "Later"]
+    """Now: CreateFleet makes it before it answers. Later: the fleet's loop does, from its first look at the group on."""
 
 
 class UpdateFleetRequest(Request):
@@ -947,8 +977,7 @@ class Fleet(Shape):
     fleet_name: str
     auto_scaling_group_name: str
     project: str
-    fleet_status: str
-    """active, frozen, deleting."""
+    fleet_status: FleetStatus
     reason: str
     spare_count: int
     spare_policy: SparePolicy | None
@@ -985,10 +1014,23 @@ class Fleet(Shape):
     creation_time: datetime
 
 
+class CreateFleetResponse(Shape):
+    """The group is a fleet; or, of a dry run, what would become of it."""
+
+    fleet_name: str
+    fleet: Fleet | None = None
+    """Absent after a dry run."""
+    checks: list[GroupCheck]
+    """What a group has to be by itself, all of it met: a group that is something else is refused, with the same sentences."""
+    changes: list[GroupChange]
+    """What was changed of the group, and what will be; of a dry run, what would be. Empty where it is as Everstep needs it."""
+
+
 class ListFleetsResponse(Shape):
-    """All fleets."""
+    """A page of fleets, by name."""
 
     fleets: list[Fleet]
+    next_token: str | None = None
 
 
 class NodeIncident(Shape):
@@ -1000,8 +1042,7 @@ class NodeIncident(Shape):
     cause: str
     """`node_unreachable`, `agent_lost` … or a fault's code with its number: `gpu_xid 79`."""
     evidence: str
-    remedy: str
-    """restart, release, hold, retire, reboot, replace."""
+    remedy: Remedy
 
 
 class ReleaseNodeRequest(Request):
@@ -1040,11 +1081,10 @@ class Node(Shape):
     node_id: str
     """The EC2 instance id."""
     fleet_name: str
-    node_status: str
-    """joining, spare, assigned, held, rebooting, draining, gone."""
-    hold: Literal["unreachable", "distrusted", "inspection", "person"] | None
+    node_status: NodeState
+    hold: Hold | None
     """Why it is held; all but unreachable ones wait for ReleaseNode."""
-    request: Literal["drain", "replace", "reboot", "hold"] | None
+    request: NodeRequest | None
     """What a person asked for and is still to be done; ReleaseNode calls it off."""
     request_reason: str | None
     """Who asked, and why."""
@@ -1089,7 +1129,7 @@ class StartDrillRequest(Request):
     """Something of a job to be broken on purpose."""
 
     training_job_name: Name
-    drill_type: Literal["kill-rank", "kill-agent", "terminate-instance"]
+    drill_type: Annotated[DrillKind, Field(strict=False)]
     node_id: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
     """One of the job's; the last by GROUP_RANK unless said."""
     rank: int | None = Field(default=None, ge=0)
@@ -1100,8 +1140,8 @@ class Drill(Shape):
     """Something that was broken on purpose, and what became of it."""
 
     drill_id: str
-    drill_type: Literal["kill-rank", "kill-agent", "terminate-instance"]
-    drill_status: Literal["requested", "struck", "recovered", "absorbed", "not_done"]
+    drill_type: DrillKind
+    drill_status: DrillState
     """requested, struck; then recovered (an incident came of it and is closed), absorbed (none did) or not_done (the job did not train in time)."""
     training_job_name: str
     fleet_name: str
@@ -1178,9 +1218,10 @@ class ProjectQuota(Shape):
 
 
 class ListProjectQuotasResponse(Shape):
-    """All quotas, by project."""
+    """A page of quotas, by project."""
 
     quotas: list[ProjectQuota]
+    next_token: str | None = None
 
 
 # Tokens, sources, health -----------------------------------------------------------------------------------------------------------------

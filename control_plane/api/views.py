@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from control_plane.api import schemas
+from control_plane.cloud import contract
 from control_plane.core import accounting, domain_loss, placement, states
+from control_plane.core.checkpoints import CheckpointStatus, Verification
+from control_plane.core.observed import Cause, DrillKind, DrillState, Hold, NodeRequest, Remedy
 from control_plane.core.queue import Schedule
-from control_plane.core.states import JobState
+from control_plane.core.states import FleetStatus, IncidentPhase, JobState, NodeState, ProtectionState, SecondaryStatus, TrainingJobStatus
 from control_plane.db import checkpoints
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.drills import DrillRecord
@@ -31,7 +34,7 @@ from everstep.protocol.plan import GenerationPlan
 
 ODDS_UP_TO_LOST = 3
 MICRO = 1_000_000
-_CHECKPOINT_STATUS = {checkpoints.DELETING: "Deleting", checkpoints.DELETED: "Deleted"}
+_CHECKPOINT_STATUS = {checkpoints.DELETING: CheckpointStatus.DELETING, checkpoints.DELETED: CheckpointStatus.DELETED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +45,12 @@ class History:
     incidents: IncidentTotals
 
 
-def status_of(job: JobRecord) -> str:
+def status_of(job: JobRecord) -> TrainingJobStatus:
     """Return the job's `TrainingJobStatus`."""
     return states.training_job_status(JobState(job.state), is_stop_requested=job.stop_requested_at is not None)
 
 
-def secondary_status_of(job: JobRecord) -> str:
+def secondary_status_of(job: JobRecord) -> SecondaryStatus:
     """Return the job's `SecondaryStatus`."""
     return states.secondary_status(
         JobState(job.state),
@@ -61,7 +64,7 @@ def secondary_status_of(job: JobRecord) -> str:
 class Listed:
     """What a list says of a job beside what is stored with it; None: not here."""
 
-    protection_state: str | None = None
+    protection_state: ProtectionState | None = None
     """`listed_protection`."""
     healthy_node_count: int | None = None
     incident_count: int | None = None
@@ -99,7 +102,7 @@ def job_summary(job: JobRecord, listed: Listed = Listed()) -> schemas.TrainingJo
         training_end_time=job.ended_at,
         ettr_ratio=accounting.ettr_ratio(job.accounting) if job.started_at is not None else None,
         cost_usd=job.cost_usd,
-        protection_state=listed.protection_state,  # type: ignore[arg-type]  # one of the literal's
+        protection_state=listed.protection_state,
         healthy_node_count=listed.healthy_node_count,
         incident_count=listed.incident_count,
         open_incident_count=listed.open_incident_count,
@@ -135,7 +138,7 @@ def holds_memory(job: JobRecord) -> bool:
     return job.generation > 0 and job.state not in states.ENDED_JOBS and not _is_paused(job)
 
 
-def listed_protection(job: JobRecord, totals: ShardTotals | None) -> str:
+def listed_protection(job: JobRecord, totals: ShardTotals | None) -> ProtectionState:
     """Return a job's protection state by its shards' totals: what `protection` says by the shards themselves.
 
     Args:
@@ -146,9 +149,9 @@ def listed_protection(job: JobRecord, totals: ShardTotals | None) -> str:
         One of the contract's states.
     """
     if job.committed_step < 0 or totals is None:
-        return "Unprotected"
+        return ProtectionState.UNPROTECTED
     is_whole = totals.shard_count >= job.spec.world_size and totals.fewest_in_view >= job.spec.copies and not totals.has_reason
-    return "Protected" if is_whole else "Degraded"
+    return ProtectionState.PROTECTED if is_whole else ProtectionState.DEGRADED
 
 
 def queued_behind(turns: Schedule, run: RunId, only_project: str | None) -> list[str]:
@@ -198,7 +201,7 @@ def job(
         fleet_name=job.fleet_name,
         alternative_fleet_names=[name for name in spec.fleet_names if name != job.fleet_name],
         project=job.project,
-        training_job_status=status_of(job),  # type: ignore[arg-type]  # the enum's values are the literal's
+        training_job_status=status_of(job),
         secondary_status=secondary_status_of(job),
         secondary_status_transitions=_transitions(job),
         reason=job.reason,
@@ -300,7 +303,7 @@ def protection(
         boundary=job.boundary,
         committed_at=job.committed_at,
         copies=job.spec.copies,
-        protection_state=state,  # type: ignore[arg-type]  # one of the literal's
+        protection_state=state,
         reason=reason,
         recovery_odds=[schemas.RecoveryOdds(lost_nodes=count, probability=odds) for count, odds in _odds(planned, {})],
         domain_odds=[schemas.DomainOdds(lost_domains=count, probability=odds) for count, odds in _odds(planned, told)] if told else [],
@@ -365,24 +368,24 @@ def checkpoint(record: CheckpointRecord) -> schemas.Checkpoint:
     return schemas.Checkpoint(
         step=record.step,
         generation=record.generation,
-        status=_CHECKPOINT_STATUS.get(record.state, "Uploading" if record.completed_at is None else "Complete"),  # type: ignore[arg-type]  # one of the literal's
+        status=_CHECKPOINT_STATUS.get(record.state, CheckpointStatus.UPLOADING if record.completed_at is None else CheckpointStatus.COMPLETE),
         s3_uri=f"s3://{record.bucket}/{record.manifest_key}",
         bytes=record.object_bytes,
         creation_time=record.created_at,
         completion_time=record.completed_at,
         is_pinned=record.pinned_at is not None,
-        verification=_verification(record),  # type: ignore[arg-type]  # one of the literal's
+        verification=_verification(record),
         verification_time=record.verified_at,
         verification_message=record.verdict or None,
     )
 
 
-def _verification(record: CheckpointRecord) -> str:
+def _verification(record: CheckpointRecord) -> Verification:
     if record.verify_requested_at is not None:
-        return "Verifying"
+        return Verification.VERIFYING
     if record.verified_at is None:
-        return "NotVerified"
-    return "Damaged" if record.verdict else "Intact"
+        return Verification.NOT_VERIFIED
+    return Verification.DAMAGED if record.verdict else Verification.INTACT
 
 
 def incident(record: IncidentRecord, stacks_event_id: int | None = None) -> schemas.Incident:
@@ -391,8 +394,8 @@ def incident(record: IncidentRecord, stacks_event_id: int | None = None) -> sche
         incident_id=record.id,
         training_job_name=record.job_name,
         run_id=record.run_id,
-        cause=record.cause,
-        phase=record.phase,
+        cause=Cause(record.cause),
+        phase=IncidentPhase(record.phase),
         evidence=list(record.evidence),
         decision=record.decision,
         reason=record.reason,
@@ -434,8 +437,8 @@ def drill(record: DrillRecord) -> schemas.Drill:
     """Return one drill."""
     return schemas.Drill(
         drill_id=record.id,
-        drill_type=record.kind,  # type: ignore[arg-type]  # one of the literal's
-        drill_status=record.state,  # type: ignore[arg-type]  # likewise
+        drill_type=DrillKind(record.kind),
+        drill_status=DrillState(record.state),
         training_job_name=record.job_name,
         fleet_name=record.fleet_name,
         node_id=record.node_id,
@@ -478,6 +481,16 @@ def event(record: EventRecord) -> schemas.Event:
     )
 
 
+def group_check(check: contract.Check) -> schemas.GroupCheck:
+    """Return something that a group has to be by itself."""
+    return schemas.GroupCheck(setting=check.setting, message=check.words)
+
+
+def group_change(change: contract.Change) -> schemas.GroupChange:
+    """Return what the contract changes of a group."""
+    return schemas.GroupChange(setting=change.setting, before=change.before, after=change.after, reason=change.why, applies="Now")
+
+
 def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[AgentView], history: History) -> schemas.Fleet:
     """Return one fleet.
 
@@ -495,7 +508,7 @@ def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[Age
         fleet_name=record.name,
         auto_scaling_group_name=record.auto_scaling_group_name,
         project=record.project,
-        fleet_status="deleting" if record.delete_requested_at is not None else record.state,
+        fleet_status=FleetStatus.DELETING if record.delete_requested_at is not None else FleetStatus(record.state),
         reason=record.reason,
         spare_count=record.spare_count,
         spare_policy=None if record.spare_probability is None else schemas.SparePolicy(probability=record.spare_probability),
@@ -547,9 +560,9 @@ def node(
     return schemas.Node(
         node_id=record.id,
         fleet_name=record.fleet_name,
-        node_status=record.state,
-        hold=record.hold,  # type: ignore[arg-type]  # one of the literal's
-        request=record.request or None,  # type: ignore[arg-type]  # one of the literal's
+        node_status=NodeState(record.state),
+        hold=None if record.hold is None else Hold(record.hold),
+        request=NodeRequest(record.request) if record.request else None,
         request_reason=record.request_words or None,
         connected=agent is not None and agent.is_connected,
         warm=agent is not None and agent.is_connected and agent.report is not None and agent.report.is_warm,
@@ -562,7 +575,7 @@ def node(
         agent_version=record.version,
         reason=record.reason,
         incidents=[
-            schemas.NodeIncident(incident_id=line.incident_id, time=line.at, cause=line.what, evidence=line.evidence, remedy=line.remedy)
+            schemas.NodeIncident(incident_id=line.incident_id, time=line.at, cause=line.what, evidence=line.evidence, remedy=Remedy(line.remedy))
             for line in history
         ],
         creation_time=record.created_at,
@@ -604,25 +617,28 @@ def _reliability(spent: Mapping[str, int], incidents: IncidentTotals, *, is_star
     )
 
 
-def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[str, str]:
+def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[ProtectionState, str]:
     """Return the state and, where it is not `Protected`, the reason in a sentence."""
     if job.state in states.ENDED_JOBS:
-        return "Unprotected", "The job has ended; its memory was released."
+        return ProtectionState.UNPROTECTED, "The job has ended; its memory was released."
     if _is_paused(job):
-        return "Unprotected", f"It has no nodes; its state is in S3. {job.reason}"
+        return ProtectionState.UNPROTECTED, f"It has no nodes; its state is in S3. {job.reason}"
     refused = next((shard for shard in shards if shard.reason), None)
     if job.committed_step < 0 or not shards:
-        return "Unprotected", f"No step has been committed yet: {_refusal(refused) if refused else job.reason}"
+        return ProtectionState.UNPROTECTED, f"No step has been committed yet: {_refusal(refused) if refused else job.reason}"
     missing = job.spec.world_size - len(shards)
     if missing:
-        return "Degraded", f"{missing} of {job.spec.world_size} ranks have not reported their shard in this generation."
+        return ProtectionState.DEGRADED, f"{missing} of {job.spec.world_size} ranks have not reported their shard in this generation."
     thin = [shard for shard in shards if sum(holder.is_in_view for holder in shard.holders) < job.spec.copies]
     if thin:
         first = thin[0]
         in_view = sum(holder.is_in_view for holder in first.holders)
         detail = f": {first.reason}" if first.reason else ""
-        return "Degraded", f"{len(thin)} shards have fewer than {job.spec.copies} copies in view; rank {first.rank} has {in_view}{detail}."
-    return ("Degraded", _refusal(refused)) if refused else ("Protected", "")
+        return (
+            ProtectionState.DEGRADED,
+            f"{len(thin)} shards have fewer than {job.spec.copies} copies in view; rank {first.rank} has {in_view}{detail}.",
+        )
+    return (ProtectionState.DEGRADED, _refusal(refused)) if refused else (ProtectionState.PROTECTED, "")
 
 
 def _refusal(shard: ShardRecord) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from control_plane.core import recovery
 from control_plane.core.actions import PutManifest
@@ -16,6 +17,28 @@ from everstep.protocol.agent_messages import MemberReport, UploadedShard
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard
 from everstep.protocol.plan import GenerationPlan, ObjectReference
+
+
+class CheckpointStatus(StrEnum):
+    """Where a checkpoint stands.
+
+    UPLOADING: shards of it are in S3, not all. COMPLETE: its manifest is, too. DELETING: nobody restores from it, its objects are being deleted.
+    DELETED: they are gone.
+    """
+
+    UPLOADING = "Uploading"
+    COMPLETE = "Complete"
+    DELETING = "Deleting"
+    DELETED = "Deleted"
+
+
+class Verification(StrEnum):
+    """What is known of a checkpoint's objects by reading them back. VERIFYING: they are being read."""
+
+    NOT_VERIFIED = "NotVerified"
+    VERIFYING = "Verifying"
+    INTACT = "Intact"
+    DAMAGED = "Damaged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ from control_plane.core.evidence import is_fleet_blind, is_silent
 from control_plane.core.moves import is_ready
 from control_plane.core.observed import (
     Exclusion,
+    FleetHistory,
     FleetJob,
     FleetObserved,
     FleetSpec,
@@ -434,6 +435,22 @@ def _desired(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
     """Return the capacity to ask for: a held node takes a place beside the one that was asked for instead of it."""
     held = sum(_has_successor(row) for row in table.in_state(NodeState.HELD))
     return max(seen.group.min_size, min(seen.group.max_size, _needed(spec, seen, table) + held))
+
+
+def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
+    """Return the capacity that a fleet asks for at first: before it has a job, and before it has seen anything.
+
+    Called by CreateFleet, to tell it before the fleet is there.
+
+    Args:
+        spec: what the user wants of it.
+        min_size: of its group.
+        max_size: of its group.
+
+    Returns:
+        What `decide` asks for in the fleet's first pass.
+    """
+    return max(min_size, min(max_size, spec.min_node_count + spare_count(spec, FleetHistory(), 0)))
 
 
 def _without_hope(group: GroupObserved, desired: int) -> int:

@@ -121,6 +121,23 @@ class IncidentEvent(StrEnum):
     JOB_ENDED = "job_ended"
 
 
+class IncidentPhase(StrEnum):
+    """What of a recovery goes on, as users are told: the same as `IncidentState`, by the measured phase. CLOSED: none does any more."""
+
+    REPLACE = "replace"
+    RESTORE = "restore"
+    REWORK = "rework"
+    CLOSED = "closed"
+
+
+INCIDENT_PHASES: Mapping[IncidentState, IncidentPhase] = {
+    IncidentState.REPLACING: IncidentPhase.REPLACE,
+    IncidentState.RESTORING: IncidentPhase.RESTORE,
+    IncidentState.REWORKING: IncidentPhase.REWORK,
+    IncidentState.CLOSED: IncidentPhase.CLOSED,
+}
+
+
 class FleetStatus(StrEnum):
     """Whether a fleet may act on its group; derived at every pass from what is observed, so it has no transitions.
 
@@ -245,6 +262,17 @@ class TrainingJobStatus(StrEnum):
     FAILED = "Failed"
     STOPPING = "Stopping"
     STOPPED = "Stopped"
+
+
+class ProtectionState(StrEnum):
+    """How well a job's state is kept in memory right now.
+
+    PROTECTED: every shard has all its copies. DEGRADED: some shard has fewer, or snapshots are refused. UNPROTECTED: no step is kept in memory.
+    """
+
+    PROTECTED = "Protected"
+    DEGRADED = "Degraded"
+    UNPROTECTED = "Unprotected"
 
 
 class SecondaryStatus(StrEnum):

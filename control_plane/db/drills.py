@@ -8,9 +8,9 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
-from sqlalchemy import and_, or_, select, update
+from sqlalchemy import and_, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
@@ -91,9 +91,13 @@ def create(session: Session, drill: NewDrill) -> DrillRecord:
     return record_of(row, DrillRecord)
 
 
+_OPEN_OF_RUN: Final = select(Drill).where(Drill.run_id == bindparam("of_run"), Drill.ended_at.is_(None)).limit(1)
+"""Put together once: every description of a job asks for it."""
+
+
 def open_of_run(session: Session, run_id: str) -> DrillRecord | None:
     """Return the drill of a run that has not ended, or None."""
-    row = session.scalar(select(Drill).where(Drill.run_id == run_id, Drill.ended_at.is_(None)).limit(1))
+    row = session.scalar(_OPEN_OF_RUN, {"of_run": run_id})
     return None if row is None else record_of(row, DrillRecord)
 
 

@@ -117,10 +117,7 @@ def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
     Raises:
         AlreadyExists: the name is taken, or the group belongs to another fleet.
     """
-    if session.get(Fleet, fleet.name) is not None:
-        raise AlreadyExists("fleet", fleet.name)
-    if session.scalar(select(Fleet).where(Fleet.auto_scaling_group_name == fleet.auto_scaling_group_name)) is not None:
-        raise AlreadyExists("fleet of the group", fleet.auto_scaling_group_name)
+    require_free(session, fleet.name, fleet.auto_scaling_group_name)
     row = Fleet(**values_of(fleet), created_at=now)
     session.add(row)
     try:
@@ -128,6 +125,23 @@ def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
     except IntegrityError as error:
         raise AlreadyExists("fleet", fleet.name) from error
     return record_of(row, FleetRecord)
+
+
+def require_free(session: Session, name: str, auto_scaling_group_name: str) -> None:
+    """Refuse what another fleet has already.
+
+    Args:
+        session: any.
+        name: of a fleet that is to be.
+        auto_scaling_group_name: its group.
+
+    Raises:
+        AlreadyExists: the name is taken, or the group belongs to another fleet.
+    """
+    if session.get(Fleet, name) is not None:
+        raise AlreadyExists("fleet", name)
+    if session.scalar(select(Fleet.name).where(Fleet.auto_scaling_group_name == auto_scaling_group_name)) is not None:
+        raise AlreadyExists("fleet of the group", auto_scaling_group_name)
 
 
 def get(session: Session, name: str) -> FleetRecord:
@@ -152,6 +166,23 @@ def get(session: Session, name: str) -> FleetRecord:
 def every(session: Session) -> tuple[FleetRecord, ...]:
     """Return all fleets by name; they are few."""
     return tuple(record_of(row, FleetRecord) for row in session.scalars(select(Fleet).order_by(Fleet.name)))
+
+
+def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecord, ...]:
+    """Return fleets by name.
+
+    Args:
+        session: any.
+        after: name of the last one of the page before, or None for the first page.
+        limit: at most this many.
+
+    Returns:
+        At most `limit` fleets.
+    """
+    query = select(Fleet).order_by(Fleet.name).limit(limit)
+    if after is not None:
+        query = query.where(Fleet.name > after)
+    return tuple(record_of(row, FleetRecord) for row in session.scalars(query))
 
 
 def set_wanted(session: Session, name: str, **wishes: Unpack[FleetWishes]) -> FleetRecord:

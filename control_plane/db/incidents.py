@@ -12,7 +12,7 @@ from functools import reduce
 from operator import add
 from typing import Any, TypedDict, Unpack
 
-from sqlalchemy import and_, case, func, literal, select, tuple_, update
+from sqlalchemy import Select, and_, bindparam, case, func, literal, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from control_plane.core.observed import Cause
@@ -204,6 +204,29 @@ class IncidentTotals:
         return self.recovery_seconds / self.recovered_count if self.recovered_count else None
 
 
+def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
+    phases = (Incident.detect_seconds, Incident.replace_seconds, Incident.restore_seconds, Incident.rework_seconds)
+    is_failure = Incident.cause.in_([cause.value for cause in Cause if cause.is_failure])
+    is_recovered = and_(is_failure, Incident.closed_at.is_not(None))
+    return select(
+        func.count(),
+        func.count(Incident.closed_at),
+        func.count(case((is_failure, 1))),
+        func.count(case((is_recovered, 1))),
+        func.coalesce(func.sum(case((is_recovered, reduce(add, phases)), else_=0.0)), 0.0),
+        # Among the nodes of a drill is the one that it struck.
+        func.coalesce(func.sum(case((Incident.cause != Cause.DRILL.value, Incident.lost_node_count), else_=0)), 0),
+        func.coalesce(func.sum(Incident.lost_steps), 0),
+        func.sum(Incident.cost_usd),
+    ).select_from(Incident)
+
+
+# Put together once: that takes longer than asking the database does, and every description of a job asks.
+_TOTALS = _totals()
+_TOTALS_OF_RUN = _TOTALS.where(Incident.run_id == bindparam("of_run"))
+_TOTALS_OF_FLEET = _TOTALS.join(Job, Job.run_id == Incident.run_id).where(Job.fleet_name == bindparam("of_fleet"))
+
+
 def totals(session: Session, *, run_id: str | None = None, fleet_name: str | None = None) -> IncidentTotals:
     """Return what the incidents of one run, of the jobs of one fleet, or of all come to.
 
@@ -215,25 +238,10 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
     Returns:
         Zeros where there has been none.
     """
-    phases = (Incident.detect_seconds, Incident.replace_seconds, Incident.restore_seconds, Incident.rework_seconds)
-    is_failure = Incident.cause.in_([cause.value for cause in Cause if cause.is_failure])
-    is_recovered = and_(is_failure, Incident.closed_at.is_not(None))
-    query = select(
-        func.count(),
-        func.count(Incident.closed_at),
-        func.count(case((is_failure, 1))),
-        func.count(case((is_recovered, 1))),
-        func.coalesce(func.sum(case((is_recovered, reduce(add, phases)), else_=0.0)), 0.0),
-        # Among the nodes of a drill is the one that it struck.
-        func.coalesce(func.sum(case((Incident.cause != Cause.DRILL.value, Incident.lost_node_count), else_=0)), 0),
-        func.coalesce(func.sum(Incident.lost_steps), 0),
-        func.sum(Incident.cost_usd),
-    ).select_from(Incident)
-    if run_id is not None:
-        query = query.where(Incident.run_id == run_id)
-    if fleet_name is not None:
-        query = query.join(Job, Job.run_id == Incident.run_id).where(Job.fleet_name == fleet_name)
-    count, closed_count, failure_count, recovered_count, recovery_seconds, lost_node_count, lost_steps, cost_usd = session.execute(query).one()
+    assert run_id is None or fleet_name is None
+    query = _TOTALS_OF_RUN if run_id is not None else _TOTALS_OF_FLEET if fleet_name is not None else _TOTALS
+    asked = {"of_run": run_id} if run_id is not None else {"of_fleet": fleet_name} if fleet_name is not None else {}
+    count, closed_count, failure_count, recovered_count, recovery_seconds, lost_node_count, lost_steps, cost_usd = session.execute(query, asked).one()
     return IncidentTotals(
         count=count,
         closed_count=closed_count,

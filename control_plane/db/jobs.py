@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 import msgspec
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import bindparam, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -263,6 +263,10 @@ def made_by(session: Session, request_token: str, request_digest: str) -> JobRec
     return record_of_row(row)
 
 
+_BY_NAME: Final = select(Job).where(Job.name == bindparam("name"))
+"""Put together once: nearly every request about a job asks for it."""
+
+
 def get(session: Session, name: str) -> JobRecord:
     """Return the job of this name.
 
@@ -276,7 +280,7 @@ def get(session: Session, name: str) -> JobRecord:
     Raises:
         NotFound: there is none.
     """
-    row = session.scalar(select(Job).where(Job.name == name))
+    row = session.scalar(_BY_NAME, {"name": name})
     if row is None:
         raise NotFound("training job", name)
     return record_of_row(row)
@@ -651,10 +655,12 @@ def planned(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
     return tuple(generation(session, run_id, number) for number in session.scalars(query.order_by(Generation.number)))
 
 
-def launched(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
-    """Return the generations of a run whose ranks may have run, oldest first, as far as their plans are kept."""
+def launched(session: Session, run_id: str, *, since: int = 0) -> tuple[GenerationRecord, ...]:
+    """Return the generations of a run whose ranks may have run, oldest first, from one on, as far as their plans are kept."""
     query = select(Generation.number).where(Generation.run_id == run_id, Generation.started_at.is_not(None), Generation.plan != b"")
-    return tuple(generation(session, run_id, number) for number in session.scalars(query.order_by(Generation.number)))
+    return tuple(
+        generation(session, run_id, number) for number in session.scalars(query.where(Generation.number >= since).order_by(Generation.number))
+    )
 
 
 def record_of_row(row: Job) -> JobRecord:

@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
-from sqlalchemy import Select, func, select, tuple_, update
+from sqlalchemy import Select, bindparam, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
@@ -143,10 +143,14 @@ def of_run(session: Session, run_id: str) -> tuple[NodeRecord, ...]:
     return tuple(record_of(row, NodeRecord) for row in session.scalars(select(Node).where(Node.run_id == run_id).order_by(Node.created_at, Node.id)))
 
 
+_BY_RUN: Final = select(Node.run_id, Node.id).where(Node.run_id.in_(bindparam("run_ids", expanding=True))).order_by(Node.id)
+"""Put together once: every description of a job asks for it."""
+
+
 def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Return which nodes belong to each of several runs, in one query; for lists. Runs without any are missing."""
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for run_id, node_id in session.execute(select(Node.run_id, Node.id).where(Node.run_id.in_(run_ids)).order_by(Node.id)):
+    for run_id, node_id in session.execute(_BY_RUN, {"run_ids": list(run_ids)}):
         if run_id is not None:
             found[run_id].append(node_id)
     return {run_id: tuple(node_ids) for run_id, node_ids in found.items()}

@@ -39,9 +39,24 @@ def find(session: Session, project: str) -> QuotaRecord | None:
     return None if row is None else record_of(row, QuotaRecord)
 
 
-def every(session: Session) -> tuple[QuotaRecord, ...]:
-    """Return all quotas by project; they are few."""
-    return tuple(record_of(row, QuotaRecord) for row in session.scalars(select(Quota).order_by(Quota.project)))
+def page(session: Session, *, only_project: str | None, after: str | None, limit: int) -> tuple[QuotaRecord, ...]:
+    """Return quotas by project.
+
+    Args:
+        session: any.
+        only_project: that one's alone; None: all.
+        after: project of the last one of the page before, or None for the first page.
+        limit: at most this many.
+
+    Returns:
+        At most `limit` quotas.
+    """
+    query = select(Quota).order_by(Quota.project).limit(limit)
+    if only_project is not None:
+        query = query.where(Quota.project == only_project)
+    if after is not None:
+        query = query.where(Quota.project > after)
+    return tuple(record_of(row, QuotaRecord) for row in session.scalars(query))
 
 
 def remove(session: Session, project: str) -> None:

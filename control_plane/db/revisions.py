@@ -75,11 +75,25 @@ def revise(
     return jobs.get_run(session, job.run_id)
 
 
-def of_job(session: Session, job: JobRecord) -> tuple[RevisionRecord, ...]:
-    """Return all revisions of a job, oldest first; the first is what it was created with."""
-    rows = session.scalars(select(Revision).where(Revision.run_id == job.run_id).order_by(Revision.number))
-    later = [RevisionRecord(number=row.number, at=row.at, changes=tuple(msgspec.convert(each, Change) for each in row.changes)) for row in rows]
-    return (RevisionRecord(number=1, at=job.created_at, changes=()), *later)
+def page(session: Session, job: JobRecord, *, after: int, limit: int) -> tuple[RevisionRecord, ...]:
+    """Return revisions of a job, oldest first; the first is what it was created with.
+
+    Args:
+        session: any.
+        job: whose.
+        after: number of the last one of the page before; 0 for the first page.
+        limit: at most this many.
+
+    Returns:
+        At most `limit` revisions.
+    """
+    first = () if after else (RevisionRecord(number=1, at=job.created_at, changes=()),)
+    query = select(Revision).where(Revision.run_id == job.run_id, Revision.number > after).order_by(Revision.number).limit(limit - len(first))
+    later = (
+        RevisionRecord(number=row.number, at=row.at, changes=tuple(msgspec.convert(each, Change) for each in row.changes))
+        for row in session.scalars(query)
+    )
+    return (*first, *later)
 
 
 resolve(Change)

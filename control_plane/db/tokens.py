@@ -16,8 +16,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
-from sqlalchemy import and_, or_, select, update
+from sqlalchemy import and_, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db.errors import Conflict, NotFound
@@ -159,13 +160,17 @@ def get(session: Session, token_id: str) -> TokenRecord:
     return record_of(row, TokenRecord)
 
 
+_BY_DIGEST: Final = select(Token).where(Token.digest == bindparam("digest"))
+"""Put together once: every request asks for it."""
+
+
 def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
     """Return the record of a token that is good now, or None.
 
     The row is found by digest, which says nothing about the token; the comparison that counts takes the same time wherever it fails.
     """
     digest = _digest(token)
-    row = session.scalar(select(Token).where(Token.digest == digest))
+    row = session.scalar(_BY_DIGEST, {"digest": digest})
     if row is None or not hmac.compare_digest(row.digest, digest):
         return None
     return _good(row, now)

@@ -39,19 +39,12 @@ from control_plane.core.observed import (
     Suspicion,
     Trial,
 )
-from control_plane.core.states import IncidentState, JobState, NodeState
+from control_plane.core.states import INCIDENT_PHASES, JobState, NodeState
 from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
 from everstep.protocol.agent_messages import AgentReport, NoticeKind
 from everstep.protocol.codec import resolve
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import InputChannel, ObjectReference, ScriptPlan, SourceArchive
-
-_PHASES = {
-    IncidentState.REPLACING: "replace",
-    IncidentState.RESTORING: "restore",
-    IncidentState.REWORKING: "rework",
-    IncidentState.CLOSED: "closed",
-}
 
 
 class Memo(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,7 +240,7 @@ def new_incident(incident: IncidentRecord, job: jobs.JobRecord, now: float) -> i
     return incidents.NewIncident(
         job_name=job.name,
         project=job.project,
-        phase=_PHASES[incident.state],
+        phase=INCIDENT_PHASES[incident.state].value,
         cause=incident.cause.value,
         evidence=incident.evidence,
         decision=incident.decision,
@@ -268,7 +261,7 @@ def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: fl
     seconds = core_incidents.phase_seconds(incident, now)
     is_closed = incident.closed_at is not None
     return incidents.IncidentUpdate(
-        phase=_PHASES[incident.state],
+        phase=INCIDENT_PHASES[incident.state].value,
         cause=incident.cause.value,
         evidence=incident.evidence,
         decision=incident.decision,

@@ -1,8 +1,8 @@
 """What all commands have in common: their options, their client, and how what they answer is shown.
 
     @command(app, "list")
-    def list_quotas(service: Service) -> Shown:
-        answer = service.list_project_quotas()
+    def list_quotas(service: Service, pages: Pages) -> Shown:
+        answer = pages.of(service, "list_project_quotas")
         return Shown(answer, Rows(answer["Quotas"], {"PROJECT": "Project"}, empty="No project has a quota."))
 
 A command says what the service answered and what a person should see of it. `--output` and `--query` come with every command; one that asks for

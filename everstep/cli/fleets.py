@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
-from everstep.cli.commands import Columns, Facts, Json, Rows, Service, Shown, command
+from everstep.cli.commands import Columns, Facts, Json, Output, OutputFormat, Pages, Query, Rows, Service, Shown, command
+from everstep.cli.confirm import confirmed
 from everstep.cli.names import FleetName
-from everstep.cli.output import moment, pairs, without_none
+from everstep.cli.output import FAILED, moment, pairs, say, without_none
 
 app = typer.Typer(help="Auto Scaling groups that Everstep keeps.", no_args_is_help=True)
 
@@ -30,17 +31,21 @@ def create(
     allow_commands: Annotated[bool, typer.Option("--allow-commands", help="Let submitters run programs beside their ranks.")] = False,
     project: Annotated[str | None, typer.Option(help="Project that the fleet belongs to.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be changed of the group.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Change the group without asking first; needed where there is no terminal.")] = False,
+    output: Output = OutputFormat.TABLE,
+    query: Query = None,
 ) -> Shown:
-    """Register an Auto Scaling group: from now on only Everstep changes its size and ends its instances."""
-    fleet = service.create_fleet(
-        FleetName=name,
-        AutoScalingGroupName=auto_scaling_group,
-        SpareCount=spare_count,
-        MinNodeCount=min_node_count,
-        HoldFailedInstances=hold_failed_instances,
-        AllowDrills=allow_drills,
-        AllowCommands=allow_commands,
-        Tags=pairs("--tag", tag or []),
+    """Register an Auto Scaling group: from now on only Everstep changes its size and ends its instances. What changes of it is shown first."""
+    request = {
+        "FleetName": name,
+        "AutoScalingGroupName": auto_scaling_group,
+        "SpareCount": spare_count,
+        "MinNodeCount": min_node_count,
+        "HoldFailedInstances": hold_failed_instances,
+        "AllowDrills": allow_drills,
+        "AllowCommands": allow_commands,
+        "Tags": pairs("--tag", tag or []),
         **without_none(
             Project=project,
             PriceUsdPerHour=price_usd_per_hour,
@@ -48,14 +53,39 @@ def create(
             MaxReplacementsPerHour=max_replacements_per_hour,
             NodeRoleName=node_role_name,
         ),
-    )
-    return _shown(fleet)
+    }
+    is_for_people = output is OutputFormat.TABLE and query is None
+    if dry_run or is_for_people or not yes:
+        planned: Json = service.create_fleet(**request, DryRun=True)
+        changes = planned["Changes"]
+        if dry_run:
+            nothing = f"Nothing of {auto_scaling_group} would be changed."
+            person = (Rows(planned["Checks"], _CHECKS, empty=""), Rows(changes, _CHANGES, empty=nothing))
+            return Shown(planned, person, f"{name} can be made of it as asked; nothing was changed. next: the same command without --dry-run")
+        for change in changes:
+            say(f"{change['Setting']}: {change.get('Before', 'none')} → {change['After']}. {change['Reason']}")
+        if changes and not confirmed(f"Change this of {auto_scaling_group}, and let Everstep keep it as the fleet {name}?", yes=yes):
+            raise typer.Exit(FAILED)
+    created: Json = service.create_fleet(**request)
+    made = sum(change["Applies"] == "Now" for change in created["Changes"])
+    told = f"{made} settings of {auto_scaling_group} were changed" if made else f"{auto_scaling_group} was as it has to be"
+    return Shown(created, _facts(created["Fleet"]), f"{told}. next: everstep nodes list --fleet {name}")
+
+
+_CHECKS: Columns = {"IS SO": "Setting", "SAID": "Message"}
+_CHANGES: Columns = {
+    "CHANGES": "Setting",
+    "BEFORE": lambda change: change.get("Before", "none"),
+    "AFTER": "After",
+    "WHEN": lambda change: change["Applies"].lower(),
+    "WHY": "Reason",
+}
 
 
 @command(app, "list")
-def list_fleets(service: Service) -> Shown:
-    """List all fleets."""
-    answer = service.list_fleets()
+def list_fleets(service: Service, pages: Pages) -> Shown:
+    """List fleets, by name."""
+    answer = pages.of(service, "list_fleets")
     columns: Columns = {
         "NAME": "FleetName",
         "STATUS": "FleetStatus",
@@ -147,33 +177,34 @@ def _spares(fleet: Json) -> str:
 
 
 def _shown(fleet: Json) -> Shown:
+    return Shown(fleet, _facts(fleet))
+
+
+def _facts(fleet: Json) -> Facts:
     price, cost = fleet.get("PriceUsdPerHour"), fleet.get("CostUsd")
     counts = (("connected", "ConnectedNodeCount"), ("known", "NodeCount"), ("wanted", "DesiredNodeCount"), ("at most", "MaxNodeCount"))
-    return Shown(
-        fleet,
-        Facts(
-            [
-                ("name", fleet["FleetName"]),
-                ("status", fleet["FleetStatus"]),
-                ("reason", fleet["Reason"] or None),
-                ("group", fleet["AutoScalingGroupName"]),
-                ("nodes", ", ".join(f"{fleet[field]} {word}" for word, field in counts)),
-                ("kept", f"{fleet['MinNodeCount']} at least and {_spares(fleet)}"),
-                ("failed instances", "held for inspection" if fleet["HoldFailedInstances"] else "ended"),
-                ("replacements", f"{fleet['MaxReplacementsPerHour']} an hour at most"),
-                ("node role", fleet.get("NodeRoleName")),
-                ("drills", "allowed" if fleet.get("AllowDrills") else None),
-                ("commands", "allowed" if fleet.get("AllowCommands") else None),
-                ("instance type", fleet["InstanceType"] or None),
-                ("zone", fleet["AvailabilityZone"] or None),
-                ("price", None if price is None else f"${price} per node and hour"),
-                ("time of jobs", job_time(fleet)),
-                ("ETTR", ettr_words(fleet)),
-                ("incidents", incident_words(fleet)),
-                ("cost", None if cost is None else f"{dollars(cost)} for {hours(fleet['NodeSeconds'])} node-hours of jobs"),
-                ("drift", "\n".join(fleet["Drift"]) or None),
-                ("project", fleet["Project"]),
-                ("created", moment(fleet["CreationTime"])),
-            ]
-        ),
+    return Facts(
+        [
+            ("name", fleet["FleetName"]),
+            ("status", fleet["FleetStatus"]),
+            ("reason", fleet["Reason"] or None),
+            ("group", fleet["AutoScalingGroupName"]),
+            ("nodes", ", ".join(f"{fleet[field]} {word}" for word, field in counts)),
+            ("kept", f"{fleet['MinNodeCount']} at least and {_spares(fleet)}"),
+            ("failed instances", "held for inspection" if fleet["HoldFailedInstances"] else "ended"),
+            ("replacements", f"{fleet['MaxReplacementsPerHour']} an hour at most"),
+            ("node role", fleet.get("NodeRoleName")),
+            ("drills", "allowed" if fleet.get("AllowDrills") else None),
+            ("commands", "allowed" if fleet.get("AllowCommands") else None),
+            ("instance type", fleet["InstanceType"] or None),
+            ("zone", fleet["AvailabilityZone"] or None),
+            ("price", None if price is None else f"${price} per node and hour"),
+            ("time of jobs", job_time(fleet)),
+            ("ETTR", ettr_words(fleet)),
+            ("incidents", incident_words(fleet)),
+            ("cost", None if cost is None else f"{dollars(cost)} for {hours(fleet['NodeSeconds'])} node-hours of jobs"),
+            ("drift", "\n".join(fleet["Drift"]) or None),
+            ("project", fleet["Project"]),
+            ("created", moment(fleet["CreationTime"])),
+        ]
     )

@@ -247,7 +247,7 @@ def logs(
         of_stream = (event for event in found if stream is Stream.BOTH or event["Stream"] in (stream.value, "gap"))
         lines.show(of_stream, None if is_printed else lambda event: show_value(searched(event, query), output, is_one_of_many=True))
         return None
-    there = [entry for entry in service.list_logs(TrainingJobName=name)["Logs"] if entry.get("Bytes") != 0]
+    there = [entry for entry in service.get_paginator("list_logs").paginate(TrainingJobName=name).search("Logs[]") if entry.get("Bytes") != 0]
     entries = [
         entry
         for entry in there
@@ -360,7 +360,7 @@ def diff(
         job: Json = service.describe_training_job(TrainingJobName=name)
         changes: list[Json] = list(submission.lines(job, submission.difference(job, submission.from_file(file))))
     else:
-        revisions: Sequence[Json] = service.list_training_job_revisions(TrainingJobName=name)["Revisions"]
+        revisions: Sequence[Json] = list(service.get_paginator("list_training_job_revisions").paginate(TrainingJobName=name).search("Revisions[]"))
         changes = [{"REVISION": str(each["Revision"]), "Time": each["Time"], **change} for each in revisions for change in each["Changes"]]
     columns: Columns = _CHANGES if file is not None else {"REVISION": "REVISION", "TIME (UTC)": lambda change: when(change["Time"]), **_CHANGES}
     empty = "Nothing differs." if file is not None else "Nothing was changed since it was created."

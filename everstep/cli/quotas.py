@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.commands import Columns, Json, Rows, Service, Shown, command
+from everstep.cli.commands import Columns, Json, Pages, Rows, Service, Shown, command
 from everstep.cli.output import without_none
 
 app = typer.Typer(help="What the jobs of each project may have.", no_args_is_help=True)
@@ -15,9 +15,9 @@ Project = Annotated[str, typer.Argument(help="Name of the project.")]
 
 
 @command(app, "list")
-def list_quotas(service: Service) -> Shown:
+def list_quotas(service: Service, pages: Pages) -> Shown:
     """List quotas, by project."""
-    answer = service.list_project_quotas()
+    answer = pages.of(service, "list_project_quotas")
     columns: Columns = {
         "PROJECT": "Project",
         "NODES OF A FLEET": lambda quota: _limit(quota, "MaxNodeCount"),

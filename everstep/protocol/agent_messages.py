@@ -411,7 +411,7 @@ class KeepSources(Message, frozen=True):
 
 
 class SendLines(Message, frozen=True):
-    """Send what the ranks of this run print, as they print it, for `SEND_LINES_SECONDS` from now; somebody follows it."""
+    """Send what the ranks of this run print, as they print it, for `SEND_LINES_SECONDS` from now; somebody follows it. At first the newest lines."""
 
     run: RunId
 

@@ -9,7 +9,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 # Register the group, and wait until its nodes have connected.
-aws everstep create-fleet --fleet-name "$fleet" --auto-scaling-group-name "$group" --min-node-count 2 --spare-count 1 --allow-drills --query FleetStatus
+aws everstep create-fleet --fleet-name "$fleet" --auto-scaling-group-name "$group" --min-node-count 2 --spare-count 1 --allow-drills --query Fleet.FleetStatus
 aws everstep wait fleet-ready --fleet-name "$fleet"
 
 # Submit: a source is a gzipped tar, stored under its own SHA-256.

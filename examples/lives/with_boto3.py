@@ -32,8 +32,10 @@ def source() -> dict[str, str]:
     return {"SourceId": everstep.put_source(SourceId=hashlib.sha256(body).hexdigest(), Body=body)["SourceId"]}
 
 
-# Register the group, and wait until its nodes have connected.
-everstep.create_fleet(FleetName=fleet, AutoScalingGroupName=group, MinNodeCount=2, SpareCount=1, AllowDrills=True)
+# Register the group: first what that changes of it. Then wait until its nodes have connected.
+wanted = {"FleetName": fleet, "AutoScalingGroupName": group, "MinNodeCount": 2, "SpareCount": 1, "AllowDrills": True}
+print("changes:", [change["Setting"] for change in everstep.create_fleet(**wanted, DryRun=True)["Changes"]])
+everstep.create_fleet(**wanted)
 everstep.get_waiter("fleet_ready").wait(FleetName=fleet, WaiterConfig=SOON)
 
 # Submit, and wait until the ranks train.

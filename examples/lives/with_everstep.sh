@@ -9,8 +9,8 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cp "$here/train.py" "$scratch"
 
-# Register the group, and wait until its nodes have connected.
-everstep fleets create --name "$fleet" --auto-scaling-group "$group" --min-node-count 2 --spare-count 1 --allow-drills
+# Register the group, and wait until its nodes have connected. What changes of it is told; --yes, because nobody is there to be asked.
+everstep fleets create --name "$fleet" --auto-scaling-group "$group" --min-node-count 2 --spare-count 1 --allow-drills --yes
 everstep wait fleet-ready "$fleet" --delay 1
 
 # Submit: the plan is shown first.

@@ -12,7 +12,7 @@ import pytest
 
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
-from control_plane.cloud.contract import SUSPENDED_PROCESSES, TERMINATION_HOOK, drift, ensure
+from control_plane.cloud.contract import SUSPENDED_PROCESSES, TERMINATION_HOOK, Ensured, changes, drift, ensure
 from control_plane.cloud.errors import CloudError, ContractViolation, GroupNotOurs, InvalidRequest, NotFound
 from control_plane.cloud.fake import FakeOperator
 from control_plane.cloud.operator import CloudOperator, Ec2State, GroupState, InstanceStatus
@@ -296,14 +296,16 @@ def test_ensure_makes_a_group_fit_and_then_changes_nothing(world: World) -> None
     world.in_service(name, 1)
     before = world.operator.describe_group(name)
     assert len(drift(before)) == 4
-    after = ensure(world.operator, name)
+    ensured = ensure(world.operator, name)
+    assert ensured.made == changes(before)
+    after = ensured.group
     assert drift(after) == ()
     assert after.suspended_processes >= SUSPENDED_PROCESSES
     assert "Launch" not in after.suspended_processes
     assert after.new_instances_protected
     assert [hook.heartbeat_timeout for hook in after.hooks] == [timedelta(seconds=60)]
     assert all(member.is_protected for member in after.members)
-    assert ensure(world.operator, name) == after
+    assert ensure(world.operator, name) == Ensured(group=after, made=())
     assert drift(world.operator.describe_group(name)) == ()
 
 
@@ -311,7 +313,7 @@ def test_ensure_shortens_a_hook_and_leaves_other_suspensions(world: World) -> No
     name = world.make_group()
     world.operator.suspend_processes(name, ["AddToLoadBalancer"])
     world.operator.put_termination_hook(name, replace(TERMINATION_HOOK, name="theirs", heartbeat_timeout=timedelta(hours=1)))
-    after = ensure(world.operator, name)
+    after = ensure(world.operator, name).group
     assert [(hook.name, hook.heartbeat_timeout) for hook in after.hooks] == [("theirs", timedelta(seconds=60))]
     assert "AddToLoadBalancer" in after.suspended_processes
 
@@ -327,7 +329,7 @@ def test_ensure_refuses_what_a_person_must_decide_and_changes_nothing(world: Wor
         ensure(world.operator, name)
     assert not world.operator.describe_group(name).new_instances_protected
     world.release_policy(name)
-    assert drift(ensure(world.operator, name)) == ()
+    assert drift(ensure(world.operator, name).group) == ()
 
 
 def test_many_threads_may_ask_at_once(world: World) -> None:

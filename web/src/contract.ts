@@ -113,6 +113,19 @@ export interface CreateFleetRequest {
   AllowCommands?: boolean
   Project?: string
   Tags?: Record<string, string>
+  /** Check everything, change and create nothing, and answer what would be changed. false unless given. */
+  DryRun?: boolean
+}
+
+/** The group is a fleet; or, of a dry run, what would become of it. */
+export interface CreateFleetResponse {
+  FleetName: string
+  /** Absent after a dry run. */
+  Fleet?: Fleet
+  /** What a group has to be by itself, all of it met: a group that is something else is refused, with the same sentences. */
+  Checks: GroupCheck[]
+  /** What was changed of the group, and what will be; of a dry run, what would be. Empty where it is as Everstep needs it. */
+  Changes: GroupChange[]
 }
 
 /** A token that each new instance of a fleet's group may use once. */
@@ -216,7 +229,7 @@ export interface CreateTrainingJobResponse {
   /** Absent after a dry run. */
   RunId?: string
   /** Absent after a dry run. */
-  TrainingJobStatus?: string
+  TrainingJobStatus?: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
   /** Of a dry run. */
   Plan?: TrainingJobPlan
 }
@@ -420,8 +433,7 @@ export interface Fleet {
   FleetName: string
   AutoScalingGroupName: string
   Project: string
-  /** active, frozen, deleting. */
-  FleetStatus: string
+  FleetStatus: 'active' | 'frozen' | 'deleting'
   Reason: string
   SpareCount: number
   /** Counts spares instead of SpareCount. */
@@ -554,6 +566,27 @@ export interface GetOutputResponse {
   Body?: Blob
 }
 
+/** Something of an Auto Scaling group that becomes another with its registration. */
+export interface GroupChange {
+  /** In the words of Auto Scaling's API: `NewInstancesProtectedFromScaleIn`, `LifecycleHooks.everstep-termination`. */
+  Setting: string
+  /** As text; absent where there is nothing. */
+  Before?: string
+  After: string
+  /** Why it cannot stay as it is. */
+  Reason: string
+  /** Now: CreateFleet makes it before it answers. Later: the fleet's loop does, from its first look at the group on. */
+  Applies: 'Now' | 'Later'
+}
+
+/** Something that an Auto Scaling group has to be by itself. */
+export interface GroupCheck {
+  /** In the words of Auto Scaling's API. */
+  Setting: string
+  /** What is there, in a sentence. */
+  Message: string
+}
+
 export interface HandBackTrainingJobRequest {
   TrainingJobName: string
 }
@@ -591,8 +624,8 @@ export interface Incident {
   IncidentId: string
   TrainingJobName: string
   RunId: string
-  Cause: string
-  Phase: string
+  Cause: 'notice' | 'requested' | 'pause_failed' | 'load_failed' | 'rank_exit' | 'hang' | 'agent_lost' | 'node_unreachable' | 'node_fault' | 'instance_terminated' | 'group_lost' | 'drill'
+  Phase: 'replace' | 'restore' | 'rework' | 'closed'
   Evidence: string[]
   Decision: string
   Reason: string
@@ -686,9 +719,16 @@ export interface ListEventsResponse {
   NextToken?: string
 }
 
-/** All fleets. */
+export interface ListFleetsRequest {
+  /** 100 unless given. */
+  MaxResults?: number
+  NextToken?: string
+}
+
+/** A page of fleets, by name. */
 export interface ListFleetsResponse {
   Fleets: Fleet[]
+  NextToken?: string
 }
 
 export interface ListIncidentsRequest {
@@ -710,18 +750,22 @@ export interface ListIncidentsResponse {
 
 export interface ListLogsRequest {
   TrainingJobName: string
+  /** 1000 unless given. */
+  MaxResults?: number
+  NextToken?: string
 }
 
-/** All streams of a job's ranks, every generation. */
+/** A page of the streams of a job's ranks, by generation, rank and stream. */
 export interface ListLogsResponse {
   Logs: LogEntry[]
+  NextToken?: string
 }
 
 export interface ListMetricsRequest {
   TrainingJobName: string
 }
 
-/** What a job has logged. */
+/** What a job has logged: at most 256 names, so that there are no pages. */
 export interface ListMetricsResponse {
   Metrics: Metric[]
   /** Steps whose values were lost on the way, because more was logged than could be taken, and values of more names than a job may have. */
@@ -756,9 +800,16 @@ export interface ListOutputsResponse {
   NextToken?: string
 }
 
-/** All quotas, by project. */
+export interface ListProjectQuotasRequest {
+  /** 1000 unless given. */
+  MaxResults?: number
+  NextToken?: string
+}
+
+/** A page of quotas, by project. */
 export interface ListProjectQuotasResponse {
   Quotas: ProjectQuota[]
+  NextToken?: string
 }
 
 export interface ListTokensRequest {
@@ -778,20 +829,28 @@ export interface ListTokensResponse {
 
 export interface ListTrainingJobNodesRequest {
   TrainingJobName: string
+  /** 1000 unless given. */
+  MaxResults?: number
+  NextToken?: string
 }
 
-/** Which nodes have worked for a job, by when they began. */
+/** A page of which nodes have worked for a job, by when they began. */
 export interface ListTrainingJobNodesResponse {
   Nodes: TrainingJobNode[]
+  NextToken?: string
 }
 
 export interface ListTrainingJobRevisionsRequest {
   TrainingJobName: string
+  /** 1000 unless given. */
+  MaxResults?: number
+  NextToken?: string
 }
 
-/** All revisions of a job, oldest first. */
+/** A page of a job's revisions, oldest first. */
 export interface ListTrainingJobRevisionsResponse {
   Revisions: TrainingJobRevision[]
+  NextToken?: string
 }
 
 export interface ListTrainingJobsRequest {
@@ -884,8 +943,7 @@ export interface Node {
   /** The EC2 instance id. */
   NodeId: string
   FleetName: string
-  /** joining, spare, assigned, held, rebooting, draining, gone. */
-  NodeStatus: string
+  NodeStatus: 'joining' | 'spare' | 'assigned' | 'held' | 'rebooting' | 'draining' | 'gone'
   /** Why it is held; all but unreachable ones wait for ReleaseNode. */
   Hold?: 'unreachable' | 'distrusted' | 'inspection' | 'person'
   /** What a person asked for and is still to be done; ReleaseNode calls it off. */
@@ -925,8 +983,7 @@ export interface NodeIncident {
   /** `node_unreachable`, `agent_lost` … or a fault's code with its number: `gpu_xid 79`. */
   Cause: string
   Evidence: string
-  /** restart, release, hold, retire, reboot, replace. */
-  Remedy: string
+  Remedy: 'none' | 'restart' | 'release' | 'hold' | 'retire' | 'reboot' | 'replace' | 'let_go'
 }
 
 /** Where outputs go. */
@@ -1064,9 +1121,9 @@ export interface S3DataSource {
 /** The job was in a state for a while. */
 export interface SecondaryStatusTransition {
   /** The derived status, SageMaker's words. */
-  Status: string
+  Status: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'Failed' | 'Stopped'
   /** Everstep's own, finer state. */
-  State: string
+  State: 'queued' | 'allocating' | 'preparing' | 'loading' | 'starting' | 'running' | 'pausing' | 'stopping' | 'completed' | 'failed' | 'stopped'
   StartTime: Timestamp
   EndTime?: Timestamp
   StatusMessage: string
@@ -1169,7 +1226,7 @@ export interface TrainingJob {
   AlternativeFleetNames: string[]
   Project: string
   TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
-  SecondaryStatus: string
+  SecondaryStatus: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'Failed' | 'Stopped'
   SecondaryStatusTransitions: SecondaryStatusTransition[]
   /** Why it is where it is: what it waits for, or how it ended. */
   Reason: string
@@ -1308,8 +1365,8 @@ export interface TrainingJobSummary {
   RunId: string
   FleetName: string
   Project: string
-  TrainingJobStatus: string
-  SecondaryStatus: string
+  TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
+  SecondaryStatus: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'Failed' | 'Stopped'
   Reason: string
   Priority: number
   NodeCount: number
@@ -1398,7 +1455,7 @@ export interface Operations {
   AcknowledgeIncident: { request: AcknowledgeIncidentRequest; response: Incident }
   CompleteSource: { request: CompleteSourceRequest; response: PutSourceResponse }
   CreateCheckpoint: { request: CreateCheckpointRequest; response: CreateCheckpointResponse }
-  CreateFleet: { request: CreateFleetRequest; response: Fleet }
+  CreateFleet: { request: CreateFleetRequest; response: CreateFleetResponse }
   CreateJoinToken: { request: CreateJoinTokenRequest; response: CreateJoinTokenResponse }
   CreateSource: { request: CreateSourceRequest; response: CreateSourceResponse }
   CreateToken: { request: CreateTokenRequest; response: CreateTokenResponse }
@@ -1427,13 +1484,13 @@ export interface Operations {
   ListCheckpoints: { request: ListCheckpointsRequest; response: ListCheckpointsResponse }
   ListDrills: { request: ListDrillsRequest; response: ListDrillsResponse }
   ListEvents: { request: ListEventsRequest; response: ListEventsResponse }
-  ListFleets: { request: Record<string, never>; response: ListFleetsResponse }
+  ListFleets: { request: ListFleetsRequest; response: ListFleetsResponse }
   ListIncidents: { request: ListIncidentsRequest; response: ListIncidentsResponse }
   ListLogs: { request: ListLogsRequest; response: ListLogsResponse }
   ListMetrics: { request: ListMetricsRequest; response: ListMetricsResponse }
   ListNodes: { request: ListNodesRequest; response: ListNodesResponse }
   ListOutputs: { request: ListOutputsRequest; response: ListOutputsResponse }
-  ListProjectQuotas: { request: Record<string, never>; response: ListProjectQuotasResponse }
+  ListProjectQuotas: { request: ListProjectQuotasRequest; response: ListProjectQuotasResponse }
   ListTokens: { request: ListTokensRequest; response: ListTokensResponse }
   ListTrainingJobNodes: { request: ListTrainingJobNodesRequest; response: ListTrainingJobNodesResponse }
   ListTrainingJobRevisions: { request: ListTrainingJobRevisionsRequest; response: ListTrainingJobRevisionsResponse }
@@ -1491,16 +1548,16 @@ export const operations = {
   ListCheckpoints: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: ['MinStep', 'MaxResults', 'NextToken'] },
   ListDrills: { method: 'GET', path: '/v1/drills', query: ['TrainingJobName', 'MaxResults', 'NextToken'] },
   ListEvents: { method: 'GET', path: '/v1/events', query: ['TrainingJobName', 'FleetName', 'AfterEventId', 'TimeAfter', 'TimeBefore', 'MaxResults', 'NextToken', 'SortOrder'] },
-  ListFleets: { method: 'GET', path: '/v1/fleets', query: [] },
+  ListFleets: { method: 'GET', path: '/v1/fleets', query: ['MaxResults', 'NextToken'] },
   ListIncidents: { method: 'GET', path: '/v1/incidents', query: ['TrainingJobName', 'StatusEquals', 'MaxResults', 'NextToken', 'SortOrder'] },
-  ListLogs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs', query: [] },
+  ListLogs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs', query: ['MaxResults', 'NextToken'] },
   ListMetrics: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metrics', query: [] },
   ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded', 'MaxResults', 'NextToken'] },
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
-  ListProjectQuotas: { method: 'GET', path: '/v1/quotas', query: [] },
+  ListProjectQuotas: { method: 'GET', path: '/v1/quotas', query: ['MaxResults', 'NextToken'] },
   ListTokens: { method: 'GET', path: '/v1/tokens', query: ['Project', 'IncludeEnded', 'MaxResults', 'NextToken'] },
-  ListTrainingJobNodes: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/nodes', query: [] },
-  ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: [] },
+  ListTrainingJobNodes: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/nodes', query: ['MaxResults', 'NextToken'] },
+  ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: ['MaxResults', 'NextToken'] },
   ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName', 'Project', 'CreationTimeAfter', 'CreationTimeBefore', 'LastModifiedTimeAfter', 'LastModifiedTimeBefore', 'TagKey', 'TagValue', 'SortBy', 'SortOrder'] },
   PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [] },
   PinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/pin', query: ['Generation'] },

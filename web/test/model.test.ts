@@ -2,7 +2,7 @@ import { describe, expect, test } from 'vitest'
 
 import { address, all, ApiError } from '../src/api/client'
 import { pointsOf } from '../src/api/metrics'
-import type { Incident, MetricDataResult, TrainingJob, TrainingJobSummary } from '../src/contract'
+import type { Incident, MetricDataResult, SecondaryStatusTransition, TrainingJob, TrainingJobSummary } from '../src/contract'
 import { plain } from '../src/model/ansi'
 import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
 import { story } from '../src/model/incident'
@@ -106,7 +106,7 @@ describe('the story of an incident', () => {
     expect(told({}, { ...failed, TrainingJobStatus })[3]).toBe(`Yes: Over 50 s ago. ${text}`)
   })
   test('the job was paused before it had caught up', () => {
-    const queued = { Status: 'Paused', State: 'queued', StartTime: NOW - 50, StatusMessage: '' }
+    const queued = { Status: 'Paused', State: 'queued', StartTime: NOW - 50, StatusMessage: '' } as const
     expect(told({}, { SecondaryStatusTransitions: [queued] })[3]).toMatch(/The job was paused; what was still to be made up for is done when it is resumed\.$/)
   })
   test('no launch followed: only what is in S3 is left of it', () => {
@@ -127,8 +127,8 @@ describe('the story of an incident', () => {
   })
   test('nodes that were only tried stand in for none', () => expect(told({ InstanceIds: [], Decision: 'restart all ranks on the same nodes' })[1]).toBe('Restart all ranks on the same nodes: Other nodes were tried: i-c.'))
   test('of a job that was taken over nothing is being done', () => {
-    const taken = { TakenOverTime: NOW, TakenOverBy: 'ada', SecondaryStatus: 'Restarting' }
-    const open = { ClosedAt: undefined, Phase: 'replace' }
+    const taken = { TakenOverTime: NOW, TakenOverBy: 'ada', SecondaryStatus: 'Restarting' } as const
+    const open = { ClosedAt: undefined, Phase: 'replace' } as const
     expect(told(open, taken)[1]).toBe('Nothing: automation is off: Ada has taken the job over. Decided before: Replace i-a. In their place: i-c.')
     expect(told(open, { ...taken, SecondaryStatus: 'Training' })[1]).toMatch(/^Replace i-a/)
     expect(told({}, taken)[1]).toMatch(/^Replace i-a/)
@@ -162,7 +162,7 @@ describe('the words of a status', () => {
   test('what wants attention comes first, and what is not known last', () => {
     expect(['Completed', 'Training', 'Interrupted', 'Paused', 'Failed', 'Restarting', 'New'].toSorted((a, b) => urgency(a) - urgency(b))).toEqual(['Failed', 'Restarting', 'Interrupted', 'Paused', 'Training', 'Completed', 'New'])
   })
-  test.each([['Pending', undefined, true], ['Interrupted', 2, true], ['Interrupted', undefined, false], ['Paused', undefined, false], ['Training', undefined, false]])('%s at %s in the queue waits: %s', (SecondaryStatus, QueuePosition, waits) => {
+  test.each([['Pending', undefined, true], ['Interrupted', 2, true], ['Interrupted', undefined, false], ['Paused', undefined, false], ['Training', undefined, false]] as const)('%s at %s in the queue waits: %s', (SecondaryStatus, QueuePosition, waits) => {
     expect(isQueued({ SecondaryStatus, QueuePosition })).toBe(waits)
   })
 })
@@ -176,12 +176,12 @@ describe('the list of jobs', () => {
 describe('metrics', () => {
   const point = (firstStep: number, step: number, at: number, values: Point['values'], least = values, most = values): Point => ({ firstStep, step, at, values, least, most })
   const points = [point(1, 1, 100, { loss: 3 }, { loss: 2 }, { loss: 4 }), point(2, 2, 150, { loss: 2.5, lr: 0.1 }), point(3, 3, 160, { loss: 'NaN' })]
-  const incident = { IncidentId: 'i1', Cause: 'gpu_error', FailedAt: 115, ClosedAt: 150, FromStep: 1, ReachedStep: 2 } as Incident
+  const incident = { IncidentId: 'i1', Cause: 'node_fault', FailedAt: 115, ClosedAt: 150, FromStep: 1, ReachedStep: 2 } as Incident
   test('over steps, what is not finite or was not logged is a gap', () => expect(series(points, 'step')).toEqual({ names: ['loss', 'lr'], x: [1, 2, 3], values: { loss: [3, 2.5, null], lr: [null, 0.1, null] }, least: { loss: [2, 2.5, null], lr: [null, 0.1, null] }, most: { loss: [4, 2.5, null], lr: [null, 0.1, null] } }))
   test('over time, downtime is a gap', () =>
     expect(series(points, 'wall', bands([incident], 'wall', 170))).toMatchObject({ names: ['loss', 'lr'], x: [100, 115, 150, 160], least: { loss: [2, null, 2.5, null] }, values: { loss: [3, null, 2.5, null], lr: [null, null, 0.1, null] } }))
   test('over time, whatever it stood still for is a gap: paused, preempted, queued again', () => {
-    const span = (State: string, StartTime: number) => ({ Status: State, State, StartTime, StatusMessage: '' })
+    const span = (State: SecondaryStatusTransition['State'], StartTime: number): SecondaryStatusTransition => ({ Status: 'Training', State, StartTime, StatusMessage: '' })
     const gaps = standstills([span('queued', 80), span('running', 95), span('pausing', 155), span('queued', 156), span('running', 158)])
     expect(gaps).toEqual([{ from: 155 }])
     expect(series(points, 'wall', gaps).x).toEqual([100, 150, 155, 160])
@@ -189,7 +189,7 @@ describe('metrics', () => {
     expect(standstills(undefined)).toEqual([])
   })
   test('failures are bands: over steps what was done again, over time until it was over, an open one until now', () => {
-    expect(bands([incident], 'step', 170)).toEqual([{ incidentId: 'i1', cause: 'gpu_error', from: 1, to: 2 }])
+    expect(bands([incident], 'step', 170)).toEqual([{ incidentId: 'i1', cause: 'node_fault', from: 1, to: 2 }])
     expect(bands([{ ...incident, FromStep: undefined }], 'step', 170)[0]).toMatchObject({ from: 2, to: 2 })
     expect(bands([{ ...incident, FromStep: undefined, ReachedStep: undefined }], 'step', 170)).toEqual([])
     expect(bands([{ ...incident, ClosedAt: undefined }], 'wall', 170)[0]).toMatchObject({ from: 115, to: 170 })

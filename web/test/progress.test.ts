@@ -5,7 +5,7 @@ import { arranged } from '../src/model/jobs'
 import { done, left } from '../src/model/progress'
 
 const NOW = 1_800_000_000 // 2027-01-15 08:00:00 UTC
-const job = { Boundary: 250, TargetStep: 1000, EstimatedRemainingSeconds: 5400, SecondaryStatus: 'Training', TrainingJobStatus: 'InProgress' }
+const job = { Boundary: 250, TargetStep: 1000, EstimatedRemainingSeconds: 5400, SecondaryStatus: 'Training', TrainingJobStatus: 'InProgress' } as const
 
 test.each([[250, 1000, 0.25], [-1, 1000, 0], [1001, 1000, 1], [250, undefined, undefined]])('step %s of %s is %s of it', (Boundary, TargetStep, ratio) => expect(done({ Boundary, TargetStep })).toBe(ratio))
 test('while it trains there is a moment, on the day or beyond', () => {

@@ -10,7 +10,7 @@ const job = (changes: Partial<TrainingJob> = {}) => ({ RunId: 'me', FleetName: '
 const fleet = (MaxNodeCount: number): Fleet => ({ MaxNodeCount, FleetStatus: 'active', AutoScalingGroupName: 'group' }) as Fleet
 
 test('the queue is by priority, then by age, and has only those who wait', () => {
-  const pending = { SecondaryStatus: 'Pending' }
+  const pending = { SecondaryStatus: 'Pending' } as const
   const jobs = [line('young', 1, { ...pending, CreationTime: 9 }), line('runs', 1), line('old', 1, { ...pending, CreationTime: 1 }), line('high', 1, { ...pending, CreationTime: 10, Priority: 5 })]
   expect(queueOf(jobs).map((each) => each.TrainingJobName)).toEqual(['high', 'old', 'young'])
 })

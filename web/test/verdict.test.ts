@@ -3,7 +3,7 @@ import { join } from 'node:path'
 
 import { describe, expect, test } from 'vitest'
 
-import type { DescribeProtectionResponse, Incident, TrainingJob } from '../src/contract'
+import type { DescribeProtectionResponse, Fleet, Incident, Node, SecondaryStatusTransition, TrainingJob } from '../src/contract'
 import { hitAlike, openIncident, phaseLengths, usualRate, verdict, type Facts, type Progress } from '../src/model/verdict'
 
 const NOW = 1_800_000_000
@@ -11,7 +11,7 @@ const job = (changes: Partial<TrainingJob> = {}): Facts['job'] => ({
   TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Training', Reason: 'trains from step 0',
   Boundary: 1204, MaxBoundary: 1204, CommittedStep: 1203, CreationTime: NOW - 3600, TrainingStartTime: NOW - 3500, ...changes,
 })
-const interrupted = (State: string) =>
+const interrupted = (State: SecondaryStatusTransition['State']) =>
   job({ SecondaryStatus: 'Interrupted', Reason: 'place 1 in the queue', SecondaryStatusTransitions: [{ Status: 'Interrupted', State, StartTime: NOW - 30, StatusMessage: '' }] })
 /** Headings of the runbook, as its links name them. */
 const SECTIONS = new Set([...readFileSync(join(import.meta.dirname, '../../docs/runbook.md'), 'utf8').matchAll(/^### (.+)$/gm)].map(([, heading]) => heading!.toLowerCase().replaceAll(' ', '-')))
@@ -120,7 +120,7 @@ describe('what is being done', () => {
     expect(all({ incidents: [incident({ LostSteps: 0 })] }).recovery!.text).toMatch(/No step was lost/)
   })
   test('a cause that a newer server adds is said in its own words', () => {
-    expect(all({ incidents: [incident({ Cause: 'disk_full' })] }).recovery!.text).toMatch(/^Disk full\./)
+    expect(all({ incidents: [incident({ Cause: 'disk_full' as Incident['Cause'] })] }).recovery!.text).toMatch(/^Disk full\./)
   })
 })
 
@@ -138,7 +138,7 @@ describe('what it waits for', () => {
 })
 
 describe('do I need to act?', () => {
-  const frozen = { FleetName: 'main', FleetStatus: 'frozen', Reason: 'the group is not as needed', Drift: ['ReplaceUnhealthy is not suspended'] }
+  const frozen: Partial<Fleet> = { FleetName: 'main', FleetStatus: 'frozen', Reason: 'the group is not as needed', Drift: ['ReplaceUnhealthy is not suspended'] }
   const cases: [string, Partial<Facts>, boolean, RegExp][] = [
     ['all is well', {}, false, /a failure would be recovered from/],
     ['recovering', { job: job({ SecondaryStatus: 'Restarting' }), incidents: [incident()] }, false, /needs nobody/],
@@ -179,7 +179,7 @@ describe('do I need to act?', () => {
     expect(act.section !== undefined || !needed).toBe(true)
   })
   test('nodes that its failures have left wait for a person, and the job does not', () => {
-    const held = [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' as const }, { NodeId: 'i-b', NodeStatus: 'held', Hold: 'unreachable' as const }, { NodeId: 'i-c', NodeStatus: 'spare' }]
+    const held: Pick<Node, 'NodeId' | 'NodeStatus' | 'Hold'>[] = [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' }, { NodeId: 'i-b', NodeStatus: 'held', Hold: 'unreachable' }, { NodeId: 'i-c', NodeStatus: 'spare' }]
     const { act } = all({ heldNodes: held })
     expect(act).toMatchObject({ needed: false, title: 'No', section: 'held-node', steps: ['Look at i-a under Fleets, then release it or end the instance.'] })
     expect(act.text).toMatch(/recovered from\. What can wait: 1 node that it lost waits for a person\.$/)
@@ -207,7 +207,7 @@ describe('a job that a person has taken over', () => {
     expect(act).toMatchObject({ needed: true, tone: 'bad' })
     expect(act.text).toMatch(/and i-a is gone\.$/)
   })
-  test.each([[{ TrainingJobStatus: 'Stopping' as const, SecondaryStatus: 'Stopping' }, /asked to stop/], [{ SecondaryStatus: 'Pausing' }, /asked to pause/]])('what was asked for waits: %o', (changes, text) => {
+  test.each([[{ TrainingJobStatus: 'Stopping', SecondaryStatus: 'Stopping' }, /asked to stop/], [{ SecondaryStatus: 'Pausing' }, /asked to pause/]] as const)('what was asked for waits: %o', (changes, text) => {
     expect(all({ job: taken(changes) }).act).toMatchObject({ needed: true, text: expect.stringMatching(text) })
   })
   test('that trains: nothing now, and a failure waits', () => {
@@ -259,7 +259,7 @@ describe('phases', () => {
     expect(lengths.map((each) => each.phase)).toEqual(['detect', 'replace', 'restore', 'rework'])
     expect(lengths.reduce((sum, each) => sum + each.seconds, 0)).toBe(16)
   })
-  test.each([['detect', 1], ['replace', 2], ['restore', 3], ['rework', 4]])('of an open one: %s is the last, and all add up to now', (phase, number) => {
+  test.each([['replace', 2], ['restore', 3], ['rework', 4]] as const)('of an open one: %s is the last, and all add up to now', (phase, number) => {
     const lengths = phaseLengths(incident({ Phase: phase, ReplaceSeconds: 3, RestoreSeconds: 2 }), NOW)
     expect(lengths).toHaveLength(number)
     expect(lengths.at(-1)!.isOpen).toBe(true)

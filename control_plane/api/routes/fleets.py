@@ -2,75 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from control_plane.api import schemas, views
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import FleetNamePath, Router, Services, ServicesDep
+from control_plane.api.deps import FleetNamePath, MaxResults, NextToken, Router, Services, ServicesDep, page_position, page_token
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud import contract
+from control_plane.cloud.contract import Change
 from control_plane.cloud.errors import ContractViolation, GroupNotOurs
 from control_plane.cloud.errors import NotFound as CloudNotFound
 from control_plane.cloud.operator import FLEET_TAG, GroupState
 from control_plane.core.accounting import Bucket
+from control_plane.core.fleets import first_desired
+from control_plane.core.observed import FleetSpec
 from control_plane.core.states import FleetStatus
 from control_plane.db import events, fleets, incidents, jobs, nodes
-from control_plane.db.errors import AlreadyExists, NotFound
 from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord, FleetWishes, NewFleet
+from everstep.protocol.ids import FleetName
 
 router = Router(prefix="/v1/fleets", tags=["Fleets"])
 
 
 @router.post("", operation_id="CreateFleet", status_code=201)
-def create_fleet(request: schemas.CreateFleetRequest, caller: Admin, services: ServicesDep) -> schemas.Fleet:
-    """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances."""
+def create_fleet(request: schemas.CreateFleetRequest, caller: Admin, services: ServicesDep) -> schemas.CreateFleetResponse:
+    """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances.
+
+    The answer lists what was changed of the group. A DryRun changes and creates nothing, and answers what would be changed.
+    """
+    project = caller.choose_project(request.project)
     with services.database.read() as session:
-        try:
-            fleets.get(session, request.fleet_name)
-        except NotFound:
-            pass
-        else:
-            raise AlreadyExists("fleet", request.fleet_name)
-    group = _prepared_group(services, request)
-    now = services.now()
-    with services.database.write() as session:
-        fleet = fleets.create(
-            session,
-            NewFleet(
-                name=request.fleet_name,
-                auto_scaling_group_name=group.name,
-                project=caller.choose_project(request.project),
-                state=FleetStatus.ACTIVE,
-                min_node_count=request.min_node_count,
-                spare_count=request.spare_count,
-                hold_failed_instances=request.hold_failed_instances,
-                node_role_name=request.node_role_name or "",
-                allow_drills=request.allow_drills,
-                allow_commands=request.allow_commands,
-                max_replacements_per_hour=request.max_replacements_per_hour,
-                max_node_count=group.max_size,
-                instance_type=group.instance_type,
-                availability_zone=next(iter(group.availability_zones), ""),
-                tags=request.tags,
-                price_usd_per_hour=request.price_usd_per_hour,
-                spare_probability=request.spare_policy.probability if request.spare_policy is not None else None,
-            ),
-            now,
-        )
-        message = (
-            f"The Auto Scaling group {group.name} became the fleet {fleet.name}: {fleet.min_node_count} nodes at least, {fleet.spare_count} spares."
-        )
-        events.append(session, NewEvent(at=now, type="FleetCreated", message=message, project=fleet.project, fleet_name=fleet.name))
+        fleets.require_free(session, request.fleet_name, request.auto_scaling_group_name)
+    with _refusals_told(request.auto_scaling_group_name):
+        group = services.operator.describe_group(request.auto_scaling_group_name)
+        contract.require_fit(group)
+        _require_room(request, group)
+        if request.dry_run:
+            return _answer(request, group, contract.changes(group), None)
+        ensured = contract.ensure(services.operator, group.name)
+    fleet = _store(services, request, project, ensured.group)
     services.wake()
-    return _shown(services, fleet)
+    return _answer(request, ensured.group, ensured.made, _shown(services, fleet))
 
 
 @router.get("", operation_id="ListFleets")
-def list_fleets(_caller: Reader, services: ServicesDep) -> schemas.ListFleetsResponse:
-    """List all fleets."""
+def list_fleets(_caller: Reader, services: ServicesDep, max_results: MaxResults = 100, next_token: NextToken = None) -> schemas.ListFleetsResponse:
+    """List fleets by name."""
+    after = None if next_token is None else page_position(next_token, str)[0]
     with services.database.read() as session:
-        every = fleets.every(session)
-    return schemas.ListFleetsResponse(fleets=[_shown(services, fleet) for fleet in every])
+        page = fleets.page(session, after=after, limit=max_results + 1)
+    return schemas.ListFleetsResponse(
+        fleets=[_shown(services, fleet) for fleet in page[:max_results]],
+        next_token=page_token(page[max_results - 1].name) if len(page) > max_results else None,
+    )
 
 
 @router.get("/{FleetName}", operation_id="DescribeFleet")
@@ -151,16 +138,81 @@ def _wishes(request: schemas.UpdateFleetRequest) -> FleetWishes:
     return wishes
 
 
-def _prepared_group(services: Services, request: schemas.CreateFleetRequest) -> GroupState:
-    """Return the group, brought to the contract; it is checked against the figures before anything is changed."""
-    name = request.auto_scaling_group_name
+def _require_room(request: schemas.CreateFleetRequest, group: GroupState) -> None:
+    wanted = request.min_node_count + request.spare_count
+    if wanted > group.max_size:
+        counts = f"{request.min_node_count} nodes and {request.spare_count} spares are {wanted}"
+        raise _wrong("MinNodeCount", f"{counts}; the group {group.name} has MaxSize {group.max_size}")
+
+
+def _answer(
+    request: schemas.CreateFleetRequest, group: GroupState, changes: tuple[Change, ...], fleet: schemas.Fleet | None
+) -> schemas.CreateFleetResponse:
+    return schemas.CreateFleetResponse(
+        fleet_name=request.fleet_name,
+        fleet=fleet,
+        checks=[views.group_check(check) for check in contract.checks(group)],
+        changes=[*(views.group_change(change) for change in changes), *_later(request, group)],
+    )
+
+
+def _later(request: schemas.CreateFleetRequest, group: GroupState) -> list[schemas.GroupChange]:
+    """Return what the fleet's loop changes once the fleet is there: its size."""
+    spec = FleetSpec(
+        name=FleetName(request.fleet_name),
+        group=group.name,
+        min_node_count=request.min_node_count,
+        spare_count=request.spare_count,
+        spare_probability=request.spare_policy.probability if request.spare_policy is not None else None,
+    )
+    desired = first_desired(spec, min_size=group.min_size, max_size=group.max_size)
+    if desired == group.desired_count:
+        return []
+    kept = f"The fleet {spec.name} keeps {desired} nodes before its first job, spares among them."
+    ended = "" if desired > group.desired_count else " Of those that are there, idle ones are ended, one by one, once their agents have connected."
+    return [
+        schemas.GroupChange(setting="DesiredCapacity", before=str(group.desired_count), after=str(desired), reason=f"{kept}{ended}", applies="Later")
+    ]
+
+
+def _store(services: Services, request: schemas.CreateFleetRequest, project: str, group: GroupState) -> FleetRecord:
+    now = services.now()
+    with services.database.write() as session:
+        fleet = fleets.create(
+            session,
+            NewFleet(
+                name=request.fleet_name,
+                auto_scaling_group_name=group.name,
+                project=project,
+                state=FleetStatus.ACTIVE,
+                min_node_count=request.min_node_count,
+                spare_count=request.spare_count,
+                hold_failed_instances=request.hold_failed_instances,
+                node_role_name=request.node_role_name or "",
+                allow_drills=request.allow_drills,
+                allow_commands=request.allow_commands,
+                max_replacements_per_hour=request.max_replacements_per_hour,
+                max_node_count=group.max_size,
+                instance_type=group.instance_type,
+                availability_zone=next(iter(group.availability_zones), ""),
+                tags=request.tags,
+                price_usd_per_hour=request.price_usd_per_hour,
+                spare_probability=request.spare_policy.probability if request.spare_policy is not None else None,
+            ),
+            now,
+        )
+        message = (
+            f"The Auto Scaling group {group.name} became the fleet {fleet.name}: {fleet.min_node_count} nodes at least, {fleet.spare_count} spares."
+        )
+        events.append(session, NewEvent(at=now, type="FleetCreated", message=message, project=fleet.project, fleet_name=fleet.name))
+    return fleet
+
+
+@contextmanager
+def _refusals_told(name: str) -> Iterator[None]:
+    """Say of what the cloud refuses which field of the request it is about."""
     try:
-        group = services.operator.describe_group(name)
-        wanted = request.min_node_count + request.spare_count
-        if wanted > group.max_size:
-            message = f"{request.min_node_count} nodes and {request.spare_count} spares are {wanted}; the group {name} has MaxSize {group.max_size}"
-            raise _wrong("MinNodeCount", message)
-        return contract.ensure(services.operator, name)
+        yield
     except CloudNotFound as error:
         raise _wrong("AutoScalingGroupName", f"there is no Auto Scaling group named {name!r} in this account and region") from error
     except GroupNotOurs as error:

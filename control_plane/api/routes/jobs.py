@@ -219,15 +219,21 @@ def describe_protection(training_job_name: TrainingJobNamePath, caller: Reader, 
 
 
 @router.get("/{TrainingJobName}/nodes", operation_id="ListTrainingJobNodes")
-def list_training_job_nodes(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> schemas.ListTrainingJobNodesResponse:
+def list_training_job_nodes(
+    training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
+) -> schemas.ListTrainingJobNodesResponse:
     """List the nodes that have worked for a job, and when: those of its newest 400 launches."""
+    after = None if next_token is None else page_position(next_token, float, str)
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         launches = jobs.launches(session, job.run_id)
     given_back = [transition.at for transition in job.transitions if transition.state == JobState.QUEUED]
-    found = membership.spans(launches, given_back, job.ended_at)
+    spans = membership.spans(launches, given_back, job.ended_at)
+    found = [span for span in spans if after is None or (span.start.timestamp(), span.node_id) > after]
+    last = found[max_results - 1] if len(found) > max_results else None
     return schemas.ListTrainingJobNodesResponse(
-        nodes=[schemas.TrainingJobNode(node_id=span.node_id, start_time=span.start, end_time=span.end) for span in found]
+        nodes=[schemas.TrainingJobNode(node_id=span.node_id, start_time=span.start, end_time=span.end) for span in found[:max_results]],
+        next_token=None if last is None else page_token(last.start.timestamp(), last.node_id),
     )
 
 

@@ -8,7 +8,7 @@ from fastapi import Path
 
 from control_plane.api import schemas
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import Router, ServicesDep
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_position, page_token
 from control_plane.db import events, quotas
 from control_plane.db.events import NewEvent
 from control_plane.db.quotas import QuotaRecord
@@ -18,11 +18,17 @@ ProjectPath = Annotated[str, Path(alias="Project", min_length=1, max_length=63)]
 
 
 @router.get("", operation_id="ListProjectQuotas")
-def list_project_quotas(caller: Reader, services: ServicesDep) -> schemas.ListProjectQuotasResponse:
-    """List the quotas of projects; a token of one project sees that one's."""
+def list_project_quotas(
+    caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
+) -> schemas.ListProjectQuotasResponse:
+    """List the quotas of projects, by project; a token of one project sees that one's."""
+    after = None if next_token is None else page_position(next_token, str)[0]
     with services.database.read() as session:
-        found = [quota for quota in quotas.every(session) if caller.project_filter in (None, quota.project)]
-    return schemas.ListProjectQuotasResponse(quotas=[_shown(quota) for quota in found])
+        page = quotas.page(session, only_project=caller.project_filter, after=after, limit=max_results + 1)
+    return schemas.ListProjectQuotasResponse(
+        quotas=[_shown(quota) for quota in page[:max_results]],
+        next_token=page_token(page[max_results - 1].project) if len(page) > max_results else None,
+    )
 
 
 @router.put("/{Project}", operation_id="PutProjectQuota")

@@ -6,7 +6,7 @@ Invariant: only keys below the job's own prefixes are ever read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated
 
@@ -32,16 +32,20 @@ Key = Annotated[str, Query(alias="Key", min_length=1, max_length=2048)]
 
 
 @router.get("/logs", operation_id="ListLogs")
-def list_logs(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> schemas.ListLogsResponse:
+def list_logs(
+    training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
+) -> schemas.ListLogsResponse:
     """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
+    after = (0, 0, "") if next_token is None else page_position(next_token, int, int, str)
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
-        launched = jobs.launched(session, job.run_id)
+        numbers = [each.number for each in jobs.lineage(session, job.run_id) if each.number >= after[0]]
+        launched = {each.number: each for each in jobs.launched(session, job.run_id, since=after[0])}
         alive = {node.id for node in nodes.of_fleet(session, job.fleet_name)}
-    prefix = _reference(job.spec.log_uri)
-    entries = [entry for info in services.objects.list(prefix) if (entry := _log_entry(prefix, info)) is not None]
-    entries += _missing(job, launched, {(entry.generation, entry.rank) for entry in entries}, alive)
-    return schemas.ListLogsResponse(logs=sorted(entries, key=lambda entry: (entry.generation, entry.rank, entry.stream or "")))
+    found = (entry for number in numbers for entry in _logs_of(services, job, number, launched.get(number), alive))
+    page = list(islice((entry for entry in found if _log_position(entry) > after), max_results + 1))
+    more = page_token(*_log_position(page[max_results - 1])) if len(page) > max_results else None
+    return schemas.ListLogsResponse(logs=page[:max_results], next_token=more)
 
 
 @router.get("/logs/content", operation_id="GetLog", response_class=StreamingResponse, responses=deps.binary_answer("text/plain"))
@@ -80,6 +84,20 @@ def _reference(uri: str) -> ObjectReference:
     return ObjectReference(bucket=bucket, key=key)
 
 
+def _logs_of(services: Services, job: JobRecord, number: int, launched: GenerationRecord | None, alive: set[str]) -> list[schemas.LogEntry]:
+    """Return the entries of one generation, in order: a page asks the object store for those alone that it shows."""
+    prefix = _reference(job.spec.log_uri)
+    of_generation = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}gen={number}/rank=")
+    entries = [entry for info in services.objects.list(of_generation) if (entry := _log_entry(prefix, info)) is not None]
+    if launched is not None:
+        entries += _missing(job, launched, {entry.rank for entry in entries}, alive)
+    return sorted(entries, key=_log_position)
+
+
+def _log_position(entry: schemas.LogEntry) -> tuple[int, int, str]:
+    return entry.generation, entry.rank, entry.stream or ""
+
+
 def _log_entry(prefix: ObjectReference, info: ObjectInfo) -> schemas.LogEntry | None:
     match = _LOG.fullmatch(info.reference.key[len(prefix.key) :])
     if match is None:
@@ -95,20 +113,19 @@ def _log_entry(prefix: ObjectReference, info: ObjectInfo) -> schemas.LogEntry | 
     )
 
 
-def _missing(job: JobRecord, launched: Sequence[GenerationRecord], present: set[tuple[int, int]], alive: set[str]) -> Iterator[schemas.LogEntry]:
+def _missing(job: JobRecord, generation: GenerationRecord, present: set[int], alive: set[str]) -> Iterator[schemas.LogEntry]:
     """Yield an entry for every rank that was started and of which nothing was uploaded."""
-    for generation in launched:
-        for node in generation.plan.nodes:
-            for rank in node.ranks:
-                if (generation.number, rank) in present:
-                    continue
-                if generation.number == job.generation and job.state not in ENDED_JOBS:
-                    reason = "nothing has been uploaded yet"
-                elif node.node_id not in alive:
-                    reason = f"node {node.node_id} was lost before it had uploaded anything"
-                else:
-                    reason = f"node {node.node_id} has uploaded nothing"
-                yield schemas.LogEntry(generation=generation.number, rank=rank, stream=None, key=None, bytes=None, missing_reason=reason)
+    for node in generation.plan.nodes:
+        for rank in node.ranks:
+            if rank in present:
+                continue
+            if generation.number == job.generation and job.state not in ENDED_JOBS:
+                reason = "nothing has been uploaded yet"
+            elif node.node_id not in alive:
+                reason = f"node {node.node_id} was lost before it had uploaded anything"
+            else:
+                reason = f"node {node.node_id} has uploaded nothing"
+            yield schemas.LogEntry(generation=generation.number, rank=rank, stream=None, key=None, bytes=None, missing_reason=reason)
 
 
 def _output_entry(prefix: ObjectReference, info: ObjectInfo) -> schemas.OutputEntry | None:

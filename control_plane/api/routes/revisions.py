@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import schemas
 from control_plane.api.auth import Reader, User
-from control_plane.api.deps import Router, ServicesDep, TrainingJobNamePath
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TrainingJobNamePath, page_position, page_token
 from control_plane.api.revisions import Surroundings, revised
 from control_plane.api.routes.jobs import find_job
 from control_plane.db import events, fleets, nodes, protection, revisions
@@ -47,16 +47,19 @@ def update_training_job(
 
 @router.get("/revisions", operation_id="ListTrainingJobRevisions")
 def list_training_job_revisions(
-    training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep
+    training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
 ) -> schemas.ListTrainingJobRevisionsResponse:
     """List the revisions of a training job, oldest first."""
+    after = 0 if next_token is None else page_position(next_token, int)[0]
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
-        found = revisions.of_job(session, job)
+        page = revisions.page(session, job, after=after, limit=max_results + 1)
     return schemas.ListTrainingJobRevisionsResponse(
         revisions=[
-            schemas.TrainingJobRevision(revision=each.number, time=each.at, changes=[_shown(change) for change in each.changes]) for each in found
-        ]
+            schemas.TrainingJobRevision(revision=each.number, time=each.at, changes=[_shown(change) for change in each.changes])
+            for each in page[:max_results]
+        ],
+        next_token=page_token(page[max_results - 1].number) if len(page) > max_results else None,
     )
 
 

@@ -22,8 +22,7 @@ def without_lease() -> None:
 def without_contract() -> None:
     from control_plane.cloud import contract
 
-    contract.drift = lambda _: ()
-    contract.ensure = lambda operator, name: operator.describe_group(name)
+    contract.changes = lambda _: ()
 
 
 def without_evidence() -> None:

@@ -35,12 +35,14 @@ class Client(Conveniences):
         return self.answers["waiter"]
 
     def get_paginator(self, operation: str):
-        items = {"list_training_jobs": "TrainingJobSummaries"}.get(operation, operation.removeprefix("list_").capitalize())
+        named = {"list_training_jobs": "TrainingJobSummaries", "list_project_quotas": "Quotas", "list_training_job_revisions": "Revisions"}
+        items = named.get(operation, operation.removeprefix("list_").capitalize())
 
         def search(query: dict):
             page = self._call(operation, query)
-            assert "NextToken" not in page
             yield from page[items]
+            if "NextToken" in page:
+                yield from search({**query, "NextToken": page["NextToken"]})
 
         def paginate(PaginationConfig=None, **query):
             if PaginationConfig is None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
 
 from everstep.aws_models import DATA
+from everstep.cli import confirm, programs
 from everstep.cli import main as cli
-from everstep.cli import programs
 from everstep.cli.progress import incident_line, line_of
 from everstep.cli.waiting import UNANSWERED_SECONDS, ended
 from everstep.errors import FieldError, ServiceFailed, SourceRefused, WaitFailed, WaitTimedOut
@@ -454,6 +455,7 @@ def least(name: str) -> object:
         (("fleets", "describe", "any"), "describe_fleet", "Fleet"),
         (("fleets", "list"), "list_fleets", "ListFleetsResponse"),
         (("fleets", "join-token", "any"), "create_join_token", "CreateJoinTokenResponse"),
+        (("fleets", "create", "--name", "f", "--auto-scaling-group", "g", "--yes", "--dry-run"), "create_fleet", "CreateFleetResponse"),
     ],
 )
 def test_what_may_be_absent_is_not_missed(run, arguments, operation, shape):
@@ -463,8 +465,63 @@ def test_what_may_be_absent_is_not_missed(run, arguments, operation, shape):
 
 def test_incidents_of_which_little_is_known_are_told():
     incident = least("Incident")
-    assert incident_line(incident).startswith("! any: any")
-    assert incident_line({**incident, "ClosedAt": JOB["CreationTime"]}) == "✓ any: training again from step - (nothing), 0 steps lost, 0.0 s"
+    assert incident_line(incident).startswith("! notice: any")
+    assert incident_line({**incident, "ClosedAt": JOB["CreationTime"]}) == "✓ notice: training again from step - (nothing), 0 steps lost, 0.0 s"
+
+
+CHANGE = {"Setting": "SuspendedProcesses", "After": "AZRebalance", "Reason": "g does not suspend AZRebalance.", "Applies": "Now"}
+CREATE = ("fleets", "create", "--name", "main", "--auto-scaling-group", "g")
+
+
+def creating(*changes: dict) -> tuple[Callable[..., dict], list[bool]]:
+    """A service that makes a fleet of a group, these things of it being changed; and whether each call was a dry run."""
+    asked: list[bool] = []
+
+    def create(DryRun=False, **_):
+        asked.append(DryRun)
+        made = {} if DryRun else {"Fleet": {**least("Fleet"), "FleetName": "main"}}
+        return {"FleetName": "main", "Checks": [{"Setting": "Status", "Message": "g is not being deleted."}], "Changes": list(changes), **made}
+
+    return create, asked
+
+
+def at_terminal(monkeypatch, answer: str) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True, readline=lambda: answer))
+    monkeypatch.setattr(confirm, "sys", SimpleNamespace(stdin=sys.stdin, stderr=SimpleNamespace(isatty=lambda: True)))
+
+
+@pytest.mark.parametrize(("answer", "asked", "code"), [("y\n", [True, False], 0), ("n\n", [True], 1), ("", [True], 1)])
+def test_what_a_fleet_changes_of_its_group_is_shown_and_asked_for_first(run, monkeypatch, answer, asked, code):
+    create, calls = creating(CHANGE)
+    at_terminal(monkeypatch, answer)
+    ended, out, err, _ = run(*CREATE, create_fleet=create)
+    assert (ended, calls) == (code, asked)
+    assert "SuspendedProcesses: none → AZRebalance. g does not suspend AZRebalance." in err
+    assert "Change this of g" in err
+    assert ("main" in out) == (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "asked", "code"),
+    [
+        ((CHANGE,), (), [True], 2),
+        ((CHANGE,), ("--yes",), [True, False], 0),
+        ((CHANGE,), ("--yes", "--output", "json"), [False], 0),
+        ((CHANGE,), ("--output", "json"), [True], 2),
+        ((), (), [True, False], 0),
+        ((CHANGE,), ("--dry-run",), [True], 0),
+    ],
+)
+def test_a_fleet_is_made_where_nothing_is_changed_or_somebody_said_yes(run, changes, options, asked, code):
+    create, calls = creating(*changes)
+    ended, out, err, _ = run(*CREATE, *options, create_fleet=create)
+    assert (ended, calls) == (code, asked)
+    assert ("no terminal to ask at" in err) == (code == 2)
+    if "json" in options and code == 0:
+        assert json.loads(out)["Changes"] == [CHANGE]
+    if "--dry-run" in options:
+        assert "SuspendedProcesses" in out
+        assert "g is not being deleted." in out
 
 
 def test_wait_shows_the_way_and_ends_well(run):

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from everstep.protocol.agent_messages import LogLines
 from everstep.protocol.ids import Generation, Rank
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 from tests.unit.worker.rank_plans import RUN, rank_plan
 from worker import logs
 from worker.errors import StoreDenied, StoreUnavailable
-from worker.logs import SHORT_BYTES, RankLogs, is_due
+from worker.logs import SHORT_BYTES, LogShipper, RankLogs, is_due
 from worker.rank_files import RankFiles
 from worker.storage.memory import MemoryObjectStore
 
@@ -133,3 +134,34 @@ async def test_a_forgotten_run_leaves_nothing(bench: Bench) -> None:
     bench.logs.forget(RUN)
     assert not list(bench.state.rglob("*rank=*"))
     bench.logs.forget(RUN)
+
+
+def shipper(bench: Bench) -> tuple[LogShipper, list[LogLines]]:
+    """One that has not begun, and what it passes on."""
+    passed: list[LogLines] = []
+    return LogShipper(bench.state, bench.objects, bench.plan, bench.here, now=lambda: 1.0, live=passed.append), passed
+
+
+async def test_who_begins_to_follow_is_given_the_newest_lines_once_more(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    ships, passed = shipper(bench)
+    bench.files(0).stdout.write_text("one\ntwo\n")
+    await ships._read()
+    bench.files(0).stdout.write_text("one\ntwo\nthree\n")
+    await ships._read()
+    before = list(passed)
+    assert [(lines.first, [line.text for line in lines.lines]) for lines in before] == [(0, ["one", "two"]), (2, ["three"])]
+    ships.show_recent()
+    assert passed == before * 2
+
+
+async def test_of_much_the_oldest_is_not_held(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(logs, "RECENT_CHARACTERS", 9)
+    bench = Bench(tmp_path)
+    ships, passed = shipper(bench)
+    for text in ("aaaa\n", "aaaa\nbbbb\n", "aaaa\nbbbb\ncccc\n"):
+        bench.files(0).stdout.write_text(text)
+        await ships._read()
+    del passed[:]
+    ships.show_recent()
+    assert [lines.first for lines in passed] == [1, 2]

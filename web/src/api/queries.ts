@@ -117,7 +117,15 @@ export const eventsAroundQuery = (incident: Incident, seconds: number) =>
     refetchInterval: incident.ClosedAt === undefined ? told : false,
   })
 
-export const fleetsQuery = queryOptions({ queryKey: ['fleets'], queryFn: async ({ signal }) => (await call('ListFleets', {}, signal)).Fleets ?? [], refetchInterval: told })
+export const fleetsQuery = queryOptions({
+  queryKey: ['fleets'],
+  queryFn: ({ signal }) =>
+    all(async (NextToken) => {
+      const page = await call('ListFleets', { MaxResults: 1000, NextToken }, signal)
+      return { items: page.Fleets ?? [], next: page.NextToken }
+    }),
+  refetchInterval: told,
+})
 
 export const nodesQuery = (fleet?: string, ended = false) =>
   queryOptions({
@@ -132,7 +140,15 @@ export const nodesQuery = (fleet?: string, ended = false) =>
 
 /** Which nodes worked for a job, and when. */
 export const jobNodesQuery = (name: string) =>
-  queryOptions({ queryKey: ['job', name, 'nodes'], queryFn: async ({ signal }) => (await call('ListTrainingJobNodes', { TrainingJobName: name }, signal)).Nodes ?? [], refetchInterval: told })
+  queryOptions({
+    queryKey: ['job', name, 'nodes'],
+    queryFn: ({ signal }) =>
+      all(async (NextToken) => {
+        const page = await call('ListTrainingJobNodes', { TrainingJobName: name, MaxResults: 1000, NextToken }, signal)
+        return { items: page.Nodes ?? [], next: page.NextToken }
+      }),
+    refetchInterval: told,
+  })
 
 export const checkpointsQuery = (name: string) =>
   queryOptions({
@@ -146,11 +162,27 @@ export const checkpointsQuery = (name: string) =>
   })
 
 export const logsQuery = (name: string) =>
-  queryOptions({ queryKey: ['logs', name], queryFn: async ({ signal }) => (await call('ListLogs', { TrainingJobName: name }, signal)).Logs ?? [], refetchInterval: SLOW_MS })
+  queryOptions({
+    queryKey: ['logs', name],
+    queryFn: ({ signal }) =>
+      all(async (NextToken) => {
+        const page = await call('ListLogs', { TrainingJobName: name, MaxResults: 1000, NextToken }, signal)
+        return { items: page.Logs ?? [], next: page.NextToken }
+      }),
+    refetchInterval: SLOW_MS,
+  })
 
 /** A new revision has another key: it is asked for at once. */
 export const revisionsQuery = (name: string, revision: number) =>
-  queryOptions({ queryKey: ['revisions', name, revision], queryFn: async ({ signal }) => (await call('ListTrainingJobRevisions', { TrainingJobName: name }, signal)).Revisions ?? [], staleTime: SLOW_MS })
+  queryOptions({
+    queryKey: ['revisions', name, revision],
+    queryFn: ({ signal }) =>
+      all(async (NextToken) => {
+        const page = await call('ListTrainingJobRevisions', { TrainingJobName: name, MaxResults: 1000, NextToken }, signal)
+        return { items: page.Revisions ?? [], next: page.NextToken }
+      }),
+    staleTime: SLOW_MS,
+  })
 
 /** In the order they were asked for. */
 export const drillsQuery = queryOptions({

@@ -18,7 +18,7 @@ export const STATUSES: Readonly<Record<string, Tone>> = {
   Training: 'good',
   Stopped: 'idle',
   Completed: 'good',
-}
+} satisfies Record<TrainingJob['SecondaryStatus'], Tone>
 const ORDER = Object.keys(STATUSES)
 
 /** A place in that order; a word that a newer server adds comes last. */

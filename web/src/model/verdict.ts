@@ -77,7 +77,7 @@ const PHASE_WORDS: Record<string, string> = {
   replace: 'getting nodes ready',
   restore: 'restoring state',
   rework: 'redoing lost steps',
-}
+} satisfies Partial<Record<Incident['Phase'] | 'detect', string>>
 const CAUSES: Record<string, string> = {
   load_failed: 'a shard could not be loaded',
   rank_exit: 'a training process ended',
@@ -91,7 +91,7 @@ const CAUSES: Record<string, string> = {
   node_fault: 'a node reported a fault',
   instance_terminated: 'an instance was terminated',
   group_lost: 'all nodes that held a shard were lost',
-}
+} satisfies Record<Incident['Cause'], string>
 
 export const causeWords = (cause: string): string => CAUSES[cause] ?? words(cause)
 export const phaseWords = (phase: string): string => PHASE_WORDS[phase] ?? words(phase)

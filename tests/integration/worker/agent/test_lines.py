@@ -72,16 +72,19 @@ async def test_who_follows_is_sent_lines_and_nobody_else(fleet: Fleet) -> None:
     await until("a line", lambda: stored(fleet, 0))
     assert fleet.control.lines == []
     await fleet.send(fleet.nodes[0], SendLines(run=RUN))
+    await until("what was printed before", lambda: fleet.control.lines)
+    (before,) = fleet.control.lines
+    assert (before.first, texts(list(before.lines))) == (0, ["before"])
     number = 0
 
     def is_sent() -> bool:
         nonlocal number
         number += 1
         say(fleet, 0, f"live {number}")
-        return bool(fleet.control.lines)
+        return len(fleet.control.lines) > 1
 
     await until("a live line", is_sent)
-    first: LogLines = fleet.control.lines[0]
+    first: LogLines = fleet.control.lines[1]
     await until("the same in the store", lambda: len(stored(fleet, 0)) >= first.first + len(first.lines))
     assert stored(fleet, 0)[first.first : first.first + len(first.lines)] == list(first.lines)
     assert first.first > 0

@@ -267,13 +267,15 @@ def test_an_instance_that_is_about_to_leave(service, instance) -> None:
     refused(instance.ask(instance.request()), "not a member of the group")
 
 
-@pytest.mark.covers("CreateFleet.NodeRoleName")
+@pytest.mark.covers("CreateFleet.NodeRoleName", "UpdateFleet.NodeRoleName")
 def test_a_fleet_that_names_no_role_lets_nobody_in_this_way(service, client, instance, sts) -> None:
     service.operator.create_group("second", max_size=1)
     client.create_fleet(FleetName="second", AutoScalingGroupName="second")
     refused(instance.ask(instance.request(FleetName="second")), "says which role its nodes have")
     refused(instance.ask(instance.request(FleetName="none")), "says which role its nodes have")
     assert sts.asked == []
+    client.update_fleet(FleetName="second", NodeRoleName=ROLE)
+    refused(instance.ask(instance.request(FleetName="second")), "not a member of the group")
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
 import pytest
 
-from control_plane.db import drills, jobs
+from control_plane.core.actions import TerminateMember
+from control_plane.core.observed import FleetSpec
+from control_plane.core.states import NodeState
+from control_plane.db import drills, fleets, jobs
 from control_plane.db.drills import NewDrill
 from control_plane.db.models import Drill
 from control_plane.db.tokens import Role
+from control_plane.loop import records
 from tests.unit.control_plane.api.conftest import GROUP, START, all_pages, refused
 from tests.unit.control_plane.api.test_logs import END, Following, line, put
 from tests.unit.control_plane.api.test_results import Job
+from tests.unit.control_plane.core.test_fleets import LOST, NOW, decide, row, seen, states
 
 GPT = {"TrainingJobName": "gpt"}
 
@@ -25,31 +31,72 @@ def job(service, client, fleet, source) -> Job:
     return made
 
 
-@pytest.mark.covers(
-    "CreateFleet.SparePolicy.Probability",
-    "CreateFleet.PriceUsdPerHour",
-    "CreateFleet.HoldFailedInstances",
-    "CreateFleet.MaxReplacementsPerHour",
-    "CreateFleet.AllowDrills",
-    "CreateFleet.NodeRoleName",
-    "UpdateFleet.NodeRoleName",
+@pytest.fixture
+def created(service, client):
+    """Register a group of eight places, with what a test asks for, and return its fleet as the fleet loop sees it."""
+
+    def create(**asked: Any) -> FleetSpec:
+        client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, **asked)
+        with service.database.read() as session:
+            return records.fleet_spec(fleets.get(session, "main"))
+
+    return create
+
+
+@pytest.mark.covers("CreateFleet.MinNodeCount", "CreateFleet.SpareCount", "CreateFleet.SparePolicy.Probability")
+@pytest.mark.parametrize(
+    ("asked", "desired"),
+    [
+        ({"SpareCount": 0}, 0),
+        ({"SpareCount": 3}, 3),
+        ({"SpareCount": 0, "MinNodeCount": 2}, 2),
+        ({"SpareCount": 0, "SparePolicy": {"Probability": 0.5}}, 1),
+    ],
 )
-def test_a_fleet_begins_as_it_is_asked_for(client, service):
-    asked = {
-        "SparePolicy": {"Probability": 0.5},
-        "PriceUsdPerHour": 2.5,
-        "HoldFailedInstances": True,
-        "MaxReplacementsPerHour": 3,
-        "AllowDrills": True,
-        "NodeRoleName": "training-nodes",
-    }
-    client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, **asked)
-    made = client.describe_fleet(FleetName="main")
-    assert {name: made[name] for name in asked} == asked
-    service.operator.create_group("plain", max_size=1)
-    plain = client.create_fleet(FleetName="plain", AutoScalingGroupName="plain")
-    assert all(plain.get(name) != value for name, value in asked.items())
-    assert client.update_fleet(FleetName="plain", NodeRoleName="others")["NodeRoleName"] == "others"
+def test_a_fleet_asks_for_as_many_nodes_as_it_is_to_keep(created, asked, desired):
+    assert decide(seen([], [], desired=0), created(**asked)).desired_count == desired
+
+
+@pytest.mark.covers("CreateFleet.HoldFailedInstances")
+@pytest.mark.parametrize(("holds", "state"), [(True, "held"), (False, "draining")])
+def test_a_failed_instance_is_kept_where_its_fleet_asked_for_that(created, holds, state):
+    rows = [row("i1"), row("i2"), row("i3")]
+    decision = decide(seen(rows, [], faulty={"i1": LOST}), created(MinNodeCount=2, HoldFailedInstances=holds))
+    assert states(decision) == {"i1": (state, None)}
+
+
+@pytest.mark.covers("CreateFleet.MaxReplacementsPerHour")
+@pytest.mark.parametrize(("limit", "ended"), [({"MaxReplacementsPerHour": 1}, []), ({"MaxReplacementsPerHour": 2}, ["i1"]), ({}, ["i1"])])
+def test_a_fleet_replaces_as_many_within_an_hour_as_it_was_told(created, limit, ended):
+    rows = [row("i1", NodeState.DRAINING, reason="excluded by a: words"), row("i2"), row("i3")]
+    decision = decide(seen(rows, [], replaced=(NOW - 10,)), created(MinNodeCount=2, **limit))
+    assert [action.node_id for action in decision.actions if isinstance(action, TerminateMember)] == ended
+
+
+@pytest.mark.covers("CreateFleet.PriceUsdPerHour")
+def test_jobs_are_valued_at_the_price_that_a_fleet_was_made_with(client, service, source):
+    service.operator.create_group("free", max_size=8)
+    client.create_fleet(FleetName="free", AutoScalingGroupName="free")
+    client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, PriceUsdPerHour=2.5)
+    job = {"TrainingJobName": "gpt", "Source": source, "EntryPoint": "train.py", "NodeCount": 4, "DryRun": True}
+    assert client.create_training_job(**job, FleetName="main")["Plan"]["CostUsdPerHour"] == 10.0
+    assert "CostUsdPerHour" not in client.create_training_job(**job, FleetName="free")["Plan"]
+    with refused("ValidationException", "MaxCostUsd"):
+        client.create_training_job(**job, FleetName="free", StoppingCondition={"MaxCostUsd": 5.0})
+
+
+@pytest.mark.covers("CreateFleet.AllowDrills")
+@pytest.mark.parametrize("allows", [True, False])
+def test_drills_are_made_where_a_fleet_was_made_for_them(client, service, source, allows):
+    client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=allows)
+    made = Job(service, client, source)
+    made.launch(1)
+    made.run_ranks()
+    if allows:
+        assert client.start_drill(TrainingJobName="gpt", DrillType="kill-rank")["DrillStatus"] == "requested"
+    else:
+        with refused("AccessDeniedException", "does not allow drills"):
+            client.start_drill(TrainingJobName="gpt", DrillType="kill-rank")
 
 
 @pytest.mark.covers("CreateFleet.Project", "ListEvents.FleetName", "ListEvents.TrainingJobName")

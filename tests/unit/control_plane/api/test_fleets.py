@@ -4,24 +4,78 @@ from datetime import timedelta
 
 import pytest
 
+from control_plane.cloud import contract
+from control_plane.cloud.contract import drift
 from tests.postgresql import BOTH_ENGINES
-from tests.unit.control_plane.api.conftest import GROUP, START, refused, without_metadata
+from tests.unit.control_plane.api.conftest import GROUP, START, all_pages, refused, without_metadata
 
 pytestmark = pytest.mark.parametrize("engine", BOTH_ENGINES)
 
 
 @pytest.mark.covers("CreateFleet.FleetName", "CreateFleet.AutoScalingGroupName", "CreateFleet.Tags", "DescribeFleet.FleetName")
 def test_a_fleet_is_registered_and_its_group_brought_to_the_contract(client, service):
-    fleet = client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, SpareCount=1, MinNodeCount=4, Tags={"a": "b"})
+    fleet = client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, SpareCount=1, MinNodeCount=4, Tags={"a": "b"})["Fleet"]
+    assert fleet["Tags"] == {"a": "b"}
     assert (fleet["FleetStatus"], fleet["SpareCount"], fleet["MinNodeCount"], fleet["MaxNodeCount"]) == ("active", 1, 4, 8)
     assert (fleet["InstanceType"], fleet["AvailabilityZone"]) == ("p5.48xlarge", "us-east-1a")
-    assert without_metadata(client.describe_fleet(FleetName="main")) == without_metadata(fleet)
-    assert client.list_fleets()["Fleets"] == [without_metadata(fleet)]
+    assert without_metadata(client.describe_fleet(FleetName="main")) == fleet
+    assert client.list_fleets()["Fleets"] == [fleet]
     group = service.operator.describe_group(GROUP)
     assert group.new_instances_protected
     assert "ReplaceUnhealthy" in group.suspended_processes
 
 
+CHANGED = ["SuspendedProcesses", "NewInstancesProtectedFromScaleIn", "LifecycleHooks.everstep-termination"]
+
+
+@pytest.mark.covers("CreateFleet.DryRun")
+def test_what_registering_changes_is_told_before_and_after_and_a_dry_run_changes_nothing(client, service):
+    asked = {"FleetName": "main", "AutoScalingGroupName": GROUP, "SpareCount": 1, "MinNodeCount": 4}
+    before, calls = service.operator.describe_group(GROUP), len(service.operator.calls)
+    told = without_metadata(client.create_fleet(**asked, DryRun=True))
+    assert told.keys() == {"FleetName", "Checks", "Changes"}
+    assert [check["Setting"] for check in told["Checks"]] == ["Status", "AvailabilityZones", "ScalingPolicies", "LaunchTemplate"]
+    assert told["Checks"][1]["Message"] == f"{GROUP} has one Availability Zone, us-east-1a."
+    assert [change["Setting"] for change in told["Changes"] if change["Applies"] == "Now"] == CHANGED
+    assert [change["Reason"] for change in told["Changes"][:-1]] == list(drift(before))
+    assert told["Changes"][-1] == {
+        "Setting": "DesiredCapacity",
+        "Before": "0",
+        "After": "5",
+        "Reason": "The fleet main keeps 5 nodes before its first job, spares among them.",
+        "Applies": "Later",
+    }
+    assert service.operator.calls[calls:] == []
+    assert service.operator.describe_group(GROUP) == before
+    assert client.list_fleets()["Fleets"] == client.list_events()["Events"] == []
+    made = client.create_fleet(**asked)
+    assert (made["Fleet"]["FleetName"], made["Changes"], made["Checks"]) == ("main", told["Changes"], told["Checks"])
+    with refused("ConflictException", GROUP):
+        client.create_fleet(**{**asked, "FleetName": "other"}, DryRun=True)
+
+
+def test_of_a_group_that_fits_nothing_is_changed_and_a_surplus_is_told(client, service):
+    contract.ensure(service.operator, GROUP)
+    service.operator.set_desired(GROUP, 3)
+    told = client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, SpareCount=1, DryRun=True)["Changes"]
+    assert [(change["Setting"], change["Before"], change["After"]) for change in told] == [("DesiredCapacity", "3", "1")]
+    assert "idle ones are ended" in told[0]["Reason"]
+    assert client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, SpareCount=3)["Changes"] == []
+
+
+@pytest.mark.covers("ListFleets.MaxResults", "ListFleets.NextToken")
+def test_fleets_come_in_pages(client, service):
+    for name in ("c", "a", "b"):
+        service.operator.create_group(f"group-{name}", max_size=1)
+        client.create_fleet(FleetName=name, AutoScalingGroupName=f"group-{name}")
+    first = client.list_fleets(MaxResults=2)
+    assert [fleet["FleetName"] for fleet in first["Fleets"]] == ["a", "b"]
+    last = client.list_fleets(MaxResults=2, NextToken=first["NextToken"])
+    assert ([fleet["FleetName"] for fleet in last["Fleets"]], "NextToken" in last) == (["c"], False)
+    assert all_pages(client, "list_fleets", MaxResults=1) == client.list_fleets()["Fleets"]
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
 @pytest.mark.parametrize(
     ("group", "request_", "field", "figure"),
     [
@@ -34,11 +88,11 @@ def test_a_fleet_is_registered_and_its_group_brought_to_the_contract(client, ser
     ],
 )
 @pytest.mark.covers("CreateFleet.AutoScalingGroupName", "CreateFleet.MinNodeCount", "CreateFleet.SpareCount")
-def test_a_group_that_does_not_fit_is_refused_and_left_as_it_was(client, service, group, request_, field, figure):
+def test_a_group_that_does_not_fit_is_refused_and_left_as_it_was(client, service, group, request_, field, figure, dry_run):
     service.operator.create_group("odd", **group)
     calls = len(service.operator.calls)
     with refused("ValidationException") as caught:
-        client.create_fleet(**{"FleetName": "main", "AutoScalingGroupName": "odd", **request_})
+        client.create_fleet(**{"FleetName": "main", "AutoScalingGroupName": "odd", "DryRun": dry_run, **request_})
     assert [(error.field, figure in error.message) for error in caught.value.fields] == [(field, True)]
     assert client.list_fleets()["Fleets"] == []
     assert service.operator.calls[calls:] == []

@@ -19,7 +19,13 @@ def wanted(fleet, source):
     return {"Source": source, "EntryPoint": "train.py", "NodeCount": 4, "Project": "speech"}
 
 
-@pytest.mark.covers("DeleteProjectQuota.Project", "PutProjectQuota.Project", "PutProjectQuota.MaxNodeCount")
+@pytest.mark.covers(
+    "DeleteProjectQuota.Project",
+    "PutProjectQuota.Project",
+    "PutProjectQuota.MaxNodeCount",
+    "ListProjectQuotas.MaxResults",
+    "ListProjectQuotas.NextToken",
+)
 def test_a_quota_is_put_listed_and_lifted(service, client, fleet):
     assert client.list_project_quotas()["Quotas"] == []
     put = without_metadata(client.put_project_quota(Project="speech", MaxNodeCount=4, MaxJobCount=2))
@@ -27,6 +33,10 @@ def test_a_quota_is_put_listed_and_lifted(service, client, fleet):
     client.put_project_quota(Project="speech", MaxNodeCount=4, MaxJobCount=2)
     client.put_project_quota(Project="vision", MaxJobCount=1)
     assert client.list_project_quotas()["Quotas"] == [put, {"Project": "vision", "MaxJobCount": 1}]
+    first = client.list_project_quotas(MaxResults=1)
+    assert first["Quotas"] == [put]
+    last = client.list_project_quotas(MaxResults=1, NextToken=first["NextToken"])
+    assert ([quota["Project"] for quota in last["Quotas"]], "NextToken" in last) == (["vision"], False)
     with closing(service.client(service.token(Role.SUBMITTER, "vision"))) as member:
         assert [quota["Project"] for quota in member.list_project_quotas()["Quotas"]] == ["vision"]
         with refused("AccessDeniedException"):

@@ -353,7 +353,7 @@ def test_checkpoints_come_in_pages(client, job):
     assert [each["Step"] for each in client.list_checkpoints(TrainingJobName="gpt", MinStep=20)["Checkpoints"]] == [40, 20, 20]
 
 
-@pytest.mark.covers("ListLogs.TrainingJobName", "GetLog.TrainingJobName", "GetLog.Key")
+@pytest.mark.covers("ListLogs.TrainingJobName", "ListLogs.MaxResults", "ListLogs.NextToken", "GetLog.TrainingJobName", "GetLog.Key")
 def test_logs_come_in_order_and_what_is_missing_is_said(client, job):
     job.connect("i-0")
     job.launch(1)
@@ -370,6 +370,9 @@ def test_logs_come_in_order_and_what_is_missing_is_said(client, job):
         (2, 0, None, "nothing has been uploaded yet"),
         (2, 1, "stdout", None),
     ]
+    for size in range(1, len(listed) + 1):
+        assert all_pages(client, "list_logs", TrainingJobName="gpt", MaxResults=size) == listed
+    assert client.list_logs(TrainingJobName="gpt", MaxResults=2)["Logs"] == listed[:2]
     assert client.get_log(TrainingJobName="gpt", Key=listed[-1]["Key"])["Body"].read() == b"two\n"
     assert client.get_log(TrainingJobName="gpt", Key=listed[0]["Key"])["Body"].read() == b""
 
@@ -526,7 +529,7 @@ def test_a_job_says_how_far_it_is_and_how_many_of_its_nodes_are_well(client, job
     assert "EstimatedRemainingSeconds" not in client.describe_training_job(TrainingJobName="gpt")
 
 
-@pytest.mark.covers("ListTrainingJobNodes.TrainingJobName")
+@pytest.mark.covers("ListTrainingJobNodes.TrainingJobName", "ListTrainingJobNodes.MaxResults", "ListTrainingJobNodes.NextToken")
 def test_the_nodes_of_a_job_are_listed_with_the_time_that_they_worked_for_it(client, job):
     assert client.list_training_job_nodes(TrainingJobName="gpt")["Nodes"] == []
     job.launch(1)
@@ -534,6 +537,8 @@ def test_the_nodes_of_a_job_are_listed_with_the_time_that_they_worked_for_it(cli
     job.write(jobs.change, state="completed", ended_at=START + timedelta(hours=1))
     ends = {node["EndTime"] for node in client.list_training_job_nodes(TrainingJobName="gpt")["Nodes"]}
     assert ends == {START + timedelta(hours=1)}
+    assert [node["NodeId"] for node in client.list_training_job_nodes(TrainingJobName="gpt", MaxResults=1)["Nodes"]] == ["i-0"]
+    assert [node["NodeId"] for node in all_pages(client, "list_training_job_nodes", TrainingJobName="gpt", MaxResults=1)] == ["i-0", "i-1"]
     with refused("ResourceNotFoundException"):
         client.list_training_job_nodes(TrainingJobName="other")
 

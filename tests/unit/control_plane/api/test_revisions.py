@@ -8,7 +8,7 @@ from control_plane.db import jobs, nodes, protection, revisions
 from control_plane.db.errors import Conflict
 from control_plane.db.revisions import Change
 from control_plane.db.tokens import Role
-from tests.unit.control_plane.api.conftest import START, refused
+from tests.unit.control_plane.api.conftest import START, all_pages, refused
 from tests.unit.control_plane.api.test_results import Job, shard
 
 GPT = {"TrainingJobName": "gpt"}
@@ -83,7 +83,7 @@ def test_what_is_so_already_makes_no_revision(client, job):
     assert [event["Type"] for event in client.list_events(**GPT)["Events"]].count("TrainingJobUpdated") == 1
 
 
-@pytest.mark.covers("ListTrainingJobRevisions.TrainingJobName")
+@pytest.mark.covers("ListTrainingJobRevisions.TrainingJobName", "ListTrainingJobRevisions.MaxResults", "ListTrainingJobRevisions.NextToken")
 def test_revisions_are_listed(service, client, job):
     client.update_training_job(**GPT, Priority=7)
     service.clock.advance(5)
@@ -94,6 +94,9 @@ def test_revisions_are_listed(service, client, job):
         (2, 0, ["Priority"]),
         (3, 5, ["StoppingCondition.MaxPendingTimeInSeconds"]),
     ]
+    for size in (1, 2):
+        assert all_pages(client, "list_training_job_revisions", **GPT, MaxResults=size) == listed
+    assert [each["Revision"] for each in client.list_training_job_revisions(**GPT, MaxResults=2)["Revisions"]] == [1, 2]
 
 
 @pytest.mark.covers(

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from control_plane.cloud.contract import SUSPENDED_PROCESSES, TERMINATION_HOOK, drift
+from control_plane.cloud.contract import SUSPENDED_PROCESSES, TERMINATION_HOOK, changes, checks, drift
 from control_plane.cloud.operator import FLEET_TAG, GroupState, LaunchTemplateRef, MemberState
 from everstep.protocol.ids import NodeId
 
@@ -66,6 +66,44 @@ def test_each_difference_is_one_sentence_that_names_the_group(change: dict[str, 
 def test_a_member_that_leaves_needs_no_protection() -> None:
     for state in ("Terminating", "Terminating:Wait", "Terminated", "Detaching"):
         assert drift(replace(FITS, members=(replace(MEMBER, is_protected=False, lifecycle_state=state),))) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "setting", "before", "after"),
+    [
+        ({"new_instances_protected": False}, "NewInstancesProtectedFromScaleIn", "false", "true"),
+        ({"members": (replace(MEMBER, is_protected=False),)}, "Instances.ProtectedFromScaleIn", "false", "true"),
+        (
+            {"suspended_processes": frozenset({"AddToLoadBalancer", "AZRebalance"})},
+            "SuspendedProcesses",
+            "AZRebalance, AddToLoadBalancer",
+            "AZRebalance, AddToLoadBalancer, AlarmNotification, InstanceRefresh, ReplaceUnhealthy, ScheduledActions",
+        ),
+        ({"hooks": ()}, "LifecycleHooks.everstep-termination", None, "autoscaling:EC2_INSTANCE_TERMINATING, 60 s, then CONTINUE"),
+        ({"hooks": (LONG_HOOK,)}, "LifecycleHooks.slow.HeartbeatTimeout", "61 s", "60 s"),
+    ],
+)
+def test_a_change_says_what_was_and_what_is_to_be_and_the_sentence_of_the_drift(change, setting, before, after) -> None:
+    group = replace(FITS, **change)
+    (found,) = changes(group)
+    assert (found.setting, found.before, found.after) == (setting, before, after)
+    assert drift(group) == (found.why,)
+
+
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [
+        ({"status": "Delete in progress"}, "Status"),
+        ({"availability_zones": ("a", "b")}, "AvailabilityZones"),
+        ({"scaling_policies": ("cpu",)}, "ScalingPolicies"),
+        ({"launch_template": None}, "LaunchTemplate"),
+    ],
+)
+def test_what_only_its_owner_may_change_is_checked_and_no_change(change, setting) -> None:
+    group = replace(FITS, **change)
+    assert [check.setting for check in checks(group) if not check.is_met] == [setting]
+    assert changes(group) == ()
+    assert all(check.is_met and "g" in check.words and check.words.endswith(".") for check in checks(FITS))
 
 
 def test_everything_at_once_is_told_in_a_fixed_order() -> None:

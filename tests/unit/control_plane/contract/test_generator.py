@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import Any
 
 import pytest
 
 from control_plane.api.errors import MODELED
+from control_plane.api.surface import make_surface
 from control_plane.contract import tree
 from control_plane.contract.errors import ContractError
 from control_plane.contract.reference import pages
 from control_plane.contract.service_model import endpoint_rules, paginators, service_model
 from control_plane.contract.stubs import stubs
 from control_plane.contract.typescript import typescript
-from control_plane.contract.waiters import _check
+from control_plane.contract.waiters import _check, waiters
+from control_plane.core.checkpoints import CheckpointStatus, Verification
+from control_plane.core.observed import Cause, DrillKind, DrillState, Hold, NodeRequest, Remedy
+from control_plane.core.states import FleetStatus, IncidentPhase, JobState, NodeState, ProtectionState, SecondaryStatus, TrainingJobStatus
 
 Json = dict[str, Any]
 
@@ -233,3 +238,48 @@ def test_what_was_changed_by_hand_is_stale_and_written_anew(tmp_path):
     tree.write(tmp_path)
     assert model.read_text() == before
     assert tree.stale(tmp_path) == []
+
+
+STATUSES: dict[str, type[StrEnum]] = {
+    "Checkpoint.Status": CheckpointStatus,
+    "Checkpoint.Verification": Verification,
+    "Drill.DrillStatus": DrillState,
+    "Drill.DrillType": DrillKind,
+    "Fleet.FleetStatus": FleetStatus,
+    "Incident.Cause": Cause,
+    "Incident.Phase": IncidentPhase,
+    "Node.Hold": Hold,
+    "Node.NodeStatus": NodeState,
+    "Node.Request": NodeRequest,
+    "NodeIncident.Remedy": Remedy,
+    "SecondaryStatusTransition.State": JobState,
+    "SecondaryStatusTransition.Status": SecondaryStatus,
+    "TrainingJob.SecondaryStatus": SecondaryStatus,
+    "TrainingJob.TrainingJobStatus": TrainingJobStatus,
+    "TrainingJobSummary.ProtectionState": ProtectionState,
+    "TrainingJobSummary.SecondaryStatus": SecondaryStatus,
+}
+PLAIN = {"NodeIncident.Cause"}
+"""A fault's code may be part of it."""
+
+
+def test_every_status_is_an_enumeration_of_the_cores_words():
+    shapes = service_model(make_surface().openapi())["shapes"]
+    told = {
+        f"{name}.{field}": shapes[member["shape"]].get("enum")
+        for name, shape in shapes.items()
+        for field, member in shape.get("members", {}).items()
+        if not shape.get("exception")
+    }
+    assert {where: told[where] for where in STATUSES} == {where: [each.value for each in kind] for where, kind in STATUSES.items()}
+    named = [where for where in told if where.endswith(("Status", "State", ".Phase", ".Cause"))]
+    assert [where for where in named if told[where] is None and where not in PLAIN] == []
+
+
+def test_a_waiter_for_a_status_that_was_renamed_is_refused():
+    document = make_surface().openapi()
+    words = document["components"]["schemas"]["FleetStatus"]["enum"]
+    renamed = {**document, "components": {**document["components"], "schemas": {**document["components"]["schemas"]}}}
+    renamed["components"]["schemas"]["FleetStatus"] = {"type": "string", "enum": ["ready", *words[1:]]}
+    with pytest.raises(ContractError, match="FleetReady waits for FleetStatus to be 'active', which it never is"):
+        waiters(service_model(renamed))

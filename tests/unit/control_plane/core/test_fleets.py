@@ -135,6 +135,22 @@ def test_the_floor_and_the_spares_are_kept_without_any_job() -> None:
     assert decide(seen([], [], desired=0)).actions == (SetDesired(group="group", desired_count=3),)
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SPEC,
+        replace(SPEC, min_node_count=0, spare_count=0),
+        replace(SPEC, min_node_count=9, spare_count=9),
+        replace(SPEC, spare_count=0, spare_probability=0.999),
+    ],
+)
+def test_what_is_told_of_a_fleets_size_before_it_is_there_is_what_it_asks_for_at_first(spec) -> None:
+    group = seen([], [], desired=1, max_size=10)
+    assert fleets.first_desired(spec, min_size=0, max_size=10) == decide(group, spec).desired_count
+    floor = replace(group, group=replace(group.group, min_size=4))
+    assert fleets.first_desired(spec, min_size=4, max_size=10) == decide(floor, spec).desired_count >= 4
+
+
 def test_desired_capacity_stays_within_the_group() -> None:
     waiting = [job("a", JobState.QUEUED, 4)]
     assert decide(seen([], waiting, desired=0, max_size=4)).desired_count == 4
