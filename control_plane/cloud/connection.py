@@ -9,6 +9,8 @@ Invariant: nothing of botocore, neither a client nor an exception, leaves this p
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -129,6 +131,7 @@ class Connection:
             retries={"mode": "standard", "total_max_attempts": self._max_attempts},
             max_pool_connections=32,
             user_agent_extra="everstep",
+            user_agent_appid=_replica(),  # CloudTrail then says which replica made a call
             s3={"addressing_style": "path"} if self.settings.endpoint_url else None,
             proxies={} if is_local else None,
         )
@@ -136,6 +139,11 @@ class Connection:
         if is_local:
             client.meta.events.register_first("before-send.*", _refuse_elsewhere)
         return client
+
+
+def _replica() -> str:
+    """Return the name of this process among those that call AWS for Everstep; botocore takes at most 50 characters."""
+    return f"everstep-{socket.gethostname()[:30]}-{os.getpid()}"
 
 
 @contextmanager

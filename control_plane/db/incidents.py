@@ -224,8 +224,7 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
         func.count(case((is_failure, 1))),
         func.count(case((is_recovered, 1))),
         func.coalesce(func.sum(case((is_recovered, reduce(add, phases)), else_=0.0)), 0.0),
-        # Among the nodes of a drill is the one that it struck.
-        func.coalesce(func.sum(case((Incident.cause != Cause.DRILL.value, Incident.lost_node_count), else_=0)), 0),
+        func.coalesce(func.sum(Incident.lost_node_count), 0),
         func.coalesce(func.sum(Incident.lost_steps), 0),
         func.sum(Incident.cost_usd),
     ).select_from(Incident)
