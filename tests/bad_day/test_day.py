@@ -15,7 +15,7 @@ from tests.warm_parent import WarmParent
 pytestmark = pytest.mark.e2e
 SHORT_MINUTES = 1.2
 LONG_MINUTES = 10.0
-CAUGHT_BY = {"lease": "one owner", "contract": "decided before it ended", "evidence": "evidence"}
+CAUGHT_BY = {"lease": "ended well", "contract": "decided before it ended", "evidence": "evidence"}
 """A rule that each missing safeguard breaks, whatever else it breaks."""
 
 

@@ -220,6 +220,9 @@ def test_the_successor_of_a_control_plane_that_is_dead_gives_orders_at_once(call
 
 def test_a_lease_may_go_back_and_forth_if_it_stands_still_before() -> None:
     assert not RULES["one owner"](with_orders_of("a", "b", "a", apart=3.1)(well()))
+    times = (300.0, 304.0, 305.0)
+    soon = [replace(order, caller=who) for who, order in zip(("a", "b", "a"), orders(*((at, 3) for at in times)), strict=True)]
+    assert RULES["one owner"](replace(well(), calls=soon)), "back sooner than it can have stood still"
     refused = with_orders_of("a", "b", "a")(well())
     refused = replace(refused, calls=[replace(call, status=503) for call in refused.calls])
     assert RULES["one owner"](refused), "who asked is no owner less for being refused"

@@ -92,6 +92,7 @@ def test_of_a_later_generation_only_the_end_of_the_instance_is_the_drills() -> N
     assert causes(DrillKind.TERMINATE_INSTANCE, lost, generation=4) == [Cause.DRILL, Cause.DRILL]
     assert causes(DrillKind.TERMINATE_INSTANCE, lost, fault(Cause.RANK_EXIT), generation=4) == [Cause.DRILL, Cause.RANK_EXIT, Cause.DRILL]
     assert causes(DrillKind.KILL_RANK, fault(Cause.RANK_EXIT), generation=4, of=failure(STRUCK)) == [Cause.RANK_EXIT]
+    assert causes(DrillKind.TERMINATE_INSTANCE, fault(Cause.RANK_EXIT), generation=4, of=failure(STRUCK)) == [Cause.RANK_EXIT]
 
 
 def test_what_fails_by_itself_beside_a_drill_names_the_incident_and_asks_for_a_spare_of_its_own() -> None:
