@@ -355,7 +355,7 @@ class Incident(TypedDict):
     IncidentId: str
     TrainingJobName: str
     RunId: str
-    Cause: Literal["notice", "requested", "pause_failed", "load_failed", "rank_exit", "hang", "agent_lost", "node_unreachable", "node_fault", "instance_terminated", "group_lost", "drill"]
+    Cause: Literal["notice", "requested", "pause_failed", "drill", "load_failed", "rank_exit", "hang", "agent_lost", "node_unreachable", "node_fault", "instance_terminated", "group_lost"]
     Phase: Literal["replace", "restore", "rework", "closed"]
     Evidence: list[str]
     Decision: str

@@ -501,7 +501,16 @@ class Member:
         for shard in self.shards.values():
             half = shard.page.rank()
             clock = self._clocks[shard.rank] = self._clocks[shard.rank].seen(half, now)
-            statuses.append(RankStatus(rank=shard.rank, boundary=Step(half.boundary), phase=clock.phase, still_seconds=clock.still_seconds))
+            statuses.append(
+                RankStatus(
+                    rank=shard.rank,
+                    boundary=Step(half.boundary),
+                    phase=clock.phase,
+                    still_seconds=clock.still_seconds,
+                    limit_seconds=clock.limit_seconds,
+                    passed_at_seconds=shard.passed[1] if shard.passed[0] == half.boundary else 0.0,
+                )
+            )
         return tuple(statuses)
 
     def target(self) -> Step:

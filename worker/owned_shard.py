@@ -80,6 +80,8 @@ class OwnedShard:
         """By holder, None for the own node: the newest step that it is known to hold verified, and since when."""
         self.acked: tuple[Step, float] = (NONE, 0.0)
         """The newest step that every holder in view has verified, and when, monotonic seconds."""
+        self.passed: tuple[Step, float] = (NONE, 0.0)
+        """The newest boundary that its rank has stamped, and when it passed it, Unix seconds."""
         self._now = now
         self._given_up: list[str] = []
         """Why this rank has given up steps since the last commit, lateness aside."""
@@ -184,6 +186,10 @@ class OwnedShard:
         while reserved is self.reserved and self.unready & self.core.view:
             await self.changed.wait(self.changed.version)
         return reserved is self.reserved
+
+    def note_passed(self, boundary: Step, at_seconds: float) -> None:
+        """The rank has passed a boundary, at `at_seconds` of the node's monotonic clock; the control plane counts in Unix time."""
+        self.passed = boundary, self._now() - (monotonic() - at_seconds)
 
     def acknowledge(self, peer: NodeId, content: Content) -> None:
         """`peer` has sealed `content`."""

@@ -216,6 +216,8 @@ class RankLines:
                 late = message.reason.startswith("late") and not refusal  # more notice would not have helped
                 shard.apply(shard.core.abandon(message.step, refusal or message.reason, late=late))
             case Boundary():
+                if message.at_seconds:
+                    shard.note_passed(message.boundary, message.at_seconds)
                 self._on_round_change()
                 if message.boundary <= self._plan.base_step + FIRST_STEPS:
                     self._on_change()  # that is what everybody waits for after a launch

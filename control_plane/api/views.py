@@ -388,8 +388,8 @@ def _verification(record: CheckpointRecord) -> Verification:
     return Verification.DAMAGED if record.verdict else Verification.INTACT
 
 
-def incident(record: IncidentRecord, stacks_event_id: int | None = None) -> schemas.Incident:
-    """Return one incident, with the event that has the stacks of its ranks, where that was looked for."""
+def incident(record: IncidentRecord, cost_usd: float | None, stacks_event_id: int | None = None) -> schemas.Incident:
+    """Return one incident with what it has cost by now, and with the event that has the stacks of its ranks, where that was looked for."""
     return schemas.Incident(
         incident_id=record.id,
         training_job_name=record.job_name,
@@ -416,7 +416,7 @@ def incident(record: IncidentRecord, stacks_event_id: int | None = None) -> sche
         replace_seconds=record.replace_seconds,
         restore_seconds=record.restore_seconds,
         rework_seconds=record.rework_seconds,
-        cost_usd=record.cost_usd,
+        cost_usd=cost_usd,
         rank_sources=_rank_sources(record),
         stacks_event_id=stacks_event_id,
         acknowledgement_time=record.acknowledged_at,

@@ -9,6 +9,8 @@ Invariant: nothing of botocore, neither a client nor an exception, leaves this p
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -129,6 +131,7 @@ class Connection:
             retries={"mode": "standard", "total_max_attempts": self._max_attempts},
             max_pool_connections=32,
             user_agent_extra="everstep",
+            user_agent_appid=_replica(),  # CloudTrail then says which replica made a call
             # Addresses that are signed for others: by version 4, which binds length and checksum, and with the region's own host, because S3
             # answers some of the global one's with a redirect, which a signature does not survive.
             signature_version="s3v4" if service == "s3" else None,
@@ -139,6 +142,11 @@ class Connection:
         if is_local:
             client.meta.events.register_first("before-send.*", _refuse_elsewhere)
         return client
+
+
+def _replica() -> str:
+    """Return the name of this process among those that call AWS for Everstep; botocore takes at most 50 characters."""
+    return f"everstep-{socket.gethostname()[:30]}-{os.getpid()}"
 
 
 @contextmanager

@@ -165,6 +165,29 @@ def recharge_unnoticed(record: JobRecord, amount: int) -> JobRecord:
     return record if moved <= 0 else replace(record, microseconds=_added(_added(record.microseconds, Bucket.TRAIN, -moved), Bucket.DETECT, moved))
 
 
+def recharge_recovery(record: JobRecord, before: IncidentRecord, after: IncidentRecord) -> JobRecord:
+    """Return the record with the time between the end of a phase and the pass that heard of it moved to what had begun by then.
+
+    Args:
+        record: charged up to this pass.
+        before: the incident as the pass found it.
+        after: as it is now: some of its moments may lie before this pass.
+
+    Returns:
+        The record with the same sum; no more is moved than was charged.
+    """
+    for was, into, known, ended_at in (
+        (Bucket.RESTORE, Bucket.REWORK, before.restored_at, after.restored_at),
+        (Bucket.REWORK, Bucket.TRAIN, before.closed_at, after.closed_at),
+    ):
+        if known is None and ended_at is not None:
+            late = microseconds(accounted_until(record)) - microseconds(ended_at)
+            moved = min(late, record.microseconds.get(was, 0))
+            if moved > 0:
+                record = replace(record, microseconds=_added(_added(record.microseconds, was, -moved), into, moved))
+    return record
+
+
 def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
     """Return for how long nodes made no new step because of an incident, all of the job's nodes together.
 
@@ -179,6 +202,21 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
     end = accounted_until(record) if incident.closed_at is None else incident.closed_at
     beyond = max(0, microseconds(accounted_until(record)) - microseconds(end))
     return max(0, record.node_microseconds - incident.node_microseconds_before - beyond * record.node_count)
+
+
+def idle_so_far(incident: IncidentRecord, record: JobRecord, now: float) -> int:
+    """Return `idle_node_microseconds` of an open incident up to now, where the ledger stands a while back.
+
+    Args:
+        incident: open.
+        record: as stored.
+        now: Unix seconds; behind the ledger counts as where it stands.
+
+    Returns:
+        Node-microseconds; the nodes that worked for the job when the ledger was charged last count since then.
+    """
+    since = max(0, microseconds(now) - microseconds(accounted_until(record)))
+    return idle_node_microseconds(incident, record) + since * record.node_count
 
 
 def cost_usd(node_microseconds: int, price_usd_per_hour: float | None) -> float | None:

@@ -6,22 +6,34 @@
 
 That a drill strikes is stored before it does: it strikes once or never, whatever dies in between.
 
+What follows from a drill has the cause DRILL; what fails by itself while its incident is open has a cause of its own, and with that the incident is
+no drill's any more: it is a failure for MTTF and MTTR, and the nodes that it took, less the one that was struck, ask for spares.
+
 Invariant: pure. A drill speaks against nobody: what it breaks is no failure of the node or the job.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from control_plane.core.incidents import Fault
-from control_plane.core.observed import Cause, DrillKind, DrillObserved, DrillState, FailureRecord, JobRecord
+from control_plane.core.observed import Cause, DrillKind, DrillObserved, DrillState, FailureRecord, IncidentRecord, JobRecord
 from control_plane.core.states import ENDED_JOBS, JobState
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 PATIENCE_TIMES = 2
 """A drill waits this many times T_max: to strike, and for an incident to come of it. A lost instance is noticed within one."""
+
+_OF_AGENT = frozenset({Cause.AGENT_LOST, Cause.NODE_UNREACHABLE})
+EXPLAINS: Mapping[DrillKind, frozenset[Cause]] = {
+    DrillKind.KILL_RANK: frozenset({Cause.RANK_EXIT}),
+    DrillKind.KILL_AGENT: _OF_AGENT,
+    DrillKind.TERMINATE_INSTANCE: frozenset({Cause.RANK_EXIT, Cause.INSTANCE_TERMINATED}) | _OF_AGENT,
+}
+"""What a drill brings about on the node that it strikes. A fault that the node reports of itself is none of it."""
 
 
 class Course(StrEnum):
@@ -65,7 +77,7 @@ def follow(drill: DrillObserved, record: JobRecord, plan: GenerationPlan | None,
         return Followed(drill=drill)
     struck_at = drill.struck_at
     assert struck_at is not None  # STRUCK
-    if record.incident is not None and drill.incident_id == "" and record.incident.cause is Cause.DRILL:
+    if record.incident is not None and drill.incident_id == "" and in_words(drill) in record.incident.evidence:
         drill = replace(drill, incident_id=record.incident.id)
     if drill.incident_id and (record.incident is None or record.incident.id != drill.incident_id):
         return Followed(drill=_ended(drill, DrillState.RECOVERED, now, "training is where it was before"))
@@ -75,27 +87,53 @@ def follow(drill: DrillObserved, record: JobRecord, plan: GenerationPlan | None,
 
 
 def attributed(
-    drill: DrillObserved | None, generation: int, found: tuple[Fault, ...], failure: FailureRecord | None
+    drill: DrillObserved | None, generation: int, found: tuple[Fault, ...], failure: FailureRecord | None = None
 ) -> tuple[tuple[Fault, ...], FailureRecord | None]:
-    """Return the faults of a generation that ends, and what the breakers remember, with what a drill has done told as such.
+    """Return the faults that end a generation, or are found of one that has ended, with what a drill has done told as such.
 
     Args:
         drill: the job's open one.
-        generation: that ends.
-        found: why; not empty.
+        generation: that they are faults of.
+        found: why it ended; not empty.
         failure: for the breakers.
 
     Returns:
-        Both as they are where the drill has nothing to do with it.
+        Both as they are where the drill has nothing to do with it. What it has is of the cause DRILL, against nobody; the last fault says so.
     """
-    if drill is None or drill.struck_at is None or drill.generation != generation:
+    if drill is None or drill.struck_at is None:
         return found, failure
-    nodes = {fault.node_id for fault in found} | {fault.implicates.node_id for fault in found if fault.implicates is not None}
-    if drill.node_id not in nodes and (failure is None or failure.node_id != drill.node_id):
+    is_struck = drill.generation == generation
+    has_struck_rank = failure is not None and failure.node_id == drill.node_id
+    at_node = {number for number, fault in enumerate(found) if _is_explained(drill, fault, is_struck=is_struck, has_struck_rank=has_struck_rank)}
+    if not at_node:
         return found, failure
-    told = Fault(cause=Cause.DRILL, evidence=in_words(drill), at=min(fault.at for fault in found))
-    spared = tuple(replace(fault, implicates=None) if fault.implicates is not None and _is_of(fault, drill.node_id) else fault for fault in found)
-    return (*spared, told), None if failure is not None and failure.node_id == drill.node_id else failure
+    followed = at_node | {
+        number for number, fault in enumerate(found) if is_struck and _node_of(fault) is None and fault.cause in EXPLAINS[drill.kind]
+    }
+    if all(fault.cause is Cause.GROUP_LOST for number, fault in enumerate(found) if number not in followed):
+        followed = set(range(len(found)))  # it alone held something
+    told = tuple(replace(fault, cause=Cause.DRILL, implicates=None) if number in followed else fault for number, fault in enumerate(found))
+    said = Fault(cause=Cause.DRILL, evidence=in_words(drill), at=min(found[number].at for number in followed))
+    return (*told, said), None if has_struck_rank and is_struck else failure
+
+
+def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[Fault, ...]) -> IncidentRecord:
+    """Return an incident that began with a rank's exit as the drill's, once it is found that the drill had ended an instance by then.
+
+    Args:
+        drill: the job's open one.
+        incident: the open one.
+        found: attributed; the losses that were found now.
+
+    Returns:
+        The incident, of the cause DRILL where the rank failed for want of the instance, else as it is.
+    """
+    if drill is None or incident.generation_before != drill.generation or in_words(drill) in incident.evidence:
+        return incident  # where it was known already, the rank's exit was another failure
+    if all(fault.cause is not Cause.DRILL for fault in found):
+        return incident
+    is_of_it = incident.cause is Cause.RANK_EXIT and Cause.RANK_EXIT in EXPLAINS[drill.kind]
+    return replace(incident, cause=Cause.DRILL) if is_of_it else incident
 
 
 def in_words(drill: DrillObserved) -> str:
@@ -104,8 +142,17 @@ def in_words(drill: DrillObserved) -> str:
     return f"a drill ({drill.id}): {drill.requested_by} had {drill.kind} done to {what}"
 
 
-def _is_of(fault: Fault, node_id: NodeId) -> bool:
-    return fault.implicates is not None and fault.implicates.node_id == node_id
+def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_struck_rank: bool) -> bool:
+    """Say whether a fault is the drill's at the node that it struck. An instance that is ended stays so: AWS may say it generations later."""
+    if fault.cause not in EXPLAINS[drill.kind] or not (is_struck or drill.kind is DrillKind.TERMINATE_INSTANCE):
+        return False
+    if fault.cause is Cause.RANK_EXIT:
+        return is_struck and has_struck_rank
+    return _node_of(fault) == drill.node_id
+
+
+def _node_of(fault: Fault) -> NodeId | None:
+    return fault.node_id or (fault.implicates.node_id if fault.implicates is not None else None)
 
 
 def _ended(drill: DrillObserved, state: DrillState, now: float, outcome: str) -> DrillObserved:

@@ -4,6 +4,9 @@
     first limit             every rank's stacks are taken, the user is warned, time counts as stalled; nobody is touched
     second limit            another look, and then one every `stall_seconds`; a fault if the looks prove it
 
+A script may tell a limit itself (`session.phase`): what stands still on purpose is no hang before it. It is a promise, not a measure, so that no
+factor applies and nothing is learned from it.
+
 A look proves a hang when
 
     a rank is stopped by a signal                                   SIGSTOP, a debugger: it will do nothing by itself
@@ -81,17 +84,21 @@ def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport])
     return Pace(world_size=world_size, longest=longest)
 
 
-def limits(phase: str, pace: Pace, timeouts: Timeouts) -> Limits:
+def limits(phase: str, pace: Pace, timeouts: Timeouts, told: float = 0.0) -> Limits:
     """Return a phase's limits.
 
     Args:
         phase: as ranks report it.
         pace: what the job has shown so far.
         timeouts: the ladder: `stall_seconds`, `hang_seconds` and `new_phase_seconds` are the floors.
+        told: what the script says that the phase may take, seconds; 0: it has not.
 
     Returns:
         Seconds; `first` < `second` ≤ `last`.
     """
+    if told:
+        first = max(timeouts.stall_seconds, told)
+        return Limits(first=first, second=first + timeouts.hang_seconds, last=first + timeouts.new_phase_seconds)
     longest = pace.longest.get(phase)
     floor = timeouts.new_phase_seconds if longest is None or phase in ONCE else timeouts.stall_seconds
     first = max(floor, FACTOR * (longest or 0.0))
@@ -132,7 +139,7 @@ def watch(
         overdue = {rank: status for rank, status in overdue.items() if status.phase != CLOSING}
     if not overdue:
         over = EventDraft(type="RanksMoveAgain", message=f"every rank moves again, after {now - suspicion.since:.0f} s") if suspicion else None
-        return Watched(suspicion=None, events=(over,) if over is not None else ())
+        return Watched(suspicion=None, events=(over,) if over is not None else (), words=_waits(living, timeouts))
     still = max(status.still_seconds for status in overdue.values())
     if suspicion is None:
         suspicion = Suspicion(since=now - still, began_at=now, number=1, asked_at=now)
@@ -194,12 +201,22 @@ def failure(
 
 
 def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeouts: Timeouts) -> Limits:
-    each = [limits(phase, pace, timeouts) for phase in {status.phase for _, status in living.values()}]
+    each = [limits(phase, pace, timeouts, told) for phase, told in {(status.phase, status.limit_seconds) for _, status in living.values()}]
     return Limits(
         first=max((limit.first for limit in each), default=0.0),
         second=max((limit.second for limit in each), default=0.0),
         last=max((limit.last for limit in each), default=0.0),
     )
+
+
+def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> str:
+    """Return who stands still by its script's own word; empty while that is no longer than any step might take."""
+    at_gate = {rank: status for rank, (_, status) in living.items() if status.limit_seconds and status.still_seconds > timeouts.stall_seconds}
+    if not at_gate:
+        return ""
+    limit = max(status.limit_seconds for status in at_gate.values())
+    stand = "stands" if len(at_gate) == 1 else "stand"
+    return f"{_named(at_gate, living)} {stand} still in {_phases(at_gate)} on purpose, for at most {limit:g} s as the script says"
 
 
 def _is_due(now: float, still: float, suspicion: Suspicion, limit: Limits, timeouts: Timeouts) -> bool:

@@ -110,6 +110,27 @@ def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> Inciden
             return replace(incident, state=state, closed_at=now)
 
 
+def moment_of(step: Step, before: tuple[Step, float | None], after: tuple[Step, float | None], *, earliest: float, now: float) -> float:
+    """Return when a step was finished, as far as stamps of steps around it tell: reports come once a second, steps may take much less.
+
+    Args:
+        step: finished by now.
+        before: a step that was told earlier, and when it was finished, Unix seconds; None: nobody knows.
+        after: the newest, not below `step`, likewise.
+        earliest: the moment cannot lie before it: stamps are of another machine's clock.
+        now: nor after this; it stands where nobody knows better.
+
+    Returns:
+        Unix seconds, on the line between both where both are known.
+    """
+    (low, low_at), (high, high_at) = before, after
+    if high_at is None:
+        return now
+    is_between = low_at is not None and low < step < high and low_at < high_at
+    at = low_at + (high_at - low_at) * (step - low) / (high - low) if is_between and low_at is not None else high_at
+    return max(earliest, min(now, at))
+
+
 def lost_steps(incident: IncidentRecord) -> int | None:
     """Return how many steps are made twice: the highest boundary before the failure minus the base; None before the base is known."""
     return None if incident.from_step is None else max(0, incident.reached_step - incident.from_step)

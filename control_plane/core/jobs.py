@@ -479,14 +479,21 @@ def _with_losses(view: _View, lost: tuple[Fault, ...]) -> _View:
     fresh = tuple(fault for fault in lost if incident is not None and fault.node_id not in incident.instance_ids)
     if incident is None or plan is None or not fresh:
         return view
-    told = incidents.with_faults(incident, fresh)
+    fresh, _ = drills.attributed(view.seen.drill, plan.generation, fresh)
+    told = incidents.with_faults(drills.recast(view.seen.drill, incident, fresh), fresh)
     is_lost = any(fault.cause not in (Cause.NOTICE, Cause.REQUESTED) for fault in fresh)
     is_planned = {*told.evidence} <= {move.evidence for move in moves.asked(view.record.moves)}
     if not is_planned:  # else the decision is told already, and who was left on purpose has left its last step elsewhere
-        told = incidents.with_faults(told, faults.group_loss(plan, told.instance_ids, told.failed_at))
+        told = _with_group_loss(told, plan)
         told = replace(told, decision=_decided(told.cause, told.instance_ids))
     failures = breakers.forgiven(view.record.failures, incident.generation_before) if is_lost else view.record.failures
     return _implicating(replace_record(view, incident=told, failures=failures), fresh, told)
+
+
+def _with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentRecord:
+    """Return the incident with the shards whose every holder was left, if there are any; what only a drill took is told as the drill's."""
+    lost = faults.group_loss(plan, incident.instance_ids, incident.failed_at)
+    return incidents.with_faults(incident, tuple(replace(fault, cause=Cause.DRILL) if incident.cause is Cause.DRILL else fault for fault in lost))
 
 
 def _without_unreachable(view: _View) -> _View:
@@ -635,6 +642,7 @@ def _planned(view: _View, roll: launch.Roll) -> Decision:
         base_step=plan.base_step,
         committed=min(view.record.committed, plan.base_step),
         boundary=plan.base_step,
+        boundary_at=None,
         moves=(),
         impairments=(),
     )
@@ -910,11 +918,20 @@ def _with_progress(view: _View) -> _View:
     if status is not None and status.committed >= committed:
         committed, proposed = status.committed, status.proposed
         committed_at = status.committed_at_seconds or committed_at
+    boundary_at = faults.passed_at(view.reports, boundary) if boundary > record.boundary else record.boundary_at
     incident = record.incident
     if incident is not None and incident.state is IncidentState.RESTORING and _trains_again(view):
-        incident = incidents.moved(incident, IncidentEvent.TRAINING_AGAIN, view.now)
+        first = Step(plan.base_step + 1)
+        after = first, faults.passed_at(view.reports, first)
+        at = incidents.moment_of(first, (plan.base_step, None), after, earliest=incident.replaced_at or incident.opened_at, now=view.now)
+        incident = incidents.moved(incident, IncidentEvent.TRAINING_AGAIN, at)
     if incident is not None and incident.state is IncidentState.REWORKING and boundary >= incident.reached_step:
-        incident = incidents.moved(incident, IncidentEvent.CAUGHT_UP, view.now)
+        before, after = (record.boundary, record.boundary_at), (boundary, boundary_at)
+        at = incidents.moment_of(incident.reached_step, before, after, earliest=incident.restored_at or incident.opened_at, now=view.now)
+        incident = incidents.moved(incident, IncidentEvent.CAUGHT_UP, at)
+    if incident is not None and record.incident is not None:
+        record = accounting.recharge_recovery(record, record.incident, incident)
+        view = replace(view, record=record)
     is_safe = status is not None and status.committed > plan.base_step
     told = breakers.passed(record.trials, plan.generation, boundary)
     view = _told_by_trials(view, told)
@@ -922,6 +939,7 @@ def _with_progress(view: _View) -> _View:
         view,
         trials=tuple(trial for trial in record.trials if trial not in told),
         boundary=boundary,
+        boundary_at=boundary_at,
         max_boundary=max(record.max_boundary, boundary),
         target=max((report.target for report in view.reports.values() if report.target > 0), default=record.target),
         committed=committed,
@@ -1145,7 +1163,7 @@ def _incident_of(view: _View, found: tuple[Fault, ...], reached: Step) -> tuple[
             Cause.NOTICE,
             Cause.REQUESTED,
         ):  # who is left on purpose has left its last step elsewhere
-            again = incidents.with_faults(again, faults.group_loss(view.seen.plan, again.instance_ids, again.failed_at))
+            again = _with_group_loss(again, view.seen.plan)
         return (), replace(again, decision=_decided(again.cause, again.instance_ids))
     opened = incidents.opened(
         view.spec.run,
@@ -1234,6 +1252,7 @@ def _settled(before: JobRecord, decision: Decision, now: float) -> Decision:
         "microseconds": before.microseconds,
         "node_microseconds": before.node_microseconds,
         "boundary": before.boundary,
+        "boundary_at": before.boundary_at,
         "max_boundary": before.max_boundary,
         "committed": before.committed,
         "proposed": before.proposed,

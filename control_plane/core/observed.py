@@ -159,12 +159,13 @@ class Cause(StrEnum):
     """Why an incident was opened, from the mildest to the gravest: a graver one found later replaces a milder.
 
     NOTICE: nothing has failed; ranks leave a node that AWS has announced to take away. REQUESTED: nor here; a person wants the node for something
-    else. PAUSE_FAILED: nor here; the job was to pause, and could not. DRILL: a person had it done, whatever else is found.
+    else. PAUSE_FAILED: nor here; the job was to pause, and could not. DRILL: a person had it done, and all that is found follows from it.
     """
 
     NOTICE = "notice"
     REQUESTED = "requested"
     PAUSE_FAILED = "pause_failed"
+    DRILL = "drill"
     LOAD_FAILED = "load_failed"
     RANK_EXIT = "rank_exit"
     HANG = "hang"
@@ -173,7 +174,6 @@ class Cause(StrEnum):
     NODE_FAULT = "node_fault"
     INSTANCE_TERMINATED = "instance_terminated"
     GROUP_LOST = "group_lost"
-    DRILL = "drill"
 
     @property
     def is_failure(self) -> bool:
@@ -383,6 +383,8 @@ class JobRecord:
     proposed: Step = NO_STEP
     boundary: Step = NO_STEP
     """The highest in the newest generation."""
+    boundary_at: float | None = None
+    """When a rank was the first to pass it, by its own stamp; None where nobody has told."""
     max_boundary: Step = NO_STEP
     """The highest in any generation."""
     target: Step = NO_STEP

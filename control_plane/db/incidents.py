@@ -214,8 +214,7 @@ def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
         func.count(case((is_failure, 1))),
         func.count(case((is_recovered, 1))),
         func.coalesce(func.sum(case((is_recovered, reduce(add, phases)), else_=0.0)), 0.0),
-        # Among the nodes of a drill is the one that it struck.
-        func.coalesce(func.sum(case((Incident.cause != Cause.DRILL.value, Incident.lost_node_count), else_=0)), 0),
+        func.coalesce(func.sum(Incident.lost_node_count), 0),
         func.coalesce(func.sum(Incident.lost_steps), 0),
         func.sum(Incident.cost_usd),
     ).select_from(Incident)

@@ -67,6 +67,7 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     not_before: float | None = None
     no_pause_before: float | None = None
     incident: IncidentRecord | None = None
+    boundary_at: float | None = None
     pace: Pace = msgspec.field(default_factory=Pace)
     suspicion: Suspicion | None = None
 
@@ -167,6 +168,7 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         no_pause_before=memo.no_pause_before,
         accounted_until=_seconds(job.accounted_until),
         incident=memo.incident,
+        boundary_at=memo.boundary_at,
         pace=memo.pace,
         suspicion=memo.suspicion,
     )
@@ -192,6 +194,7 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
         no_pause_before=record.no_pause_before,
         upload_seconds=record.upload_seconds,
         incident=record.incident,
+        boundary_at=record.boundary_at,
         pace=record.pace,
         suspicion=record.suspicion,
     )

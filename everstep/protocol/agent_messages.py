@@ -95,9 +95,13 @@ class RankStatus(Message, frozen=True):
     """-1 before the rank has restored."""
     exit: RankExit | None = None
     phase: str = ""
-    """`start`, `restore`, `first_step`, `train`, `eval`, `checkpoint`, `close`: what it said last that it is doing."""
+    """`start`, `restore`, `first_step`, `train`, `eval`, `checkpoint`, `wait`, `close`: what it said last that it is doing."""
     still_seconds: float = 0.0
     """For how long neither its boundary nor its phase has changed."""
+    limit_seconds: float = 0.0
+    """How long the phase may take, as its script says; 0: it has not told."""
+    passed_at_seconds: float = 0.0
+    """Unix time at which the rank passed its boundary, by its own stamp; 0: nobody knows."""
 
 
 class RankStacks(Message, frozen=True):

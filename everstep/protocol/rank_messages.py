@@ -26,6 +26,7 @@ A rank's page (`RANK_WORD_BYTES`, on tmpfs), little endian, each half written by
     2096    8     echo_step      rank         the stop it answered last, or -1
     2104    8     echo           rank         0 none, 1 yes (not passed), 2 no
     2112    8     target         rank         steps finished when the script will be done, or 0: not told
+    2120    8     limit          rank         seconds that its phase may take, as the script says, or 0: not told
 
 Invariant: a reader gets one consistent half or waits; the two halves are never compared field by field across a restart of either side
 without their generation.
@@ -43,18 +44,20 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 RANK_WORD_BYTES = 4096
 _RANK_HALF = 2048
 _AGENT = struct.Struct("<QqqqqQqQQQ")
-_RANK = struct.Struct("<QqQqQqQQ")
+_RANK = struct.Struct("<QqQqQqQQQ")
 _SEQUENCE = struct.Struct("<Q")
 NONE = -1
 MAX_TARGET = 2**53
 """More steps are no target: as a number of JSON it would be another one."""
+MAX_LIMIT_SECONDS = 86_400
+"""No script may ask that nobody looks at a phase for longer: a gate that stays shut for a day is one that nobody will open."""
 
 OWN_METRICS = "everstep/"
 """How the names of values begin that Everstep logs itself."""
 
 
 class Phase(IntEnum):
-    """What a rank says it is doing; every phase has a time limit of its own."""
+    """What a rank says it is doing; every phase has a time limit of its own. WAIT: it stands still on purpose."""
 
     START = 0
     RESTORE = 1
@@ -62,6 +65,7 @@ class Phase(IntEnum):
     EVAL = 3
     CHECKPOINT = 4
     CLOSE = 5
+    WAIT = 6
 
 
 class Standing(IntEnum):
@@ -118,6 +122,8 @@ class RankHalf:
     echo: int = 0
     target: int = 0
     """Steps finished when the script will be done; 0: it has not told."""
+    limit: int = 0
+    """Seconds that its phase may take, as the script says; 0: it has not told."""
 
 
 def _write(page: memoryview, offset: int, body: bytes) -> None:
@@ -169,7 +175,7 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
 
 def write_rank_half(page: memoryview, half: RankHalf) -> None:
     """Publish the rank's half. One writer: the rank's training thread and its copier, under the session's lock."""
-    body = _RANK.pack(half.generation, half.boundary, half.phase, half.copying, half.standing, half.echo_step, half.echo, half.target)
+    body = _RANK.pack(half.generation, half.boundary, half.phase, half.copying, half.standing, half.echo_step, half.echo, half.target, half.limit)
     _write(page, _RANK_HALF, body)
 
 
@@ -178,9 +184,10 @@ def read_rank_half(page: memoryview) -> RankHalf | None:
     body = _read(page, _RANK_HALF, _RANK.size)
     if body is None:
         return None
-    generation, boundary, phase, copying, standing, echo_step, echo, target = _RANK.unpack(body)
+    generation, boundary, phase, copying, standing, echo_step, echo, target, limit = _RANK.unpack(body)
+    target, limit = target if target <= MAX_TARGET else 0, limit if limit <= MAX_LIMIT_SECONDS else 0
     try:
-        return RankHalf(generation, boundary, Phase(phase), copying, Standing(standing), echo_step, echo, target if target <= MAX_TARGET else 0)
+        return RankHalf(generation, boundary, Phase(phase), copying, Standing(standing), echo_step, echo, target, limit)
     except ValueError:  # the script has written over it
         return None
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import mmap
 import threading
 import time
@@ -27,6 +28,7 @@ import torch
 
 from everstep.protocol.ids import Step
 from everstep.protocol.rank_messages import (
+    MAX_LIMIT_SECONDS,
     MAX_TARGET,
     AgentHalf,
     Arriving,
@@ -230,21 +232,28 @@ class TrainingSession:
         self._guard.reach()
 
     @contextlib.contextmanager
-    def phase(self, name: Literal["train", "eval", "checkpoint"]) -> Iterator[None]:
+    def phase(self, name: Literal["train", "eval", "checkpoint", "wait"], *, limit_seconds: float | None = None) -> Iterator[None]:
         """Say what the script is doing, for as long as the context lasts: each phase has a time limit of its own.
 
         Args:
-            name: of the phase.
+            name: of the phase. `wait`: this rank stands still on purpose, at a gate that something else opens.
+            limit_seconds: nobody takes the rank for stuck before it has stood there for this long, and the job's reason says that it waits; at
+                most a day. Without it the limit is the one that was learned from the job.
 
         Yields:
             Nothing.
+
+        Raises:
+            SessionMisuse: the limit is not above 0, or more than a day.
         """
-        before = self._half.phase
-        self._publish(phase=Phase[name.upper()])
+        if limit_seconds is not None and not 0 < limit_seconds <= MAX_LIMIT_SECONDS:
+            raise SessionMisuse(f"limit_seconds is {limit_seconds}; it must be above 0 and at most {MAX_LIMIT_SECONDS:,}")
+        before, limit_before = self._half.phase, self._half.limit
+        self._publish(phase=Phase[name.upper()], limit=math.ceil(limit_seconds or 0))
         try:
             yield
         finally:
-            self._publish(phase=before)
+            self._publish(phase=before, limit=limit_before)
 
     def log(self, **values: float | torch.Tensor) -> None:
         """Log numbers for the step being made. Never blocks; what a full ring cannot take is dropped and counted.
@@ -415,6 +424,7 @@ class TrainingSession:
         echo_step: int | None = None,
         echo: int | None = None,
         target: int | None = None,
+        limit: int | None = None,
     ) -> None:
         """Write the rank's half of the page; what is not given stays. Any thread."""
         given = {
@@ -425,6 +435,7 @@ class TrainingSession:
             "echo_step": echo_step,
             "echo": echo,
             "target": target,
+            "limit": limit,
         }
         with self._half_lock:
             self._half = replace(self._half, **{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ from infra.local_cloud.environment import REGION, aws_variables, local_client, p
 from infra.local_cloud.errors import FaultRefused, NotUp, PreflightFailed, StartFailed
 from infra.local_cloud.fault_kinds import EFFECT, EFFECTS, AnyFault, Effect, KillAgent, KillControlPlane, KillRank, name_of
 from infra.local_cloud.faults import CONDITIONS, Conditions
+from infra.local_cloud.guardian import Guardian
 from infra.local_cloud.instance_init import remove_memory
 from infra.local_cloud.parts import Parts, tail, write_private
 from infra.local_cloud.processes import end, kill_descendants, marked_with, wait_gone
@@ -67,7 +68,8 @@ while [ $quick -lt 3 ]; do
 done
 exit $code
 """
-START_SECONDS: Final = 30.0
+START_SECONDS: Final = 120.0
+"""How long a part may take to serve: on a machine with too much to do its imports take most of a minute. One that ends is noticed at once."""
 NODES_POLL_SECONDS: Final = 0.1
 
 
@@ -139,7 +141,7 @@ class PartStatus:
 
 
 class LocalCluster:
-    """One local cloud with its control plane. A context manager that ends everything.
+    """One local cloud with its control plane. A context manager that ends everything, also when this process is killed inside it.
 
     Args:
         state_dir: where it keeps all its files; made private to the user.
@@ -154,12 +156,16 @@ class LocalCluster:
         self._models = self._local / "models"
         self._parts = Parts(self._local, self.logs)
         self._progress = progress or Silent()
+        self._guardian: Guardian | None = None
 
     def __enter__(self) -> Self:
+        self._guardian = Guardian(self.state_dir)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.down()
+        if self._guardian is not None:
+            self._guardian.dismiss()
 
     def up(self, options: ClusterOptions | None = None) -> None:
         """Start everything and wait until all nodes have connected.

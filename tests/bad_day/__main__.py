@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from infra.local_cloud import network
+from infra.local_cloud import fault_script, network
 from tests.bad_day import facts, rules
 from tests.bad_day.day import DayOptions, spend
-from tests.bad_day.plan import plan
+from tests.bad_day.plan import plan, script
 
 _began = time.monotonic()
 
@@ -35,14 +35,16 @@ def main() -> int:
     parser.add_argument("--standby", action="store_true", help="a second control plane stands by")
     parser.add_argument("--keep", type=Path, help="leave logs and facts in this folder")
     parser.add_argument("--print-plan", action="store_true", help="only print the plan of strikes")
+    parser.add_argument("--print-script", action="store_true", help="only print it as a fault script, for `everstep local fault play`")
     parser.add_argument("--judge", type=Path, help="only judge the day.json of a day that was kept")
     given = parser.parse_args()
     if given.judge:
         return _report(msgspec.json.decode(given.judge.read_bytes(), type=facts.Day))
     seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
-    if given.print_plan:
-        for line in plan(seed=seed, minutes=given.minutes, has_links=network.obstacle() is None):
-            print(msgspec.json.encode(line).decode())
+    if given.print_plan or given.print_script:
+        lines = plan(seed=seed, minutes=given.minutes, has_links=network.obstacle() is None)
+        told = fault_script.encode(script(lines, nodes=2 * given.nodes_per_job + 1)) if given.print_script else None
+        print(told.decode() if told is not None else "\n".join(msgspec.json.encode(line).decode() for line in lines), end="" if told else "\n")
         return 0
     options = DayOptions(
         seed=seed,

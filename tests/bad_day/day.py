@@ -7,6 +7,7 @@ each trains the same small script; undisturbed runs of it are made first, outsid
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 import threading
@@ -23,6 +24,7 @@ import msgspec
 from everstep.errors import EverstepError
 from everstep.failures import translated
 from infra.local_cloud import network
+from infra.local_cloud.calls import Call
 from infra.local_cloud.up import FLEET, ClusterOptions, LocalCluster
 from tests.bad_day import facts
 from tests.bad_day.plan import plan, temptation
@@ -43,6 +45,8 @@ SHARES: Final = (("early", 0.4, 0), ("long", 1.0, 0), ("urgent", 0.6, 10))
 if TYPE_CHECKING:
     from everstep.service import EverstepClient
 
+CALLER: Final = re.compile(r"\bapp/(everstep-\S+)")
+"""What botocore makes of the name that a control plane's process gives itself."""
 ENDED: Final = ("Completed", "Stopped", "Failed")
 Json = dict[str, Any]
 Tell = Callable[[str], None]
@@ -293,7 +297,7 @@ def _collected(
         minutes=options.minutes,
         is_temptation=bool(options.temptation),
         boundaries=boundaries,
-        calls=[_call(call.at, call.action, call.parameters, call.status) for call in cluster.calls()],
+        calls=[_call(call) for call in cluster.calls()],
         ended=[facts.Ended(instance=instance, at=at) for instance, at in sorted(watch.ended.items(), key=lambda item: item[1])],
         strikes=sorted(strikes.done, key=lambda strike: strike.at),
         decisions=list(_decisions(client)),
@@ -354,15 +358,17 @@ def _decisions(client: EverstepClient) -> Iterator[facts.Decision]:
             yield facts.Decision(at=_unix(event["Time"]), instance=node, words=event["Message"])
 
 
-def _call(at: float, action: str, parameters: Mapping[str, str], status: int) -> facts.Call:
-    desired = parameters.get("DesiredCapacity")
+def _call(call: Call) -> facts.Call:
+    desired = call.parameters.get("DesiredCapacity")
+    caller = CALLER.search(call.user_agent)
     return facts.Call(
-        at=at,
-        action=action,
-        instance=parameters.get("InstanceId", ""),
+        at=call.at,
+        action=call.action,
+        instance=call.parameters.get("InstanceId", ""),
         desired=int(desired) if desired else None,
-        is_decrement=parameters.get("ShouldDecrementDesiredCapacity", "").lower() == "true",
-        status=status,
+        is_decrement=call.parameters.get("ShouldDecrementDesiredCapacity", "").lower() == "true",
+        status=call.status,
+        caller=caller[1] if caller else "",
     )
 
 

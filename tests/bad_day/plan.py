@@ -1,11 +1,18 @@
-"""What is done to the cluster, and when: made from a seed alone. To whom is settled when the time has come, from the seed and from who is there."""
+"""What is done to the cluster, and when: made from a seed alone. To whom is settled when the time has come, from the seed and from who is there.
+
+The same as a fault script (`script`) is what anybody can play: `everstep local fault play`.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+
+from infra.local_cloud.fault_kinds import AnyFault, FailStatus, KillAgent, KillControlPlane, KillRank, Partition, Terminate, Throttle, name_of
+from infra.local_cloud.fault_script import Moment
 
 FIRST_SECONDS: Final = 4.0
 LAST_SECONDS: Final = 12.0
@@ -18,6 +25,7 @@ FOLLOWERS: Final = ("ranks", "agents", "control plane", "ranks")
 FOLLOWS_AFTER: Final = (0.4, 2.5)
 LASTS: Final = {"links": (2.0, 9.0), "checks": (5.0, 12.0), "throttle": (8.0, 15.0), "control plane": (0.0, 3.0)}
 """Seconds."""
+THROTTLED_SHARE: Final = 0.4
 LINES_CUT: Final = ("rest", "rest", "control-plane", "peers")
 
 
@@ -64,6 +72,49 @@ def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
         if place in leaders and follows:
             lines.append(msgspec.structs.replace(_line(chance, at + chance.uniform(*FOLLOWS_AFTER), follows.pop()), follows=True))
     return sorted(lines, key=lambda line: line.at_seconds)
+
+
+def script(lines: Iterable[Line], *, nodes: int) -> list[Moment]:
+    """Return a plan as a fault script.
+
+    Args:
+        lines: of the plan, in order.
+        nodes: that run at its beginning.
+
+    Returns:
+        What happens, in order; the last line clears what lasts. A day looks who works for which job before it strikes; a script counts instances, so
+        that what is meant for a pair of jobs or for the holders of a shard hits two instances at the same moment.
+    """
+    moments: list[Moment] = []
+    for line in lines:
+        number, neighbour = line.pick % nodes, (line.pick + nodes // 2) % nodes
+        hit: tuple[AnyFault, ...]
+        match line.kind:
+            case "ranks":
+                hit = (KillRank(target=str(number)),)
+            case "agents":
+                hit = (KillAgent(target=str(number)),)
+            case "instances":
+                hit = (Terminate(target=str(number)),)
+            case "pair":
+                hit = tuple(Terminate(target=str(each)) for each in sorted((number, neighbour), reverse=True))  # the later one first: numbers move up
+            case "groups":
+                hit = (Terminate(target=str(number)),) * 2  # what is the n-th then is the one behind it
+            case "control plane":
+                hit = (KillControlPlane(down=line.lasts_seconds),)
+            case "links":
+                hit = (Partition(target=str(number), separate_from=line.cut_from),)
+            case "checks":
+                hit = (FailStatus(target=str(number)),)
+            case "throttle":
+                hit = (Throttle(share=THROTTLED_SHARE),)
+            case unknown:
+                raise ValueError(unknown)
+        moments += [Moment(at_seconds=line.at_seconds, fault=fault) for fault in hit]
+        if line.kind in ("links", "checks", "throttle"):
+            moments.append(Moment(at_seconds=round(line.at_seconds + line.lasts_seconds, 1), clears=name_of(hit[0])))
+    moments.sort(key=lambda moment: moment.at_seconds)
+    return [*moments, Moment(at_seconds=moments[-1].at_seconds)]
 
 
 def temptation(what: str, *, seed: int) -> list[Line]:

@@ -16,7 +16,7 @@ from infra.local_cloud.fault_kinds import Effect, FailStatus, KillAgent, KillCon
 from infra.local_cloud.processes import Process, identify
 from infra.local_cloud.up import LocalCluster
 from tests.bad_day import facts
-from tests.bad_day.plan import Line
+from tests.bad_day.plan import THROTTLED_SHARE, Line
 from tests.bad_day.watch import GONE, Watch
 
 SEE_SECONDS: Final = 20.0
@@ -172,7 +172,7 @@ class Strikes:
 
     def _throttle(self, line: Line) -> None:
         at = time.time()
-        effect = self._cluster.inject(Throttle(share=0.4))
+        effect = self._cluster.inject(Throttle(share=THROTTLED_SHARE))
         seen = self._see(lambda: any(moment >= at for moment in self._watch.throttled_at), "the checker's own calls were refused")
         threading.Event().wait(max(0.0, at + line.lasts_seconds - time.time()))
         with suppress(LocalCloudError):

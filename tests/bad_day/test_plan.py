@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from tests.bad_day.plan import plan, temptation
+from infra.local_cloud import fault_script
+from infra.local_cloud.fault_kinds import AnyFault, Effect, name_of
+from tests.bad_day.plan import plan, script, temptation
 from tests.bad_day.rules import KINDS, RECOVERIES_HIT_PER_MINUTE, STRIKES_PER_KIND_PER_MINUTE, STRIKES_PER_MINUTE
 
 
@@ -24,6 +27,41 @@ def test_a_plan_is_a_bad_day(seed: int, minutes: float) -> None:
     assert counts.total() >= STRIKES_PER_MINUTE * minutes
     assert all(counts[kind] >= STRIKES_PER_KIND_PER_MINUTE * minutes for kind in KINDS)
     assert sum(line.follows for line in lines) >= RECOVERIES_HIT_PER_MINUTE * minutes
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_plan_is_a_fault_script_that_anybody_can_play(seed: int, tmp_path: Path) -> None:
+    lines = plan(seed=seed, minutes=10.0, has_links=True)
+    moments = script(lines, nodes=7)
+    (tmp_path / "day.json").write_bytes(fault_script.encode(moments))
+    assert fault_script.read(tmp_path / "day.json") == moments
+    done: list[str] = []
+    left: list[AnyFault] = []
+
+    def inject(fault: AnyFault) -> Effect:
+        left.append(fault)
+        return Effect(fault=name_of(fault), target="", did=name_of(fault))
+
+    def clear(name: str) -> None:
+        left[:] = [fault for fault in left if name and name_of(fault) != name]
+
+    fault_script.play(
+        moments,
+        inject=inject,
+        clear=clear,
+        wait_until=lambda _: None,
+        tell=lambda _, outcome: done.append(outcome.did if isinstance(outcome, Effect) else ""),
+    )
+    assert left == [], "the last line clears what lasts"
+    wanted = Counter(line.kind for line in lines)
+    found = Counter(done)
+    assert (found["kill-rank"], found["kill-agent"]) == (wanted["ranks"], wanted["agents"])
+    assert (found["kill-control-plane"], found["partition"], found["fail-status"]) == (wanted["control plane"], wanted["links"], wanted["checks"])
+    assert found["terminate"] == wanted["instances"] + 2 * (wanted["pair"] + wanted["groups"])
+    first, second, *_ = moments
+    assert first.at_seconds == second.at_seconds
+    assert first.fault != second.fault
+    assert name_of(first.fault) == name_of(second.fault) == "terminate" if first.fault and second.fault else False
 
 
 def test_seeds_differ() -> None:

@@ -104,6 +104,14 @@ class Teller:
             case ["stick", "rank", rank, *place]:
                 agent = world.team()[int(rank)]
                 agent.stands_at = dict.fromkeys(agent.boundary, " ".join(place))
+            case ["gate", "rank", rank, seconds]:
+                agent = world.team()[int(rank)]
+                agent.phase_of = dict.fromkeys(agent.boundary, "wait")
+                agent.limit_of = dict.fromkeys(agent.boundary, float(seconds))
+            case ["reason"]:
+                self.lines.append(f"    {_short(world.job().reason)}")
+            case ["open", "gate", rank]:
+                world.team()[int(rank)].phase_of, world.team()[int(rank)].limit_of = {}, {}
             case ["compute"]:
                 for agent in world.team():
                     agent.cpu_share = 0.9

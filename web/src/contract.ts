@@ -624,7 +624,7 @@ export interface Incident {
   IncidentId: string
   TrainingJobName: string
   RunId: string
-  Cause: 'notice' | 'requested' | 'pause_failed' | 'load_failed' | 'rank_exit' | 'hang' | 'agent_lost' | 'node_unreachable' | 'node_fault' | 'instance_terminated' | 'group_lost' | 'drill'
+  Cause: 'notice' | 'requested' | 'pause_failed' | 'drill' | 'load_failed' | 'rank_exit' | 'hang' | 'agent_lost' | 'node_unreachable' | 'node_fault' | 'instance_terminated' | 'group_lost'
   Phase: 'replace' | 'restore' | 'rework' | 'closed'
   Evidence: string[]
   Decision: string

@@ -114,9 +114,10 @@ describe('the story of an incident', () => {
     expect(told(last, failed)[2]).toBe('What no checkpoint has: 10 s of training time; it had reached step 12 and was not launched again.')
     expect(told({ LostSteps: undefined })[2]).toMatch(/^Not known: /)
   })
-  test('what it comes to is told when it is over', () => {
+  test('what it comes to is told, and what it has come to so far', () => {
     expect(told({ CostUsd: 1.5 })[2]).toMatch(/ It cost \$1\.50\.$/)
-    expect(told({ CostUsd: 1.5, ClosedAt: undefined })[2]).not.toMatch(/cost/)
+    expect(told({ CostUsd: 1.5, ClosedAt: undefined })[2]).toMatch(/ It has cost \$1\.50 so far\.$/)
+    expect(told({ CostUsd: undefined, ClosedAt: undefined })[2]).not.toMatch(/cost/)
   })
   test('the job ended first', () => expect(told({ GenerationAfter: undefined })[3]).toMatch(/ended before another launch/))
   test('a node that is held for a person is left to do', () => {

@@ -8,6 +8,7 @@
     nic_errors       a card has counted `NIC_ERRORS` within `WINDOW_SECONDS`
     disk_read_only   the kernel has remounted it so, as a rule after an error of the disk
     disk_full        nothing of use can be written any more
+    disk_silent      it has finished none of the requests that lie before it for `DEVICE_SILENT_SECONDS`: a busy one finishes some
     memory_low       less than `LOW_MEMORY_SHARE` can be allocated, for `LOW_SECONDS`
     memory_killed    the kernel has ended a process for want of memory, within `WINDOW_SECONDS`
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from everstep.protocol.agent_messages import NodeFault
+from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS, NodeFault
 
 XID_SECONDS = 600.0
 """What an Xid leaves behind for longer shows as `gpu_lost` or `gpu_ecc`."""
@@ -61,6 +62,27 @@ class LinkFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiskQueue:
+    """What a volume has done and has still to do."""
+
+    finished_count: int
+    """Requests of all kinds; only ever grows."""
+    waiting_count: int
+    """Requests that it was given and has not finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskWait:
+    """Since when a volume has finished nothing although it had to."""
+
+    finished_count: int
+    least_waiting: int
+    """The fewest requests ever seen before it: some drivers lose count, and show for ever what is long finished."""
+    since: float | None
+    """Monotonic seconds; None while nothing waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFacts:
     """One file system that this node writes to."""
 
@@ -69,6 +91,8 @@ class DiskFacts:
     free_bytes: int
     least_bytes: int
     """Below this it counts as full."""
+    queue: DiskQueue | None = None
+    """Of the volume below it; None where there is none of this node's own, or nobody counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +122,8 @@ class NodeHealth:
     """Readings of a card's count within the window, the oldest first."""
     kills: tuple[tuple[float, int], ...] = ()
     low_since: float | None = None
+    waits: Mapping[str, DiskWait] = field(default_factory=dict)
+    """By path."""
     faults: tuple[NodeFault, ...] = ()
 
 
@@ -119,14 +145,16 @@ def judge(before: NodeHealth, facts: NodeFacts) -> NodeHealth:
     kills = _window(before.kills, now, facts.kill_count) if facts.kill_count is not None else ()
     is_low = facts.memory_available_bytes < LOW_MEMORY_SHARE * facts.memory_total_bytes
     low_since = (now if before.low_since is None else before.low_since) if is_low else None
+    waits = {disk.path: _wait(before.waits.get(disk.path), disk.queue, now) for disk in facts.disks if disk.queue is not None}
+    stuck = {path for path, wait in waits.items() if wait.since is not None and now - wait.since >= DEVICE_SILENT_SECONDS}
     seen_up = before.seen_up | {link.name for link in facts.links if link.is_up}
     faults = (
         *_of_gpus(facts.gpus, xids, {index for index, since in slowed.items() if now - since >= THROTTLED_SECONDS}),
         *_of_links(facts.links, seen_up, errors),
-        *(fault for disk in facts.disks for fault in _of_disk(disk)),
+        *(fault for disk in facts.disks for fault in _of_disk(disk, is_stuck=disk.path in stuck)),
         *_of_memory(is_low=low_since is not None and now - low_since >= LOW_SECONDS, kill_count=_grown(kills)),
     )
-    return NodeHealth(xids=xids, slowed_since=slowed, seen_up=seen_up, errors=errors, kills=kills, low_since=low_since, faults=faults)
+    return NodeHealth(xids=xids, slowed_since=slowed, seen_up=seen_up, errors=errors, kills=kills, low_since=low_since, waits=waits, faults=faults)
 
 
 def _of_gpus(gpus: Sequence[GpuFacts], xids: Mapping[tuple[int, int], float], slowed: set[int]) -> list[NodeFault]:
@@ -159,7 +187,19 @@ def _of_links(links: Sequence[LinkFacts], seen_up: frozenset[str], errors: Mappi
     return faults
 
 
-def _of_disk(disk: DiskFacts) -> list[NodeFault]:
+def _wait(before: DiskWait | None, queue: DiskQueue, now: float) -> DiskWait:
+    """Return how long a volume has finished nothing: a request that waits at two readings between which none was finished has waited all the time."""
+    least = queue.waiting_count if before is None else min(before.least_waiting, queue.waiting_count)
+    if queue.waiting_count <= least:
+        return DiskWait(finished_count=queue.finished_count, least_waiting=least, since=None)
+    has_stood = before is not None and before.since is not None and before.finished_count == queue.finished_count
+    return DiskWait(finished_count=queue.finished_count, least_waiting=least, since=before.since if before is not None and has_stood else now)
+
+
+def _of_disk(disk: DiskFacts, *, is_stuck: bool) -> list[NodeFault]:
+    if is_stuck:
+        words = f"the disk below {disk.path} has finished none of its requests for {DEVICE_SILENT_SECONDS:g} s"
+        return [_fault("disk_silent", words, disk.path)]
     if disk.is_read_only:
         return [_fault("disk_read_only", f"{disk.path} can only be read: the kernel has taken it out of use", disk.path)]
     if disk.free_bytes < disk.least_bytes:

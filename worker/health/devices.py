@@ -10,10 +10,16 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from worker.core.node_health import DiskFacts, LinkFacts
+from worker.core.node_health import DiskFacts, DiskQueue, LinkFacts
 
 CLASS_NET = Path("/sys/class/net")
 CLASS_INFINIBAND = Path("/sys/class/infiniband")
+BLOCK_DEVICES = Path("/sys/dev/block")
+_FINISHED, _WAITING = (0, 4, 11, 15), 8
+"""Columns of a block device's `stat`: reads, writes, discards and flushes finished (older kernels count no flushes, or no discards); in flight.
+
+Source: Documentation/block/stat.rst of Linux.
+"""
 _DOWN = frozenset({"down", "lowerlayerdown", "notpresent"})
 _ERRORS = ("rx_errors", "tx_errors")
 _CARD_BYTES = ("rx_bytes", "tx_bytes")
@@ -40,12 +46,13 @@ def links(class_net: Path = CLASS_NET, class_infiniband: Path = CLASS_INFINIBAND
     return tuple(link for link in (*cards, *ports) if link is not None)
 
 
-def disk(path: Path, least_bytes: int | None = None) -> DiskFacts | None:
-    """Return the file system that holds `path`.
+def disk(path: Path, least_bytes: int | None = None, block_devices: Path = BLOCK_DEVICES) -> DiskFacts | None:
+    """Return the file system that holds `path`. Nothing is written: a volume that hangs would hold up who does.
 
     Args:
         path: a folder.
         least_bytes: what counts as full; None: the smaller of `LEAST_DISK_BYTES` and `LEAST_SHARE`.
+        block_devices: where the kernel lists block devices by number.
 
     Returns:
         The facts; None when the folder is not there.
@@ -56,7 +63,26 @@ def disk(path: Path, least_bytes: int | None = None) -> DiskFacts | None:
         return None
     least = min(LEAST_DISK_BYTES, int(facts.f_blocks * facts.f_frsize * LEAST_SHARE)) if least_bytes is None else least_bytes
     is_read_only = bool(facts.f_flag & os.ST_RDONLY)
-    return DiskFacts(path=str(path), is_read_only=is_read_only, free_bytes=facts.f_bavail * facts.f_frsize, least_bytes=least)
+    free_bytes = facts.f_bavail * facts.f_frsize
+    return DiskFacts(path=str(path), is_read_only=is_read_only, free_bytes=free_bytes, least_bytes=least, queue=queue(path, block_devices))
+
+
+def queue(path: Path, block_devices: Path = BLOCK_DEVICES) -> DiskQueue | None:
+    """Return what the volume that holds `path` has finished and still has to do.
+
+    Args:
+        path: a folder.
+        block_devices: where the kernel lists block devices by number.
+
+    Returns:
+        The counts; None of what is no block device of this node: tmpfs, overlays, network file systems, btrfs.
+    """
+    try:
+        device = os.stat(path).st_dev
+        columns = [int(word) for word in (block_devices / f"{os.major(device)}:{os.minor(device)}" / "stat").read_text().split()]
+        return DiskQueue(finished_count=sum(columns[at] for at in _FINISHED if at < len(columns)), waiting_count=columns[_WAITING])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _card(card: Path) -> LinkFacts | None:

@@ -7,15 +7,17 @@ from enum import StrEnum
 from typing import Annotated
 
 from fastapi import Query
+from sqlalchemy.orm import Session
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Reader, User
 from control_plane.api.deps import IncidentIdPath, MaxResults, NextToken, Router, ServicesDep, SortOrder, page_position, page_token, same_order
 from control_plane.api.routes.jobs import find_job
-from control_plane.core import hangs
-from control_plane.db import events, incidents
+from control_plane.core import accounting, hangs
+from control_plane.db import events, fleets, incidents, jobs
 from control_plane.db.events import NewEvent
-from control_plane.db.incidents import IncidentFilter
+from control_plane.db.incidents import IncidentFilter, IncidentRecord
+from control_plane.loop.records import job_record
 
 
 class IncidentStatus(StrEnum):
@@ -53,9 +55,10 @@ def list_incidents(
             find_job(session, training_job_name, caller)
         is_ascending = sort_order is SortOrder.ASCENDING
         page = incidents.page(session, which, after=after, limit=max_results + 1, is_ascending=is_ascending)
+        costs = [_cost_usd(session, record, services.now()) for record in page[:max_results]]
     last = page[max_results - 1] if len(page) > max_results else None
     return schemas.ListIncidentsResponse(
-        incidents=[views.incident(record) for record in page[:max_results]],
+        incidents=[views.incident(record, cost) for record, cost in zip(page, costs, strict=False)],
         next_token=None if last is None else page_token(sort_order, last.opened_at.isoformat(), last.id),
     )
 
@@ -67,8 +70,9 @@ def describe_incident(incident_id: IncidentIdPath, caller: Reader, services: Ser
         record = incidents.get(session, incident_id)
         # Both were stored in one transaction, so that the event is never missing where the incident is.
         stacks = events.newest_of(session, hangs.PROVEN, job_name=record.job_name, since=record.opened_at, until=record.closed_at)
+        cost = _cost_usd(session, record, services.now())
     caller.require_sight("incident", incident_id, record.project)
-    return views.incident(record, stacks)
+    return views.incident(record, cost, stacks)
 
 
 @router.post("/{IncidentId}/acknowledge", operation_id="AcknowledgeIncident", status_code=202)
@@ -84,4 +88,16 @@ def acknowledge_incident(
             message = f"{caller.name} has seen the incident {incident_id}" + (f": {request.note}" if request.note else ".")
             event = NewEvent(at=now, type="IncidentAcknowledged", message=message, project=record.project, job_name=record.job_name)
             events.append(session, event)
-        return views.incident(incidents.get(session, incident_id))
+        return views.incident(incidents.get(session, incident_id), _cost_usd(session, record, now))
+
+
+def _cost_usd(session: Session, record: IncidentRecord, now: datetime) -> float | None:
+    """Return what an incident has cost by now: what is stored of one that is over; of an open one that stands where its recovery changed last."""
+    if record.closed_at is not None:
+        return record.cost_usd
+    job = jobs.get_run(session, record.run_id)
+    stored = job_record(job)
+    if stored.incident is None or stored.incident.id != record.id:
+        return record.cost_usd
+    idle = accounting.idle_so_far(stored.incident, stored, now.timestamp())
+    return accounting.cost_usd(idle, fleets.get(session, job.fleet_name).price_usd_per_hour)

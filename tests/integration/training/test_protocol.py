@@ -531,6 +531,22 @@ def test_phases_are_on_the_page(tmp_path: Path, begin: Begin) -> None:
         assert rank_half(agent).phase is Phase.TRAIN
 
 
+def test_a_wait_tells_its_limit_until_it_is_over_and_a_limit_is_checked_before_anything_is_said(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, _ = begin(agent)
+        with session.phase("eval", limit_seconds=90):
+            with session.phase("wait", limit_seconds=0.2):
+                assert (rank_half(agent).phase, rank_half(agent).limit) == (Phase.WAIT, 1)
+            assert (rank_half(agent).phase, rank_half(agent).limit) == (Phase.EVAL, 90)
+            with session.phase("train"):
+                assert (rank_half(agent).phase, rank_half(agent).limit) == (Phase.TRAIN, 0)
+        assert (rank_half(agent).phase, rank_half(agent).limit) == (Phase.TRAIN, 0)
+        for wrong in (0, -1, 86_401, float("nan"), float("inf")):
+            with pytest.raises(everstep.training.SessionMisuse, match="limit_seconds"), session.phase("wait", limit_seconds=wrong):
+                pytest.fail("nobody comes here")
+        assert rank_half(agent).phase is Phase.TRAIN
+
+
 def test_an_agent_of_another_generation_is_refused(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeAgent(tmp_path, 1) as agent:
         welcome = agent._welcome

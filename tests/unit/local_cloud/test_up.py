@@ -17,14 +17,26 @@ import pytest
 
 from infra.local_cloud.errors import NotUp, PreflightFailed, StartFailed
 from infra.local_cloud.faults import Conditions
+from infra.local_cloud.instance_init import memory_directory
 from infra.local_cloud.parts import PartRecord
-from infra.local_cloud.processes import identify, marked_with, wait_gone
+from infra.local_cloud.processes import descendants, identify, marked_with, wait_gone
 from infra.local_cloud.up import ClusterFile, ClusterOptions, LocalCluster
 
 # Several real servers start in each test; on a busy machine each takes its time.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 EMPTY = ClusterOptions(nodes=0, spares=0)
+
+
+MAKER = """
+import sys
+from pathlib import Path
+from infra.local_cloud.up import ClusterOptions, LocalCluster
+with LocalCluster(Path(sys.argv[1])) as cluster:
+    cluster.up(ClusterOptions(nodes=1, spares=0, node_memory_bytes=1 << 26))
+    print("up", flush=True)
+    sys.stdin.read()
+"""
 
 
 def run(state_dir: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -175,3 +187,24 @@ def test_two_cannot_work_on_one_directory(cluster: LocalCluster) -> None:
     cluster._prepare_directory()
     with cluster._locked(), pytest.raises(PreflightFailed, match="at work"):
         LocalCluster(cluster.state_dir).down()
+
+
+def test_a_cluster_whose_maker_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    command = [sys.executable, "-P", "-c", MAKER, str(state_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
+        assert maker.stdout is not None
+        try:
+            assert maker.stdout.readline() == "up\n"
+            of_cluster = marked_with("EVERSTEP_LOCAL_CLUSTER", str(state_dir))
+            everyone = {*of_cluster, *descendants(maker.pid)}
+            assert len(everyone) > len(of_cluster) > 2, (
+                "the guardian is no part of the cluster; that is a server of AWS, a control plane and an instance"
+            )
+            memory = [memory_directory(node.name) for node in (state_dir / "nodes").iterdir()]
+            assert all(folder.exists() for folder in memory)
+        finally:
+            maker.kill()
+    assert wait_gone(everyone, timeout_seconds=120)
+    assert [folder for folder in memory if folder.exists()] == []
+    assert marked_with("EVERSTEP_LOCAL_CLUSTER", str(state_dir)) == []

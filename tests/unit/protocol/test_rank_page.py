@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.protocol.rank_messages import (
+    MAX_LIMIT_SECONDS,
     MAX_TARGET,
     RANK_WORD_BYTES,
     AgentHalf,
@@ -43,6 +44,7 @@ def page() -> memoryview:
         STEPS,
         st.integers(0, 2),
         st.integers(0, MAX_TARGET),
+        st.integers(0, MAX_LIMIT_SECONDS),
     ),
 )
 def test_halves_come_back_and_do_not_touch_each_other(agent: AgentHalf, rank: RankHalf) -> None:
@@ -59,6 +61,12 @@ def test_a_page_of_a_rank_that_knows_no_target_has_none_and_nor_has_one_that_no_
     assert read_rank_half(shared) == RankHalf(1, 8)
     write_rank_half(shared, RankHalf(1, 8, target=MAX_TARGET + 1))
     assert read_rank_half(shared) == RankHalf(1, 8)
+
+
+def test_a_limit_that_no_script_may_tell_is_none() -> None:
+    shared = page()
+    write_rank_half(shared, RankHalf(1, 8, Phase.WAIT, limit=MAX_LIMIT_SECONDS + 1))
+    assert read_rank_half(shared) == RankHalf(1, 8, Phase.WAIT)
 
 
 def test_a_writer_dead_in_the_middle_leaves_nothing_to_read_until_the_next_writes() -> None:

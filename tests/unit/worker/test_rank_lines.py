@@ -582,3 +582,13 @@ async def test_who_holds_which_step_verified_and_since_when(place: Place) -> Non
     assert place.shard.verified[PEER] == (3, place.unix - 5)
     place.shard.inventory(PEER, ())  # it has lost everything
     assert place.shard.verified[PEER] == (NONE, place.unix)
+
+
+async def test_a_boundary_that_its_rank_has_stamped_is_dated_in_unix_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    await begin(place)
+    monkeypatch.setattr(owned_shard, "monotonic", lambda: 105.0)
+    pass_boundary(place, 2, 102.5)
+    assert place.shard.passed == (2, place.unix - 2.5)
+    place.lines.message(RANK, Boundary(generation=PLAN.generation, boundary=Step(3)))
+    assert place.shard.passed == (2, place.unix - 2.5), "it was not passed just now"
+    await place.lines.close()

@@ -67,7 +67,7 @@ export function story(incident: Incident, job: Partial<TrainingJob> | undefined,
   const reached = incident.ReachedStep === undefined ? '' : `it had reached step ${count(incident.ReachedStep)} and `
   const where = incident.FromStep !== undefined ? `; resumed from step ${count(incident.FromStep)}` : isLast ? `; ${reached}was not launched again` : ''
   const source = incident.RestoreSource ? ` State came from ${FROM[incident.RestoreSource] ?? incident.RestoreSource}.` : ''
-  const cost = incident.CostUsd === undefined || isOpen ? '' : ` It cost $${incident.CostUsd.toFixed(2)}.` // while it lasts, what it came to at its last phase
+  const cost = incident.CostUsd === undefined ? '' : ` It ${isOpen ? 'has cost' : 'cost'} $${incident.CostUsd.toFixed(2)}${isOpen ? ' so far' : ''}.`
   const damage: Answer = {
     question: 'What was lost',
     tone: steps === undefined ? 'idle' : steps === 0 ? 'good' : 'warn',

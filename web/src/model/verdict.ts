@@ -137,7 +137,7 @@ function movingOf({ job, protection, progress, now }: Facts, isRecovering: boole
     const limit = Math.max(STILL_SECONDS, progress?.usualRate ? STILL_STEPS / progress.usualRate : 0)
     if ((age ?? watched) > limit) {
       const since = age === undefined ? `no step since this page was opened ${ago(progress!.watchedSince, now)}` : `the last step was ${ago(Math.min(moved!, now), now)}`
-      return { tone: 'warn', title: 'Standing still', text: `${at}: the ranks run, but ${since}.` }
+      return { tone: 'warn', title: 'Standing still', text: `${at}: the ranks run, but ${since}. ${sentence(job.Reason ?? '')}`.trim() }
     }
     const rate = progress?.rate
     const usual = progress?.usualRate

@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 from datetime import timedelta
 
+import msgspec
 import pytest
 from botocore.exceptions import WaiterError
 
 from control_plane.core import domain_loss
+from control_plane.core.observed import Cause
+from control_plane.core.observed import IncidentRecord as OpenIncident
+from control_plane.core.states import IncidentState
 from control_plane.db import checkpoints, events, incidents, jobs, nodes, protection
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.events import NewEvent
@@ -17,6 +21,7 @@ from control_plane.db.leases import Leaser
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.protection import HolderRecord, ShardRecord, VerifiedRecord
 from control_plane.errors import TooManyCases
+from control_plane.loop.records import Memo
 from everstep.errors import NothingToDownload, TransferFailed
 from everstep.protocol.agent_messages import AgentReport, Hello, NodeFault
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
@@ -451,6 +456,34 @@ def test_incidents_are_listed_and_described(client, job):
         client.list_incidents(TrainingJobName="other")
     with refused("ValidationException"):
         client.list_incidents(NextToken="bm9uc2Vuc2U=")
+
+
+def test_an_open_incident_costs_on_and_one_that_is_over_has_the_cost_that_is_stored(client, job, service):
+    client.update_fleet(FleetName="main", PriceUsdPerHour=36.0)
+    job.open_incident("inc-0")
+    job.write(incidents.change, "inc-0", cost_usd=0.5)
+    record = OpenIncident(
+        id="inc-0",
+        state=IncidentState.REPLACING,
+        cause=Cause.INSTANCE_TERMINATED,
+        evidence=(),
+        decision="",
+        reason="",
+        generation_before=Generation(1),
+        failed_at=START.timestamp(),
+        opened_at=START.timestamp(),
+        reached_step=Step(12),
+        node_microseconds_before=1_000_000,
+    )
+    stood = service.clock()
+    memo = msgspec.to_builtins(Memo(incident=record, node_count=2))
+    job.write(jobs.change, memo=memo, node_microseconds=1_000_000, accounted_until=stood)
+    service.clock.advance(50)
+    told = [client.describe_incident(IncidentId="inc-0"), *client.list_incidents()["Incidents"]]
+    assert [one["CostUsd"] for one in told] == pytest.approx([1.0, 1.0]), "two nodes for 50 s"
+    job.write(incidents.change, "inc-0", closed_at=START + timedelta(seconds=5), cost_usd=0.7)
+    told = [client.describe_incident(IncidentId="inc-0"), *client.list_incidents()["Incidents"]]
+    assert [one["CostUsd"] for one in told] == [0.7, 0.7]
 
 
 @pytest.mark.covers("ListIncidents.SortOrder", "ListIncidents.StatusEquals")

@@ -84,6 +84,50 @@ def test_nodes_are_idle_from_the_failure_to_the_end_of_the_rework() -> None:
     assert accounting.idle_node_microseconds(closed, job) == (4 * 5 + 3 * 7) * 1_000_000
 
 
+def test_the_end_of_a_phase_that_was_heard_of_late_is_charged_to_what_had_begun_by_then() -> None:
+    restoring = replace(opened(100.0, 100.0), state=IncidentState.RESTORING, replaced_at=100.0)
+    job = accounting.charge(record(incident=restoring), 110, gap_seconds=20)
+    assert in_seconds(job) == {"restore": 10}
+    reworking = replace(restoring, state=IncidentState.REWORKING, restored_at=107.0)
+    assert in_seconds(accounting.recharge_recovery(job, restoring, reworking)) == {"restore": 7, "rework": 3}
+    closed = replace(reworking, state=IncidentState.CLOSED, closed_at=109.0)
+    assert in_seconds(accounting.recharge_recovery(job, restoring, closed)) == {"restore": 7, "rework": 2, "train": 1}
+    assert accounting.recharge_recovery(job, closed, closed) is job
+    assert accounting.recharge_recovery(job, restoring, restoring) is job
+    assert in_seconds(accounting.recharge_recovery(job, restoring, replace(reworking, restored_at=50.0))) == {"restore": 0, "rework": 10}
+
+
+@pytest.mark.parametrize(
+    ("step", "before", "after", "expected"),
+    [
+        (7, (5, 100.0), (9, 104.0), 102.0),  # on the line between two reports
+        (9, (5, 100.0), (9, 104.0), 104.0),
+        (7, (5, None), (9, 104.0), 104.0),  # nobody knows when it was at 5
+        (5, (5, 100.0), (9, 104.0), 104.0),
+        (7, (5, 100.0), (9, None), 110.0),  # nor at 9: when it was heard of
+        (7, (5, 100.0), (9, 200.0), 110.0),  # a clock that goes before
+        (7, (5, 50.0), (9, 60.0), 90.0),  # one that goes after
+        (7, (5, 104.0), (9, 100.0), 100.0),  # two clocks
+    ],
+)
+def test_a_step_is_dated_by_the_ranks_own_stamps(
+    step: int, before: tuple[int, float | None], after: tuple[int, float | None], expected: float
+) -> None:
+    low, high = (Step(before[0]), before[1]), (Step(after[0]), after[1])
+    assert incidents.moment_of(Step(step), low, high, earliest=90.0, now=110.0) == expected
+
+
+def test_an_open_incident_costs_on_between_two_passes() -> None:
+    job = accounting.charge(record(node_count=4), 200, gap_seconds=10, node_count=3)
+    incident = replace(opened(200.0, 195.0), node_microseconds_before=job.node_microseconds - 4 * 5_000_000)
+    assert accounting.idle_so_far(incident, job, 200.0) == accounting.idle_node_microseconds(incident, job) == 4 * 5 * 1_000_000
+    assert accounting.idle_so_far(incident, job, 210.5) == (4 * 5 + 3 * 10) * 1_000_000 + 3 * 500_000
+    charged = accounting.charge(job, 210.5, gap_seconds=100, node_count=3)
+    assert accounting.idle_so_far(incident, job, 210.5) == accounting.idle_node_microseconds(incident, charged), "what the next pass will store"
+    assert accounting.idle_so_far(incident, job, 150.0) == 4 * 5 * 1_000_000, "a clock that stands behind"
+    assert accounting.idle_so_far(incident, replace(job, node_count=0), 300.0) == 4 * 5 * 1_000_000, "nobody works for it"
+
+
 def test_incident_phases_are_buckets_too() -> None:
     job = record(JobState.PREPARING, incident=opened())
     assert accounting.bucket(job) is accounting.Bucket.REPLACE

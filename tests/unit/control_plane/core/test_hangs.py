@@ -24,9 +24,9 @@ STUCK = "MainThread\n    read (data.py:40)\n    main (train.py:3)"
 NOW = 10_000.0
 
 
-def status(rank: int, *, still: float, phase: str = "train", boundary: int = 7, is_ended: bool = False) -> RankStatus:
+def status(rank: int, *, still: float, phase: str = "train", boundary: int = 7, is_ended: bool = False, limit: float = 0.0) -> RankStatus:
     ended = RankExit(exit_class=ExitClass.SUCCESS, code=0, at_seconds=NOW, boundary=Step(boundary)) if is_ended else None
-    return RankStatus(rank=Rank(rank), boundary=Step(boundary), phase=phase, still_seconds=still, exit=ended)
+    return RankStatus(rank=Rank(rank), boundary=Step(boundary), phase=phase, still_seconds=still, exit=ended, limit_seconds=limit)
 
 
 def look(rank: int, number: int = 2, **changes: object) -> RankStacks:
@@ -194,6 +194,39 @@ def test_who_waits_for_an_evaluation_has_the_time_of_an_evaluation() -> None:
     evaluates = status(0, still=150.0, phase="eval")
     assert watch(reports(evaluates, *(status(rank, still=150.0) for rank in (1, 2, 3)))).suspicion is None
     assert watch(reports(evaluates, *(status(rank, still=201.0) for rank in (1, 2, 3)))).suspicion is not None
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (3600.0, hangs.Limits(first=3600.0, second=3690.0, last=4200.0)),  # no factor: it is a promise
+        (5.0, hangs.Limits(first=30.0, second=120.0, last=630.0)),  # nobody is looked at before `stall`
+    ],
+)
+def test_a_limit_that_the_script_tells_stands_in_place_of_what_was_learned(told: float, expected: hangs.Limits) -> None:
+    assert hangs.limits("wait", PACE, TIMEOUTS, told) == hangs.limits("eval", PACE, TIMEOUTS, told) == expected
+
+
+def test_who_waits_on_purpose_is_let_be_as_long_as_the_script_says_and_so_are_those_who_wait_for_it() -> None:
+    gate = status(0, still=590.0, phase="wait", limit=600.0)
+    waits = watch(reports(gate, *(status(rank, still=590.0) for rank in (1, 2, 3))))
+    assert (waits.suspicion, waits.ask, waits.events) == (None, (), ())
+    assert waits.words == "rank 0 on i-0 stands still in wait on purpose, for at most 600 s as the script says"
+    assert watch(reports(status(0, still=30.0, phase="wait", limit=600.0))).words == "", "no longer than a step may take"
+    over = watch(reports(*(status(rank, still=601.0, phase="wait", limit=600.0) for rank in range(4))))
+    assert over.suspicion is not None
+    assert over.words == "all 4 ranks stood still in wait for longer than 600 s; the stacks are in the job's events"
+
+
+def test_a_wait_that_outlasts_its_word_is_a_hang() -> None:
+    waits = tuple(status(rank, still=691.0, phase="wait", limit=600.0) for rank in range(4))
+    watched = watch(reports(*waits, looks=tuple(look(rank) for rank in range(4))), second(691.0))
+    assert watched.faults[0].evidence.startswith("hang: all 4 ranks stood still in wait for 691 s, the limit is 600 s: ")
+
+
+def test_a_wait_without_a_limit_has_that_of_a_phase_never_seen() -> None:
+    assert watch(reports(status(0, still=600.0, phase="wait"))).suspicion is None
+    assert watch(reports(status(0, still=601.0, phase="wait"))).suspicion is not None
 
 
 def test_a_rank_that_closes_waits_for_the_others_as_long_as_they_train() -> None:

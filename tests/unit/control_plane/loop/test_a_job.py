@@ -263,3 +263,26 @@ async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ran
     assert job.accounting[Bucket.DETECT] == round((incident.opened_at - failed_at).total_seconds() * 1e6)
     assert job.accounted_until is not None
     assert timedelta(microseconds=sum(job.accounting.values())) == job.accounted_until - job.created_at
+
+
+async def test_a_recovery_is_dated_by_what_ranks_say_and_not_by_when_it_is_heard(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    world.kill_rank(world.team()[1])
+    await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
+    now = world.now.timestamp()
+    for agent in world.team():
+        agent.stamp = lambda step: now + 0.01 * step
+    for _ in range(3):
+        await world.train(1)
+    (incident,) = world.incidents()
+    assert incident.from_step is not None
+    assert incident.reached_step is not None
+    assert incident.restored_at is not None
+    assert incident.closed_at is not None
+    assert incident.restored_at.timestamp() == pytest.approx(now + 0.01 * (incident.from_step + 1))
+    assert incident.closed_at.timestamp() == pytest.approx(now + 0.01 * max(incident.reached_step, incident.from_step + 1))
+    spent = world.job().accounting
+    phases = (incident.restore_seconds, incident.rework_seconds)
+    assert [spent.get("restore", 0), spent.get("rework", 0)] == [pytest.approx((phase or 0) * 1e6, abs=2) for phase in phases]

@@ -143,3 +143,33 @@ async def test_another_failure_meanwhile_is_not_the_drills(world: World) -> None
     (incident,) = world.incidents()
     assert incident.cause == "rank_exit"
     assert len(world.job().failures) == 1
+
+
+async def test_a_node_that_fails_by_itself_while_a_drill_is_recovered_from_is_a_failure(world: World) -> None:
+    node_id = await trains(world)
+    other = world.team()[3]  # no holder of what the struck one holds
+    asked = ask(world, "terminate-instance", node_id)
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    world.terminate(other)
+    await again(world)
+    (incident,) = world.incidents()
+    assert incident.cause == "instance_terminated"
+    assert set(incident.instance_ids) == {node_id, other.node_id}
+    assert any(asked.id in words for words in incident.evidence)
+    assert world.failures() == (1, 1, 1), "one node failed; the other was struck"
+    assert (drill(world).state, drill(world).incident_id) == ("recovered", incident.id)
+
+
+async def test_a_rank_that_fails_in_the_launch_after_a_drill_is_a_failure(world: World) -> None:
+    node_id = await trains(world)
+    ask(world, "kill-rank", node_id, 1)
+    await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
+    world.kill_rank(world.team()[2])
+    await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 3)
+    for _ in range(3):
+        await world.train(1)
+    (incident,) = world.incidents()
+    assert incident.cause == "rank_exit"
+    assert world.failures() == (1, 1, 0)
+    assert len(world.job().failures) == 1, "the breakers remember it, and not the drill's"
+    assert (drill(world).state, drill(world).incident_id) == ("recovered", incident.id)

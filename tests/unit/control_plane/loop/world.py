@@ -97,6 +97,9 @@ class Agent:
     moved_at: dict[Rank, tuple[int, datetime]] = field(default_factory=dict)
     """The boundary that each rank was last seen at, and when it first was."""
     phase_of: dict[Rank, str] = field(default_factory=dict)
+    limit_of: dict[Rank, float] = field(default_factory=dict)
+    stamp: Callable[[int], float] | None = None
+    """When its ranks passed a boundary, Unix seconds; None: they do not tell."""
     stands_at: dict[Rank, str] = field(default_factory=dict)
     """What its stacks show; by default that it waits for the others."""
     stopped: set[Rank] = field(default_factory=set)
@@ -211,6 +214,8 @@ class Agent:
             exit=self.exits.get(rank),
             phase=self.phase_of.get(rank, "train" if step > base else "first_step"),
             still_seconds=(self.world.now - self.moved_at[rank][1]).total_seconds(),
+            limit_seconds=self.limit_of.get(rank, 0.0),
+            passed_at_seconds=self.stamp(step) if self.stamp is not None else 0.0,
         )
 
     def stacks(self) -> tuple[RankStacks, ...]:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS
 from worker.core import node_health
-from worker.core.node_health import DiskFacts, GpuFacts, LinkFacts, NodeFacts, NodeHealth, judge
+from worker.core.node_health import DiskFacts, DiskQueue, GpuFacts, LinkFacts, NodeFacts, NodeHealth, judge
 
 GIB = 1 << 30
 WELL = NodeFacts(
@@ -55,6 +56,41 @@ def told(*readings: NodeFacts) -> list[tuple[str, str]]:
 def test_a_fault_is_told_and_cleared(changes: dict[str, object], expected: tuple[str, str]) -> None:
     assert told(at(1.0, **changes)) == [expected]
     assert told(at(1.0, **changes), at(1000.0), at(1001.0)) == []
+
+
+def disk(at_seconds: float, finished: int, waiting: int) -> NodeFacts:
+    return at(at_seconds, disks=(replace(WELL.disks[0], queue=DiskQueue(finished_count=finished, waiting_count=waiting)),))
+
+
+STUCK = [("disk_silent", "/state")]
+LONG = DEVICE_SILENT_SECONDS
+
+
+def test_a_volume_that_finishes_nothing_while_requests_wait_is_stuck_until_it_finishes_one() -> None:
+    story = (disk(1, 100, 0), disk(2, 100, 3), disk(3, 100, 9))
+    assert told(*story, disk(2 + LONG - 0.1, 100, 9)) == []
+    assert told(*story, disk(2 + LONG, 100, 9)) == STUCK
+    assert told(*story, disk(2 + LONG, 100, 9), disk(60, 101, 8)) == []
+    assert told(*story, disk(2 + LONG, 100, 9), disk(60, 101, 8), disk(60 + LONG, 101, 8)) == STUCK
+    assert told(*story, disk(2 + LONG, 100, 9), disk(60, 109, 0)) == []
+
+
+def test_a_busy_volume_finishes_some_however_slowly_and_an_idle_one_has_nothing_to_finish() -> None:
+    busy = [disk(1, 100, 0), *(disk(seconds, 100 + int(seconds // 14), 200) for seconds in range(2, 300))]
+    assert told(*busy) == []
+    assert told(*(disk(seconds, 100, 0) for seconds in range(1, 300))) == []
+    assert told(disk(1, 100, 0), disk(2, 100, 1), disk(10, 100, 0), disk(11, 100, 1), disk(10 + LONG, 100, 1)) == [], "a request that was merged away"
+
+
+def test_requests_that_a_driver_has_lost_count_of_are_none() -> None:
+    assert told(*(disk(seconds, 100, 2) for seconds in range(1, 300))) == []
+    lost = [disk(seconds, 100, 2) for seconds in range(1, 300)]
+    assert told(*lost, disk(300, 100, 3), disk(300 + LONG, 100, 3)) == STUCK
+
+
+def test_two_readings_far_apart_prove_as_much_as_many() -> None:
+    assert told(disk(1, 100, 0), disk(2, 100, 1), disk(500, 100, 1)) == STUCK
+    assert told(disk(1, 100, 0), disk(2, 100, 1), at(3.0), disk(500, 100, 1)) == [], "nobody knows what was there meanwhile"
 
 
 def test_a_fault_is_told_in_the_same_words_while_it_holds() -> None:

@@ -6,8 +6,8 @@ from everstep.protocol.rank_messages import Phase, RankHalf
 from worker.core.phases import PhaseClock
 
 
-def half(boundary: int, phase: Phase = Phase.TRAIN) -> RankHalf:
-    return RankHalf(generation=1, boundary=boundary, phase=phase)
+def half(boundary: int, phase: Phase = Phase.TRAIN, limit: int = 0) -> RankHalf:
+    return RankHalf(generation=1, boundary=boundary, phase=phase, limit=limit)
 
 
 def test_a_clock_runs_until_boundary_or_phase_change() -> None:
@@ -37,3 +37,14 @@ def test_what_nobody_watched_is_not_taken_for_one_long_step() -> None:
 
 def test_what_goes_on_is_not_learned() -> None:
     assert PhaseClock(base=0).seen(half(1), 0.0).seen(half(1), 600.0).longest == {}
+
+
+def test_what_a_script_has_told_the_limit_of_is_not_learned_and_a_new_limit_begins_anew() -> None:
+    clock = PhaseClock(base=0).seen(half(1, Phase.WAIT, 600), 0.0).seen(half(1, Phase.WAIT, 600), 500.0)
+    assert (clock.phase, clock.still_seconds, clock.limit_seconds) == ("wait", 500.0, 600.0)
+    clock = clock.seen(half(1, Phase.WAIT, 60), 501.0)
+    assert (clock.still_seconds, clock.limit_seconds) == (0.0, 60.0)
+    clock = clock.seen(half(1), 540.0).seen(half(1), 542.0).seen(half(2), 543.0)
+    assert (clock.limit_seconds, clock.longest) == (0.0, {"train": 2.0})
+    learned = clock.seen(half(2, Phase.WAIT), 543.0).seen(half(2, Phase.WAIT), 547.0).seen(half(3), 548.0)
+    assert learned.longest["wait"] == 4.0, "of a wait without a limit the job's own measure is all there is"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker.core.node_health import LinkFacts
+from worker.core.node_health import DiskQueue, LinkFacts
 from worker.health import devices
 
 
@@ -55,6 +55,38 @@ def test_a_file_system_is_read(monkeypatch: pytest.MonkeyPatch, flag: int, is_re
     told = devices.disk(Path("/state"), 7)
     assert told is not None
     assert told.least_bytes == 7
+
+
+@pytest.mark.parametrize(
+    ("recorded", "expected"),
+    [
+        (  # Linux 6.1: reads, writes, discards and flushes
+            " 2107740   155104 45644898  1025744  2928411  1643982 92875000   461431        7   457540"
+            "  1822128  1242844      826 320649024   283627   849582    51324\n",
+            DiskQueue(finished_count=2107740 + 2928411 + 1242844 + 849582, waiting_count=7),
+        ),
+        (  # Linux 4.14: neither discards nor flushes are counted
+            "     412        3    21474      138       96       40     1096       24        0       88      160\n",
+            DiskQueue(finished_count=412 + 96, waiting_count=0),
+        ),
+        ("412 3 21474\n", None),
+        ("many of them\n", None),
+    ],
+)
+def test_the_queue_of_a_volume_is_read(tmp_path: Path, recorded: str, expected: DiskQueue | None) -> None:
+    device = tmp_path.stat().st_dev
+    block = tmp_path / "block" / f"{os.major(device)}:{os.minor(device)}"
+    block.mkdir(parents=True)
+    (block / "stat").write_text(recorded)
+    assert devices.queue(tmp_path, tmp_path / "block") == expected
+    found = devices.disk(tmp_path, block_devices=tmp_path / "block")
+    assert found is not None
+    assert found.queue == expected
+
+
+def test_what_is_no_block_device_of_this_node_has_no_queue(tmp_path: Path) -> None:
+    assert devices.queue(tmp_path, tmp_path / "none") is None
+    assert devices.queue(tmp_path / "gone") is None
 
 
 def test_a_folder_that_is_not_there_is_left_out(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""What of a job's failures is a drill's, and what fails by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.core import drills, incidents
+from control_plane.core.incidents import Fault
+from control_plane.core.observed import Cause, DrillKind, DrillObserved, DrillState, FailureRecord, Implication, Remedy
+from everstep.protocol.agent_messages import ExitClass
+from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
+
+STRUCK, OTHER = NodeId("i-1"), NodeId("i-2")
+NOW = 1000.0
+
+
+def drill(kind: DrillKind) -> DrillObserved:
+    return DrillObserved(
+        id="drill-1",
+        kind=kind,
+        node_id=STRUCK,
+        rank=Rank(1) if kind is DrillKind.KILL_RANK else None,
+        requested_by="ann",
+        requested_at=NOW - 2,
+        state=DrillState.STRUCK,
+        generation=Generation(3),
+        struck_at=NOW - 1,
+    )
+
+
+def fault(cause: Cause, node: NodeId | None = None, *, speaks_against: NodeId | None = None) -> Fault:
+    line = (
+        Implication(node_id=speaks_against, incident_id="", at=NOW, what=cause.value, evidence="", remedy=Remedy.RESTART) if speaks_against else None
+    )
+    return Fault(cause=cause, evidence=f"{cause} of {node or speaks_against}", at=NOW, node_id=node, implicates=line)
+
+
+def failure(node: NodeId) -> FailureRecord:
+    return FailureRecord(generation=Generation(3), step=Step(7), exit_class=ExitClass.KILLED, code=-9, at=NOW, max_boundary=Step(7), node_id=node)
+
+
+def causes(kind: DrillKind, *found: Fault, generation: int = 3, of: FailureRecord | None = None) -> list[Cause]:
+    return [each.cause for each in drills.attributed(drill(kind), generation, found, of)[0]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        (DrillKind.KILL_AGENT, (fault(Cause.AGENT_LOST, speaks_against=STRUCK),)),
+        (DrillKind.KILL_AGENT, (fault(Cause.NODE_UNREACHABLE, STRUCK),)),
+        (DrillKind.KILL_AGENT, (fault(Cause.AGENT_LOST, speaks_against=STRUCK), fault(Cause.AGENT_LOST))),
+        (DrillKind.TERMINATE_INSTANCE, (fault(Cause.INSTANCE_TERMINATED, STRUCK),)),
+        (DrillKind.TERMINATE_INSTANCE, (fault(Cause.INSTANCE_TERMINATED, STRUCK), fault(Cause.GROUP_LOST))),
+        (DrillKind.TERMINATE_INSTANCE, (fault(Cause.NODE_UNREACHABLE, STRUCK), fault(Cause.RANK_EXIT))),
+    ],
+)
+def test_what_follows_from_a_drill_is_the_drills(kind: DrillKind, found: tuple[Fault, ...]) -> None:
+    told, _ = drills.attributed(drill(kind), 3, found)
+    assert {each.cause for each in told} == {Cause.DRILL}
+    assert [each.evidence for each in told] == [*(each.evidence for each in found), drills.in_words(drill(kind))]
+    assert all(each.implicates is None for each in told)
+    opened = incidents.opened(RunId("r"), Generation(3), told, decision="", reason="", reached=Step(7), now=NOW)
+    assert (opened.cause, opened.lost_node_count) == (Cause.DRILL, 0)
+    assert opened.instance_ids == tuple(each.node_id for each in found if each.node_id is not None)
+
+
+def test_a_killed_rank_is_the_drills_only_where_it_was_the_first_to_fail() -> None:
+    rank = fault(Cause.RANK_EXIT)
+    assert causes(DrillKind.KILL_RANK, rank, of=failure(STRUCK)) == [Cause.DRILL, Cause.DRILL]
+    assert drills.attributed(drill(DrillKind.KILL_RANK), 3, (rank,), failure(STRUCK))[1] is None
+    assert drills.attributed(drill(DrillKind.KILL_RANK), 3, (rank,), failure(OTHER)) == ((rank,), failure(OTHER))
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        (DrillKind.KILL_RANK, fault(Cause.INSTANCE_TERMINATED, STRUCK)),  # a killed rank ends no instance
+        (DrillKind.KILL_AGENT, fault(Cause.INSTANCE_TERMINATED, STRUCK)),
+        (DrillKind.TERMINATE_INSTANCE, fault(Cause.NODE_FAULT, STRUCK)),  # its own word
+        (DrillKind.TERMINATE_INSTANCE, fault(Cause.INSTANCE_TERMINATED, OTHER)),
+        (DrillKind.KILL_AGENT, fault(Cause.RANK_EXIT)),
+        (DrillKind.KILL_RANK, fault(Cause.HANG)),
+    ],
+)
+def test_what_a_drill_does_not_bring_about_is_none_of_it(kind: DrillKind, found: Fault) -> None:
+    assert drills.attributed(drill(kind), 3, (found,)) == ((found,), None)
+
+
+def test_of_a_later_generation_only_the_end_of_the_instance_is_the_drills() -> None:
+    lost = fault(Cause.NODE_UNREACHABLE, STRUCK)
+    assert causes(DrillKind.KILL_AGENT, lost, generation=4) == [Cause.NODE_UNREACHABLE]
+    assert causes(DrillKind.TERMINATE_INSTANCE, lost, generation=4) == [Cause.DRILL, Cause.DRILL]
+    assert causes(DrillKind.TERMINATE_INSTANCE, lost, fault(Cause.RANK_EXIT), generation=4) == [Cause.DRILL, Cause.RANK_EXIT, Cause.DRILL]
+    assert causes(DrillKind.KILL_RANK, fault(Cause.RANK_EXIT), generation=4, of=failure(STRUCK)) == [Cause.RANK_EXIT]
+    assert causes(DrillKind.TERMINATE_INSTANCE, fault(Cause.RANK_EXIT), generation=4, of=failure(STRUCK)) == [Cause.RANK_EXIT]
+
+
+def test_what_fails_by_itself_beside_a_drill_names_the_incident_and_asks_for_a_spare_of_its_own() -> None:
+    both = (fault(Cause.INSTANCE_TERMINATED, STRUCK), fault(Cause.INSTANCE_TERMINATED, OTHER), fault(Cause.GROUP_LOST))
+    assert causes(DrillKind.TERMINATE_INSTANCE, *both) == [Cause.DRILL, Cause.INSTANCE_TERMINATED, Cause.GROUP_LOST, Cause.DRILL]
+    found, _ = drills.attributed(drill(DrillKind.TERMINATE_INSTANCE), 3, both[:2])
+    incident = incidents.opened(RunId("r"), Generation(3), found, decision="", reason="", reached=Step(7), now=NOW)
+    assert (incident.cause, incident.lost_node_count, incident.instance_ids) == (Cause.INSTANCE_TERMINATED, 1, (STRUCK, OTHER))
+
+
+def test_a_rank_that_failed_for_want_of_the_struck_instance_is_told_as_the_drills_once_that_is_known() -> None:
+    of_instance, of_agent = drill(DrillKind.TERMINATE_INSTANCE), drill(DrillKind.KILL_AGENT)
+    incident = incidents.opened(RunId("r"), Generation(3), (fault(Cause.RANK_EXIT),), decision="", reason="", reached=Step(7), now=NOW)
+    lost, _ = drills.attributed(of_instance, 3, (fault(Cause.INSTANCE_TERMINATED, STRUCK),))
+    assert incidents.with_faults(drills.recast(of_instance, incident, lost), lost).cause is Cause.DRILL
+    other = (fault(Cause.INSTANCE_TERMINATED, OTHER),)
+    assert incidents.with_faults(drills.recast(of_instance, incident, other), other).cause is Cause.INSTANCE_TERMINATED
+    silent, _ = drills.attributed(of_agent, 3, (fault(Cause.NODE_UNREACHABLE, STRUCK),))
+    assert incidents.with_faults(drills.recast(of_agent, incident, silent), silent).cause is Cause.RANK_EXIT, "no agent's death ends a rank"
+    assert drills.recast(of_instance, incidents.with_faults(incident, (fault(Cause.HANG),)), lost).cause is Cause.HANG
+    assert drills.recast(None, incident, lost) is incident
+    own = incidents.with_faults(incidents.with_faults(incident, lost), (fault(Cause.RANK_EXIT),))
+    assert drills.recast(of_instance, own, lost).cause is Cause.RANK_EXIT, "the drill was known before that rank failed"
