@@ -263,7 +263,7 @@ class Capturing(Message, frozen=True):
 
 
 class Captured(Message, frozen=True):
-    """The copier is done, and nothing changed under it: the granted slot holds `step`, unsealed. The agent digests and seals it."""
+    """The copier is done, and nothing changed under it: the granted slot holds `step`, unsealed. The agent seals it."""
 
     generation: Generation
     step: Step
@@ -272,6 +272,8 @@ class Captured(Message, frozen=True):
     payload_bytes: int
     index_offset: int
     index_bytes: int
+    chunk_digests: bytes = b""
+    """Of the slot's chunks (`everstep.protocol.slot`), read back behind the copy while they were in the cache; empty: the agent digests it."""
 
 
 class Abandoned(Message, frozen=True):

@@ -124,6 +124,10 @@ class SlotMemory:
         self._write(plan.index_offset + len(plan.index.prefix), suffix)
         return len(plan.index.prefix) + len(suffix)
 
+    def bytes_at(self, start: int, stop: int) -> memoryview:
+        """Return the bytes `start` to `stop` of the payload as they lie in the slot."""
+        return memoryview(self._map)[HEADER_BYTES + start : HEADER_BYTES + stop]
+
     def prefault(self) -> None:
         """Give the whole mapping its pages, content unchanged. In a thread."""
         address, size = self.span

@@ -212,7 +212,7 @@ class TrainingSession:
             if self._profiler is not None:
                 self._profiler.boundary(passed_at)
             decision = self._attend()
-            if self._snapshotter.brief != self._boundary:  # else it goes with what is said at the copy's end
+            if self._snapshotter.telling != self._boundary:
                 self._link.let_go()
             self._snapshotter.prepare()
             if decision is not None and decision.must_wait:
