@@ -134,7 +134,8 @@ class SlotMemory:
         populate(address, size, is_written=True)
 
     def _write(self, offset: int, data: bytes) -> None:
-        self.payload[offset : offset + len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        # It holds the interpreter's lock: for a few kilobytes that is cheaper than to make tensors of both.
+        self._map[HEADER_BYTES + offset : HEADER_BYTES + offset + len(data)] = data
 
 
 def view_of(payload: torch.Tensor, entry: TensorEntry) -> torch.Tensor:

@@ -377,6 +377,10 @@ async def test_what_a_rank_has_digested_wrongly_restores_nobody(place: Place, mo
 async def test_a_copy_that_was_told_of_on_its_way_is_digested_here(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     number, digests = await written(place, 3, monkeypatch)
     place.lines.message(RANK, capturing(3, number, 2048))
+    slot_digests = place.store.shards[RANK][number].digests
+    assert slot_digests is not None
+    while slot_digests.known_count < 2:
+        await slot_digests.changed.wait(slot_digests.changed.version, 5.0)
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
     await done(place)
     assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(b"".join(digests), 4096)
