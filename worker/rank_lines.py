@@ -32,11 +32,12 @@ from everstep.protocol.rank_messages import (
     WordChanged,
 )
 from everstep.protocol.rounds import Announcement
-from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState
+from everstep.protocol.slot import DIGEST_BYTES, HEADER_BYTES, SlotHeader, SlotState, chunk_range, digest
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.own_metrics import NodeUsage, OwnMetrics
 from worker.core.rounds import NONE
 from worker.core.slots import Content, being_written, slot_bytes_per_node
+from worker.core.transfers import chunk_digest
 from worker.errors import NoRoom
 from worker.owned_shard import OwnedShard
 from worker.rank_server import RankLine
@@ -379,6 +380,8 @@ class RankLines:
         digests = self._follow(shard, slot, captured)
         if not digests.is_sealed:  # else it was said twice
             self._sealing[shard.rank] = captured.step
+            if _are_of(captured.chunk_digests, digests, slot):
+                digests.add(captured.chunk_digests)
             digests.complete()
             self._on_snapshot(captured.seconds)
 
@@ -442,3 +445,16 @@ class RankLines:
         line = self._lines.get(shard.rank)
         if line is not None:
             line.send(message)
+
+
+def _are_of(chunk_digests: bytes, digests: ChunkDigests, slot: Slot) -> bool:
+    """Say whether a rank's digests may stand for the agent's own: of all chunks, none of which is being digested here, and of this very file.
+
+    The last chunk, where the index lies, is digested again: a rank that wrote into a file that has been made anew since is found out. Whether all
+    of them hold is seen by every holder, chunk by chunk as they come, and by the own node before it restores.
+    """
+    if len(chunk_digests) != DIGEST_BYTES * digests.chunk_count or digests.due_count:
+        return False
+    last = digests.chunk_count - 1
+    with slot.file.payload(*chunk_range(last, digests.header.payload_bytes)) as chunk:
+        return digest(chunk) == chunk_digest(chunk_digests, last)

@@ -42,6 +42,8 @@ SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.15
 """Long spans: beside the optimizer's step long enough for a snapshot to be replicated."""
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
 """Short spans: twice the copy."""
+OWN_METRICS = ("blocked_audited", "blocked_tight", "restore_peer_fetch", "restore_added")
+"""Shown, with nothing to reach."""
 LAUNCH_SECONDS = 150.0
 MODEL_STEPS = 40
 LARGE_STATE_MIB = 512
@@ -194,7 +196,7 @@ def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, Flo
         of[name] = Of(system=name, version=versions[name], state_mib=size.state_mib, measured=measured, floors=around)
     if (own := of.pop(EVERSTEP, None)) is not None:
         figures += judged(own, of)
-        figures += [own.figure(metric) for metric in ("blocked_audited", "blocked_tight") if metric in own.measured.values]
+        figures += [own.figure(metric) for metric in OWN_METRICS if metric in own.measured.values]
         figures += [own.figure(metric, unit="ratio") for metric in ("first_raw", "tight_commits") if metric in own.measured.values]
     figures += [peer_figure(peer, metric) for peer in of.values() for metric in peer.measured.values]
     return figures, _floors(flanks[EVERSTEP], state_bytes)

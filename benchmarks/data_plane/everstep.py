@@ -2,6 +2,7 @@
 
     first launch ─▶ kill rank 0: both restore from their own node, several times
                  ─▶ spoil rank 1's own slots and kill rank 0: rank 1 restores from its peer, several times
+    and, once the job has ended, a rank that waits for its state (`arrivals`)
 
 Invariant: nothing of the product is replaced or told that it is being measured; times are the script's, the page's and the agents' logs'.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster_jobs import ENDED, PATIENCE_SECONDS, Bench, BenchJob, Json, pause
+from benchmarks.data_plane.arrivals import Arrival, run_arrivals
 from benchmarks.data_plane.launches import RANKS, tmpfs_folder
 from benchmarks.data_plane.rank.memory import folder_bytes, private_bytes
 from benchmarks.data_plane.rank.repeats import Repeats
@@ -53,6 +55,8 @@ class EverstepLaunch:
     ranks: list[Json]
     """What the script wrote in its first launch, by rank."""
     restored: list[Restored]
+    arrived: list[Arrival]
+    """A rank that waited for its state, apart from the job."""
     memory_ratio: float
     """Host memory that the job took beyond its processes' baselines, per byte of state."""
     agent_bytes: float
@@ -107,6 +111,7 @@ def run_everstep(bench: Bench, name: str, *, state_mib: int, repeats: Repeats) -
     return EverstepLaunch(
         ranks=first,
         restored=restored,
+        arrived=run_arrivals(directory / "arrivals", state_mib=state_mib, count=repeats.peer_restores),
         memory_ratio=taken / sum(rank["state_bytes"] for rank in first),
         agent_bytes=agents_before / len(agents),
     )

@@ -96,9 +96,9 @@ def run_ranks(program: list[str], home: Path, environment: Mapping[str, str], *,
 def _run_to_the_end(name: str, commands: list[list[str]], home: Path, environment: Mapping[str, str], timeout_seconds: float) -> None:
     python = next(Path(word) for word in commands[0] if Path(word).name.startswith("python"))
     path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # DeepSpeed looks for ninja there
-    with _processes(commands, home, {**environment, **path}) as processes:
+    with processes(commands, home, {**environment, **path}) as started:
         deadline = time.monotonic() + timeout_seconds
-        while None in (codes := [process.poll() for process in processes]) and not any(codes):  # of two that meet, none waits for a dead one
+        while None in (codes := [process.poll() for process in started]) and not any(codes):  # of two that meet, none waits for a dead one
             if time.monotonic() > deadline:
                 raise BenchmarkFailed(f"{name} has not ended after {timeout_seconds:.0f} s; see {home}/rank*.log")
             pause(POLL_SECONDS)
@@ -120,7 +120,7 @@ class FloorPair:
         (port,) = free_ports(1)
         program = [sys.executable, "-m", "benchmarks.data_plane.rank.floors"]
         commands = [[*program, str(rank), str(port), str(self._mebibytes)] for rank in range(RANKS)]
-        self._processes = self._stack.enter_context(_processes(commands, self._home, {}, is_talking=True))
+        self._processes = self._stack.enter_context(processes(commands, self._home, {}, is_talking=True))
         self._answers()
         return self
 
@@ -178,7 +178,7 @@ def tmpfs_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _processes(
+def processes(
     commands: list[list[str]], home: Path, environment: Mapping[str, str], *, is_talking: bool = False
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start processes in sessions of their own, and end all that is left of them."""

@@ -27,6 +27,8 @@ TITLES = {goal.metric + goal.suffix: goal.title for goal in GOALS} | {
     "launches": "all launches",
     "blocked_audited": "the first three snapshots of a launch, audited byte by byte",
     "blocked_tight": "training blocked per snapshot, spans of twice the copy",
+    "restore_peer_fetch": "of a rank that waits: until all was verified on its own node",
+    "restore_added": "fetch from the peer, and restore of a rank that comes when it is over",
     "first_raw": "first snapshot ÷ later ones, as blocked",
     "tight_commits": "commits ÷ steps, spans of twice the copy",
     **{f"char_gpt_{kind}_slowdown": f"char-GPT, {name}: slowdown of a step" for kind, name in KINDS.items()},

@@ -140,7 +140,8 @@ GOALS = (
     Goal("restore_local", "restore from the own node's memory, from the rank's call", 1.3, floors=("memcpy",)),
     Goal("restore_local_all", "the same, what the agent verified before included", 1.3, floors=("memcpy", "digest")),
     Goal("fetch", "restore from the peer's memory, verified, into the own node's", 1.3, floors=("one_way", "digest")),
-    Goal("restore_peer", "the same into the model, beside torchft", 1.0, watched=("one_way",), peer=("torchft in place", "restore_peer")),
+    Goal("restore_peer", "from the peer's memory into the model of a rank that waits, verified", 1.3, floors=("one_way", "digest")),
+    Goal("restore_peer", "the same, beside torchft", 1.0, suffix="_vs_peer", watched=("one_way",), peer=("torchft in place", "restore_peer")),
     Goal("memory", "host memory per byte of state, two copies", 4.1, unit="bytes/byte"),
 )
 

@@ -6,7 +6,8 @@ first_blocked    first snapshot ÷ the other audited ones                      f
 first_raw        first snapshot ÷ all later ones, audited or not
 commit           until both nodes hold both ranks' snapshot
 restore_local    from the rank's call, own node's memory                      restore_local_all what the agent verified before included
-fetch            from the peer's memory into the own node's, verified         restore_peer      that, and into the model
+fetch            from the peer's memory into the own node's, verified         restore_peer      into the model of a rank that waits for it
+restore_peer_fetch  of that, until all of it was verified on the own node        restore_added     fetch, and restore of a rank that comes behind it
 memory           bytes of host memory per byte of state
 """
 
@@ -59,12 +60,16 @@ def of_everstep(launches: Sequence[EverstepLaunch]) -> Measured:
             whole = per_gib(each.agent_seconds + each.rank_seconds, size)
             if each.source == "peer":
                 found.add("fetch", [per_gib(each.agent_seconds, size)])
-                found.add("restore_peer", [whole])
+                found.add("restore_added", [whole])
                 found.verify("fetch", each.verified)
-                found.verify("restore_peer", each.verified)
+                found.verify("restore_added", each.verified)
             else:
                 found.add("restore_local_all", [whole])
                 found.verify("restore_local_all", each.verified)
+        for arrival in launch.arrived:
+            found.add("restore_peer", [per_gib(arrival.model_seconds, size)])
+            found.add("restore_peer_fetch", [per_gib(arrival.fetch_seconds, size)])
+            found.verify("restore_peer", arrival.verified)
         found.add("memory", [launch.memory_ratio])
     return found
 

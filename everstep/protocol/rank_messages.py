@@ -270,7 +270,7 @@ class Capturing(Message, frozen=True):
 
 
 class Captured(Message, frozen=True):
-    """The copier is done, and nothing changed under it: the granted slot holds `step`, unsealed. The agent digests and seals it."""
+    """The copier is done, and nothing changed under it: the granted slot holds `step`, unsealed. The agent seals it."""
 
     generation: Generation
     step: Step
@@ -281,6 +281,8 @@ class Captured(Message, frozen=True):
     index_bytes: int
     seconds: float = 0.0
     """Since the boundary. Of an audited snapshot until it was compared: before the next change."""
+    chunk_digests: bytes = b""
+    """Of the slot's chunks (`everstep.protocol.slot`), read back behind the copy while they were in the cache; empty: the agent digests it."""
 
 
 class Abandoned(Message, frozen=True):

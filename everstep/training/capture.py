@@ -124,13 +124,18 @@ class SlotMemory:
         self._write(plan.index_offset + len(plan.index.prefix), suffix)
         return len(plan.index.prefix) + len(suffix)
 
+    def bytes_at(self, start: int, stop: int) -> memoryview:
+        """Return the bytes `start` to `stop` of the payload as they lie in the slot."""
+        return memoryview(self._map)[HEADER_BYTES + start : HEADER_BYTES + stop]
+
     def prefault(self) -> None:
         """Give the whole mapping its pages, content unchanged. In a thread."""
         address, size = self.span
         populate(address, size, is_written=True)
 
     def _write(self, offset: int, data: bytes) -> None:
-        self.payload[offset : offset + len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        # It holds the interpreter's lock: for a few kilobytes that is cheaper than to make tensors of both.
+        self._map[HEADER_BYTES + offset : HEADER_BYTES + offset + len(data)] = data
 
 
 def view_of(payload: torch.Tensor, entry: TensorEntry) -> torch.Tensor:

@@ -29,7 +29,7 @@ from everstep.training.errors import RestoreMismatch
 from everstep.training.state_tree import Tree, decode
 
 VALUE_PREFIX = "value"
-"""Of the names of tensors that stand for large values of the tree: `value/rng/torch`."""
+"""Of the names of tensors that stand for large values of the tree: `value/objects/extra/average/weights`."""
 SHOWN_DIFFERENCES = 8
 
 

@@ -35,24 +35,30 @@ def observe(*, with_devices: bool = True) -> RandomState:
         A tree for `state_tree.encode`.
     """
     version, words, gauss = random.getstate()
+    numpy_state = np.random.get_state()
+    assert isinstance(numpy_state, tuple)
+    algorithm, key, *rest = numpy_state
     state: RandomState = {
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(),
-        # As one piece: 625 separate integers would cost more than everything else at a boundary.
+        # Each as one piece of bytes: tensors would be planned and copied one by one, and 625 separate integers cost more than all else at a boundary.
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": (algorithm, key.tobytes(), *rest),
         "python": (version, _PYTHON_WORDS.pack(*words), gauss),
     }
-    if with_devices and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if with_devices and torch.cuda.is_available() and torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 
 
 def restore(state: RandomState) -> None:
     """Set every generator to what `observe` returned."""
-    torch.set_rng_state(state["torch"])  # type: ignore[arg-type]
-    np.random.set_state(state["numpy"])  # type: ignore[arg-type]
-    python = state["python"]
-    assert isinstance(python, tuple)
-    version, words, gauss = python
+    torch_state, numpy_state, python_state = state["torch"], state["numpy"], state["python"]
+    assert isinstance(torch_state, bytes)
+    assert isinstance(numpy_state, tuple)
+    assert isinstance(python_state, tuple)
+    torch.set_rng_state(torch.frombuffer(bytearray(torch_state), dtype=torch.uint8))
+    algorithm, key, *rest = numpy_state
+    np.random.set_state((algorithm, np.frombuffer(key, dtype=np.uint32), *rest))
+    version, words, gauss = python_state
     random.setstate((version, _PYTHON_WORDS.unpack(words), gauss))
     if "cuda" in state:
         torch.cuda.set_rng_state_all(state["cuda"])  # type: ignore[arg-type]

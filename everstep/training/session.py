@@ -20,7 +20,7 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -217,7 +217,7 @@ class TrainingSession:
             if self._profiler is not None:
                 self._profiler.boundary(passed_at)
             decision = self._attend()
-            if self._snapshotter.brief != self._boundary:  # else it goes with what is said at the copy's end
+            if self._snapshotter.telling != self._boundary:
                 self._link.let_go()
             self._snapshotter.prepare()
             if decision is not None and decision.must_wait:
@@ -427,16 +427,17 @@ class TrainingSession:
         limit: int | None = None,
     ) -> None:
         """Write the rank's half of the page; what is not given stays. Any thread."""
-        given = {
-            "boundary": boundary,
-            "phase": phase,
-            "copying": copying,
-            "standing": standing,
-            "echo_step": echo_step,
-            "echo": echo,
-            "target": target,
-            "limit": limit,
-        }
         with self._half_lock:
-            self._half = replace(self._half, **{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+            half = self._half
+            self._half = RankHalf(
+                half.generation,
+                half.boundary if boundary is None else boundary,
+                half.phase if phase is None else phase,
+                half.copying if copying is None else copying,
+                half.standing if standing is None else standing,
+                half.echo_step if echo_step is None else echo_step,
+                half.echo if echo is None else echo,
+                half.target if target is None else target,
+                half.limit if limit is None else limit,
+            )
             self._link.publish(self._half)

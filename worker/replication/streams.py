@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import queue
 import socket
 import threading
 import time
@@ -59,6 +60,8 @@ class Streams:
         self.attached = asyncio.Event()
         """Set once there is a stream."""
         self._working: set[asyncio.Future[None]] = set()
+        self._threads: dict[socket.socket, queue.SimpleQueue[Callable[[], None] | None]] = {}
+        """What the thread of each stream that has one does next."""
 
     def add(self, line: socket.socket) -> None:
         """Take a connected, blocking socket; `close` ends it."""
@@ -68,7 +71,7 @@ class Streams:
         self.attached.set()
 
     async def run(self, line: socket.socket, work: Callable[[socket.socket], None]) -> None:
-        """Run `work` on one stream in a thread of its own.
+        """Run `work` on one stream in its own thread, which is kept for the next: to start one costs a small transfer more than its bytes do.
 
         Args:
             line: one of `lines`.
@@ -83,7 +86,6 @@ class Streams:
 
         def body() -> None:
             error: BaseException | None = None
-            work_as_ranks_do()
             try:
                 work(line)
             except OSError as caught:
@@ -93,7 +95,10 @@ class Streams:
             loop.call_soon_threadsafe(_settle, done, error)
 
         self._working.add(done)
-        threading.Thread(target=body, name="everstep-stream", daemon=True).start()
+        if line not in self._threads:
+            self._threads[line] = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(self._threads[line],), name="everstep-stream", daemon=True).start()
+        self._threads[line].put(body)
         try:
             await asyncio.shield(done)
         finally:
@@ -105,17 +110,29 @@ class Streams:
     def shrink(self, count: int) -> None:
         """Close streams beyond `count`; nothing runs on them."""
         while len(self.lines) > count:
-            self.lines.pop().close()
+            self._drop(self.lines.pop())
 
     async def close(self) -> None:
-        """Cut every stream and wait for its thread."""
+        """Cut every stream and wait until its thread is done with it."""
         for line in self.lines:
             _cut(line)
         if self._working:
             await asyncio.wait(list(self._working))
         for line in self.lines:
-            line.close()
+            self._drop(line)
         self.lines = []
+
+    def _drop(self, line: socket.socket) -> None:
+        thread = self._threads.pop(line, None)
+        if thread is not None:
+            thread.put(None)
+        line.close()
+
+
+def _work(bodies: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    work_as_ranks_do()
+    while (body := bodies.get()) is not None:
+        body()
 
 
 def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:

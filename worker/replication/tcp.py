@@ -39,6 +39,8 @@ HANDSHAKE_SECONDS = 5.0
 MAX_SESSIONS = 4096
 """Connections that a listener holds at once; more are closed unread."""
 ACCEPT_RETRY_SECONDS = 1.0
+READ_AHEAD_BYTES = 4096
+"""Most messages are smaller, and several of them may have come; a call for each half of one costs as much as all of it."""
 CANCELLED_SECONDS = 0.05
 """How long a cancelled message may take to leave before the line is cut instead."""
 
@@ -51,6 +53,9 @@ class TcpSession:
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
         self._is_closed = False
+        self._inbox = bytearray()
+        """What has come of messages that nobody has taken yet."""
+        self._ahead: memoryview | None = None
         self.opened = opened
         self.peer = peer
         self.addresses: tuple[tuple[str, int], ...] = ()
@@ -95,31 +100,43 @@ class TcpSession:
     async def receive(self) -> Message:
         """Return the next message (see `Session`)."""
         try:
-            (length,) = LENGTH.unpack(await self._receive_exactly(LENGTH.size))
-            if length > MAX_PEER_MESSAGE_BYTES:
-                raise OversizedMessage(f"a frame of {length} bytes announced; the limit is {MAX_PEER_MESSAGE_BYTES}")
-            message: Message = decode(await self._receive_exactly(length), PeerMessage)  # type: ignore[arg-type]
+            while (missing := self._frame_bytes() - len(self._inbox)) > 0:
+                await self._read(missing)
+            end = self._frame_bytes()
+            message: Message = decode(bytes(self._inbox[LENGTH.size : end]), PeerMessage)  # type: ignore[arg-type]
         except ProtocolError:
             self.close()
             raise
+        del self._inbox[:end]
         return message
 
-    async def _receive_exactly(self, size: int) -> bytearray:
-        data = bytearray(size)
-        view, filled = memoryview(data), 0
+    def read_ahead(self) -> None:
+        """Take what has come in one go from now on, whole messages and more: the handshake is over, and nobody else will read this connection."""
+        self._ahead = memoryview(bytearray(READ_AHEAD_BYTES))
+
+    def _frame_bytes(self) -> int:
+        """Return how long the next frame is, as far as that is known."""
+        if len(self._inbox) < LENGTH.size:
+            return LENGTH.size
+        (length,) = LENGTH.unpack_from(self._inbox)
+        if length > MAX_PEER_MESSAGE_BYTES:
+            raise OversizedMessage(f"a frame of {length} bytes announced; the limit is {MAX_PEER_MESSAGE_BYTES}")
+        return LENGTH.size + int(length)
+
+    async def _read(self, missing: int) -> None:
+        into = memoryview(bytearray(missing)) if self._ahead is None or missing > self._ahead.nbytes else self._ahead
         try:
-            while filled < size:
-                count = await self._loop.sock_recv_into(self._line, view[filled:])
-                if count == 0:
-                    raise PeerLost(f"{self.peer} closed the line")
-                filled += count
+            count = await self._loop.sock_recv_into(self._line, into)
         except OSError as error:
             self.close()
             raise PeerLost(f"the line to {self.peer} is lost: {error}") from error
-        return data
+        if count == 0:
+            raise PeerLost(f"{self.peer} closed the line")
+        self._inbox += into[:count]
 
     def detach(self) -> socket.socket:
         """Give the connection away, blocking: the session is over, and closing it does nothing. For streams, after their handshake."""
+        assert self._ahead is None, "what was read ahead would be lost"
         self._is_closed = True
         self._line.setblocking(True)
         return self._line
@@ -210,6 +227,8 @@ async def _prove(session: TcpSession, credentials: Credentials, peer: NodeId) ->
     if not isinstance(verdict, Accepted):
         raise MalformedMessage("no verdict")
     session.addresses = verdict.addresses
+    if opened.kind != "stream":
+        session.read_ahead()
 
 
 Serve = Callable[[TcpSession], Awaitable[None]]
@@ -363,4 +382,6 @@ class PeerListener:
             raise PeerRefused("the generation is over")
         await session.send(Accepted(addresses=self._addresses))
         session.opened, session.peer = opened, opened.node_id
+        if opened.kind != "stream":
+            session.read_ahead()
         return serve

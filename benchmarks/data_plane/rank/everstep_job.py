@@ -27,6 +27,8 @@ from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header, unpac
 from everstep.training.session import TrainingSession
 
 LOOK_SECONDS = 0.001
+QUIET_RATIO = 0.7
+"""Of the quickest commit so far: so long nobody looks for the next one. Waking up 1,000 times a second is in the way of what is timed."""
 FIRST_SNAPSHOTS = 4
 """The audited ones of a launch, and one more."""
 FIRST_STEPS = 60
@@ -61,8 +63,21 @@ class CommitWatch:
         self._generation = generation
         self.at: dict[int, float] = {}
         self.committed = -1
+        self._expected = -1
+        self._begun = 0.0
+        self._look_at = 0.0
+        self._quickest: float | None = None
         self._changed = threading.Condition()
         threading.Thread(target=self._look, daemon=True).start()
+
+    def expect(self, step: int) -> None:
+        """Look for the commit of this step, whose boundary was passed just now; without a pause if the one before is still looked for."""
+        with self._changed:
+            self._begun = time.perf_counter()
+            is_quiet = self._quickest is not None and self.committed >= self._expected
+            self._look_at = self._begun + QUIET_RATIO * (self._quickest or 0.0) if is_quiet else self._begun
+            self._expected = step
+            self._changed.notify_all()
 
     def _look(self) -> None:
         idle = threading.Event()
@@ -70,13 +85,23 @@ class CommitWatch:
             idle.wait(LOOK_SECONDS)
         with self._page.open("rb") as file:
             page = memoryview(mmap.mmap(file.fileno(), RANK_WORD_BYTES, prot=mmap.PROT_READ))
-        while not idle.wait(LOOK_SECONDS):
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._expected > self.committed)
+                quiet_seconds = self._look_at - time.perf_counter()
+            idle.wait(max(LOOK_SECONDS, quiet_seconds))
             half = read_agent_half(page)
             if half is not None and half.generation == self._generation and half.committed > self.committed:
-                with self._changed:
-                    self.at[half.committed] = time.perf_counter()
-                    self.committed = half.committed
-                    self._changed.notify_all()
+                self._saw(half.committed)
+
+    def _saw(self, committed: int) -> None:
+        with self._changed:
+            now = time.perf_counter()
+            if committed == self._expected:
+                self._quickest = min(now - self._begun, self._quickest or now - self._begun)
+            self.at[committed] = now
+            self.committed = committed
+            self._changed.notify_all()
 
     def wait(self, step: int, seconds: float) -> bool:
         """Return whether `step` is committed, after at most `seconds`."""
@@ -119,6 +144,7 @@ class Rank:
             begun = time.perf_counter()
             control = self._session.boundary()
             at_boundary = time.perf_counter() - begun
+            self._watch.expect(control.step)
             found.numbers.append(control.step)
             found.began_at.append(begun)
         self._watch.wait(found.numbers[-1], span_seconds)
@@ -194,6 +220,7 @@ def main() -> None:
     result["restore_seconds"] = time.perf_counter() - begun
     if base:
         result["verified"] = state.equals_dump(dump)
+        watch.expect(base)
         watch.wait(base, COMMIT_PATIENCE_SECONDS)
     else:
         me = Rank(session, state, watch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 import everstep.training
 from benchmarks.data_plane import launches
+from benchmarks.data_plane.arrivals import run_arrivals
 from benchmarks.data_plane.everstep import RESTORED, _spoil
 from benchmarks.data_plane.rank import everstep_job
 from benchmarks.data_plane.rank.loop import Samples, measure
@@ -18,6 +20,7 @@ from benchmarks.data_plane.rank.repeats import Repeats
 from benchmarks.data_plane.rank.state import State, equal_to_dump
 from benchmarks.data_plane.systems import PEERS
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+from everstep.protocol.rank_messages import RANK_WORD_BYTES, AgentHalf, write_agent_half
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotIndex, SlotState, TensorEntry, pack_header, pack_index
 
 pytestmark = pytest.mark.integration
@@ -198,6 +201,29 @@ def test_floors_are_measured_by_two_processes_at_once(tmp_path: Path) -> None:
         found = pair.measure(rounds=2)
     assert {name: len(values) for name, values in found.items()} == dict.fromkeys(("memcpy", "digest", "one_way", "both_ways"), 4)
     assert all(value > 0 for values in found.values() for value in values)
+
+
+@pytest.mark.timeout(180)  # imports torch, whatever else the machine does
+def test_a_rank_that_waits_gets_its_state_from_the_other_node_behind_the_fetch(tmp_path: Path) -> None:
+    before = set(launches.MEMORY.glob("everstep-bench-*"))
+    found = run_arrivals(tmp_path / "home", state_mib=1, count=2)
+    assert [each.verified for each in found] == [True, True]
+    assert all(0 < each.fetch_seconds < each.model_seconds for each in found)
+    log = (tmp_path / "home" / "rank0.log").read_text()
+    assert [match[2] for match in RESTORED.finditer(log)] == ["peer", "peer"]
+    assert set(launches.MEMORY.glob("everstep-bench-*")) == before
+
+
+def test_a_commit_is_seen_when_it_is_looked_for(tmp_path: Path) -> None:
+    with (tmp_path / "page").open("w+b") as file:
+        file.truncate(RANK_WORD_BYTES)
+        page = memoryview(mmap.mmap(file.fileno(), RANK_WORD_BYTES))
+    watch = everstep_job.CommitWatch(tmp_path / "page", 2)
+    for generation, step in ((1, 9), (2, 4), (2, 5)):
+        write_agent_half(page, AgentHalf(generation, committed=step))
+        watch.expect(step)
+        assert watch.wait(step, 30.0 if generation == 2 else 0.05) is (generation == 2)  # another launch's word is not ours
+    assert sorted(watch.at) == [4, 5]
 
 
 @pytest.mark.timeout(180)  # imports torch in two processes, whatever else the machine does

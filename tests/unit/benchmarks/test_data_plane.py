@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.data_plane import char_gpt, report
 from benchmarks.data_plane.__main__ import sizes_of
+from benchmarks.data_plane.arrivals import Arrival
 from benchmarks.data_plane.everstep import ATTEMPTS, EverstepLaunch, Restored
 from benchmarks.data_plane.picture import draw
 from benchmarks.data_plane.rows import EVERSTEP, GOALS, KNOWN, KNOWN_FLOORS, Figure, Of, Verdict, judged, peer_figure
@@ -34,7 +35,7 @@ GOOD = {
     "restore_local": [70.0] * 10,
     "restore_local_all": [100.0] * 10,
     "fetch": [300.0] * 10,
-    "restore_peer": [340.0] * 10,
+    "restore_peer": [330.0] * 10,
     "memory": [4.05],
 }
 PEERS_AS_KNOWN = {
@@ -75,7 +76,8 @@ def test_what_reaches_every_goal_passes_every_row() -> None:
         ("restore_local", [1.31 * 60], "restore_local"),
         ("restore_local_all", [1.31 * 91], "restore_local_all"),
         ("fetch", [1.31 * 261], "fetch"),
-        ("restore_peer", [361.0], "restore_peer"),
+        ("restore_peer", [1.31 * 261], "restore_peer"),
+        ("restore_peer", [361.0], "restore_peer_vs_peer"),
         ("memory", [4.11], "memory"),
     ],
 )
@@ -156,7 +158,8 @@ def everstep_launch(**changed: Any) -> EverstepLaunch:
     restored = [
         Restored(rank=rank, source=source, agent_seconds=0.1, rank_seconds=0.02, verified=True) for rank, source in ((0, "local"), (1, "peer"))
     ]
-    return EverstepLaunch(ranks=[rank, rank], restored=restored, memory_ratio=4.0, agent_bytes=1.0)
+    arrived = [Arrival(fetch_seconds=0.08, model_seconds=0.09, verified=changed.get("arrived_verified", True))]
+    return EverstepLaunch(ranks=[rank, rank], restored=restored, arrived=arrived, memory_ratio=4.0, agent_bytes=1.0)
 
 
 def test_samples_of_everstep_are_scaled_and_sorted() -> None:
@@ -171,13 +174,16 @@ def test_samples_of_everstep_are_scaled_and_sorted() -> None:
     assert values["restore_local"] == pytest.approx([80.0] * 2)
     assert values["restore_local_all"] == pytest.approx([480.0])
     assert values["fetch"] == pytest.approx([400.0])
-    assert values["restore_peer"] == pytest.approx([480.0])
+    assert values["restore_added"] == pytest.approx([480.0])
+    assert values["restore_peer"] == pytest.approx([360.0])  # of a rank that waits: its own time, nothing added
+    assert values["restore_peer_fetch"] == pytest.approx([320.0])
 
 
 def test_one_wrong_compare_in_any_launch_is_not_forgotten() -> None:
     measured = of_everstep([everstep_launch(holder_verified=False), everstep_launch()])
     assert measured.verified["commit"] is False
     assert measured.verified["restore_peer"] is True
+    assert of_everstep([everstep_launch(arrived_verified=False), everstep_launch()]).verified["restore_peer"] is False
 
 
 def test_as_many_snapshots_are_audited_as_the_guard_audits() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from everstep.protocol import slot
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, ShardSource
@@ -43,6 +44,7 @@ from worker.core.slots import Content
 from worker.owned_shard import OwnedShard
 from worker.rank_lines import NO_LAYOUT, RankLines
 from worker.replication.pacing import NodePacer
+from worker.shm import store
 from worker.shm.rank_page import RankPage
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
@@ -337,6 +339,63 @@ def captured(step: int, slot: int) -> Captured:
         index_bytes=96,
         seconds=0.25,
     )
+
+
+async def written(place: Place, step: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[bytes]]:
+    """Have a payload of four chunks lie in the granted slot; which, and what its chunks hash to."""
+    monkeypatch.setattr(slot, "CHUNK_BYTES", 1024)
+    await begin(place)
+    granted_slot = await granted(place, step)
+    data = b"".join(bytes([number]) * 1024 for number in range(4))
+    with place.store.shards[RANK][granted_slot].file.payload(0, len(data)) as payload:
+        payload[:] = data
+    return granted_slot, [slot.digest(data[at : at + 1024]) for at in range(0, len(data), 1024)]
+
+
+async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, digests = await written(place, 3, monkeypatch)
+    monkeypatch.setattr(store, "_digest_chunks", None)  # would be called
+    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
+    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
+    await done(place)
+    assert place.shard.core.vote is Vote.ACKED
+    assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(b"".join(digests), 4096)
+    await place.lines.close()
+
+
+@pytest.mark.parametrize("spoil", [lambda own: own[:3], lambda own: [*own, own[0]], lambda own: [*own[:3], own[0]], lambda _: [b"x"]])
+async def test_digests_that_cannot_be_the_slots_are_the_agents_own(
+    place: Place, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[list[bytes]], list[bytes]]
+) -> None:
+    """Of too few chunks, of too many, of another file."""
+    number, digests = await written(place, 3, monkeypatch)
+    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(spoil(digests))))
+    await done(place)
+    assert place.shard.core.vote is Vote.ACKED
+    assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(b"".join(digests), 4096)
+    await place.lines.close()
+
+
+async def test_what_a_rank_has_digested_wrongly_restores_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, digests = await written(place, 3, monkeypatch)
+    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join([digests[1], *digests[1:]])))
+    await done(place)
+    assert not await place.store.verify(place.store.shards[RANK][number])
+    assert place.shard.slot(Step(3)) is None
+    await place.lines.close()
+
+
+async def test_a_copy_that_was_told_of_on_its_way_is_digested_here(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, digests = await written(place, 3, monkeypatch)
+    place.lines.message(RANK, capturing(3, number, 2048))
+    slot_digests = place.store.shards[RANK][number].digests
+    assert slot_digests is not None
+    while slot_digests.known_count < 2:
+        await slot_digests.changed.wait(slot_digests.changed.version, 5.0)
+    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
+    await done(place)
+    assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(b"".join(digests), 4096)
+    await place.lines.close()
 
 
 async def granted(place: Place, step: int) -> int:

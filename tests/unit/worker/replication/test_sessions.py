@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from everstep.protocol.codec import frame
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId
 from everstep.protocol.peer_messages import EndShard, Open, ShardDigests
 from worker.errors import PeerLost
@@ -73,3 +74,41 @@ async def test_who_is_cancelled_in_the_middle_leaves_a_whole_message_or_none_at_
         assert await there.receive() == LARGE
     with pytest.raises(asyncio.CancelledError):
         await sending
+
+
+async def test_words_that_come_together_or_in_pieces_are_taken_one_by_one(lines: tuple[socket.socket, socket.socket]) -> None:
+    _, there = sessions(lines)
+    there.read_ahead()
+    words = [SMALL, SMALL, LARGE, SMALL, LARGE]
+    data = b"".join(map(frame, words))
+
+    async def say() -> None:
+        for at in range(0, len(data), 5003):
+            await asyncio.get_running_loop().sock_sendall(lines[0], data[at : at + 5003])
+
+    saying = asyncio.create_task(say())
+    assert [await there.receive() for _ in words] == words
+    await saying
+
+
+async def test_who_is_cancelled_while_half_a_word_has_come_loses_nothing_of_it(lines: tuple[socket.socket, socket.socket]) -> None:
+    _, there = sessions(lines)
+    there.read_ahead()
+    lines[0].send(frame(SMALL)[:7])
+    receiving = asyncio.create_task(there.receive())
+    await asyncio.sleep(0)  # it has taken what is there, and waits
+    assert there._inbox
+    receiving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    lines[0].send(frame(SMALL)[7:])
+    assert await there.receive() == SMALL
+
+
+async def test_a_handshake_takes_its_own_words_alone(lines: tuple[socket.socket, socket.socket]) -> None:
+    """What follows on a stream belongs to its thread."""
+    _, there = sessions(lines)
+    lines[0].send(frame(SMALL) + b"chunk")
+    assert await there.receive() == SMALL
+    with there.detach() as line:
+        assert line.recv(64) == b"chunk"

@@ -1,0 +1,257 @@
+"""One of two nodes without a control plane: what an agent does when it brings a shard from its holder to a rank that is there already.
+
+    owner     a real `Member`: opens a generation, hears its rank, fetches the base from the holder, lets the rank train
+    holder    the listener and receiver that every member has: takes replicas, gives shards
+
+In a job ranks and fetch are started together, and at the sizes measured here the fetch is over before a rank has built its model. What a rank that is
+there waits for is measured with these parts, for the harness can say here when the fetch begins. A line on stdin is a command; the answer is one line
+of JSON on stdout. Invariant: nothing of the product is replaced but who commands it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import logging
+import os
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.plan import (
+    CheckpointPlan,
+    GenerationPlan,
+    ObjectReference,
+    PlanNode,
+    RankPlan,
+    ScriptPlan,
+    ShardSource,
+    SlotRecord,
+    SourceArchive,
+    Timeouts,
+)
+from everstep.protocol.rank_messages import RankHello
+from worker.__main__ import AGENT_NICENESS
+from worker.core.metric_outbox import MetricOutbox
+from worker.core.slots import Content
+from worker.member import Member, Node
+from worker.rank_lines import RankLines
+from worker.rank_server import RankLine, RankServer
+from worker.replication.receiver import ReplicaReceiver
+from worker.replication.tcp import PeerListener, TcpSession
+from worker.replication.transport import Credentials
+from worker.shm import tmpfs
+from worker.shm.store import SlotStore
+from worker.source import SourceArchives
+from worker.storage.memory import MemoryObjectStore
+
+JOB, RUN, RANK = JobName("waiting"), RunId("b" * 32), Rank(0)
+OWNER, HOLDER = NodeId("i-owner"), NodeId("i-holder")
+KEY = b"k" * 32
+ADDRESS = "127.0.0.1"
+SOCKET = "ranks.sock"
+SECONDS = 30.0
+"""Of every deadline: nothing fails here."""
+SETTLE_SECONDS = 0.1
+"""Between a rank's first word and the fetch: it stands and waits."""
+ENTRY = "train.py"
+SLOTS, SPARE_BYTES = 5, 256 * 1024**2
+"""What a node's memory has room for: two copies of two steps, as is asked of every node, and more; half of it is used."""
+
+
+def plan(generation: int, holder_port: int, base: SlotRecord | None) -> GenerationPlan:
+    """Return the plan of a generation: one rank, on the owner's node, and its base, if any, with the holder alone."""
+    place = ObjectReference(bucket="bench", key="source")
+    archive = _archive()
+    timeouts = dict.fromkeys(Timeouts.__struct_fields__, SECONDS)
+    source = base and ShardSource(
+        kind="peer",
+        origin_generation=base.origin_generation,
+        step=base.step,
+        digest=base.digest,
+        payload_bytes=base.payload_bytes,
+        node_id=HOLDER,
+    )
+    return GenerationPlan(
+        job=JOB,
+        run=RUN,
+        generation=Generation(generation),
+        parent=Generation(generation - 1),
+        base_step=base.step if base else Step(0),
+        nodes=(
+            PlanNode(node_id=OWNER, address=ADDRESS, peer_port=0, ranks=(RANK,)),
+            PlanNode(node_id=HOLDER, address=ADDRESS, peer_port=holder_port, ranks=()),
+        ),
+        ranks=(RankPlan(rank=RANK, holders=(OWNER, HOLDER), sources=(source,) if source else ()),),
+        coordinator=OWNER,
+        master_address=ADDRESS,
+        master_port=0,
+        script=ScriptPlan(
+            source=SourceArchive(object=place, sha256=hashlib.sha256(archive).hexdigest(), bytes=len(archive)),
+            entry_point=ENTRY,
+            hyperparameters={},
+            environment={},
+            output=place,
+            logs=place,
+        ),
+        checkpoint=CheckpointPlan(every_steps=0, prefix=place),
+        timeouts=Timeouts(**timeouts),
+    )
+
+
+@functools.cache  # another one would have another time in it, and another digest
+def _archive() -> bytes:
+    """Return a source tree of one empty script; nobody runs it."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz", format=tarfile.USTAR_FORMAT) as tar:
+        tar.addfile(tarfile.TarInfo(ENTRY))
+    return data.getvalue()
+
+
+class _Ear:
+    """A generation's `RankEvents`, and whether its rank has come."""
+
+    def __init__(self, lines: RankLines) -> None:
+        self._lines = lines
+        self.came = asyncio.Event()
+
+    def hello(self, hello: RankHello, line: RankLine) -> bool:
+        """See `RankEvents`."""
+        is_ours = self._lines.hello(hello, line)
+        if is_ours:
+            self.came.set()
+        return is_ours
+
+    def message(self, rank: Rank, message: Message) -> None:
+        """See `RankEvents`."""
+        self._lines.message(rank, message)
+
+    def lost(self, rank: Rank, line: RankLine) -> None:
+        """See `RankEvents`."""
+        self._lines.lost(rank, line)
+
+
+class Holder:
+    """Gives what it has been given.
+
+    Args:
+        folder: of the node, on tmpfs.
+        memory_bytes: what its slots may take.
+    """
+
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
+        self._store = SlotStore(folder, memory_bytes=memory_bytes)
+        self._store.open_run(JOB, RUN)
+        self._listener = PeerListener(HOLDER)
+        self._listener.start(ADDRESS)
+        self._receiver = ReplicaReceiver(self._store, held_ranks=[RANK], keep=lambda _, step: {Content(Generation(1), step)}, slot_count=2)
+
+    async def open(self, generation: int) -> dict[str, Any]:
+        """Speak for a generation; where."""
+        await self._listener.revoke()
+        self._listener.admit(Credentials(JOB, RUN, Generation(generation), HOLDER, KEY, silence_seconds=SECONDS), self._serve)
+        return {"port": self._listener.port}
+
+    async def _serve(self, session: TcpSession) -> None:
+        serve = {"replica": self._receiver.replica, "fetch": self._receiver.fetch, "stream": self._receiver.stream}
+        await serve[session.opened.kind](session)
+
+
+class Owner:
+    """Brings its rank what the holder has.
+
+    Args:
+        folder: of the node, on tmpfs.
+        memory_bytes: what its slots may take.
+    """
+
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
+        objects = MemoryObjectStore("bench")
+        objects.put_bytes(ObjectReference(bucket="bench", key="source"), _archive())
+        self._store = SlotStore(folder, memory_bytes=memory_bytes)
+        self._store.open_run(JOB, RUN)
+        self._ranks = RankServer(folder / SOCKET)
+        self._node = Node(
+            node_id=OWNER,
+            address=ADDRESS,
+            state=folder,
+            store=self._store,
+            listener=PeerListener(OWNER),
+            objects=objects,
+            now=time.time,
+            outbox=MetricOutbox(),
+            archives=SourceArchives(folder / "archives", objects),
+        )
+        self._base: SlotRecord | None = None
+        self._member: Member | None = None
+        self._ear: _Ear | None = None
+
+    async def start(self) -> dict[str, Any]:
+        """Listen for ranks."""
+        await self._ranks.start()
+        return {}
+
+    async def open(self, generation: int, holder_port: int) -> dict[str, Any]:
+        """Begin a generation, with nothing left on this node: from now on its rank can come, and waits."""
+        for slot in self._store.shards.get(RANK, []):
+            with slot.file.payload(0, slot.file.header.capacity_bytes) as payload:
+                payload[:] = bytes(payload.nbytes)
+            slot.digests = None
+            slot.file.empty()
+        self._member = Member(self._node, plan(generation, holder_port, self._base), KEY, on_change=lambda: None)
+        await self._member.open()
+        self._ear = _Ear(self._member.lines)
+        self._ranks.events = self._ear
+        return {}
+
+    async def load(self) -> dict[str, Any]:
+        """Fetch the base once the rank is there, and let it train as soon as it is verified; when that began and when it was done."""
+        assert self._member is not None
+        assert self._ear is not None
+        await self._ear.came.wait()
+        await asyncio.sleep(SETTLE_SECONDS)
+        begun = time.monotonic()
+        await self._member.load()
+        loaded = time.monotonic()
+        self._member.begin_rounds(is_restarted=False)
+        return {"begun": begun, "loaded": loaded}
+
+    async def close(self) -> dict[str, Any]:
+        """End the generation; what the first one has committed is the base of all others."""
+        assert self._member is not None
+        await self._member.close()
+        records = self._store.inventory()
+        self._base = self._base or max(records, key=lambda record: record.step)
+        return {"step": self._base.step}
+
+
+async def serve(role: str, folder: Path, memory_bytes: int) -> None:
+    """Do what is commanded until stdin ends."""
+    node: Any = {"owner": Owner, "holder": Holder}[role](folder, memory_bytes)
+    print("{}", flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        command, *arguments = json.loads(line)
+        print(json.dumps(await getattr(node, command)(*arguments)), flush=True)
+
+
+def main(role: str, folder: Path, mebibytes: int) -> None:
+    """Run a node as its agent runs."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)
+    memory_bytes = SLOTS * mebibytes * 1024**2 + SPARE_BYTES
+    folder.mkdir(mode=0o700)
+    tmpfs.mount(folder, memory_bytes + SPARE_BYTES)
+    asyncio.run(serve(role, folder, memory_bytes))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,75 @@
+"""A rank that is there before its state is: its model is built, it calls `init`, and waits. Driven by the harness, beside `node.py`.
+
+A generation's number on stdin has it go on from `init` to the end of its session; the answer is one line of JSON on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import everstep.training
+from benchmarks.data_plane.rank.everstep_job import CommitWatch
+from benchmarks.data_plane.rank.node import JOB, RUN, SOCKET
+from benchmarks.data_plane.rank.state import State
+from everstep.training.session import TrainingSession
+
+COMMIT_SECONDS = 1.0
+"""A step that is not committed by then is one that was not captured."""
+
+
+def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, object]:
+    """Be the rank of one generation.
+
+    Args:
+        state: built.
+        page: the rank's.
+        dump: what the first generation leaves, to compare with.
+        generation: the first one keeps a step, the others restore it.
+
+    Returns:
+        When the state was restored, monotonic seconds, and whether every byte is there.
+    """
+    os.environ["EVERSTEP_GENERATION"] = str(generation)
+    if generation > 1:
+        state.spoil()
+    session = everstep.training.init(model=state.module, optimizer=state.optimizer)
+    base = session.restore()
+    restored = time.monotonic()
+    if base:
+        verified = state.equals_dump(dump)
+    else:
+        _keep(session, state, CommitWatch(page, generation))
+        state.dump(dump)
+        verified = True
+    session.close()
+    return {"restored": restored, "verified": verified}
+
+
+def _keep(session: TrainingSession, state: State, watch: CommitWatch) -> None:
+    """Train until the step that the rank stands at is committed on both nodes; the first ones come before there are slots."""
+    is_committed = False
+    while not is_committed:
+        state.advance()
+        step = session.boundary().step
+        watch.expect(step)
+        session.fence()
+        is_committed = watch.wait(step, COMMIT_SECONDS)
+
+
+def main(owner: Path, mebibytes: int) -> None:
+    """Answer until stdin ends."""
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    os.environ |= {"EVERSTEP_AGENT_SOCKET": str(owner / SOCKET), "EVERSTEP_JOB_NAME": JOB, "EVERSTEP_RUN_ID": RUN}
+    state = State(mebibytes, 0)
+    page = owner / RUN / "rank-0.word"
+    print("{}", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(launch(state, page, owner.with_name("dump"), int(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
