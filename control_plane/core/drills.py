@@ -93,7 +93,7 @@ def attributed(
     nodes = {fault.node_id for fault in found} | {fault.implicates.node_id for fault in found if fault.implicates is not None}
     if drill.node_id not in nodes and (failure is None or failure.node_id != drill.node_id):
         return found, failure
-    told = Fault(cause=Cause.DRILL, evidence=in_words(drill), at=min(fault.at for fault in found))
+    told = Fault(cause=Cause.DRILL, evidence=in_words(drill), at=min(fault.at for fault in found), seen_on=(drill.node_id,))
     spared = tuple(replace(fault, implicates=None) if fault.implicates is not None and _is_of(fault, drill.node_id) else fault for fault in found)
     return (*spared, told), None if failure is not None and failure.node_id == drill.node_id else failure
 

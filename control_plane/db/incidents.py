@@ -44,6 +44,7 @@ class IncidentRecord:
     generation_before: int
     generation_after: int | None
     instance_ids: tuple[str, ...]
+    faulted_instance_ids: tuple[str, ...]
     lost_node_count: int
     replacement_instance_ids: tuple[str, ...]
     failed_at: datetime
@@ -78,6 +79,7 @@ class IncidentUpdate(TypedDict, total=False):
     lost_steps: int | None
     generation_after: int | None
     instance_ids: tuple[str, ...]
+    faulted_instance_ids: tuple[str, ...]
     lost_node_count: int
     replacement_instance_ids: tuple[str, ...]
     failed_at: datetime
@@ -108,6 +110,7 @@ class NewIncident:
     reached_step: int | None
     generation_before: int
     instance_ids: tuple[str, ...]
+    faulted_instance_ids: tuple[str, ...]
     lost_node_count: int
     failed_at: datetime
     opened_at: datetime
@@ -192,6 +195,7 @@ class IncidentTotals:
     """Failures whose incidents are closed."""
     recovery_seconds: float
     """Of these, from the failure to the end of the rework."""
+    faulted_instance_ids: tuple[str, ...]
     lost_node_count: int
     """Nodes that failed or that AWS took; none that a person drained or a drill struck."""
     lost_steps: int
