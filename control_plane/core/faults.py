@@ -174,7 +174,9 @@ def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObser
         else:
             continue
         line = Implication(node_id=member.node_id, incident_id="", at=now, what=Cause.AGENT_LOST.value, evidence=words, remedy=Remedy.RESTART)
-        faults.append(Fault(cause=Cause.AGENT_LOST, evidence=words, at=_last_sign(nodes, member.node_id, now), seen_on=(member.node_id,), implicates=line))
+        faults.append(
+            Fault(cause=Cause.AGENT_LOST, evidence=words, at=_last_sign(nodes, member.node_id, now), seen_on=(member.node_id,), implicates=line)
+        )
     return tuple(faults)
 
 

@@ -195,7 +195,6 @@ class IncidentTotals:
     """Failures whose incidents are closed."""
     recovery_seconds: float
     """Of these, from the failure to the end of the rework."""
-    faulted_instance_ids: tuple[str, ...]
     lost_node_count: int
     """Nodes that failed or that AWS took; none that a person drained or a drill struck."""
     lost_steps: int

@@ -84,7 +84,9 @@ def store(session: Session, agent_id: str, batch: MetricBatch, measured: Mapping
     session.flush()
 
 
-def _store_generation(session: Session, log: MetricLog, generation: int, points: Sequence[tuple[MetricPoint, Mapping[NodeId, Mapping[str, float]]]]) -> int:
+def _store_generation(
+    session: Session, log: MetricLog, generation: int, points: Sequence[tuple[MetricPoint, Mapping[NodeId, Mapping[str, float]]]]
+) -> int:
     """Store values of one generation; return how many were dropped."""
     if generation > log.generation:
         base = _base_after(session, log.run_id, log.generation, generation)
@@ -237,7 +239,9 @@ def read(session: Session, run_id: str, *, name: str | None, first_step: int, la
         query = query.where(MetricChunk.number * MetricChunk.width * POINTS_PER_CHUNK <= last_step)
     found: defaultdict[str, list[Point]] = defaultdict(list)
     for each, width, packed, nodes in session.execute(query):
-        found[each] += (point for point in unpack(packed, width, nodes) if point.last_step >= first_step and (last_step is None or point.step <= last_step))
+        found[each] += (
+            point for point in unpack(packed, width, nodes) if point.last_step >= first_step and (last_step is None or point.step <= last_step)
+        )
     return {each: tuple(sorted(points, key=lambda point: point.step)) for each, points in sorted(found.items()) if points}
 
 
@@ -258,7 +262,7 @@ def unpack(packed: bytes, width: int, nodes: Sequence[str] = ()) -> tuple[Point,
         n = len(packed) // 24
         row = struct.unpack(f"<{n}q{2 * n}d", packed)
         return tuple(metrics.logged(step, at, value) for step, at, value in zip(row[:n], row[n : 2 * n], row[2 * n :], strict=True))
-    fields = (*_INTS, *_FLOATS)
+    fields: tuple[str, ...] = (*_INTS, *_FLOATS)
     n = len(packed) // (8 * len(fields))
     row = struct.unpack(f"<{len(_INTS) * n}q{len(_FLOATS) * n}d", packed)
     if nodes:

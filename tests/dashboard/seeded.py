@@ -52,7 +52,7 @@ class Job:
 
 
 def _measured(job: Job, step: int, place: int) -> dict[str, float]:
-    """Return what an agent measures itself: figures that go up and down a little, each node a little after the one before it. A GPU of the third half idles."""
+    """Return what an agent measures: it goes up and down a little, on each node later than on the one before. A GPU of the third half idles."""
     wave = 1 + 0.08 * math.sin(step / 7 + place / 3)
     return {
         f"{OWN_METRICS}step_seconds": job.step_seconds * wave,

@@ -78,11 +78,13 @@ async def test_what_all_nodes_of_the_generation_say_they_measured_is_stored_with
 
     def join(number: int, run: RunId, generation: int, batch: MetricBatch | None = None) -> AgentConnection:
         node_id = NodeId(f"i-{number}")
-        connection = registry.accept(
-            Hello(node_id=node_id, agent_id="one", address="", peer_port=1, memory_bytes=1, version="1"), FleetName("main")
-        )
+        connection = registry.accept(Hello(node_id=node_id, agent_id="one", address="", peer_port=1, memory_bytes=1, version="1"), FleetName("main"))
         member = MemberReport(
-            job=JobName("gpt"), run=run, generation=Generation(generation), phase=MemberPhase.RUNNING, measured={"everstep/gpu_percent": float(number)}
+            job=JobName("gpt"),
+            run=run,
+            generation=Generation(generation),
+            phase=MemberPhase.RUNNING,
+            measured={"everstep/gpu_percent": float(number)},
         )
         connection.report(AgentReport(node_id=node_id, sequence=1, member=member, metrics=batch))
         return connection
