@@ -372,6 +372,9 @@ class Incident(TypedDict):
     """The first of those that were lost, if any."""
     ReplacementInstanceId: NotRequired[str]
     InstanceIds: list[str]
+    """Those that were left, for whatever cause."""
+    FaultedInstanceIds: list[str]
+    """Where it happened: whose ranks, agent, links or hardware failed, or what AWS announced, lost by it or not. Empty where that cannot be told."""
     ReplacementInstanceIds: list[str]
     FailedAt: datetime
     OpenedAt: datetime
@@ -525,6 +528,10 @@ class MetricDataResult(TypedDict):
     Maximums: list[float]
     LastValues: list[float]
     """The last value of each point, finite or not. What is not finite is the text NaN, Infinity or -Infinity on the wire."""
+    MinimumNodeIds: list[str]
+    """Of what Everstep measures on every node (names that begin with everstep/): the node of each minimum; empty for what the script logs. There the mean and the last value are the median of the nodes, and the counts count nodes. A point that was made while one node alone was heard is of rank 0's node, and has an empty name."""
+    MaximumNodeIds: list[str]
+    """Likewise of each maximum."""
 
 class Node(TypedDict):
     """An EC2 instance of a fleet and its agent."""
@@ -1101,7 +1108,7 @@ class EverstepClient(Protocol):
     def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
         """Read what a job's ranks printed, merged by time over all ranks and nodes, one generation after another. FilterPattern is a part of the line. Without NextToken the newest lines are given, or with StartFromHead the first. NextForwardToken and NextBackwardToken read on in either direction: a page may be short or empty while there is more; nothing is left when a token comes back unchanged. What a node could not ship because it was lost is an event of its own, of the stream `gap`."""
     def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ...) -> GetMetricDataResponse:
-        """Get what a job's rank 0 has logged. Of steps that were done again after a failure it is what was logged last. The newest 4,096 steps are kept as they were logged, older ones as points of 8, 64, 512 … steps. Where MaxPoints or a resolution asks for fewer points, several are joined into one; where a resolution asks for more than MaxPoints, points span twice as much, four times, and so on."""
+        """Get what a job's rank 0 has logged, and what Everstep has measured on its nodes. Of steps that were done again after a failure it is what was logged last. The newest 4,096 steps are kept as they were logged, older ones as points of 8, 64, 512 … steps. Where MaxPoints or a resolution asks for fewer points, several are joined into one; where a resolution asks for more than MaxPoints, points span twice as much, four times, and so on."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
         """Stream one output file, by the key that ListOutputs gave."""
     def hand_back_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:

@@ -370,6 +370,7 @@ class Agent:
             load_seconds=self._load_seconds,
             restored_from=tuple(member.restored_from),
             target=member.target(),
+            measured=member.lines.measured,
         )
 
     def _changed(self) -> None:

@@ -83,7 +83,7 @@ class RankLines:
             on_change: something that the control plane should hear has changed.
             on_round_change: something that the coordinator should hear has changed.
             traffic: is told of boundaries, snapshots and idle spans.
-            outbox: takes what rank 0 logs, and what is measured of its iterations.
+            outbox: takes what rank 0 logs, and what is measured on its node.
             slot_count: slots per shard.
             now: Unix time.
             usage: of the node's devices.
@@ -91,6 +91,8 @@ class RankLines:
             on_snapshot: told of every snapshot, and how many seconds after its boundary it was captured.
         """
         self.faults: dict[str, NodeFault] = {}
+        self.measured: dict[str, float] = {}
+        """What was measured last of iterations on this node, by name (`worker.core.own_metrics`)."""
         self._plan = plan
         self._shards = shards
         self._store = store
@@ -106,7 +108,7 @@ class RankLines:
         self._on_snapshot = on_snapshot
         self._own_metrics = OwnMetrics()
         self._passed: tuple[Step, float] = (NONE, 0.0)
-        """The newest boundary of rank 0 that is captured, and when it was passed."""
+        """The newest boundary of this node's first rank that is captured, and when it was passed."""
         self._lines: dict[Rank, RankLine] = {}
         self._waiting: dict[Rank, RankLine] = {}
         """Ranks that have come before every node had verified its shards; they hear of what arrives, and of nothing else yet."""
@@ -224,7 +226,7 @@ class RankLines:
                     self._on_change()  # that is what everybody waits for after a launch
                 is_sending = any(shard.core.wanted(peer) != NONE for peer in shard.core.view)
                 seconds = self._traffic.boundary(rank, message, shard.page.rank(), is_sending=is_sending)
-                if rank == 0:  # it speaks for all
+                if rank == min(self._shards):  # it speaks for the node
                     self._measure(shard, message, seconds)
             case IdleSpans():
                 self._traffic.spans(rank, message)
@@ -242,7 +244,7 @@ class RankLines:
                 log.warning("rank %d sends %s", rank, type(message).__name__)
 
     def _measure(self, shard: OwnedShard, message: Boundary, seconds: float | None) -> None:
-        """Log what an iteration tells of saving; `seconds`: how long it took, None where that is not known."""
+        """Note what an iteration tells of saving; `seconds`: how long it took, None where that is not known."""
         (step, acked_at), (passed, passed_at) = shard.acked, self._passed
         if step == passed != NONE:
             self._own_metrics = self._own_metrics.replicated(acked_at - passed_at)
@@ -253,7 +255,10 @@ class RankLines:
             return
         self._own_metrics = self._own_metrics.iteration(seconds, message.blocked_seconds)
         values, self._own_metrics = self._own_metrics.due(message.at_seconds, self._sent_bytes(), self._usage())
-        if values:
+        if not values:
+            return
+        self.measured = values
+        if shard.rank == 0:  # whose values are kept until they are stored: those of the others are worth something beside them alone
             point = MetricPoint(generation=self.generation, step=message.boundary, values=values, at_seconds=self._now())
             self._outbox.add(self.run, [point])
 

@@ -313,6 +313,7 @@ def upgrade() -> None:
         sa.Column("width", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("points", sa.LargeBinary(), nullable=False),
+        sa.Column("nodes", sa.JSON(), nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_metric_chunk_run_id_job"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("run_id", "name", "width", "number", name=op.f("pk_metric_chunk")),
     )
@@ -381,6 +382,7 @@ def upgrade() -> None:
         sa.Column("generation_before", sa.BigInteger(), nullable=False),
         sa.Column("generation_after", sa.BigInteger(), nullable=True),
         sa.Column("instance_ids", sa.JSON(), nullable=False),
+        sa.Column("faulted_instance_ids", sa.JSON(), nullable=False),
         sa.Column("lost_node_count", sa.BigInteger(), nullable=False),
         sa.Column("replacement_instance_ids", sa.JSON(), nullable=False),
         sa.Column("failed_at", sa.DateTime(timezone=True), nullable=False),

@@ -795,6 +795,12 @@ class MetricDataResult(Shape):
     maximums: list[LoggedNumber]
     last_values: list[LoggedNumber]
     """The last value of each point, finite or not. What is not finite is the text NaN, Infinity or -Infinity on the wire."""
+    minimum_node_ids: list[str]
+    """Of what Everstep measures on every node (names that begin with everstep/): the node of each minimum; empty for what the script logs. There the
+    mean and the last value are the median of the nodes, and the counts count nodes. A point that was made while one node alone was heard is of rank
+    0's node, and has an empty name."""
+    maximum_node_ids: list[str]
+    """Likewise of each maximum."""
 
 
 class GetMetricDataResponse(Shape):
@@ -837,6 +843,9 @@ class Incident(Shape):
     """The first of those that were lost, if any."""
     replacement_instance_id: str | None
     instance_ids: list[str]
+    """Those that were left, for whatever cause."""
+    faulted_instance_ids: list[str]
+    """Where it happened: whose ranks, agent, links or hardware failed, or what AWS announced, lost by it or not. Empty where that cannot be told."""
     replacement_instance_ids: list[str]
     failed_at: datetime
     opened_at: datetime

@@ -408,6 +408,7 @@ def incident(record: IncidentRecord, cost_usd: float | None, stacks_event_id: in
         instance_id=next(iter(record.instance_ids), None),
         replacement_instance_id=next(iter(record.replacement_instance_ids), None),
         instance_ids=list(record.instance_ids),
+        faulted_instance_ids=list(record.faulted_instance_ids),
         replacement_instance_ids=list(record.replacement_instance_ids),
         failed_at=record.failed_at,
         opened_at=record.opened_at,

@@ -3,7 +3,7 @@
     every shard is an edge between the domains of its holders; it is lost when all of them are
     edges that share no domain, directly or through others, are independent: their numbers multiply
 
-Invariant: nodes whose domain is not known count as domains of their own.
+Invariant: nodes whose domain is not known count as domains of their own; nodes that hold nothing, an owner that is gone among them, count as none.
 """
 
 from __future__ import annotations
@@ -57,13 +57,15 @@ def recovery_probability(placement: Placement, domains: Mapping[NodeId, str], lo
     if not 0 <= lost_count <= count:
         raise ImpossiblePlacement(f"{lost_count} lost domains and {count} domains do not fit together")
     edges = _edges(placement, domains)
+    if frozenset() in edges:  # nobody is left who holds it
+        return 0.0
     fatal = {domain for edge in edges if len(edge) == 1 for domain in edge}
     return _survivable({edge for edge in edges if not edge & fatal}, count - len(fatal), lost_count) / comb(count, lost_count)
 
 
 def domain_count(placement: Placement, domains: Mapping[NodeId, str]) -> int:
-    """Return over how many domains the nodes of a placement are spread; a node that is not named is a domain of its own."""
-    return len({domains.get(node, _own(node)) for node in placement.holders})
+    """Return over how many domains those are spread who hold something: the domains that can still be lost."""
+    return len(frozenset().union(*_edges(placement, domains)))
 
 
 def _own(node: NodeId) -> Domain:

@@ -113,7 +113,7 @@ def attributed(
     if all(fault.cause is Cause.GROUP_LOST for number, fault in enumerate(found) if number not in followed):
         followed = set(range(len(found)))  # it alone held something
     told = tuple(replace(fault, cause=Cause.DRILL, implicates=None) if number in followed else fault for number, fault in enumerate(found))
-    said = Fault(cause=Cause.DRILL, evidence=in_words(drill), at=min(found[number].at for number in followed))
+    said = Fault(cause=Cause.DRILL, evidence=in_words(drill), at=min(found[number].at for number in followed), seen_on=(drill.node_id,))
     return (*told, said), None if has_struck_rank and is_struck else failure
 
 

@@ -49,7 +49,7 @@ def of_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[Fault, ...]:
     for node, rank in failing_ranks(reports):
         if rank.exit is not None:
             how = f"{rank.exit.exit_class.value}, {'signal' if rank.exit.code < 0 else 'code'} {abs(rank.exit.code)}"
-            return (Fault(cause=Cause.RANK_EXIT, evidence=f"rank {rank.rank} on {node} ended: {how}", at=rank.exit.at_seconds),)
+            return (Fault(cause=Cause.RANK_EXIT, evidence=f"rank {rank.rank} on {node} ended: {how}", at=rank.exit.at_seconds, seen_on=(node,)),)
     return ()
 
 
@@ -96,6 +96,7 @@ def of_nodes(plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Ma
             evidence=verdict.evidence,
             at=lost_at(verdict, nodes, now),
             node_id=verdict.node_id if verdict.is_final else None,  # one that is only silent may still promise the next generation
+            seen_on=(verdict.node_id,),
             implicates=implied(verdict, now),
         )
         for verdict in lost
@@ -173,7 +174,9 @@ def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObser
         else:
             continue
         line = Implication(node_id=member.node_id, incident_id="", at=now, what=Cause.AGENT_LOST.value, evidence=words, remedy=Remedy.RESTART)
-        faults.append(Fault(cause=Cause.AGENT_LOST, evidence=words, at=_last_sign(nodes, member.node_id, now), implicates=line))
+        faults.append(
+            Fault(cause=Cause.AGENT_LOST, evidence=words, at=_last_sign(nodes, member.node_id, now), seen_on=(member.node_id,), implicates=line)
+        )
     return tuple(faults)
 
 
@@ -186,7 +189,7 @@ def of_coordinator(plan: GenerationPlan, silence: Silence | None, committed_by_o
         return ()
     words = f"the coordinator {plan.coordinator} has been silent for {now - silence.since:.1f} s and no step was committed meanwhile"
     line = Implication(node_id=plan.coordinator, incident_id="", at=now, what=Cause.AGENT_LOST.value, evidence=words, remedy=Remedy.RESTART)
-    return (Fault(cause=Cause.AGENT_LOST, evidence=words, at=silence.since, implicates=line),)
+    return (Fault(cause=Cause.AGENT_LOST, evidence=words, at=silence.since, seen_on=(plan.coordinator,), implicates=line),)
 
 
 def of_cut_off_members(reports: Mapping[NodeId, MemberReport], now: float, timeouts: Timeouts) -> tuple[Fault, ...]:
@@ -194,11 +197,11 @@ def of_cut_off_members(reports: Mapping[NodeId, MemberReport], now: float, timeo
 
     The coordinator may be as alive as they are; what is broken lies between them.
     """
-    told = [fault.message for _, report in sorted(reports.items()) for fault in report.faults if fault.code in COORDINATOR_FAULTS]
+    told = [(node, fault.message) for node, report in sorted(reports.items()) for fault in report.faults if fault.code in COORDINATOR_FAULTS]
     if not told:
         return ()
-    words = f"{'; '.join(told)}: nothing was committed meanwhile"
-    return (Fault(cause=Cause.AGENT_LOST, evidence=words, at=now - timeouts.coordinator_deadline_seconds),)
+    words = f"{'; '.join(message for _, message in told)}: nothing was committed meanwhile"
+    return (Fault(cause=Cause.AGENT_LOST, evidence=words, at=now - timeouts.coordinator_deadline_seconds, seen_on=tuple(node for node, _ in told)),)
 
 
 def of_silence(plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: float, timeouts: Timeouts) -> tuple[Fault, ...]:
@@ -208,6 +211,7 @@ def of_silence(plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: 
             cause=Cause.NODE_UNREACHABLE,
             evidence=f"the agent of {member.node_id} has been silent for {nodes[member.node_id].silent_seconds:.1f} s during the launch",
             at=now - nodes[member.node_id].silent_seconds,
+            seen_on=(member.node_id,),
         )
         for member in plan.nodes
         if member.node_id in nodes
@@ -219,7 +223,7 @@ def of_silence(plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: 
 def of_loads(reports: Mapping[NodeId, MemberReport], now: float) -> tuple[Fault, ...]:
     """Return a fault for each node whose shards did not verify."""
     return tuple(
-        Fault(cause=Cause.LOAD_FAILED, evidence=f"{node} could not load its shards: {_words(report)}", at=now)
+        Fault(cause=Cause.LOAD_FAILED, evidence=f"{node} could not load its shards: {_words(report)}", at=now, seen_on=(node,))
         for node, report in sorted(reports.items())
         if report.phase is MemberPhase.LOAD_FAILED
     )

@@ -167,7 +167,9 @@ def watch(
     if not proof:
         return Watched(suspicion=answered, events=(event,), words=words)
     evidence = [f"hang: {told}: {proof}", where, *_in_brief(looks)]
-    faults = tuple(Fault(cause=Cause.HANG, evidence=sentence, at=suspicion.since) for sentence in evidence if sentence)
+    # Of ranks that wait for one, that one says where; where nobody is odd it is everywhere, which is nowhere.
+    seen_on = () if odd is None else (odd,)
+    faults = tuple(Fault(cause=Cause.HANG, evidence=sentence, at=suspicion.since, seen_on=seen_on) for sentence in evidence if sentence)
     return Watched(suspicion=answered, faults=faults, stuck=odd, events=(event,), words=words)
 
 

@@ -29,6 +29,8 @@ class Fault:
     """Unix seconds: when it happened, as well as anybody knows."""
     node_id: NodeId | None = None
     """The node that is lost; None when no node is."""
+    seen_on: tuple[NodeId, ...] = ()
+    """Where else it happened: the nodes whose ranks, agents or links showed it, whether or not they are lost by it."""
     implicates: Implication | None = None
     """The node that it speaks against, lost or not; its incident is named once there is one."""
 
@@ -70,14 +72,16 @@ def opened(run: RunId, generation: Generation, faults: tuple[Fault, ...], *, dec
 
 
 def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> IncidentRecord:
-    """Add evidence found later; the gravest cause names the incident, each fact is told once, lost nodes are listed in the order found."""
+    """Add evidence found later; the gravest cause names the incident, each fact is told once, nodes are listed in the order found."""
     for fault in faults:
+        where = (*(() if fault.node_id is None else (fault.node_id,)), *fault.seen_on)
         left = () if fault.node_id is None or fault.node_id in incident.instance_ids else (fault.node_id,)
         incident = replace(
             incident,
             cause=max(incident.cause, fault.cause, key=_GRAVITY.index),
             evidence=incident.evidence if fault.evidence in incident.evidence else (*incident.evidence, fault.evidence),
             instance_ids=(*incident.instance_ids, *left),
+            faulted_instance_ids=tuple(dict.fromkeys((*incident.faulted_instance_ids, *where))),
             lost_node_count=incident.lost_node_count + (len(left) if fault.cause.takes_nodes else 0),
             failed_at=min(incident.failed_at, fault.at),
         )

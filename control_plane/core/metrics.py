@@ -1,4 +1,4 @@
-"""What a script logged, as points over steps: fine where they are recent, coarse where they are old.
+"""What a script logged, and what was measured on its nodes, as points over steps: fine where they are recent, coarse where they are old.
 
     width    steps per point: 1 as it was logged, then FOLD, FOLD² …
     chunk    the points of one width whose steps divided by POINTS_PER_CHUNK × width are the same number: stored and replaced as a whole
@@ -12,10 +12,13 @@ Invariant: a step counts in one point of a metric at most, and a point never spa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from statistics import median
+
+from everstep.protocol.ids import NodeId
 
 FOLD = 8
 POINTS_PER_CHUNK = 128
@@ -39,6 +42,9 @@ class Point:
     maximum: float
     last: float
     """The last value, finite or not."""
+    least_on: str = ""
+    """The node of the least, where it was measured on several; empty for what a script logs."""
+    most_on: str = ""
 
 
 def logged(step: int, at: float, value: float) -> Point:
@@ -49,20 +55,48 @@ def logged(step: int, at: float, value: float) -> Point:
     )
 
 
+def across(step: int, at: float, values: Mapping[NodeId, float]) -> Point | None:
+    """Return what several nodes measured at one step as a point.
+
+    Args:
+        step: at which.
+        at: Unix seconds.
+        values: by node.
+
+    Returns:
+        The median in place of the mean and of the last value: one node that is far from all others moves the least or the most alone. None where
+        no value is finite.
+    """
+    ordered = sorted((value, node) for node, value in values.items() if math.isfinite(value))
+    if not ordered:
+        return None
+    (least, least_on), (most, most_on) = ordered[0], ordered[-1]
+    middle = median(value for value, _ in ordered)
+    count = len(ordered)
+    return Point(
+        step=step, last_step=step, at=at, count=count, finite_count=count, minimum=least, mean=middle, maximum=most, last=middle, least_on=least_on,
+        most_on=most_on,
+    )  # fmt: skip
+
+
 def joined(points: Sequence[Point]) -> Point:
     """Return several points, at least one, in order of steps, as one."""
     finite = [point for point in points if point.finite_count]
     total = sum(point.finite_count for point in finite)
+    least = min(finite, key=lambda point: point.minimum, default=points[0])
+    most = max(finite, key=lambda point: point.maximum, default=points[0])
     return Point(
         step=points[0].step,
         last_step=points[-1].last_step,
         at=points[-1].at,
         count=sum(point.count for point in points),
         finite_count=total,
-        minimum=min((point.minimum for point in finite), default=math.nan),
+        minimum=least.minimum,
         mean=math.fsum(point.mean * (point.finite_count / total) for point in finite) if finite else math.nan,
-        maximum=max((point.maximum for point in finite), default=math.nan),
+        maximum=most.maximum,
         last=points[-1].last,
+        least_on=least.least_on,
+        most_on=most.most_on,
     )
 
 

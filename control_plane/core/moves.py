@@ -266,7 +266,9 @@ def fault(move: Departure, at: float, now: float) -> Fault:
         The fault. A node that may still have to stay is added to the incident when it is really left.
     """
     line = None if move.is_history else faults.implied(verdict(move), now)
-    return Fault(cause=move.cause, evidence=move.evidence, at=at, node_id=move.node_id if move.is_announced else None, implicates=line)
+    return Fault(
+        cause=move.cause, evidence=move.evidence, at=at, node_id=move.node_id if move.is_announced else None, seen_on=(move.node_id,), implicates=line
+    )
 
 
 def partner(node_id: NodeId, left: Sequence[Departure], incident: str, now: float) -> Implication:

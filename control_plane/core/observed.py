@@ -208,8 +208,10 @@ class IncidentRecord:
     """local, peer or s3: the farthest that any rank needed."""
     instance_ids: tuple[NodeId, ...] = ()
     """The nodes that were left, for whatever cause."""
+    faulted_instance_ids: tuple[NodeId, ...] = ()
+    """The nodes where it happened, lost by it or not."""
     lost_node_count: int = 0
-    """Of these, how many failed or were taken by AWS."""
+    """Of those that were left, how many failed or were taken by AWS."""
     replacement_instance_ids: tuple[NodeId, ...] = ()
     replaced_at: float | None = None
     restored_at: float | None = None

@@ -44,6 +44,7 @@ class IncidentRecord:
     generation_before: int
     generation_after: int | None
     instance_ids: tuple[str, ...]
+    faulted_instance_ids: tuple[str, ...]
     lost_node_count: int
     replacement_instance_ids: tuple[str, ...]
     failed_at: datetime
@@ -78,6 +79,7 @@ class IncidentUpdate(TypedDict, total=False):
     lost_steps: int | None
     generation_after: int | None
     instance_ids: tuple[str, ...]
+    faulted_instance_ids: tuple[str, ...]
     lost_node_count: int
     replacement_instance_ids: tuple[str, ...]
     failed_at: datetime
@@ -108,6 +110,7 @@ class NewIncident:
     reached_step: int | None
     generation_before: int
     instance_ids: tuple[str, ...]
+    faulted_instance_ids: tuple[str, ...]
     lost_node_count: int
     failed_at: datetime
     opened_at: datetime

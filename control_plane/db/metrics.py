@@ -1,11 +1,13 @@
-"""Values that scripts logged, by run, metric and step (`control_plane.core.metrics`).
+"""Values that scripts logged and that were measured on nodes, by run, metric and step (`control_plane.core.metrics`).
 
     metric_log      per run: whose values came last, and how many were lost on the way
     metric          per run and name: what was logged last
     metric_chunk    per run, name and width: points, packed
 
     packed, little-endian   width 1: steps int64[n], at float64[n], values float64[n]
-                            wider:   step, last_step, count, finite_count int64[n] each; at, minimum, mean, maximum, last float64[n] each
+                            other:   step, last_step, count, finite_count int64[n] each; at, minimum, mean, maximum, last float64[n] each
+
+    Points over several nodes are packed as the other ones at every width; the names of nodes stand beside them.
 
 Invariant: storing the same batch twice is storing it once, and values of steps that a later generation does again are gone as soon as it has
 logged one.
@@ -26,12 +28,16 @@ from control_plane.core import metrics
 from control_plane.core.metrics import FOLD, POINTS_PER_CHUNK, Point
 from control_plane.db.models import Generation, Job, Metric, MetricChunk, MetricLog
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
+from everstep.protocol.ids import NodeId
+from everstep.protocol.rank_messages import OWN_METRICS
 
 MAX_NAMES = 256
 """Metrics of one run; values of further ones are dropped and counted."""
 MAX_NAME_LENGTH = 255
+NOBODY: Mapping[NodeId, Mapping[str, float]] = {}
 _INTS = ("step", "last_step", "count", "finite_count")
 _FLOATS = ("at", "minimum", "mean", "maximum", "last")
+_NODES = ("least_on", "most_on")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,7 @@ class MetricRecord:
     last_value: float
 
 
-def store(session: Session, agent_id: str, batch: MetricBatch) -> None:
+def store(session: Session, agent_id: str, batch: MetricBatch, measured: Mapping[NodeId, Mapping[str, float]] = NOBODY) -> None:
     """Store what an agent has sent.
 
     Called once a second for each run that logs. Idempotent.
@@ -53,6 +59,8 @@ def store(session: Session, agent_id: str, batch: MetricBatch) -> None:
         session: a writing one.
         agent_id: the sender's; its numbers say what is new.
         batch: as it was sent; of a run that is deleted nothing is stored.
+        measured: by node of the newest point's generation, what was measured there last: stored with the newest point of ours. Names that rank 0's
+            node does not have are left out: what one node says cannot fill up a run's names.
     """
     if session.get(Job, batch.run) is None:
         return
@@ -69,12 +77,16 @@ def store(session: Session, agent_id: str, batch: MetricBatch) -> None:
     by_generation: defaultdict[int, list[MetricPoint]] = defaultdict(list)
     for point in fresh:
         by_generation[point.generation].append(point)
+    ours = next((point for point in reversed(fresh) if any(name.startswith(OWN_METRICS) for name in point.values)), None)
     for generation, points in sorted(by_generation.items()):
-        log.dropped_count += _store_generation(session, log, generation, points)
+        found = [(point, measured if point is ours and generation == fresh[-1].generation else NOBODY) for point in points]
+        log.dropped_count += _store_generation(session, log, generation, found)
     session.flush()
 
 
-def _store_generation(session: Session, log: MetricLog, generation: int, points: Sequence[MetricPoint]) -> int:
+def _store_generation(
+    session: Session, log: MetricLog, generation: int, points: Sequence[tuple[MetricPoint, Mapping[NodeId, Mapping[str, float]]]]
+) -> int:
     """Store values of one generation; return how many were dropped."""
     if generation > log.generation:
         base = _base_after(session, log.run_id, log.generation, generation)
@@ -85,14 +97,16 @@ def _store_generation(session: Session, log: MetricLog, generation: int, points:
     held = {row.name: row for row in session.scalars(select(Metric).where(Metric.run_id == log.run_id))}
     by_name: defaultdict[str, dict[int, Point]] = defaultdict(dict)
     dropped_count = 0
-    for point in points:
+    for point, measured in points:
         if superseded_after is not None and point.step > superseded_after:
             continue
         for name, value in point.values.items():
             if name not in held and name not in by_name and (len(held.keys() | by_name.keys()) >= MAX_NAMES or not _can_be_named(name)):
                 dropped_count += 1
             else:
-                by_name[name][point.step] = metrics.logged(point.step, point.at_seconds, value)
+                of_nodes = {node_id: each[name] for node_id, each in measured.items() if name in each} if name.startswith(OWN_METRICS) else {}
+                spread = metrics.across(point.step, point.at_seconds, of_nodes)
+                by_name[name][point.step] = spread or metrics.logged(point.step, point.at_seconds, value)
     for name, found in by_name.items():
         _append(session, log.run_id, name, held.get(name), [found[step] for step in sorted(found)])
     return dropped_count
@@ -133,10 +147,18 @@ def _merge(session: Session, run_id: str, name: str, width: int, chunk: int, fre
     row = session.get(MetricChunk, (run_id, name, width, chunk))
     is_new = row is None
     if row is None:
-        row = MetricChunk(run_id=run_id, name=name, width=width, number=chunk, points=b"")
+        row = MetricChunk(run_id=run_id, name=name, width=width, number=chunk, points=b"", nodes=())
         session.add(row)
-    row.points = pack(metrics.replaced(unpack(row.points, width), fresh), width)
+    _put(row, metrics.replaced(_points(row), fresh))
     return is_new
+
+
+def _points(row: MetricChunk) -> tuple[Point, ...]:
+    return unpack(row.points, row.width, row.nodes)
+
+
+def _put(row: MetricChunk, points: Sequence[Point]) -> None:
+    row.points, row.nodes = pack(points, row.width)
 
 
 def _fold(session: Session, metric: Metric) -> None:
@@ -150,7 +172,7 @@ def _fold(session: Session, metric: Metric) -> None:
             return
         for number in surplus:
             row = session.get_one(MetricChunk, (metric.run_id, metric.name, width, number))
-            wider = metrics.folded(unpack(row.points, width), width * FOLD)
+            wider = metrics.folded(_points(row), width * FOLD)
             _merge(session, metric.run_id, metric.name, width * FOLD, number // FOLD, wider)
             session.delete(row)
             if width == 1:
@@ -164,9 +186,9 @@ def _forget_after(session: Session, run_id: str, step: int) -> None:
     start, end = MetricChunk.number * MetricChunk.width * POINTS_PER_CHUNK, (MetricChunk.number + 1) * MetricChunk.width * POINTS_PER_CHUNK
     session.execute(delete(MetricChunk).where(MetricChunk.run_id == run_id, start > step), execution_options={"synchronize_session": False})
     for row in session.scalars(select(MetricChunk).where(MetricChunk.run_id == run_id, end > step)).all():
-        points = metrics.until(unpack(row.points, row.width), step)
+        points = metrics.until(_points(row), step)
         if points:
-            row.points = pack(points, row.width)
+            _put(row, points)
         else:
             session.delete(row)
     session.flush()
@@ -177,7 +199,7 @@ def _forget_after(session: Session, run_id: str, step: int) -> None:
             session.delete(metric)
             continue
         metric.fine_from_step = min(metric.fine_from_step, step + 1)
-        _note_last(metric, unpack(newest.points, newest.width)[-1])
+        _note_last(metric, _points(newest)[-1])
     session.flush()
 
 
@@ -209,37 +231,42 @@ def read(session: Session, run_id: str, *, name: str | None, first_step: int, la
     Returns:
         By name, in order of steps.
     """
-    query = select(MetricChunk.name, MetricChunk.width, MetricChunk.points).where(MetricChunk.run_id == run_id)
+    query = select(MetricChunk.name, MetricChunk.width, MetricChunk.points, MetricChunk.nodes).where(MetricChunk.run_id == run_id)
     query = query.where((MetricChunk.number + 1) * MetricChunk.width * POINTS_PER_CHUNK > first_step)
     if name is not None:
         query = query.where(MetricChunk.name == name)
     if last_step is not None:
         query = query.where(MetricChunk.number * MetricChunk.width * POINTS_PER_CHUNK <= last_step)
     found: defaultdict[str, list[Point]] = defaultdict(list)
-    for each, width, packed in session.execute(query):
-        found[each] += (point for point in unpack(packed, width) if point.last_step >= first_step and (last_step is None or point.step <= last_step))
+    for each, width, packed, nodes in session.execute(query):
+        found[each] += (
+            point for point in unpack(packed, width, nodes) if point.last_step >= first_step and (last_step is None or point.step <= last_step)
+        )
     return {each: tuple(sorted(points, key=lambda point: point.step)) for each, points in sorted(found.items()) if points}
 
 
-def pack(points: Sequence[Point], width: int) -> bytes:
-    """Return points as they are stored."""
-    if width == 1:
+def pack(points: Sequence[Point], width: int) -> tuple[bytes, tuple[str, ...]]:
+    """Return points as they are stored: packed, and the names of nodes beside them."""
+    nodes = tuple(getattr(point, field) for field in _NODES for point in points) if any(point.least_on for point in points) else ()
+    if width == 1 and not nodes:
         values = ([point.step for point in points], [point.at for point in points], [point.last for point in points])
-        return struct.pack(f"<{len(points)}q{2 * len(points)}d", *(value for column in values for value in column))
+        return struct.pack(f"<{len(points)}q{2 * len(points)}d", *(value for column in values for value in column)), nodes
     ints = [getattr(point, field) for field in _INTS for point in points]
     floats = [getattr(point, field) for field in _FLOATS for point in points]
-    return struct.pack(f"<{len(ints)}q{len(floats)}d", *ints, *floats)
+    return struct.pack(f"<{len(ints)}q{len(floats)}d", *ints, *floats), nodes
 
 
-def unpack(packed: bytes, width: int) -> tuple[Point, ...]:
+def unpack(packed: bytes, width: int, nodes: Sequence[str] = ()) -> tuple[Point, ...]:
     """Return points as `pack` was given them."""
-    if width == 1:
+    if width == 1 and not nodes:
         n = len(packed) // 24
         row = struct.unpack(f"<{n}q{2 * n}d", packed)
         return tuple(metrics.logged(step, at, value) for step, at, value in zip(row[:n], row[n : 2 * n], row[2 * n :], strict=True))
-    fields = (*_INTS, *_FLOATS)
+    fields: tuple[str, ...] = (*_INTS, *_FLOATS)
     n = len(packed) // (8 * len(fields))
     row = struct.unpack(f"<{len(_INTS) * n}q{len(_FLOATS) * n}d", packed)
+    if nodes:
+        fields, row = (*fields, *_NODES), (*row, *nodes)
     return tuple(Point(**{field: row[index * n + i] for index, field in enumerate(fields)}) for i in range(n))
 
 

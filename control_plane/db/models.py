@@ -451,8 +451,10 @@ class Incident(Base):
     generation_before: Mapped[int]
     generation_after: Mapped[int | None]
     instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
+    faulted_instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
+    """Where it happened, lost by it or not."""
     lost_node_count: Mapped[int] = mapped_column(default=0)
-    """Of these, how many failed or were taken by AWS."""
+    """Of those that were left, how many failed or were taken by AWS."""
     replacement_instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
     failed_at: Mapped[datetime]
     opened_at: Mapped[datetime]
@@ -536,6 +538,8 @@ class MetricChunk(Base):
     width: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     points: Mapped[bytes]
+    nodes: Mapped[tuple[str, ...]] = mapped_column(default=())
+    """The node of each point's least, then of each point's most; empty for what a script logs."""
 
 
 class Event(Base):

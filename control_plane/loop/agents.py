@@ -24,7 +24,7 @@ from control_plane.loop.command_desk import CommandDesk
 from control_plane.loop.log_feed import LogFeed
 from control_plane.loop.metric_writer import MetricInbox
 from everstep.protocol.agent_messages import AgentReport, CommandEnded, ControlToAgent, Hello, Load, LogLines, Release
-from everstep.protocol.ids import FleetName, NodeId, RunId
+from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
 
 QUEUE_LIMIT = 64
 """Messages waiting for one agent. An agent that does not read loses the oldest; the loop repeats what still matters."""
@@ -192,6 +192,11 @@ class AgentRegistry:
     def connected(self) -> Mapping[NodeId, AgentView]:
         """Return the views of the agents that are connected now."""
         return {node_id: view for node_id, view in self._views.items() if view.is_connected}
+
+    def measured(self, run: RunId, generation: Generation) -> Mapping[NodeId, Mapping[str, float]]:
+        """Return what each node that is connected and works for this generation of a run measured last, by the name of its metric."""
+        members = ((node_id, view.report.member) for node_id, view in self.connected().items() if view.report is not None)
+        return {node_id: member.measured for node_id, member in members if member and (member.run, member.generation) == (run, generation)}
 
     def send(self, node_id: NodeId, message: ControlToAgent) -> bool:
         """Queue a message unless the same one is queued already.

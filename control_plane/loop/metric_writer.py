@@ -3,6 +3,8 @@
     report ──▶ MetricInbox.take         one batch per node, in memory; nothing waits for it
     about once a second ──▶ store, one short transaction per batch ──▶ MetricsStored to the agent, which then sends the next batch
 
+What Everstep measures itself comes with rank 0's values; beside the newest of a batch stands what all nodes of the job say they measured last.
+
 An agent keeps what is not confirmed and sends it again, to whichever replica it is connected to. So a server that dies here loses nothing, and a
 database that is slow or away makes agents wait, not heartbeats.
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -96,7 +99,8 @@ class MetricWriter:
         for node_id, received in self._registry.logged.empty().items():
             batch = received.batch
             try:
-                await asyncio.to_thread(self._store, received)
+                measured = self._registry.measured(batch.run, batch.points[-1].generation) if batch.points else {}
+                await asyncio.to_thread(self._store, received, measured)
             except SQLAlchemyError as error:
                 log.warning("run %s: logged values could not be stored, their agent sends them again: %s", batch.run, error)
                 continue
@@ -104,6 +108,6 @@ class MetricWriter:
                 log.exception("run %s: %d logged values were dropped", batch.run, len(batch.points))
             self._registry.send(node_id, MetricsStored(agent_id=received.agent_id, next_number=batch.first_number + len(batch.points)))
 
-    def _store(self, received: Received) -> None:
+    def _store(self, received: Received, measured: Mapping[NodeId, Mapping[str, float]]) -> None:
         with self._database.write() as session:
-            metrics.store(session, received.agent_id, received.batch)
+            metrics.store(session, received.agent_id, received.batch, measured)

@@ -97,6 +97,7 @@ def _facts(incident: Json) -> list[tuple[str, object]]:
         ("stacks", _stacks(incident)),
         ("decision", incident["Decision"]),
         ("reason", incident["Reason"]),
+        ("happened on", ", ".join(incident["FaultedInstanceIds"]) or None),
         ("instances", ", ".join(incident["InstanceIds"]) or None),
         ("replaced by", ", ".join(incident["ReplacementInstanceIds"]) or None),
         ("restored from", _sources(incident) or incident.get("RestoreSource")),

@@ -169,7 +169,7 @@ class UploadedShard(Message, frozen=True):
 
 
 class MetricPoint(Message, frozen=True):
-    """Values that rank 0 logged for one step; after a restore values beyond the base are superseded."""
+    """Values that rank 0 logged for one step, or that were measured on its node; after a restore values beyond the base are superseded."""
 
     generation: Generation
     step: Step
@@ -271,6 +271,8 @@ class MemberReport(Message, frozen=True):
     """Where each of its ranks' shards really came from, once LOADED; farther than planned where a nearer source did not verify."""
     target: Step = Step(0)
     """Steps finished when the script will be done, as its ranks say; 0: they have not."""
+    measured: dict[str, float] = msgspec.field(default_factory=dict)
+    """What was measured last on this node, by the name of its metric: means of some seconds. Empty until an iteration has ended."""
 
 
 class AgentReport(Message, frozen=True):

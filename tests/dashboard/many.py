@@ -183,6 +183,7 @@ class Many:
             "generation_before": 1,
             "generation_after": 2,
             "instance_ids": (self.nodes[number % NODES],),
+            "faulted_instance_ids": (self.nodes[number % NODES],),
             "replacement_instance_ids": (),
             "failed_at": at,
             "opened_at": at,

@@ -3,7 +3,8 @@
     recordings/<story>.json     written by `tests/dashboard/record.py`, one story each: one fleet, one job
 
 Rows are as the tables have them (`control_plane/db/models.py`), without what nobody reads who looks at an incident: tokens, leases, the loop's own
-memory. Plans and manifests are spelled out, values of metrics are `[step, Unix seconds, value]`.
+memory. Plans and manifests are spelled out, values of metrics are `[step, Unix seconds, value]`; those that
+several nodes measured go on with `count, least, most, the node of the least, the node of the most`.
 
 Invariant: what is loaded is what was stored; a recording that does not fit the tables is refused whole, never loaded in part.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from heapq import merge
 from operator import itemgetter
@@ -127,12 +129,13 @@ def _spelled(table: str, column: str, value: Any) -> Any:
 
 def _joined(chunks: Sequence[Mapping[Any, Any]]) -> list[Row]:
     """Return the chunks of each metric as one row of values."""
-    found: defaultdict[tuple[str, str], list[tuple[int, float, float]]] = defaultdict(list)
+    found: defaultdict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
     for chunk in chunks:
         assert chunk["width"] == 1, "a story is not so long that its values are folded"
-        for point in unpack(chunk["points"], 1):
+        for point in unpack(chunk["points"], 1, chunk["nodes"]):
             assert math.isfinite(point.last), "JSON has no such number"
-            found[chunk["run_id"], chunk["name"]].append((point.step, point.at, point.last))
+            spread = (point.count, point.minimum, point.maximum, point.least_on, point.most_on) if point.least_on else ()
+            found[chunk["run_id"], chunk["name"]].append((point.step, point.at, point.last, *spread))
     return [{"run_id": run_id, "name": name, "points": sorted(points)} for (run_id, name), points in found.items()]
 
 
@@ -198,8 +201,6 @@ def _packed(table: str, column: Column[Any], value: Any) -> Any:
             return encode(_PLAN.decode(msgspec.json.encode(value)))
         case "checkpoint", "manifest":
             return None if value is None else encode_manifest(_MANIFEST.decode(msgspec.json.encode(value)))
-        case "metric_chunk", "points":
-            return pack([metrics.logged(*point) for point in value], 1)
     if value is not None and isinstance(column.type, UtcDateTime):
         return datetime.fromisoformat(value)
     return value
@@ -210,7 +211,19 @@ def _chunks(row: Row) -> list[Row]:
     by_number: defaultdict[int, list[Any]] = defaultdict(list)
     for point in row["points"]:
         by_number[metrics.chunk_of(point[0], 1)].append(point)
-    return [{**row, "width": 1, "number": number, "points": points} for number, points in sorted(by_number.items())]
+    found = []
+    for number, points in sorted(by_number.items()):
+        packed, nodes = pack([_point(*point) for point in points], 1)
+        found.append({**row, "width": 1, "number": number, "points": packed, "nodes": nodes})
+    return found
+
+
+def _point(step: int, at: float, value: float, count: int = 1, *spread: Any) -> metrics.Point:
+    point = metrics.logged(step, at, value)
+    if not spread:
+        return point
+    least, most, least_on, most_on = spread
+    return replace(point, count=count, finite_count=count, minimum=least, maximum=most, least_on=least_on, most_on=most_on)
 
 
 def _table(name: str) -> Table:

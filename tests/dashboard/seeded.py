@@ -17,7 +17,7 @@ from pathlib import Path
 from control_plane.core.observed import NO_GENERATION
 from control_plane.core.states import JobState, NodeState
 from control_plane.loop.metric_writer import MetricWriter
-from everstep.protocol.agent_messages import AgentReport, ExitClass, MemberPhase, MetricBatch, MetricPoint, NodeFault
+from everstep.protocol.agent_messages import ExitClass, MemberPhase, MetricBatch, MetricPoint, NodeFault
 from everstep.protocol.ids import Generation, Rank, RunId, Step
 from everstep.protocol.rank_messages import OWN_METRICS
 from tests.dashboard.printed import print_run
@@ -51,9 +51,9 @@ class Job:
         return 100 * round(2 * 864 / self.step_seconds)
 
 
-def _measured(job: Job, step: int) -> dict[str, float]:
-    """Return what an agent measures itself: figures that go up and down a little."""
-    wave = 1 + 0.08 * math.sin(step / 7)
+def _measured(job: Job, step: int, place: int) -> dict[str, float]:
+    """Return what an agent measures: it goes up and down a little, on each node later than on the one before. A GPU of the third half idles."""
+    wave = 1 + 0.08 * math.sin(step / 7 + place / 3)
     return {
         f"{OWN_METRICS}step_seconds": job.step_seconds * wave,
         f"{OWN_METRICS}snapshot_blocked_seconds": 0.004 * job.step_seconds * wave,
@@ -61,6 +61,7 @@ def _measured(job: Job, step: int) -> dict[str, float]:
         f"{OWN_METRICS}replica_bytes_per_second": 2.1e9 / job.step_seconds * wave,
         f"{OWN_METRICS}network_bytes_per_second": 9.4e9 / job.step_seconds * wave,
         f"{OWN_METRICS}gpu_percent": min(100.0, 94 * wave),
+        f"{OWN_METRICS}gpu_least_percent": (31 if place == 2 else 88) * wave,
     }
 
 
@@ -142,8 +143,9 @@ class Story:
         job.owed_seconds -= steps * job.step_seconds
         if not steps or any(not self.world.serves(agent.node_id) for agent in team):
             return
-        for agent in team:
+        for place, agent in enumerate(team):
             agent.target = job.target
+            agent.measured = _measured(job, max(agent.boundary.values()) + steps, place)
             for rank in agent.boundary:
                 agent.boundary[rank] += steps
                 for holder in plan.ranks[rank].holders:
@@ -165,14 +167,13 @@ class Story:
                     "loss": round(1.7 + 6.5 * math.exp(-step / 180) + self.random.gauss(0, 0.04), 4),
                     "step_seconds": round(job.step_seconds * (1 + abs(self.random.gauss(0, 0.03))), 3),
                 }
-                | (_measured(job, step) if step == reached else {}),
+                | (first.measured if step == reached else {}),
             )
             for step in range(reached - steps + 1, reached + 1)
         )
-        first.sequence += 1
         batch = MetricBatch(run=RunId(self.world.job(job.name).run_id), first_number=self.logged_counts[first.number], points=points)
         self.logged_counts[first.number] += len(points)
-        first.connection.report(AgentReport(node_id=first.node_id, sequence=first.sequence, member=first.member(), metrics=batch))
+        first.report(batch)
 
     def _submit(self, name: str, *, nodes: int, **changes: object) -> Job:
         step_seconds = self.random.uniform(3.0, 9.0)
@@ -188,6 +189,7 @@ class Story:
         self._submit(self.gpu, nodes=4)
         self._submit(self.finished, nodes=2)
         await self._runs(self.gpu)
+        self.world.team(self.gpu)[0].exposure = "ranks run as the agent's user: a job's code can read the agent's files"
         self._submit(self.partition, nodes=3)
         self._submit(self.frozen, nodes=2)
         self._submit(self.shortage, nodes=3)

@@ -122,9 +122,17 @@ class _Words:
                 return {**self._object(row), "last_value": repr(value)}
             case "metric_chunk":
                 factor = self._metric_factor(row["name"])
-                points = [[step * self._dealt.step_factor, self._unix(at), value * factor] for step, at, value in row["points"]]
+                points = [self._point(point, factor) for point in row["points"]]
                 return {**self._object({**row, "points": []}), "points": points}
         return self._object(row)
+
+    def _point(self, point: list[Any], factor: float) -> list[Any]:
+        step, at, value, *spread = point
+        moved = [step * self._dealt.step_factor, self._unix(at), value * factor]
+        if not spread:
+            return moved
+        count, least, most, *nodes = spread
+        return [*moved, count, least * factor, most * factor, *map(self.text, nodes)]
 
     def text(self, text: str) -> str:
         """Return a sentence, a name, an id or a key."""

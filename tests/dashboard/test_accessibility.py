@@ -1,4 +1,4 @@
-"""For everybody: axe on what opens over a page and on the sign-in, all rules in the dark, and motion for those who want none."""
+"""For everybody: axe on what opens over a page and on the sign-in, and motion for those who want none."""
 
 from __future__ import annotations
 
@@ -55,26 +55,6 @@ def test_what_opens_over_a_page_is_clean(browser: Browser, seeded: Seeded, schem
         page.get_by_role("button", name=re.compile("^Act on ")).first.click()
         expect(page.get_by_role("dialog").get_by_role("radio").first).to_be_visible()
         is_clean(page)
-
-
-def test_every_rule_holds_in_the_dark(browser: Browser, seeded: Seeded) -> None:
-    """One page of each kind; colours and widths of all of them are looked at elsewhere."""
-    story = seeded.story
-    with signed_in(browser, seeded, scheme="dark") as page:
-        for path in (
-            "/",
-            f"/jobs/{story.gpu}",
-            f"/jobs/{story.gpu}/metrics",
-            f"/jobs/{story.gpu}/protection",
-            "/queue",
-            "/fleets/main",
-            "/submit",
-            "/settings",
-        ):
-            page.goto(path)
-            expect(page.get_by_role("heading", level=1)).to_be_visible()
-            expect(page.locator("[aria-busy=true]")).to_have_count(0)
-            is_clean(page)
 
 
 @pytest.mark.parametrize(("motion", "may_move"), [("no-preference", True), ("reduce", False)])

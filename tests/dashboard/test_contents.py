@@ -156,9 +156,14 @@ def test_a_phase_on_the_timeline_leads_to_its_incident(desk: Page, seeded: Seede
 def test_charts_have_a_gap_where_the_job_stood_still_share_the_cursor_and_zoom(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
     name = seeded.story.gpu
     open_job(desk, name, "/metrics")
-    own = desk.get_by_role("region", name="What Everstep measures").locator(".chart")
-    names = [each["MetricName"] for each in get(api, f"/training-jobs/{name}/metric-data", MaxPoints=1000)["MetricDataResults"]]
+    measures = desk.get_by_role("region", name="What Everstep measures")
+    own = measures.locator(".chart")
+    results = get(api, f"/training-jobs/{name}/metric-data", MaxPoints=1000)["MetricDataResults"]
+    names = [each["MetricName"] for each in results]
     expect(own).to_have_count(len([each for each in names if each.startswith("everstep/")]))
+    (idle,) = (each for each in results if each["MetricName"] == "everstep/gpu_least_percent")
+    stands_out = measures.locator("section", has=desk.get_by_text("Idlest GPU")).locator(".extremes").get_by_role("link")
+    expect(stands_out).to_have_text([idle["MinimumNodeIds"][-1], idle["MaximumNodeIds"][-1]])
     charts = desk.locator(".chart")
     expect(charts).to_have_count(len(names))
     over = charts.first.locator(".u-over")

@@ -61,6 +61,11 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         assert job["FailureReason"].splitlines()[-1] in text  # the exception
     else:
         assert "No" in act
+    lanes = desk.locator("svg.timeline > g")
+    assert incident["FaultedInstanceIds"]
+    for node in incident["FaultedInstanceIds"]:  # where
+        lane = lanes.filter(has=desk.locator("text.lane", has_text=node))
+        expect(lane.locator(f"a[href='/incidents/{incident['IncidentId']}']")).to_have_count(1)
     if is_open and job["SecondaryStatus"] != "Training":  # what is waited for, in AWS's own words, and when it is tried again
         waits = desk.locator("section", has_text="What it waits for").last.inner_text()
         assert all(sentence(part) in waits for part in job["Reason"].split(": ", 1))

@@ -76,7 +76,8 @@ def test_a_job_on_256_nodes_has_a_lane_for_each_and_every_copy_of_its_shards(pag
     copies = page.get_by_role("region", name="Every copy").locator("tbody tr")
     expect(copies).to_have_count(100)
     expect(copies.first).to_contain_text("out of view")  # what needs a look comes first
-    expect(copies.nth(1)).to_contain_text("3 steps")
+    expect(copies.nth(1)).to_contain_text("1 of 2")  # the copy that is left of it
+    expect(copies.nth(2)).to_contain_text("3 steps")
     more = page.get_by_role("button", name=re.compile("^Show .* copies"))
     while more.count():
         more.click()

@@ -82,13 +82,18 @@ def test_a_job_is_stopped_by_its_name(desk: Page, seeded: Seeded, api: httpx.Cli
     assert "StopRequestedTime" in api.get(f"/training-jobs/{name}").json()
 
 
-def test_a_fleets_figures_are_changed_and_it_is_unfrozen_by_its_name(desk: Page, api: httpx.Client) -> None:
+def test_a_fleets_exposed_nodes_are_told_its_figures_are_changed_and_it_is_unfrozen_by_its_name(desk: Page, api: httpx.Client) -> None:
     def frozen(route: Route) -> None:
         answer = route.fetch()
         route.fulfill(response=answer, body=json.dumps({"Fleets": [{**fleet, "FleetStatus": "frozen"} for fleet in answer.json()["Fleets"]]}))
 
     before = api.get("/fleets/main").json()["MinNodeCount"]
     desk.goto("/fleets/main")
+    exposed = [node for node in api.get("/nodes", params={"FleetName": "main"}).json()["Nodes"] if "Exposure" in node]
+    assert exposed
+    for node in exposed:
+        expect(desk.locator(f"tr[id='{node['NodeId']}']")).to_contain_text("exposed to jobs")
+        expect(desk.locator(".looks li", has_text=node["NodeId"])).to_contain_text(sentence(node["Exposure"]))
     least = desk.get_by_label("Kept when idle")
     change = desk.get_by_role("button", name="Change")
     expect(change).to_be_disabled()

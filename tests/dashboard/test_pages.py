@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -58,26 +58,32 @@ def pages(seeded: Seeded, api: httpx.Client) -> list[str]:
     return ["/", *jobs, *others]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "size", "rules"),
-    [("light", DESKTOP, None), ("dark", PHONE, ["color-contrast", "scrollable-region-focusable"])],
-    ids=("light", "dark, on a phone"),
+STANCES: tuple[tuple[Literal["light", "dark"], tuple[int, int], dict[str, Any]], ...] = (
+    ("light", DESKTOP, {}),
+    ("dark", DESKTOP, {}),
+    ("dark", PHONE, {"runOnly": ["color-contrast", "scrollable-region-focusable"]}),
 )
-def test_every_page_is_clean_for_axe_and_fits_its_width(
-    browser: Browser, seeded: Seeded, api: httpx.Client, scheme: str, size: tuple[int, int], rules: list[str] | None
-) -> None:
-    """All rules once; in the dark and on a phone those that colours and widths can break."""
-    axe, only = AXE.read_text(), {"runOnly": rules} if rules else {}
+"""How every page is looked at, one after the other: all rules in both schemes, and on a phone those that another width can break."""
+
+
+def test_every_page_is_clean_for_axe_and_fits_its_width(browser: Browser, seeded: Seeded, api: httpx.Client) -> None:
+    """Each is loaded once: it follows the system from scheme to scheme."""
+    axe = AXE.read_text()
     found = []
-    with signed_in(browser, seeded, scheme=scheme, size=size) as page:
+    with signed_in(browser, seeded) as page:
         for path in pages(seeded, api):
+            page.emulate_media(color_scheme=STANCES[0][0], reduced_motion="reduce")
             page.goto(path)
-            expect(page.get_by_role("heading", level=1)).to_be_visible()
-            expect(page.locator("[aria-busy=true]")).to_have_count(0)
             page.evaluate(axe)
-            broken = page.evaluate(RUN_AXE, only)
-            found += [(path, *each) for each in broken]
-            assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), f"{path} is wider than the window"
+            for scheme, (width, height), only in STANCES:
+                page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+                page.set_viewport_size({"width": width, "height": height})
+                expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", scheme)
+                expect(page.get_by_role("heading", level=1)).to_be_visible()
+                expect(page.locator("[aria-busy=true]")).to_have_count(0)
+                found += [(path, scheme, width, *each) for each in page.evaluate(RUN_AXE, only)]
+                fits = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+                assert page.evaluate(fits), f"{path} is wider than a window of {width} pixels"
     assert not found, "\n".join(map(str, found))
 
 

@@ -17,8 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control_plane.cloud.fake import MemoryObjectStore
-from control_plane.db import schema
+from control_plane.db import metrics, schema
 from control_plane.db.session import Database
+from everstep.protocol.agent_messages import MetricBatch, MetricPoint
+from everstep.protocol.ids import Generation, RunId, Step
 from everstep.protocol.log_chunks import decode_chunk
 from tests.dashboard.printed import print_run
 from tests.dashboard.record import STORIES
@@ -54,6 +56,11 @@ async def recorded(world: World) -> Recording:
     world.kill_rank(world.team()[1])
     await world.until(lambda: bool(world.incidents()) and world.job().state == "running")
     await world.train(5)
+    run = RunId(world.job().run_id)
+    point = MetricPoint(generation=Generation(2), step=Step(7), values={"everstep/gpu_percent": 80.0, "loss": 1.5}, at_seconds=world.now.timestamp())
+    measured = {agent.node_id: {"everstep/gpu_percent": 10.0 * agent.number} for agent in world.team()}
+    with world.database.write() as session:
+        metrics.store(session, "agent", MetricBatch(run=run, first_number=0, points=(point,)), measured)
     print_run(world, "gpt", {})
     objects = {key: body.decode() for key, (body, _) in world.objects._objects[BUCKET].items() if "/logs/" in key}
     return Recording(story="bad-gpu", ended_at=world.now, strikes=(), tables=rows_of(world.database), objects=objects)
@@ -69,7 +76,7 @@ def empty(tmp_path: Path) -> Iterator[Database]:
 
 async def test_what_is_loaded_is_what_was_stored(lived: World, empty: Database, tmp_path: Path) -> None:
     recording = await recorded(lived)
-    assert all(recording.tables[name] for name in ("fleet", "node", "job", "generation", "checkpoint", "incident", "event"))
+    assert all(recording.tables[name] for name in ("fleet", "node", "job", "generation", "checkpoint", "incident", "metric_chunk", "event"))
     write(recording, tmp_path / "story.json")
     again = read(tmp_path / "story.json")
     assert again == recording

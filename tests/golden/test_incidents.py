@@ -238,6 +238,8 @@ class Teller:
                 f"  from step {incident.from_step} ({incident.restore_source}), {incident.lost_steps} steps lost, {incident.phase}",
                 f"  detect + replace + restore + rework = {lengths} s",
             ]
+            if incident.faulted_instance_ids:
+                lines.append(f"  happened on {_short(', '.join(incident.faulted_instance_ids))}")
             if incident.instance_ids:
                 replaced = ", ".join(incident.replacement_instance_ids)
                 lines.append(f"  lost {_short(', '.join(incident.instance_ids))}, replaced by {_short(replaced) or 'nobody yet'}")

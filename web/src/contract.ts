@@ -640,7 +640,10 @@ export interface Incident {
   /** The first of those that were lost, if any. */
   InstanceId?: string
   ReplacementInstanceId?: string
+  /** Those that were left, for whatever cause. */
   InstanceIds: string[]
+  /** Where it happened: whose ranks, agent, links or hardware failed, or what AWS announced, lost by it or not. Empty where that cannot be told. */
+  FaultedInstanceIds: string[]
   ReplacementInstanceIds: string[]
   FailedAt: Timestamp
   OpenedAt: Timestamp
@@ -936,6 +939,10 @@ export interface MetricDataResult {
   Maximums: (number | 'NaN' | 'Infinity' | '-Infinity')[]
   /** The last value of each point, finite or not. What is not finite is the text NaN, Infinity or -Infinity on the wire. */
   LastValues: (number | 'NaN' | 'Infinity' | '-Infinity')[]
+  /** Of what Everstep measures on every node (names that begin with everstep/): the node of each minimum; empty for what the script logs. There the mean and the last value are the median of the nodes, and the counts count nodes. A point that was made while one node alone was heard is of rank 0's node, and has an empty name. */
+  MinimumNodeIds: string[]
+  /** Likewise of each maximum. */
+  MaximumNodeIds: string[]
 }
 
 /** An EC2 instance of a fleet and its agent. */

@@ -11,7 +11,7 @@ import { drawn } from './drawn'
 const NOW = Math.floor(Date.now() / 1000)
 const incident: Incident = {
   IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'hang', Phase: 'closed', Evidence: ['hang: all 4 ranks stood still'], Decision: 'restart all ranks on the same nodes', Reason: '', GenerationBefore: 1, GenerationAfter: 2,
-  RankSources: [], InstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 100, OpenedAt: NOW - 40, ClosedAt: NOW - 20, DetectSeconds: 60,
+  RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 100, OpenedAt: NOW - 40, ClosedAt: NOW - 20, DetectSeconds: 60,
 }
 const look = (EventId: number, Time: number, Type: string, text: string): Event => ({ EventId, Time, Type, Message: `${Type} told`, Detail: { stacks: [{ ranks: [0, 1], text }] } })
 const line = (Rank: number, Message: string): LogEvent => ({ Timestamp: NOW - 101, Generation: 1, NodeId: 'i-a', Rank, Stream: 'stdout', Message })

@@ -7,25 +7,31 @@ import { copies, heldWords, losses, matrix } from '../src/model/matrix'
 const shard = (Rank: number, holders: Record<string, boolean>, CommittedStep = 9): ShardProtection => ({ Rank, OwnerNodeId: 'i-a', CommittedStep, Bytes: 1, Reason: '', Holders: Object.entries(holders).map(([NodeId, InView]) => ({ NodeId, InView })) })
 
 test('the thinnest come first, then those that are behind', () => {
-  const { rows, newest } = matrix({ Shards: [shard(0, { 'i-a': true, 'i-b': true }), shard(1, { 'i-a': true, 'i-b': true }, 7), shard(2, { 'i-a': true, 'i-b': false })] })
+  const { rows, newest } = matrix({ Copies: 2, Shards: [shard(0, { 'i-a': true, 'i-b': true }), shard(1, { 'i-a': true, 'i-b': true }, 7), shard(2, { 'i-a': true, 'i-b': false })] })
   expect(rows.map((row) => [row.shard.Rank, row.held])).toEqual([[2, 1], [1, 2], [0, 2]])
   expect(newest).toBe(9)
 })
 test('a cell is the owner’s own, a copy, or out of view; who holds nothing has none', () => {
-  const { rows, nodes } = matrix({ Shards: [shard(0, { 'i-a': true, 'i-b': true, 'i-c': false })] })
+  const { rows, nodes } = matrix({ Copies: 2, Shards: [shard(0, { 'i-a': true, 'i-b': true, 'i-c': false })] })
   expect(nodes).toEqual(['i-a', 'i-b', 'i-c'])
   expect(nodes.map((node) => rows[0]!.cells.get(node))).toEqual(['own', 'copy', 'out'])
   expect(rows[0]!.cells.get('i-d')).toBeUndefined()
 })
 test('256 shards on 256 nodes are laid out', () => {
   const many = Array.from({ length: 256 }, (_, rank) => ({ ...shard(rank, { [`i-${rank}`]: true, [`i-${(rank + 1) % 256}`]: true }), OwnerNodeId: `i-${rank}` }))
-  expect(matrix({ Shards: many })).toMatchObject({ nodes: { length: 256 }, rows: { length: 256 } })
+  expect(matrix({ Copies: 2, Shards: many })).toMatchObject({ nodes: { length: 256 }, rows: { length: 256 } })
 })
-test('nothing is nothing', () => expect(matrix({ Shards: [] })).toEqual({ nodes: [], rows: [], newest: -1 }))
+test('nothing is nothing', () => expect(matrix({ Copies: 2, Shards: [] })).toEqual({ nodes: [], rows: [], newest: -1 }))
 
 const lagging = { ...shard(0, {}), Holders: [{ NodeId: 'i-a', InView: true, VerifiedStep: 12, LagSteps: 0 }, { NodeId: 'i-b', InView: true, VerifiedStep: 8, LagSteps: 4 }, { NodeId: 'i-c', InView: true, VerifiedStep: 9, LagSteps: 3 }, { NodeId: 'i-d', InView: false, VerifiedStep: 2, LagSteps: 10 }, { NodeId: 'i-e', InView: true }] }
-test('who lacks what is committed is behind; who says nothing is taken at its word', () => expect([...matrix({ Shards: [lagging] }).rows[0]!.cells.values()]).toEqual(['own', 'behind', 'copy', 'out', 'copy']))
-test('copies that need a look come first, then those farthest behind', () => expect(copies(matrix({ Shards: [lagging] }).rows).map((copy) => copy.holder.NodeId)).toEqual(['i-d', 'i-b', 'i-c', 'i-a', 'i-e']))
+test('who lacks what is committed is behind; who says nothing is taken at its word', () => expect([...matrix({ Copies: 2, Shards: [lagging] }).rows[0]!.cells.values()]).toEqual(['own', 'behind', 'copy', 'out', 'copy']))
+test('copies that need a look come first, then those farthest behind', () => expect(copies(matrix({ Copies: 2, Shards: [lagging] }).rows).map((copy) => copy.holder.NodeId)).toEqual(['i-d', 'i-b', 'i-c', 'i-a', 'i-e']))
+test('a shard with too few copies, behind the others or with something to say needs a look, and its copies come before sound ones', () => {
+  const shards = [shard(0, { 'i-a': true, 'i-b': true }), shard(1, { 'i-a': true }), { ...shard(2, { 'i-a': true, 'i-b': true }), Reason: 'no room' }, shard(3, { 'i-a': true, 'i-b': true }, 8)]
+  const { rows } = matrix({ Copies: 2, Shards: shards })
+  expect(rows.filter((row) => row.needsLook).map((row) => row.shard.Rank)).toEqual([1, 3, 2])
+  expect(copies(rows).map((copy) => copy.row.shard.Rank)).toEqual([1, 2, 2, 3, 3, 0, 0])
+})
 test('a holder is told in words', () => {
   expect(heldWords({ NodeId: 'i-b', InView: true, VerifiedStep: 1200, LagSteps: 4, VerifiedTime: 90, FailureDomain: 'nn-1' }, 100)).toBe('step 1,200, 4 steps behind the ranks, verified 10 s ago, below nn-1')
   expect(heldWords({ NodeId: 'i-b', InView: true }, 100)).toBe('nothing verified yet')

@@ -47,7 +47,7 @@ describe('where the time went', () => {
 
 const incident = (changes: Partial<Incident> = {}): Incident => ({
   IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'closed', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: '', GenerationBefore: 1, GenerationAfter: 2, RankSources: [],
-  InstanceIds: ['i-a'], ReplacementInstanceIds: ['i-c'], FailedAt: NOW - 60, OpenedAt: NOW - 59, ClosedAt: NOW - 50, DetectSeconds: 1, ReplaceSeconds: 2, RestoreSeconds: 6, ReworkSeconds: 1, LostSteps: 2, FromStep: 10, RestoreSource: 'peer', ...changes,
+  InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: ['i-c'], FailedAt: NOW - 60, OpenedAt: NOW - 59, ClosedAt: NOW - 50, DetectSeconds: 1, ReplaceSeconds: 2, RestoreSeconds: 6, ReworkSeconds: 1, LostSteps: 2, FromStep: 10, RestoreSource: 'peer', ...changes,
 })
 
 describe('the timeline', () => {
@@ -68,13 +68,17 @@ describe('the timeline', () => {
     expect(lanes[5]!.spans.map(({ from, to }) => [from, to])).toEqual([[NOW - 90, NOW - 80], [NOW - 70, NOW - 60]])
   })
   test('a node that failed and stayed works on', () => {
-    const { lanes } = timeline(job, [incident({ InstanceIds: ['i-b'] })], spans, NOW)
+    const { lanes } = timeline(job, [incident({ InstanceIds: [], FaultedInstanceIds: ['i-b'] })], spans, NOW)
     expect(lanes[2]).toMatchObject({ id: 'i-b', spans: [{ from: NOW - 90, to: NOW }], faults: [{ at: NOW - 60 }] })
   })
   test('the phases of a recovery follow each other', () => {
     expect(timeline(job, [incident()], spans, NOW).lanes[1]!.spans.map((span) => [span.kind, span.from - NOW, span.to - NOW])).toEqual([['detect', -60, -59], ['replace', -59, -57], ['restore', -57, -51], ['rework', -51, -50]])
   })
-  test('a fault without a lost node is on the lane of recoveries', () => expect(timeline(job, [incident({ InstanceIds: [] })], spans, NOW).lanes[1]!.faults).toHaveLength(1))
+  test('a fault of no node in particular is on the lane of recoveries', () => expect(timeline(job, [incident({ InstanceIds: [], FaultedInstanceIds: [] })], spans, NOW).lanes[1]!.faults).toHaveLength(1))
+  test('a fault is on the lane of each node where it happened, with what speaks of that node', () => {
+    const { lanes } = timeline(job, [incident({ FaultedInstanceIds: ['i-b', 'i-c'], Evidence: ['rank 1 on i-b ended', 'a drill'] })], spans, NOW)
+    expect(lanes.slice(1, 4).map((lane) => [lane.id, ...lane.faults.map((fault) => fault.label.split(': ')[1])])).toEqual([['recovery'], ['i-b', 'rank 1 on i-b ended'], ['i-c', 'rank 1 on i-b ended a drill']])
+  })
   test('a job of which nothing is known has its two lanes', () => expect(timeline({}, [], [], NOW).lanes).toHaveLength(2))
   test('lanes have a limit', () => expect(timeline({}, [], Array.from({ length: 300 }, (_, index) => ({ NodeId: `i-${index}`, StartTime: NOW })), NOW, 64)).toMatchObject({ lanes: { length: 66 }, hiddenCount: 236 }))
   test.each([[10, 5], [3600, 8], [604_800, 7], [31_536_000, 5]])('%s s have at most %s ticks and one more', (span, most) => {
@@ -178,7 +182,8 @@ describe('metrics', () => {
   const point = (firstStep: number, step: number, at: number, values: Point['values'], least = values, most = values): Point => ({ firstStep, step, at, values, least, most })
   const points = [point(1, 1, 100, { loss: 3 }, { loss: 2 }, { loss: 4 }), point(2, 2, 150, { loss: 2.5, lr: 0.1 }), point(3, 3, 160, { loss: 'NaN' })]
   const incident = { IncidentId: 'i1', Cause: 'node_fault', FailedAt: 115, ClosedAt: 150, FromStep: 1, ReachedStep: 2 } as Incident
-  test('over steps, what is not finite or was not logged is a gap', () => expect(series(points, 'step')).toEqual({ names: ['loss', 'lr'], x: [1, 2, 3], values: { loss: [3, 2.5, null], lr: [null, 0.1, null] }, least: { loss: [2, 2.5, null], lr: [null, 0.1, null] }, most: { loss: [4, 2.5, null], lr: [null, 0.1, null] } }))
+  const nobody = { loss: Array(3).fill(undefined), lr: Array(3).fill(undefined) }
+  test('over steps, what is not finite or was not logged is a gap', () => expect(series(points, 'step')).toEqual({ names: ['loss', 'lr'], x: [1, 2, 3], values: { loss: [3, 2.5, null], lr: [null, 0.1, null] }, least: { loss: [2, 2.5, null], lr: [null, 0.1, null] }, most: { loss: [4, 2.5, null], lr: [null, 0.1, null] }, leastOn: nobody, mostOn: nobody }))
   test('over time, downtime is a gap', () =>
     expect(series(points, 'wall', bands([incident], 'wall', 170))).toMatchObject({ names: ['loss', 'lr'], x: [100, 115, 150, 160], least: { loss: [2, null, 2.5, null] }, values: { loss: [3, null, 2.5, null], lr: [null, null, 0.1, null] } }))
   test('over time, whatever it stood still for is a gap: paused, preempted, queued again', () => {
@@ -196,12 +201,16 @@ describe('metrics', () => {
     expect(bands([{ ...incident, ClosedAt: undefined }], 'wall', 170)[0]).toMatchObject({ from: 115, to: 170 })
   })
   test('metrics stand side by side, a point that joins steps at the last of them', () => {
-    const result = (MetricName: string, LastSteps: number[], Times: number[], Means: MetricDataResult['Means']) => ({ MetricName, Steps: LastSteps.map((step) => step - 1), LastSteps, Times, Minimums: [1, 'NaN'], Means, Maximums: [5, 'NaN'] }) as MetricDataResult
+    const result = (MetricName: string, LastSteps: number[], Times: number[], Means: MetricDataResult['Means']) => ({ MetricName, Steps: LastSteps.map((step) => step - 1), LastSteps, Times, Minimums: [1, 'NaN'], Means, Maximums: [5, 'NaN'], MinimumNodeIds: [], MaximumNodeIds: [] }) as unknown as MetricDataResult
     const found = pointsOf([result('loss', [2, 4], [120, 140], [2.5, 'NaN']), result('lr', [4], [141], [0.1])])
     expect(found).toEqual([
       point(1, 2, 120, { loss: 2.5 }, { loss: 1 }, { loss: 5 }),
       point(3, 4, 140, { loss: 'NaN', lr: 0.1 }, { loss: 'NaN', lr: 1 }, { loss: 'NaN', lr: 5 }),
     ])
+  })
+  test('of what several nodes measured, the nodes of the least and the most come along', () => {
+    const result = { MetricName: 'm', Steps: [1, 2], LastSteps: [1, 2], Times: [1, 2], Minimums: [1, 2], Means: [3, 3], Maximums: [5, 9], MinimumNodeIds: ['', 'i-a'], MaximumNodeIds: ['', 'i-b'] } as unknown as MetricDataResult
+    expect(series(pointsOf([result]), 'step')).toMatchObject({ leastOn: { m: [undefined, 'i-a'] }, mostOn: { m: [undefined, 'i-b'] } })
   })
   describe('of a long run', () => {
     const coarse = [point(1, 8, 80, { loss: 3 }), point(9, 16, 160, { loss: 2 }), point(17, 24, 240, { loss: 1 }), point(25, 25, 250, { loss: 0 })]

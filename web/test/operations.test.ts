@@ -3,7 +3,7 @@ import { describe, expect, test } from 'vitest'
 
 import type { Event, Node, TrainingJobPlan, TrainingJobRevision, TrainingJobSummary } from '../src/contract'
 import { drillable, STRIKES, told } from '../src/model/drills'
-import { actionsOf, noticesIn, toLookAt, versionsOf } from '../src/model/nodes'
+import { actionsOf, exposures, noticesIn, toLookAt, versionsOf } from '../src/model/nodes'
 import { planned } from '../src/model/plan'
 import { difference } from '../src/model/revisions'
 
@@ -59,6 +59,10 @@ describe('nodes', () => {
       { nodeId: 'i-1', title: 'Held: it failed, and is kept to be looked at; it waits for a person', text: 'Xid 79.' },
       { nodeId: 'i-2', title: 'To be: drain', text: 'Noisy.' },
     ])
+  })
+  test('that are open to jobs’ code are told together, by what it can get at', () => {
+    const nodes = [{ NodeId: 'i-1', NodeStatus: 'spare', Exposure: 'it can read keys' }, { NodeId: 'i-2', NodeStatus: 'assigned' }, { NodeId: 'i-3', NodeStatus: 'assigned', Exposure: 'it can read keys' }, { NodeId: 'i-4', NodeStatus: 'gone', Exposure: 'it could' }]
+    expect(exposures(nodes)).toEqual([{ text: 'It can read keys.', nodeIds: ['i-1', 'i-3'] }])
   })
   test('have versions', () => {
     expect(versionsOf([{ AgentVersion: '2', NodeStatus: 'spare' }, { AgentVersion: '1', NodeStatus: 'spare' }, { AgentVersion: '2', NodeStatus: 'assigned' }, { AgentVersion: '0', NodeStatus: 'gone' }, { AgentVersion: '', NodeStatus: 'joining' }])).toBe('1 on 1 node, 2 on 2 nodes')

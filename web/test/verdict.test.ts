@@ -4,6 +4,7 @@ import { join } from 'node:path'
 import { describe, expect, test } from 'vitest'
 
 import type { DescribeProtectionResponse, Fleet, Incident, Node, SecondaryStatusTransition, TrainingJob } from '../src/contract'
+import { RESUMED_BY_A_PERSON } from '../src/model/act'
 import { hitAlike, openIncident, phaseLengths, usualRate, verdict, type Facts, type Progress } from '../src/model/verdict'
 
 const NOW = 1_800_000_000
@@ -24,7 +25,7 @@ const protection = (changes: Partial<DescribeProtectionResponse> = {}): Partial<
 const progress = (changes: Partial<Progress> = {}): Progress => ({ boundary: 1204, movedAt: NOW - 1, rate: 2, usualRate: 2, watchedSince: NOW - 100, ...changes })
 const incident = (changes: Partial<Incident> = {}): Incident => ({
   IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: 'lost',
-  GenerationBefore: 1, RankSources: [], InstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 12, OpenedAt: NOW - 10, DetectSeconds: 2, ...changes,
+  GenerationBefore: 1, RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 12, OpenedAt: NOW - 10, DetectSeconds: 2, ...changes,
 })
 const closed = (seconds: number, id: string): Incident =>
   incident({ IncidentId: id, Phase: 'closed', FailedAt: NOW - 1000, OpenedAt: NOW - 999, ClosedAt: NOW - 900, DetectSeconds: 1, ReplaceSeconds: seconds, RestoreSeconds: 3, ReworkSeconds: 1 })
@@ -139,6 +140,7 @@ describe('what it waits for', () => {
 })
 
 describe('do I need to act?', () => {
+  const suspended: Partial<Fleet> = { FleetName: 'main', AutoScalingGroupName: 'asg-1', FleetStatus: 'active', Reason: `waits for 1 instances: its group's Launch process is suspended (User suspended): ${RESUMED_BY_A_PERSON}` }
   const frozen: Partial<Fleet> = { FleetName: 'main', FleetStatus: 'frozen', Reason: 'the group is not as needed', Drift: ['ReplaceUnhealthy is not suspended'] }
   const cases: [string, Partial<Facts>, boolean, RegExp][] = [
     ['all is well', {}, false, /a failure would be recovered from/],
@@ -148,6 +150,9 @@ describe('do I need to act?', () => {
     ['training in a frozen fleet', { fleet: frozen }, true, /would not be replaced/],
     ['failed', { job: job({ TrainingJobStatus: 'Failed' }) }, true, /will not start again/],
     ['completed', { job: job({ TrainingJobStatus: 'Completed' }) }, false, /done/],
+    ['recovering while a person has suspended launches', { incidents: [incident()], fleet: suspended }, true, /its group starts none/],
+    ['training while a person has suspended launches', { fleet: suspended }, true, /would not be replaced/],
+    ['training while AWS has suspended launches', { fleet: { ...suspended, Reason: "its group's Launch process is suspended (…): AWS has suspended it after failures and it is lifted" } }, false, /trains/],
     ['completed in a frozen fleet', { job: job({ TrainingJobStatus: 'Completed' }), fleet: frozen }, false, /done/],
     ['stopped', { job: job({ TrainingJobStatus: 'Stopped' }) }, false, /was stopped/],
     ['stopping', { job: job({ TrainingJobStatus: 'Stopping' }) }, false, /stops by itself/],
@@ -190,6 +195,8 @@ describe('do I need to act?', () => {
     expect(failed.steps.at(-1)).toMatch(/^Look at i-a/)
   })
   test('what differs in AWS is what to do', () => {
+    expect(all({ fleet: suspended }).act.steps[0]).toContain('aws autoscaling resume-processes --auto-scaling-group-name asg-1 ')
+    expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/capacity.py'), 'utf8')).toContain(RESUMED_BY_A_PERSON)
     expect(all({ fleet: frozen }).act.steps).toEqual(['Put right in AWS: ReplaceUnhealthy is not suspended'])
   })
 })
@@ -240,6 +247,7 @@ describe('banners', () => {
   })
   test.each([
     [{ fleet: { FleetName: 'main', FleetStatus: 'frozen', Reason: 'blind', Drift: [] } }, /Fleet main is frozen/],
+    [{ fleet: { FleetName: 'main', FleetStatus: 'active', Reason: RESUMED_BY_A_PERSON } }, /Fleet main starts no instances/],
     [{ fleet: { FleetStatus: 'deleting' } }, /being deleted/],
     [{ othersHit: ['a'] }, /Wider than this job/],
     [{ staleSeconds: 60 }, /No news/],

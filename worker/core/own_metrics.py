@@ -1,9 +1,11 @@
 """What Everstep measures of a job's iterations, as values beside those that its script logs. Pure.
 
-    Boundary, Captured ──▶ OwnMetrics ──at most every PERIOD_SECONDS──▶ one MetricPoint
+    Boundary, Captured ──▶ OwnMetrics ──at most every PERIOD_SECONDS──▶ one set of values
+                                            rank 0's node: a MetricPoint, numbered and kept      every node: its newest, in its report
 
-They are those of rank 0's node: collectives make iterations common to all ranks. Invariant: however fast steps are and however many ranks there
-are, there is at most one point in `PERIOD_SECONDS`, of as many values as `OwnMetrics.due` names.
+The control plane puts what all nodes measured beside each point of rank 0's node. Of a node its first rank speaks: collectives make iterations
+common to all. Invariant: however fast steps are and however many ranks there are, there is at most one set in `PERIOD_SECONDS`, of as many values
+as `OwnMetrics.due` names.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ class NodeUsage:
 
     gpu_percent: float | None = None
     """How busy its GPUs are, their mean."""
+    gpu_least_percent: float | None = None
+    """How busy the idlest of them is: of eight, one that idles hardly shows in the mean."""
     network_bytes: int | None = None
     """That its network cards have sent and received; only ever grows."""
 
@@ -85,6 +89,8 @@ class OwnMetrics:
             values["replicate_seconds"] = self.replicate_seconds / self.replica_count
         if usage.gpu_percent is not None:
             values["gpu_percent"] = usage.gpu_percent
+        if usage.gpu_least_percent is not None:
+            values["gpu_least_percent"] = usage.gpu_least_percent
         if passed > 0:
             values["replica_bytes_per_second"] = (replica_bytes - self.replica_bytes) / passed
             before = self.usage.network_bytes

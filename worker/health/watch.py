@@ -101,7 +101,11 @@ class HealthWatch:
         links = devices.links()
         busy = [gpu.busy_percent for gpu in gpus if gpu.busy_percent is not None]
         moved = [link.byte_count for link in links if link.byte_count is not None]
-        self._usage = NodeUsage(gpu_percent=sum(busy) / len(busy) if busy else None, network_bytes=sum(moved) if moved else None)
+        self._usage = NodeUsage(
+            gpu_percent=sum(busy) / len(busy) if busy else None,
+            gpu_least_percent=min(busy, default=None),
+            network_bytes=sum(moved) if moved else None,
+        )
         facts = NodeFacts(
             at=self._monotonic(),
             gpus=gpus,

@@ -1,4 +1,4 @@
-"""What scripts log: the names of a job's metrics, and their values over steps, as fine as they are kept or as coarse as asked."""
+"""What scripts log and nodes measure: the names of a job's metrics, and their values over steps, as fine as they are kept or as coarse as asked."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import FieldError
 from control_plane.core.metrics import Point, resampled
 from control_plane.db import metrics
+from everstep.protocol.rank_messages import OWN_METRICS
 
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJobs"])
 
@@ -47,7 +48,9 @@ def get_metric_data(
     resolution_in_seconds: Annotated[int | None, Query(alias="ResolutionInSeconds", ge=1)] = None,
     max_points: Annotated[int, Query(alias="MaxPoints", ge=1, le=5000)] = 500,
 ) -> schemas.GetMetricDataResponse:
-    """Get what a job's rank 0 has logged. Of steps that were done again after a failure it is what was logged last.
+    """Get what a job's rank 0 has logged, and what Everstep has measured on its nodes.
+
+    Of steps that were done again after a failure it is what was logged last.
 
     The newest 4,096 steps are kept as they were logged, older ones as points of 8, 64, 512 … steps. Where MaxPoints or a resolution asks for fewer
     points, several are joined into one; where a resolution asks for more than MaxPoints, points span twice as much, four times, and so on.
@@ -83,4 +86,6 @@ def _result(name: str, points: tuple[Point, ...]) -> schemas.MetricDataResult:
         means=[point.mean for point in points],
         maximums=[point.maximum for point in points],
         last_values=[point.last for point in points],
+        minimum_node_ids=[point.least_on for point in points] if name.startswith(OWN_METRICS) else [],
+        maximum_node_ids=[point.most_on for point in points] if name.startswith(OWN_METRICS) else [],
     )

@@ -79,6 +79,7 @@ INCIDENT = {
     "GenerationBefore": 2,
     "GenerationAfter": 3,
     "InstanceIds": ["i-1"],
+    "FaultedInstanceIds": ["i-1"],
     "ReplacementInstanceIds": ["i-5"],
     "FailedAt": datetime.fromisoformat("2026-03-01T12:01:00Z"),
     "OpenedAt": datetime.fromisoformat("2026-03-01T12:01:01Z"),

@@ -605,6 +605,7 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
     assert batch is not None
     assert batch.run == PLAN.run
     assert [(point.generation, point.step, point.at_seconds) for point in batch.points] == [(PLAN.generation, step, place.unix) for step in (3, 5)]
+    assert place.lines.measured == batch.points[1].values
     assert batch.points[0].values == {"everstep/step_seconds": 2.0, "everstep/snapshot_blocked_seconds": 0.25}
     assert batch.points[1].values == {
         "everstep/step_seconds": 3.5,
@@ -616,10 +617,14 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
     await place.lines.close()
 
 
-async def test_only_the_node_of_rank_0_logs_what_is_common_to_all(tmp_path: Path) -> None:
+async def test_every_node_tells_what_it_measured_last_and_only_that_of_rank_0_keeps_it(tmp_path: Path) -> None:
     place = Place(tmp_path / "slots", rank=Rank(1))
+    assert place.lines.measured == {}
     for step, at in ((1, 100.0), (2, 200.0)):
         pass_boundary(place, step, at, rank=Rank(1))
+    assert place.lines.measured == {"everstep/step_seconds": 100.0, "everstep/snapshot_blocked_seconds": 0.0}
+    pass_boundary(place, 3, 200.5, rank=Rank(1))  # too early for others
+    assert place.lines.measured["everstep/step_seconds"] == 100.0
     assert place.outbox.due(0.0) is None
     await place.lines.close()
     place.page.close(unlink=True)

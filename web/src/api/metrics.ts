@@ -12,13 +12,17 @@ const REFRESH_MS = 5_000
 /** Metrics side by side: a point that joins several steps lies at the last of them, and has their mean, the least and the most. */
 export function pointsOf(results: MetricDataResult[]): Point[] {
   const points = new Map<number, Point>()
-  for (const { MetricName, Steps, LastSteps, Times, Minimums, Means, Maximums } of results) {
+  for (const { MetricName, Steps, LastSteps, Times, Minimums, Means, Maximums, MinimumNodeIds, MaximumNodeIds } of results) {
     LastSteps.forEach((step, index) => {
       const point: Point = points.get(step) ?? { step, firstStep: Steps[index]!, at: Times[index]!, values: {}, least: {}, most: {} }
       point.firstStep = Math.min(point.firstStep, Steps[index]!)
       point.values[MetricName] = Means[index] ?? null
       point.least[MetricName] = Minimums[index] ?? null
       point.most[MetricName] = Maximums[index] ?? null
+      if (MinimumNodeIds.length) {
+        point.leastOn = { ...point.leastOn, [MetricName]: MinimumNodeIds[index] }
+        point.mostOn = { ...point.mostOn, [MetricName]: MaximumNodeIds[index] }
+      }
       points.set(step, point)
     })
   }

@@ -1,4 +1,4 @@
-/** One logged value over steps or time: the mean of each point, and the least and the most in it as a shade. Downtime and figures that are not finite are gaps; failures are bands. */
+/** One value over steps or time: the mean of each point, and the least and the most in it as a shade, with their nodes where several measured it. Downtime and figures that are not finite are gaps; failures are bands. */
 import { useElementSize } from '@mantine/hooks'
 import { useEffect, useRef } from 'react'
 import uPlot from 'uplot'
@@ -14,6 +14,8 @@ interface Shown {
   values: (number | null)[]
   least: (number | null)[]
   most: (number | null)[]
+  leastOn?: (string | undefined)[]
+  mostOn?: (string | undefined)[]
   bands: Band[]
   /** Changes with the theme: colours are read when a chart is made. */
   scheme: string
@@ -24,19 +26,25 @@ interface Shown {
 /** Charts with the same key share cursor and zoom. */
 const SYNC = 'metrics'
 
-export function MetricChart({ name, axis, x, values, least, most, bands, scheme, onWindow }: Shown) {
+export function MetricChart({ name, axis, x, values, least, most, leastOn, mostOn, bands, scheme, onWindow }: Shown) {
   const { ref, width } = useElementSize()
   const host = useRef<HTMLDivElement>(null)
   const plot = useRef<uPlot>(null)
   const shown = useRef(bands)
   shown.current = bands
+  const nodes = useRef({ leastOn, mostOn })
+  nodes.current = { leastOn, mostOn }
   useEffect(() => {
     const root = host.current
     if (!root || width < 50) return
     const style = getComputedStyle(document.documentElement)
     const token = (key: string) => style.getPropertyValue(key).trim()
     const line = { stroke: token('--soft'), grid: { stroke: token('--line'), width: 1 }, ticks: { stroke: token('--line'), width: 1 } }
-    const hidden = { width: 0, points: { show: false } }
+    const hidden = (of: 'leastOn' | 'mostOn') => ({
+      width: 0,
+      points: { show: false },
+      value: (_: uPlot, value: number | null, __: number, index: number | null) => (value === null ? '–' : [value, index === null ? undefined : nodes.current[of]?.[index]].filter((each) => each !== undefined).join(' on ')),
+    })
     const told = (value: number | null) => (value === null ? '–' : axis === 'wall' ? `${clock(value)} UTC` : String(value))
     const made = new uPlot(
       {
@@ -45,7 +53,7 @@ export function MetricChart({ name, axis, x, values, least, most, bands, scheme,
         title: name,
         scales: { x: { time: false } },
         cursor: { sync: { key: SYNC } },
-        series: [{ label: axis === 'wall' ? 'time' : 'step', value: (_, value) => told(value) }, { label: name, stroke: token('--busy'), width: 1.5, spanGaps: false, points: { show: x.length < 40 } }, { label: 'least', ...hidden }, { label: 'most', ...hidden }],
+        series: [{ label: axis === 'wall' ? 'time' : 'step', value: (_, value) => told(value) }, { label: name, stroke: token('--busy'), width: 1.5, spanGaps: false, points: { show: x.length < 40 } }, { label: 'least', ...hidden('leastOn') }, { label: 'most', ...hidden('mostOn') }],
         bands: [{ series: [3, 2], fill: token('--busy-band') }],
         axes: [axis === 'wall' ? { ...line, values: (_, splits) => splits.map((at) => clock(at)), space: 80 } : line, { ...line, size: 62 }],
         hooks: {

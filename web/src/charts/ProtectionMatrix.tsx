@@ -1,8 +1,8 @@
 /**
  * Who holds what: shards down, nodes across, the thinnest protected first.
  *
- * Drawn on a canvas that is as large as what is seen of it: 256 shards on 256 nodes scroll as smoothly as 4 on 4. What needs a look is a table below,
- * which screen readers read, too.
+ * Drawn on a canvas that is as large as what is seen of it: 256 shards on 256 nodes scroll as smoothly as 4 on 4. Every copy is in a table below, which
+ * screen readers read, too.
  */
 import { Button } from '@mantine/core'
 import { useElementSize } from '@mantine/hooks'
@@ -20,7 +20,6 @@ const COLUMN = 34
 const LEFT = 150
 const TOP = 64
 const MOST_HEIGHT = 560
-const MOST_THIN = 50
 const WORDS: Record<Cell, string> = { own: 'owner', copy: 'copy', behind: 'behind', out: 'out of view' }
 const MARKS: Record<Cell, string> = { own: '●', copy: '✓', behind: '−', out: '!' }
 const TONES: Record<Cell, Tone> = { own: 'busy', copy: 'good', behind: 'warn', out: 'warn' }
@@ -114,10 +113,10 @@ export function ProtectionMatrix({ protection }: { protection: DescribeProtectio
     const holder = row.shard.Holders.find((each) => each.NodeId === node)
     setPointed(`${cell ? WORDS[cell] : 'holds nothing'}: rank ${row.shard.Rank} on ${node}${holder ? `, ${heldWords(holder, serverTime())}` : ''}`)
   }
-  const thin = rows.filter((row) => row.held < protection.Copies || row.shard.Reason || row.shard.CommittedStep < newest)
+  const thin = rows.filter((row) => row.needsLook).length
   return (
     <>
-      <div ref={ref} className="matrix" style={{ height }} tabIndex={0} role="group" aria-label={`Who holds which of ${rows.length} shards on ${nodes.length} nodes; ${thin.length} need a look`} onScroll={(event) => setAt({ x: event.currentTarget.scrollLeft, y: event.currentTarget.scrollTop })} onPointerMove={point} onPointerLeave={() => setPointed('')}>
+      <div ref={ref} className="matrix" style={{ height }} tabIndex={0} role="group" aria-label={`Who holds which of ${rows.length} shards on ${nodes.length} nodes; ${thin} need a look`} onScroll={(event) => setAt({ x: event.currentTarget.scrollLeft, y: event.currentTarget.scrollTop })} onPointerMove={point} onPointerLeave={() => setPointed('')}>
         <div style={full}>
           <canvas ref={canvas} style={{ width, height }} aria-hidden="true" />
         </div>
@@ -130,44 +129,14 @@ export function ProtectionMatrix({ protection }: { protection: DescribeProtectio
         <span>−n: steps behind the newest</span>
         <span aria-live="off">{pointed}</span>
       </div>
-      {thin.length ? (
-        <div className="scroll" tabIndex={0} role="region" aria-label="Shards that need a look">
-          <table className="grid stacked">
-            <thead>
-              <tr>
-                <th>Rank</th>
-                <th>Owner</th>
-                <th className="n">Copies</th>
-                <th className="n">Step</th>
-                <th className="n">Size</th>
-                <th>Why</th>
-              </tr>
-            </thead>
-            <tbody>
-              {thin.slice(0, MOST_THIN).map(({ shard, held }) => (
-                <tr key={shard.Rank}>
-                  <td data-name="Rank">{shard.Rank}</td>
-                  <td className="mono" data-name="Owner">{shard.OwnerNodeId}</td>
-                  <td className="n" data-name="Copies">{held} of {protection.Copies}</td>
-                  <td className="n" data-name="Step">{shard.CommittedStep < 0 ? '–' : count(shard.CommittedStep)}</td>
-                  <td className="n" data-name="Size">{bytes(shard.Bytes)}</td>
-                  <td className="reason">{shard.Reason}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-          {thin.length > MOST_THIN && <p className="dim">The {MOST_THIN} thinnest of {count(thin.length)}.</p>}
-        </div>
-      ) : (
-        <p className="dim">Every shard has all its copies, of the newest step.</p>
-      )}
-      <Copies rows={rows} />
+      <p className="dim">{thin ? `${plural(thin, 'shard')} of ${count(rows.length)} ${thin === 1 ? 'needs' : 'need'} a look: ${thin === 1 ? 'its' : 'their'} copies come first.` : 'Every shard has all its copies, of the newest step.'}</p>
+      <Copies rows={rows} wanted={protection.Copies} newest={newest} />
     </>
   )
 }
 
-/** Every copy with its lag, when it was verified, and its domain; what needs a look comes first. */
-function Copies({ rows }: { rows: Row[] }) {
+/** Every copy with its lag, when it was verified, its domain, and what is wrong with its shard; what needs a look comes first. */
+function Copies({ rows, wanted, newest }: { rows: Row[]; wanted: number; newest: number }) {
   const found = useMemo(() => copies(rows), [rows])
   const [shown, setShown] = useState(MORE_COPIES)
   return (
@@ -179,23 +148,29 @@ function Copies({ rows }: { rows: Row[] }) {
             <tr>
               <th>Rank</th>
               <th>Node</th>
+              <th className="n">Copies</th>
               <th>Counts</th>
               <th className="n">Holds step</th>
               <th className="n">Behind</th>
               <th>Verified</th>
               <th>Failure domain</th>
+              <th className="n">Size</th>
+              <th>Why</th>
             </tr>
           </thead>
           <tbody>
-            {found.slice(0, shown).map(({ rank, cell, holder }) => (
-              <tr key={`${rank} ${holder.NodeId}`}>
-                <td data-name="Rank">{rank}</td>
+            {found.slice(0, shown).map(({ row: { shard, held }, cell, holder }) => (
+              <tr key={`${shard.Rank} ${holder.NodeId}`}>
+                <td data-name="Rank">{shard.Rank}</td>
                 <td data-name="Node"><NodeLink id={holder.NodeId} /></td>
+                <td className={`n${held < wanted ? ' tone-warn' : ''}`} data-name="Copies">{held} of {wanted}</td>
                 <td data-name="Counts"><Status tone={TONES[cell]} word={WORDS[cell]} /></td>
                 <td className="n" data-name="Holds step">{holder.VerifiedStep === undefined ? '–' : count(holder.VerifiedStep)}</td>
                 <td className="n" data-name="Behind">{holder.LagSteps === undefined ? '–' : plural(holder.LagSteps, 'step')}</td>
                 <td className="moment" data-name="Verified"><Ago at={holder.VerifiedTime} /></td>
                 <td data-name="Failure domain">{holder.FailureDomain ?? 'not known'}</td>
+                <td className="n" data-name="Size">{bytes(shard.Bytes)}</td>
+                <td className="reason">{shard.Reason || (shard.CommittedStep < newest ? `${plural(newest - shard.CommittedStep, 'step')} behind the other shards` : '')}</td>
               </tr>
             ))}
           </tbody>

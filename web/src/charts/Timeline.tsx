@@ -79,7 +79,7 @@ export function TimelineChart({ job, incidents, nodes, now, from: zoomFrom }: { 
           <Button size="compact-xs" variant="default" onClick={() => setMost(Infinity)}>
             Show the lanes of {plural(hiddenCount, 'more node')}
           </Button>
-          <span className="dim">Nodes that an incident hit come first.</span>
+          <span className="dim">Nodes where something failed come first.</span>
         </div>
       )}
       <div className="keys">

@@ -39,8 +39,18 @@ export function actOf(facts: Facts, rest: Rest): Act {
     const cannot = recovery ? 'This recovery may need an instance ended, and the fleet is frozen.' : 'The fleet is frozen: a lost instance would not be replaced.'
     return yes('frozen-fleet', recovery ? 'bad' : 'warn', `${cannot} ${sentence(fleet.Reason ?? '')}`.trim(), steps.length ? steps : ['See the fleet: it says what it misses, and goes on by itself once it is there.'])
   }
+  if (isLaunchSuspended(fleet)) {
+    const cannot = recovery ? 'This recovery may need an instance, and its group starts none.' : 'The group starts no instances: a lost one would not be replaced.'
+    return yes('late-recovery', recovery ? 'bad' : 'warn', cannot, [`Ask who suspended it, then: aws autoscaling resume-processes --auto-scaling-group-name ${fleet?.AutoScalingGroupName ?? '…'} --scaling-processes Launch`])
+  }
   return withNodes(recovery ? ofARecovery(job, recovery) : ofTraining(facts, rest), facts.heldNodes)
 }
+
+/** A person has suspended the group's Launch process while it lacks instances. What AWS suspends itself is lifted by itself. */
+export const isLaunchSuspended = (fleet: Facts['fleet']): boolean => (fleet?.Reason ?? '').includes(RESUMED_BY_A_PERSON)
+
+/** Words of `waiting_words` (control_plane/core/capacity.py). */
+export const RESUMED_BY_A_PERSON = 'instances come when who suspended it resumes it'
 
 /** What is shown is old: nobody can say from it what the job needs. */
 function ofThePage({ staleSeconds = 0, refusal }: Facts): Act | undefined {

@@ -8,6 +8,8 @@ export interface Row {
   shard: ShardProtection
   /** Holders that count. */
   held: number
+  /** It has fewer copies than it should, is behind the others, or says that something is wrong. */
+  needsLook: boolean
   cells: Map<string, Cell>
 }
 
@@ -17,33 +19,38 @@ const cellOf = (shard: ShardProtection, holder: Holder): Cell => {
   return holder.NodeId === shard.OwnerNodeId ? 'own' : 'copy'
 }
 
-export function matrix(protection: Pick<DescribeProtectionResponse, 'Shards'>): { nodes: string[]; rows: Row[]; newest: number } {
+export function matrix(protection: Pick<DescribeProtectionResponse, 'Shards' | 'Copies'>): { nodes: string[]; rows: Row[]; newest: number } {
   const shards = protection.Shards ?? []
+  const newest = shards.reduce((most, shard) => Math.max(most, shard.CommittedStep), -1)
   const rows = shards
-    .map((shard) => ({
-      shard,
-      held: (shard.Holders ?? []).filter((holder) => holder.InView).length,
-      cells: new Map((shard.Holders ?? []).map((holder) => [holder.NodeId, cellOf(shard, holder)] as const)),
-    }))
+    .map((shard) => {
+      const held = (shard.Holders ?? []).filter((holder) => holder.InView).length
+      return {
+        shard,
+        held,
+        needsLook: held < protection.Copies || Boolean(shard.Reason) || shard.CommittedStep < newest,
+        cells: new Map((shard.Holders ?? []).map((holder) => [holder.NodeId, cellOf(shard, holder)] as const)),
+      }
+    })
     .sort((a, b) => a.held - b.held || a.shard.CommittedStep - b.shard.CommittedStep || a.shard.Rank - b.shard.Rank)
   const nodes = [...new Set(shards.toSorted((a, b) => a.Rank - b.Rank).flatMap((shard) => [shard.OwnerNodeId, ...(shard.Holders ?? []).map((holder) => holder.NodeId)]))]
-  return { nodes, rows, newest: shards.reduce((most, shard) => Math.max(most, shard.CommittedStep), -1) }
+  return { nodes, rows, newest }
 }
 
 /** One copy of one shard. */
 export interface Copy {
-  rank: number
+  row: Row
   cell: Cell
   holder: Holder
 }
 
 const WORST: Cell[] = ['out', 'behind', 'own', 'copy']
 
-/** Every copy: those that do not count first, then those that are farthest behind. */
+/** Every copy: those that do not count first, then those of shards that need a look, then those that are farthest behind. */
 export function copies(rows: readonly Row[]): Copy[] {
-  const found = rows.flatMap(({ shard, cells }) => (shard.Holders ?? []).map((holder) => ({ rank: shard.Rank, cell: cells.get(holder.NodeId)!, holder })))
+  const found = rows.flatMap((row) => (row.shard.Holders ?? []).map((holder) => ({ row, cell: row.cells.get(holder.NodeId)!, holder })))
   const bad = (copy: Copy) => Math.min(2, WORST.indexOf(copy.cell))
-  return found.sort((a, b) => bad(a) - bad(b) || (b.holder.LagSteps ?? 0) - (a.holder.LagSteps ?? 0) || a.rank - b.rank)
+  return found.sort((a, b) => bad(a) - bad(b) || Number(b.row.needsLook) - Number(a.row.needsLook) || (b.holder.LagSteps ?? 0) - (a.holder.LagSteps ?? 0) || a.row.shard.Rank - b.row.shard.Rank)
 }
 
 /** What a holder has, in words. */

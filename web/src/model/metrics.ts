@@ -16,7 +16,12 @@ export interface Point {
   values: Values
   least: Values
   most: Values
+  /** The node of each least, where it was measured on several. */
+  leastOn?: Names
+  mostOn?: Names
 }
+
+export type Names = Record<string, string | undefined>
 
 /** A part of an axis. */
 export interface Window {
@@ -33,6 +38,9 @@ export interface Series {
   values: Columns
   least: Columns
   most: Columns
+  /** By name and place in `x`: the node of the least, where it was measured on several. */
+  leastOn: Record<string, (string | undefined)[]>
+  mostOn: Record<string, (string | undefined)[]>
 }
 
 type Columns = Record<string, (number | null)[]>
@@ -81,7 +89,8 @@ export function series(points: readonly Point[], axis: Axis, failures: readonly 
   const names = [...new Set(points.flatMap((point) => Object.keys(point.values)))].sort()
   const rows: Row[] = axis === 'step' ? points.map((point) => ({ x: point.step, point })) : overTime(points, failures)
   const columns = (of: 'values' | 'least' | 'most'): Columns => Object.fromEntries(names.map((name) => [name, rows.map((row) => finite(row.point?.[of][name]))]))
-  return { names, x: rows.map((row) => row.x), values: columns('values'), least: columns('least'), most: columns('most') }
+  const nodes = (of: 'leastOn' | 'mostOn') => Object.fromEntries(names.map((name) => [name, rows.map((row) => row.point?.[of]?.[name] || undefined)]))
+  return { names, x: rows.map((row) => row.x), values: columns('values'), least: columns('least'), most: columns('most'), leastOn: nodes('leastOn'), mostOn: nodes('mostOn') }
 }
 
 interface Row {

@@ -61,6 +61,13 @@ export function toLookAt(nodes: readonly Node[]): Look[] {
   })
 }
 
+/** What jobs' code can get at on these nodes that is not theirs, each sentence once, with the nodes that it is said of. */
+export function exposures(nodes: readonly Pick<Node, 'NodeId' | 'NodeStatus' | 'Exposure'>[]): { text: string; nodeIds: string[] }[] {
+  const found = new Map<string, string[]>()
+  for (const { NodeId, NodeStatus, Exposure } of nodes) if (Exposure && NodeStatus !== 'gone') found.set(Exposure, [...(found.get(Exposure) ?? []), NodeId])
+  return [...found].map(([text, nodeIds]) => ({ text: sentence(text), nodeIds }))
+}
+
 const NOTICES = new Set(['NoticeReceived', 'NodesToBeLeft'])
 
 /** What AWS announced lately, newest first. */

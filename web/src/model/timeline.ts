@@ -14,7 +14,7 @@ export interface Lane {
   id: string
   label: string
   spans: Span[]
-  /** Moments at which this node failed. */
+  /** Moments at which something failed here. */
   faults: { at: number; label: string; incidentId: string }[]
 }
 
@@ -29,7 +29,7 @@ export interface Timeline {
 /** Lanes are drawn for so many nodes unless more are asked for. */
 export const MOST_NODES = 64
 
-/** Lay out a job's life. Lanes: the job first, then nodes, those hit by an incident before others, at most `maxNodes`. */
+/** Lay out a job's life. Lanes: the job first, then nodes, those where something failed before others, at most `maxNodes`. */
 export function timeline(job: Partial<TrainingJob>, incidents: Incident[], spans: readonly TrainingJobNode[], now: number, maxNodes = MOST_NODES): Timeline {
   const from = job.CreationTime ?? now - 60
   const to = Math.max(from + 1, job.TrainingEndTime ?? now)
@@ -40,7 +40,7 @@ export function timeline(job: Partial<TrainingJob>, incidents: Incident[], spans
     kind: each.Status.toLowerCase(),
     label: `${each.Status}: ${each.StatusMessage}`,
   }))
-  /** A node that failed worked up to then, whenever another launch followed. */
+  /** A node that was lost worked up to then, whenever another launch followed. */
   const works = (faults: Incident[]) => (span: TrainingJobNode): Span => {
     const end = span.EndTime ?? to
     const failed = faults.map((each) => each.FailedAt).filter((at) => at > span.StartTime && at < end)
@@ -56,11 +56,11 @@ export function timeline(job: Partial<TrainingJob>, incidents: Incident[], spans
   }
   const lanes: Lane[] = [
     { id: 'job', label: 'job', spans: states, faults: [] },
-    { id: 'recovery', label: 'recovery', spans: recoveries, faults: incidents.filter((each) => !(each.InstanceIds ?? []).length).map((each) => fault(each)) },
+    { id: 'recovery', label: 'recovery', spans: recoveries, faults: incidents.filter((each) => !(each.FaultedInstanceIds ?? []).length).map((each) => fault(each)) },
   ]
   const hit = new Map<string, Incident[]>()
   for (const incident of incidents) {
-    for (const id of incident.InstanceIds ?? []) hit.set(id, [...(hit.get(id) ?? []), incident])
+    for (const id of incident.FaultedInstanceIds ?? []) hit.set(id, [...(hit.get(id) ?? []), incident])
   }
   const worked = new Map<string, TrainingJobNode[]>()
   for (const span of spans) worked.set(span.NodeId, [...(worked.get(span.NodeId) ?? []), span])
@@ -68,13 +68,16 @@ export function timeline(job: Partial<TrainingJob>, incidents: Incident[], spans
   const nodes = [...new Set([...hit.keys(), ...[...worked.keys()].sort((a, b) => isThere(b) - isThere(a))])]
   for (const id of nodes.slice(0, maxNodes)) {
     const faults = hit.get(id) ?? []
-    lanes.push({ id, label: id, spans: (worked.get(id) ?? []).map(works(faults)), faults: faults.map(fault) })
+    lanes.push({ id, label: id, spans: (worked.get(id) ?? []).map(works(faults.filter((each) => each.InstanceIds?.includes(id)))), faults: faults.map((each) => fault(each, id)) })
   }
   return { from, to, lanes, hiddenCount: Math.max(0, nodes.length - maxNodes) }
 }
 
-function fault(incident: Incident): { at: number; label: string; incidentId: string } {
-  return { at: incident.FailedAt, label: `${incident.Cause}: ${(incident.Evidence ?? []).join(' ')}`, incidentId: incident.IncidentId }
+/** On a node's lane: with what speaks of that node, where anything does. */
+function fault(incident: Incident, node?: string): Lane['faults'][number] {
+  const evidence = incident.Evidence ?? []
+  const own = node === undefined ? [] : evidence.filter((each) => each.includes(node))
+  return { at: incident.FailedAt, label: `${incident.Cause}: ${(own.length ? own : evidence).join(' ')}`, incidentId: incident.IncidentId }
 }
 
 /** Round moments for an axis: at most `most` of them, steps of 1, 2, 5, 10, 15, 30 seconds, minutes, hours or days. */

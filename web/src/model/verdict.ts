@@ -4,7 +4,7 @@
  * Pure: answers of the API and the time in, sentences out. What the API does not say is left out or said to be unknown; nothing is guessed.
  */
 import type { DescribeProtectionResponse, Event, Fleet, Incident, Node, TrainingJob } from '../contract'
-import { actOf, LATE_FACTOR, LATE_SECONDS, STALE_SECONDS, type Act } from './act'
+import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, STALE_SECONDS, type Act } from './act'
 import { ago, count, duration, headline, percent, plural, sentence, words } from './format'
 import { hasLetGo, isOver, leftUndone, type Tone } from './standing'
 
@@ -290,6 +290,7 @@ function bannersOf({ job, fleet, othersHit = [], staleSeconds = 0, refusal }: Fa
     const drift = (fleet.Drift ?? []).map(sentence).join(' ')
     banners.push({ tone: 'warn', title: `Fleet ${fleet.FleetName ?? ''} is frozen`.trim(), text: `Nothing is ended in it until this passes. ${sentence(fleet.Reason ?? '')} ${drift}`.trim() })
   }
+  if (isLaunchSuspended(fleet)) banners.push({ tone: 'warn', title: `Fleet ${fleet?.FleetName ?? ''} starts no instances`, text: sentence(fleet?.Reason ?? '') })
   if (fleet?.FleetStatus === 'deleting') banners.push({ tone: 'warn', title: 'The fleet is being deleted', text: 'Its nodes are ended one by one.' })
   if (othersHit.length) {
     banners.push({ tone: 'warn', title: 'Wider than this job', text: `${plural(othersHit.length, 'other job')} of this fleet failed in the same way at the same time: ${othersHit.slice(0, 5).join(', ')}.` })

@@ -8,8 +8,8 @@ import { Link, useLocation, useParams, useSearchParams } from 'react-router'
 import { call } from '../api/client'
 import { eventsQuery, fleetsQuery, nodesQuery, useRole } from '../api/queries'
 import type { Fleet, Node } from '../contract'
-import { bytes, count, dollars, duration, percent, sentence } from '../model/format'
-import { actionsOf, noticesIn, toLookAt } from '../model/nodes'
+import { bytes, count, dollars, duration, percent, plural, sentence } from '../model/format'
+import { actionsOf, exposures, noticesIn, toLookAt } from '../model/nodes'
 import { Ago, Empty, FactList, JobLink, NodeLink, Problem, Shown, Status, toneOf } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { EventList } from './JobTabs'
@@ -114,13 +114,16 @@ function Unfreeze({ fleet }: { fleet: Fleet }) {
   )
 }
 
-/** Held nodes, what was asked for and is still to be done, and what AWS announced: what somebody came for who opens a fleet. */
+const MOST_NAMED = 4
+
+/** Held nodes, what was asked for and is still to be done, what jobs' code can get at that is not theirs, and what AWS announced: what somebody came for who opens a fleet. */
 function Look({ fleet }: { fleet: Fleet }) {
   const nodes = useQuery(nodesQuery(fleet.FleetName)).data ?? []
   const events = useQuery(eventsQuery({ fleet: fleet.FleetName })).data?.events ?? []
   const held = toLookAt(nodes)
   const notices = noticesIn(events)
-  if (!held.length && !notices.length) return null
+  const exposed = exposures(nodes)
+  if (!held.length && !notices.length && !exposed.length) return null
   return (
     <section className="card">
       <h2>What needs a look</h2>
@@ -128,6 +131,12 @@ function Look({ fleet }: { fleet: Fleet }) {
         {held.map((each) => (
           <li key={each.nodeId}>
             <NodeLink id={each.nodeId} fleet={fleet.FleetName} /> <strong>{each.title}.</strong> <span className="dim">{each.text}</span>
+          </li>
+        ))}
+        {exposed.map(({ text, nodeIds }) => (
+          <li key={text}>
+            {nodeIds.length <= MOST_NAMED ? nodeIds.map((id) => <span key={id}><NodeLink id={id} fleet={fleet.FleetName} /> </span>) : <>{plural(nodeIds.length, 'node')} </>}
+            <strong>Exposed to the code of jobs.</strong> <span className="dim">{text}</span>
           </li>
         ))}
         {notices.map((event) => (
@@ -210,6 +219,7 @@ function Nodes({ fleet }: { fleet: Fleet }) {
                         <td data-name="Agent">
                           {node.NodeStatus === 'gone' ? '–' : <Status tone={node.Connected ? 'good' : 'warn'} word={node.Connected ? (node.Warm ? 'connected, warm' : 'connected') : 'not connected'} />}
                           {node.RefusedMessageCount + node.RefusedSessionCount > 0 && <div className="dim">{count(node.RefusedMessageCount)} messages, {count(node.RefusedSessionCount)} sessions refused</div>}
+                          {node.Exposure && node.NodeStatus !== 'gone' && <div><Status tone="warn" word="exposed to jobs" title={node.Exposure} /></div>}
                         </td>
                         <td data-name="Job">{node.TrainingJobName ? <JobLink name={node.TrainingJobName} /> : '–'}</td>
                         <td className="reason">{node.Request ? `To be: ${node.Request}. ` : ''}{node.Reason}</td>

@@ -30,7 +30,7 @@ function Told({ incident }: { incident: Incident }) {
   const fleetNodes = useQuery({ ...nodesQuery(job?.FleetName), enabled: job !== undefined && (incident.InstanceIds ?? []).length > 0 }).data
   const near = useQuery(eventsAroundQuery(incident, AROUND_SECONDS)).data ?? []
   const end = incident.ClosedAt ?? now
-  const nodes = (ids?: string[]) => (ids?.length ? ids.map((id) => <div key={id}><NodeLink id={id} fleet={described?.FleetName} /></div>) : 'none')
+  const nodes = (ids: string[] | undefined, otherwise = 'none') => (ids?.length ? ids.map((id) => <div key={id}><NodeLink id={id} fleet={described?.FleetName} /></div>) : otherwise)
   const isOpen = incident.ClosedAt === undefined
   const told = story(incident, job, now, fleetNodes)
   const looks = near.filter((event) => stacksOf(event).length > 0).toReversed()
@@ -104,6 +104,7 @@ function Told({ incident }: { incident: Incident }) {
             ['Done again', incident.LostSteps === undefined ? 'not known yet' : plural(incident.LostSteps, 'step')],
             ['Restored from', incident.RestoreSource ? (SOURCES[incident.RestoreSource] ?? incident.RestoreSource) : 'not yet'],
             ['Sources', (incident.RankSources ?? []).length ? incident.RankSources.map((each) => <div key={each.FirstRank}>{each.FirstRank === each.LastRank ? `rank ${each.FirstRank}` : `ranks ${each.FirstRank}–${each.LastRank}`}: {SOURCES[each.Source] ?? each.Source}</div>) : 'not known'],
+            ['Happened on', nodes(incident.FaultedInstanceIds, 'no node in particular')],
             ['Lost nodes', nodes(incident.InstanceIds)],
             ['Replaced by', nodes(incident.ReplacementInstanceIds)],
             ['Cost', incident.CostUsd === undefined ? 'the price of the nodes is not known' : `$${incident.CostUsd.toFixed(2)}`],

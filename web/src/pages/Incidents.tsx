@@ -25,7 +25,7 @@ export default function IncidentsPage() {
         {(incidents) => {
           const found = incidents
             .filter((each) => which !== 'open' || each.ClosedAt === undefined)
-            .filter((each) => `${each.TrainingJobName} ${each.Cause} ${causeWords(each.Cause)} ${(each.InstanceIds ?? []).join(' ')} ${each.IncidentId}`.toLowerCase().includes(text.toLowerCase()))
+            .filter((each) => `${each.TrainingJobName} ${each.Cause} ${causeWords(each.Cause)} ${(each.FaultedInstanceIds ?? []).join(' ')} ${each.IncidentId}`.toLowerCase().includes(text.toLowerCase()))
             .toSorted((a, b) => b.OpenedAt - a.OpenedAt)
           return incidents.length ? (
             <>

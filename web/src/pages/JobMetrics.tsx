@@ -9,10 +9,10 @@ import { incidentsQuery } from '../api/queries'
 import { MetricChart } from '../charts/MetricChart'
 import type { TrainingJob } from '../contract'
 import { clock, count } from '../model/format'
-import { bands, csv, isCoarse, joined, series, standstills, type Axis, type Point, type Window } from '../model/metrics'
-import { ofScript, ownSeries, titleOf } from '../model/ownMetrics'
+import { bands, csv, isCoarse, joined, series, standstills, type Axis, type Point, type Series, type Window } from '../model/metrics'
+import { extremes, ofScript, ownSeries, titleOf } from '../model/ownMetrics'
 import { causeWords } from '../model/verdict'
-import { Empty, Shown, useNow } from '../parts/Basics'
+import { Empty, NodeLink, Shown, useNow } from '../parts/Basics'
 import { download } from '../parts/download'
 
 const MOST_TOLD = 12
@@ -66,13 +66,14 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
               <section className="stack" aria-labelledby="own-metrics">
                 <h2 id="own-metrics">What Everstep measures</h2>
                 <div className="charts">
-                  {own.map(({ name, series: { x, values, least, most } }) => (
+                  {own.map(({ name, series: of }) => (
                     <section className="card" key={name}>
-                      <MetricChart name={titleOf(name)} axis={axis} x={x} values={values[name]!} least={least[name]!} most={most[name]!} bands={failures} scheme={scheme} onWindow={onWindow} />
+                      <MetricChart name={titleOf(name)} axis={axis} x={of.x} values={of.values[name]!} least={of.least[name]!} most={of.most[name]!} leastOn={of.leastOn[name]} mostOn={of.mostOn[name]} bands={failures} scheme={scheme} onWindow={onWindow} />
+                      <Extremes name={name} of={of} fleet={job.FleetName} />
                     </section>
                   ))}
                 </div>
-                <p className="dim">Means of about five seconds, of the node of rank 0: collectives make iterations common to all ranks.</p>
+                <p className="dim">Means of about five seconds. The line is the median of the nodes, the shade reaches from the least to the most of them; whose those are is in the legend below the cursor.</p>
               </section>
             )}
             <p className="dim">
@@ -95,5 +96,17 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
         )
       }
     </Shown>
+  )
+}
+
+/** Which nodes stand out, by the newest point. */
+function Extremes({ name, of, fleet }: { name: string; of: Series; fleet: string }) {
+  const found = extremes(name, of)
+  return (
+    found && (
+      <p className="dim extremes">
+        Least {found.least.value} on <NodeLink id={found.least.node} fleet={fleet} />, median {found.median}, most {found.most.value} on <NodeLink id={found.most.node} fleet={fleet} />
+      </p>
+    )
   )
 }

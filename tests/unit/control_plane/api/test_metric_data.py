@@ -8,7 +8,7 @@ import pytest
 
 from control_plane.db import metrics
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
-from everstep.protocol.ids import Generation, RunId, Step
+from everstep.protocol.ids import Generation, NodeId, RunId, Step
 from tests.unit.control_plane.api.conftest import refused
 
 
@@ -82,3 +82,17 @@ def test_data_is_narrowed_by_name_steps_and_time_and_made_coarser(client, log):
     assert client.get_metric_data(TrainingJobName="gpt", FirstStep=500)["MetricDataResults"] == []
     with refused("ValidationException"):
         client.get_metric_data(TrainingJobName="gpt", ResolutionInSteps=1, ResolutionInSeconds=1)
+
+
+def test_of_what_nodes_measured_it_is_told_whose_the_extremes_are(client, log, service):
+    log("everstep/gpu_percent", {1: 50.0})
+    log("loss", {1: 3.0})
+    with service.database.write() as session:
+        run = RunId(client.describe_training_job(TrainingJobName="gpt")["RunId"])
+        ours = MetricPoint(generation=Generation(1), step=Step(2), values={"everstep/gpu_percent": 50.0}, at_seconds=1002.0)
+        measured = {NodeId(f"i-{n}"): {"everstep/gpu_percent": 20.0 * n} for n in (1, 2, 4)}
+        metrics.store(session, "agent", MetricBatch(run=run, first_number=5000, points=(ours,)), measured)
+    own, loss = client.get_metric_data(TrainingJobName="gpt")["MetricDataResults"]
+    assert (own["MinimumNodeIds"], own["MaximumNodeIds"], own["Counts"]) == (["", "i-1"], ["", "i-4"], [1, 3])
+    assert (own["Minimums"], own["Means"], own["Maximums"], own["LastValues"]) == ([50.0, 20.0], [50.0, 40.0], [50.0, 80.0], [50.0, 40.0])
+    assert (loss["MinimumNodeIds"], loss["MaximumNodeIds"]) == ([], [])

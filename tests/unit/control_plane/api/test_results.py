@@ -129,6 +129,7 @@ class Job:
                 reached_step=12,
                 generation_before=1,
                 instance_ids=("i-1",),
+                faulted_instance_ids=("i-1", "i-2"),
                 lost_node_count=1,
                 failed_at=START,
                 opened_at=START + timedelta(seconds=number),
@@ -438,6 +439,7 @@ def test_incidents_are_listed_and_described(client, job):
     assert [entry["IncidentId"] for entry in all_pages(client, "list_incidents", TrainingJobName="gpt", MaxResults=1)] == ["inc-0", "inc-1", "inc-2"]
     one = client.describe_incident(IncidentId="inc-1")
     assert (one["Cause"], one["InstanceId"], one.get("ReplacementInstanceId"), one["ReachedStep"]) == ("instance_terminated", "i-1", None, 12)
+    assert (one["InstanceIds"], one["FaultedInstanceIds"]) == (["i-1"], ["i-1", "i-2"])
     assert "StacksEventId" not in one, "no rank stood still"
     with job.service.database.write() as session:
         for seconds, of, event_type in ((0, "gpt", "RanksHang"), (1, "gpt", "RanksHang"), (1, "other", "RanksHang"), (2, "gpt", "RanksStandStill")):

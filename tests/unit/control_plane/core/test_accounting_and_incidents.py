@@ -199,6 +199,14 @@ def test_the_gravest_cause_names_the_incident_and_every_fact_is_told_once() -> N
     assert milder.cause is Cause.INSTANCE_TERMINATED
 
 
+def test_an_incident_names_where_it_happened_whether_or_not_a_node_is_lost() -> None:
+    ended = Fault(cause=Cause.RANK_EXIT, evidence="rank 2 ended", at=190.0, seen_on=(NodeId("i-2"),))
+    lost = Fault(cause=Cause.INSTANCE_TERMINATED, evidence="EC2 says so", at=191.0, node_id=NodeId("i-1"))
+    cut = Fault(cause=Cause.AGENT_LOST, evidence="both cannot vote", at=192.0, seen_on=(NodeId("i-2"), NodeId("i-3")))
+    incident = incidents.with_faults(opened(), (ended, lost, cut))
+    assert (incident.faulted_instance_ids, incident.instance_ids) == (("i-2", "i-1", "i-3"), ("i-1",))
+
+
 def test_a_node_that_a_person_left_is_none_that_was_lost() -> None:
     asked = Fault(cause=Cause.REQUESTED, evidence="a person asked to drain i-1", at=190.0, node_id=NodeId("i-1"))
     taken = Fault(cause=Cause.NOTICE, evidence="AWS announced for i-2", at=190.0, node_id=NodeId("i-2"))

@@ -15,7 +15,7 @@ def nodes(count: int) -> list[NodeId]:
 
 
 def by_enumeration(planned: placement.Placement, domains: dict[NodeId, str], lost: int) -> float:
-    of = {node: domains.get(node, node) for node in planned.holders}
+    of = {node: domains.get(node, node) for held in planned.holders.values() for node in held}
     sets = list(combinations(sorted(set(of.values())), lost))
     return sum(all({of[node] for node in held} - set(dead) for held in planned.holders.values()) for dead in sets) / len(sets)
 
@@ -45,6 +45,26 @@ def test_against_enumeration(seed: int) -> None:
     planned = placement.plan(nodes(count), copies, domains if seed % 2 else None)
     for lost in range(len({domains.get(node, node) for node in nodes(count)}) + 1):
         assert domain_loss.recovery_probability(planned, domains, lost) == by_enumeration(planned, domains, lost)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_who_is_gone_is_not_lost_again(seed: int) -> None:
+    """Against enumeration: some owners are gone, and their shards are where their other holders are, or nowhere."""
+    rng = random.Random(seed)
+    count = rng.randint(2, 10)
+    gone = set(rng.sample(nodes(count), rng.randint(1, min(3, count - 1))))
+    planned = placement.plan(nodes(count), rng.randint(1, min(3, count)))
+    left = placement.Placement((), {owner: tuple(node for node in held if node not in gone) for owner, held in planned.holders.items()})
+    domains = {node: f"rack{rng.randrange(4)}" for node in nodes(count)} if seed % 2 else {}
+    there = {domains.get(node, node) for node in nodes(count) if node not in gone}
+    assert domain_loss.domain_count(left, domains) == len(there)
+    for lost in range(len(there) + 1):
+        assert domain_loss.recovery_probability(left, domains, lost) == by_enumeration(left, domains, lost)
+
+
+def test_a_shard_that_nobody_holds_is_lost_already() -> None:
+    left = placement.Placement((), {NodeId("n0"): (), NodeId("n1"): (NodeId("n1"), NodeId("n2"))})
+    assert [domain_loss.recovery_probability(left, {}, lost) for lost in (0, 1, 2)] == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(("count", "copies", "lost"), [(16, 2, 2), (16, 2, 4), (17, 2, 5), (11, 3, 6)])

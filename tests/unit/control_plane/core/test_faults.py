@@ -53,6 +53,7 @@ def test_the_first_rank_that_failed_is_the_fault_and_halted_ones_are_not() -> No
     }
     (found,) = faults.of_ranks(reports)
     assert found.evidence == "rank 2 on n2 ended: killed, signal 9"
+    assert (found.seen_on, found.node_id) == ((NodeId("n2"),), None)
     assert found.at == 4.0
     assert faults.failing_since(reports, otherwise=9.0) == 4.0
     remembered = faults.failure_of_ranks(plan(), reports, Step(9))

@@ -9,16 +9,17 @@ from datetime import timedelta
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import func, select
 
-from control_plane.core.metrics import Point, folded, logged
+from control_plane.core.metrics import POINTS_PER_CHUNK, Point, across, folded, kept_chunks, logged
 from control_plane.db import jobs, metrics
 from control_plane.db.leases import Lease
 from control_plane.db.models import MetricChunk
 from control_plane.db.retention import Retention, prune
 from control_plane.db.session import Database
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
-from everstep.protocol.ids import Generation, RunId, Step
+from everstep.protocol.ids import Generation, NodeId, RunId, Step
 from tests.unit.control_plane.db.conftest import NOW
 from tests.unit.control_plane.db.test_jobs import plan
 
@@ -189,9 +190,55 @@ def test_a_name_that_no_database_keeps_is_dropped_and_counted(log: Log) -> None:
 
 def test_points_are_read_as_they_were_packed() -> None:
     fine = (logged(1, 1.5, math.inf), logged(2, 2.5, -0.25), logged(2**40, 3.5, math.nan))
-    assert repr(metrics.unpack(metrics.pack(fine, 1), 1)) == repr(fine)
+    assert repr(unpacked(fine, 1)) == repr(fine)
     coarse = folded(fine, 8)
-    assert repr(metrics.unpack(metrics.pack(coarse, 8), 8)) == repr(coarse)
+    assert repr(unpacked(coarse, 8)) == repr(coarse)
+    spread = across(2, 2.0, {NodeId("i-1"): 1.0, NodeId("i-2"): 3.0})
+    assert spread is not None
+    mixed = (logged(1, 1.0, 5.0), spread)
+    assert unpacked(mixed, 1) == mixed
+    assert unpacked(folded(mixed, 8), 8) == folded(mixed, 8)
+
+
+def unpacked(points: tuple[Point, ...], width: int) -> tuple[Point, ...]:
+    packed, nodes = metrics.pack(points, width)
+    return metrics.unpack(packed, width, nodes)
+
+
+def test_beside_the_newest_point_of_ours_stands_what_all_nodes_measured(log: Log) -> None:
+    """Once: what comes again finds it stored, and names that rank 0's node does not have are nobody's."""
+    ours = tuple(replace(point(step), values={"loss": 1.0, "everstep/gpu_percent": 80.0}) for step in (1, 2))
+    batch = MetricBatch(run=RUN, first_number=0, points=(*ours, point(3)))
+    measured = {NodeId(f"i-{n}"): {"everstep/gpu_percent": 10.0 * n, "everstep/flood": 1.0, "loss": 9.0} for n in (1, 2, 9)}
+    for again in (measured, {NodeId("i-5"): {"everstep/gpu_percent": 1.0}}):
+        with log.database.write() as session:
+            metrics.store(session, "one", batch, again)
+    with log.database.read() as session:
+        found = metrics.read(session, RUN, name=None, first_step=0, last_step=None)
+    assert found.keys() == {"loss", "everstep/gpu_percent"}
+    assert [each.last for each in found["loss"]] == [1.0, 1.0, 3.0]
+    alone, spread = found["everstep/gpu_percent"]
+    assert alone == logged(1, 1.0, 80.0)
+    assert (spread.count, spread.minimum, spread.mean, spread.maximum, spread.least_on, spread.most_on) == (3, 10.0, 20.0, 90.0, "i-1", "i-9")
+
+
+def test_what_an_older_generation_measured_has_no_spread_of_a_newer_one(log: Log) -> None:
+    old = replace(point(1), values={"everstep/gpu_percent": 80.0})
+    with log.database.write() as session:
+        metrics.store(session, "one", MetricBatch(run=RUN, first_number=0, points=(old, point(2, 2))), {NodeId("i-1"): {"everstep/gpu_percent": 1.0}})
+        found = metrics.read(session, RUN, name="everstep/gpu_percent", first_step=0, last_step=None)
+    assert found["everstep/gpu_percent"] == (logged(1, 1.0, 80.0),)
+
+
+def test_the_nodes_of_the_extremes_outlive_folding(log: Log) -> None:
+    for number, step in enumerate([*range(1, 9), *(POINTS_PER_CHUNK * chunk for chunk in range(1, kept_chunks(1) + 1))]):
+        ours = replace(point(step), values={"everstep/gpu_percent": 50.0})
+        measured = {NodeId("i-1"): {"everstep/gpu_percent": 50.0}, NodeId("i-2"): {"everstep/gpu_percent": 0.0 if step == 5 else 60.0}}
+        with log.database.write() as session:
+            metrics.store(session, "one", MetricBatch(run=RUN, first_number=number, points=(ours,)), measured)
+    with log.database.read() as session:
+        first, *_ = metrics.read(session, RUN, name="everstep/gpu_percent", first_step=0, last_step=None)["everstep/gpu_percent"]
+    assert (first.step, first.last_step, first.minimum, first.least_on, first.maximum, first.most_on) == (1, 7, 0.0, "i-2", 60.0, "i-2")
 
 
 def test_steps_narrow_what_is_read(log: Log) -> None:

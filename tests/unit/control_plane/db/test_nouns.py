@@ -136,6 +136,7 @@ def incident(**changes) -> NewIncident:
         "reached_step": 12,
         "generation_before": 1,
         "instance_ids": (),
+        "faulted_instance_ids": (),
         "lost_node_count": 0,
         "failed_at": NOW,
         "opened_at": NOW,
@@ -159,6 +160,7 @@ def test_an_incident_from_its_opening_to_its_close(database, job, lease):
             lost_steps=2,
             restore_source="local",
             instance_ids=("i-1", "i-2"),
+            faulted_instance_ids=("i-1", "i-2", "i-3"),
             lost_node_count=1,
         )
     with database.read() as session:
@@ -167,6 +169,7 @@ def test_an_incident_from_its_opening_to_its_close(database, job, lease):
         assert (totals.count, totals.closed_count, totals.lost_steps, totals.lost_node_count) == (1, 1, 2, 1)
         assert incidents.totals(session, run_id="other").mean_recovery_seconds is None
     assert (stored.lost_steps, stored.restore_source, stored.instance_ids, stored.evidence) == (2, "local", ("i-1", "i-2"), incident().evidence)
+    assert stored.faulted_instance_ids == ("i-1", "i-2", "i-3")
 
 
 def test_means_are_of_failures_alone(database, job, lease):

@@ -77,6 +77,7 @@ def test_jobs_and_incidents_are_kept_for_ever_and_events_are_not(database: Datab
             reached_step=1,
             generation_before=1,
             instance_ids=(),
+            faulted_instance_ids=(),
             lost_node_count=0,
             failed_at=NOW,
             opened_at=NOW,

@@ -147,7 +147,7 @@ async def test_two_classes_of_evidence_end_the_generation_and_the_node_that_retu
     assert lost in world.team()
     (incident,) = world.incidents()
     assert incident.cause == "node_unreachable"
-    assert incident.instance_ids == ()
+    assert (incident.instance_ids, incident.faulted_instance_ids) == ((), (lost.node_id,))
 
 
 async def test_an_unreachable_node_is_replaced_when_that_costs_no_step_and_never_terminated(world: World) -> None:

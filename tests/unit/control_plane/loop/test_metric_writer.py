@@ -13,8 +13,8 @@ from control_plane.db import metrics
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentConnection, AgentRegistry
 from control_plane.loop.metric_writer import MetricWriter
-from everstep.protocol.agent_messages import AgentReport, Hello, MetricBatch, MetricPoint, MetricsStored
-from everstep.protocol.ids import FleetName, Generation, NodeId, RunId, Step
+from everstep.protocol.agent_messages import AgentReport, Hello, MemberPhase, MemberReport, MetricBatch, MetricPoint, MetricsStored
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
 
 NODE, RUN = NodeId("i-1"), RunId("a" * 32)
 BATCH = MetricBatch(run=RUN, first_number=5, points=(MetricPoint(generation=Generation(1), step=Step(1), values={"loss": 1.0}, at_seconds=1.0),))
@@ -37,7 +37,7 @@ def connected(registry: AgentRegistry) -> AgentConnection:
 
 async def test_what_is_stored_is_confirmed_and_once_told_to_stop_it_stores_what_is_left(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = []
-    monkeypatch.setattr(metrics, "store", lambda session, agent_id, batch: stored.append((agent_id, batch)))
+    monkeypatch.setattr(metrics, "store", lambda session, agent_id, batch, measured: stored.append((agent_id, batch)))
     registry, stop = AgentRegistry(), asyncio.Event()
     running = asyncio.create_task(MetricWriter(database, registry).run(stop))
     connection = connected(registry)
@@ -69,3 +69,30 @@ async def test_what_cannot_be_stored_at_all_does_not_come_again(database: Databa
     connection = connected(registry)
     await MetricWriter(database, registry).flush()
     assert await connection.next_message() == MetricsStored(agent_id="one", next_number=6)
+
+
+async def test_what_all_nodes_of_the_generation_say_they_measured_is_stored_with_it(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = []
+    monkeypatch.setattr(metrics, "store", lambda session, agent_id, batch, measured: stored.append(measured))
+    registry = AgentRegistry()
+
+    def join(number: int, run: RunId, generation: int, batch: MetricBatch | None = None) -> AgentConnection:
+        node_id = NodeId(f"i-{number}")
+        connection = registry.accept(Hello(node_id=node_id, agent_id="one", address="", peer_port=1, memory_bytes=1, version="1"), FleetName("main"))
+        member = MemberReport(
+            job=JobName("gpt"),
+            run=run,
+            generation=Generation(generation),
+            phase=MemberPhase.RUNNING,
+            measured={"everstep/gpu_percent": float(number)},
+        )
+        connection.report(AgentReport(node_id=node_id, sequence=1, member=member, metrics=batch))
+        return connection
+
+    join(1, RUN, 1, BATCH)
+    join(2, RUN, 1)
+    join(3, RunId("b" * 32), 1)
+    join(4, RUN, 2)
+    join(5, RUN, 1).close()
+    await MetricWriter(database, registry).flush()
+    assert stored == [{"i-1": {"everstep/gpu_percent": 1.0}, "i-2": {"everstep/gpu_percent": 2.0}}]

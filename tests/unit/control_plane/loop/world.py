@@ -36,6 +36,7 @@ from everstep.protocol.agent_messages import (
     Load,
     MemberPhase,
     MemberReport,
+    MetricBatch,
     MetricsStored,
     NodeFault,
     NodeNotice,
@@ -108,10 +109,12 @@ class Agent:
     looked_first: datetime | None = None
     node_faults: tuple[NodeFault, ...] = ()
     evidence_key: str = ""
+    exposure: str = ""
     sources: tuple[str, ...] = ()
     """Digests of the archives that it holds ready."""
     wanted_checkpoint: int = -1
     target: int = 0
+    measured: dict[str, float] = field(default_factory=dict)
     verified: dict[tuple[Rank, NodeId], tuple[Step, float]] = field(default_factory=dict)
     """Since when each holder is known to hold its newest step of this node's ranks."""
 
@@ -128,7 +131,7 @@ class Agent:
             self.connection.close()
         self.connection = None
 
-    def report(self) -> None:
+    def report(self, metrics: MetricBatch | None = None) -> None:
         if self.connection is None or self.is_deaf:
             return
         self.sequence += 1
@@ -136,9 +139,11 @@ class Agent:
             node_id=self.node_id,
             sequence=self.sequence,
             member=self.member(),
+            metrics=metrics,
             faults=self.node_faults,
             notices=self.notices,
             evidence_key=self.evidence_key,
+            exposure=self.exposure,
             sources=self.sources,
         )
         self.connection.report(report)
@@ -191,6 +196,7 @@ class Agent:
             uploads=self.uploads,
             faults=self.faults,
             restored_from=self.restored_from,
+            measured=self.measured,
             target=Step(self.target),
         )
 

@@ -6,9 +6,10 @@ from worker.core.own_metrics import PERIOD_SECONDS, NodeUsage, OwnMetrics
 
 
 def test_the_first_point_comes_at_once_and_has_no_rates() -> None:
-    values, after = OwnMetrics().iteration(2.0, 0.5).due(100.0, 1_000, NodeUsage(gpu_percent=80.0, network_bytes=5_000))
-    assert values == {"everstep/step_seconds": 2.0, "everstep/snapshot_blocked_seconds": 0.5, "everstep/gpu_percent": 80.0}
-    assert after == OwnMetrics(began_at=100.0, replica_bytes=1_000, usage=NodeUsage(80.0, 5_000))
+    values, after = OwnMetrics().iteration(2.0, 0.5).due(100.0, 1_000, NodeUsage(80.0, 7.0, 5_000))
+    expected = {"step_seconds": 2.0, "snapshot_blocked_seconds": 0.5, "gpu_percent": 80.0, "gpu_least_percent": 7.0}
+    assert values == {f"everstep/{name}": value for name, value in expected.items()}
+    assert after == OwnMetrics(began_at=100.0, replica_bytes=1_000, usage=NodeUsage(80.0, 7.0, 5_000))
 
 
 def test_what_comes_within_a_period_is_one_point() -> None:

@@ -75,7 +75,7 @@ def test_what_the_devices_have_done_is_told_for_charts(tmp_path: Path, monkeypat
     links = (LinkFacts(name="eth0", is_up=True, byte_count=40), LinkFacts(name="eth1", is_up=True), LinkFacts(name="eth2", is_up=True, byte_count=2))
     monkeypatch.setattr(devices, "links", lambda: links)
     watch.look()
-    assert watch.usage() == NodeUsage(gpu_percent=60.0, network_bytes=42)
+    assert watch.usage() == NodeUsage(gpu_percent=60.0, gpu_least_percent=30.0, network_bytes=42)
     gpus.facts, links = (), ()
     watch.look()
     assert watch.usage() == NodeUsage()
