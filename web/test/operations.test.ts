@@ -61,7 +61,7 @@ describe('nodes', () => {
     ])
   })
   test('that are open to jobs’ code are told together, by what it can get at', () => {
-    const nodes = [{ NodeId: 'i-1', NodeStatus: 'spare', Exposure: 'it can read keys' }, { NodeId: 'i-2', NodeStatus: 'assigned' }, { NodeId: 'i-3', NodeStatus: 'assigned', Exposure: 'it can read keys' }, { NodeId: 'i-4', NodeStatus: 'gone', Exposure: 'it could' }]
+    const nodes = [{ NodeId: 'i-1', NodeStatus: 'spare', Exposure: 'it can read keys' }, { NodeId: 'i-2', NodeStatus: 'assigned' }, { NodeId: 'i-3', NodeStatus: 'assigned', Exposure: 'it can read keys' }, { NodeId: 'i-4', NodeStatus: 'gone', Exposure: 'it could' }] as const
     expect(exposures(nodes)).toEqual([{ text: 'It can read keys.', nodeIds: ['i-1', 'i-3'] }])
   })
   test('have versions', () => {
