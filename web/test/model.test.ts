@@ -71,6 +71,10 @@ describe('the timeline', () => {
     const { lanes } = timeline(job, [incident({ InstanceIds: [], FaultedInstanceIds: ['i-b'] })], spans, NOW)
     expect(lanes[2]).toMatchObject({ id: 'i-b', spans: [{ from: NOW - 90, to: NOW }], faults: [{ at: NOW - 60 }] })
   })
+  test('who came during a recovery and failed in it is marked where it came', () => {
+    const { lanes } = timeline(job, [incident({ FaultedInstanceIds: ['i-c', 'i-a', 'i-z'] })], spans, NOW)
+    expect(lanes.slice(2, 5).map((lane) => [lane.id, lane.faults[0]!.at])).toEqual([['i-c', NOW - 59], ['i-a', NOW - 60], ['i-z', NOW - 60]])
+  })
   test('the phases of a recovery follow each other', () => {
     expect(timeline(job, [incident()], spans, NOW).lanes[1]!.spans.map((span) => [span.kind, span.from - NOW, span.to - NOW])).toEqual([['detect', -60, -59], ['replace', -59, -57], ['restore', -57, -51], ['rework', -51, -50]])
   })

@@ -23,6 +23,9 @@ interface Shown {
   onWindow: (window?: Window) => void
 }
 
+/** A figure of an axis, as short as there is room for. */
+const short = (value: number): string => (Math.abs(value) < 10_000 ? String(Number(value.toPrecision(6))) : value.toLocaleString('en-US', { notation: 'compact', maximumFractionDigits: 2 }))
+
 /** Charts with the same key share cursor and zoom. */
 const SYNC = 'metrics'
 
@@ -55,7 +58,7 @@ export function MetricChart({ name, axis, x, values, least, most, leastOn, mostO
         cursor: { sync: { key: SYNC } },
         series: [{ label: axis === 'wall' ? 'time' : 'step', value: (_, value) => told(value) }, { label: name, stroke: token('--busy'), width: 1.5, spanGaps: false, points: { show: x.length < 40 } }, { label: 'least', ...hidden('leastOn') }, { label: 'most', ...hidden('mostOn') }],
         bands: [{ series: [3, 2], fill: token('--busy-band') }],
-        axes: [axis === 'wall' ? { ...line, values: (_, splits) => splits.map((at) => clock(at)), space: 80 } : line, { ...line, size: 62 }],
+        axes: [axis === 'wall' ? { ...line, values: (_, splits) => splits.map((at) => clock(at)), space: 80 } : line, { ...line, size: 62, values: (_, splits) => splits.map(short) }],
         hooks: {
           setScale: [
             (chart, key) => {

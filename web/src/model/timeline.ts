@@ -68,9 +68,15 @@ export function timeline(job: Partial<TrainingJob>, incidents: Incident[], spans
   const nodes = [...new Set([...hit.keys(), ...[...worked.keys()].sort((a, b) => isThere(b) - isThere(a))])]
   for (const id of nodes.slice(0, maxNodes)) {
     const faults = hit.get(id) ?? []
-    lanes.push({ id, label: id, spans: (worked.get(id) ?? []).map(works(faults.filter((each) => each.InstanceIds?.includes(id)))), faults: faults.map((each) => fault(each, id)) })
+    lanes.push({ id, label: id, spans: (worked.get(id) ?? []).map(works(faults.filter((each) => each.InstanceIds?.includes(id)))), faults: faults.map((each) => ({ ...fault(each, id), at: faultAt(each, worked.get(id) ?? []) })) })
   }
   return { from, to, lanes, hiddenCount: Math.max(0, nodes.length - maxNodes) }
+}
+
+/** When an incident is marked on a node's lane: when it failed; for who came only during the recovery and failed then, when it came. */
+function faultAt({ FailedAt, ClosedAt }: Incident, spans: readonly TrainingJobNode[]): number {
+  if (spans.some((span) => span.StartTime <= FailedAt && FailedAt <= (span.EndTime ?? Infinity))) return FailedAt
+  return spans.find((span) => span.StartTime > FailedAt && span.StartTime <= (ClosedAt ?? Infinity))?.StartTime ?? FailedAt
 }
 
 /** On a node's lane: with what speaks of that node, where anything does. */
