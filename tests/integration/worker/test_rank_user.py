@@ -51,7 +51,8 @@ pytestmark = [
 ]
 USER = RankUser(61_234, 61_235, (61_236,), "ranks-of-a-test")
 BUCKET = "bucket"
-PYTHON = (Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve())
+PYTHON = (Path(sys.base_prefix).resolve(), Path(__file__).resolve().parents[3], Path(sys.prefix).resolve())
+"""And what it imports: this checkout may lie in a closed folder, too."""
 LAYOUT = digest(b"layout")
 
 LOOK = """
