@@ -106,7 +106,7 @@ describe('the story of an incident', () => {
   test('noticed late, as after the control plane stood still', () => expect(told({ OpenedAt: NOW, FailedAt: NOW - 300 })[0]).toMatch(/It was noticed only 5 min 00 s later/))
   test('of much evidence the first is told, and how much more there is', () => expect(told({ Evidence: ['a', 'b', 'c', 'd', 'e'] })[0]).toMatch(/A\. B\. C\. And 2 more\./))
   const failed = { RunId: 'run', TrainingJobStatus: 'Failed' as const, FailureReason: 'a loop of crashes', TrainingEndTime: NOW - 50 }
-  test('the job failed of it', () => expect(told({}, failed)[3]).toBe('The job has failed: A loop of crashes.'))
+  test('the job failed of it', () => expect(told({}, failed)[3]).toBe('Yes: the job has failed: A loop of crashes.'))
   test.each([['it failed later, of something else', { TrainingEndTime: NOW - 20 }], ['another run of the name did', { RunId: 'later' }]])('over, although %s', (_, changes) => {
     expect(told({}, { ...failed, ...changes })[3]).toBe('Yes: Over 50 s ago. Training is past where it was. Nothing is left to do.')
   })
@@ -122,6 +122,23 @@ describe('the story of an incident', () => {
     expect(told(last, failed)[2]).toBe('What no checkpoint has: 10 s of training time; it had reached step 12 and was not launched again.')
     expect(told({ LostSteps: undefined })[2]).toMatch(/^Not known: /)
   })
+  test.each([
+    ['an older checkpoint', { MaxBoundary: 198 }, { LastCheckpoint: { Step: 120 } }, '78 steps: It had reached step 198, and the checkpoint of step 120 is what is left. 10 s of training time.', 'bad'],
+    ['none', { MaxBoundary: 198 }, {}, 'All 198 steps: It had reached step 198, and no checkpoint of it is left. 10 s of training time.', 'bad'],
+    ['of all', { MaxBoundary: 198 }, { LastCheckpoint: { Step: 198 } }, 'No step: It had reached step 198, which is kept in S3. 10 s of training time.', 'good'],
+    ['of nothing', { MaxBoundary: 0 }, {}, 'No step: It had made none. 10 s of training time.', 'good'],
+    ['not heard of yet', { MaxBoundary: 198 }, undefined, '2 steps: 10 s of training time; resumed from step 10. State came from the memory of other nodes.', 'warn'],
+  ] as const)('the job ended with it: what was lost is told against the checkpoint that is left, %s', (_, reached, protection, text, tone) => {
+    for (const TrainingJobStatus of ['Failed', 'Stopped'] as const) {
+      const lost = story(incident(), { ...failed, ...reached, TrainingJobStatus }, NOW, { protection: protection as never })[2]!
+      expect([`${lost.title}: ${lost.text}`, lost.tone]).toEqual([text, tone])
+    }
+    expect(story(incident(), { ...failed, ...reached, TrainingJobStatus: 'Completed' }, NOW, { protection: protection as never })[2]!.title).toBe('2 steps')
+  })
+  test('what was done is no success where the job failed of it', () => {
+    const done = (job: Partial<TrainingJob>) => story(incident(), job, NOW)[1]!.tone
+    expect([done(failed), done({}), done({ ...failed, TrainingJobStatus: 'Stopped' })]).toEqual(['bad', 'good', 'good'])
+  })
   test('what it comes to is told, and what it has come to so far', () => {
     expect(told({ CostUsd: 1.5 })[2]).toMatch(/ It cost \$1\.50\.$/)
     expect(told({ CostUsd: 1.5, ClosedAt: undefined })[2]).toMatch(/ It has cost \$1\.50 so far\.$/)
@@ -129,7 +146,7 @@ describe('the story of an incident', () => {
   })
   test('the job ended first', () => expect(told({ GenerationAfter: undefined })[3]).toMatch(/ended before another launch/))
   test('a node that is held for a person is left to do', () => {
-    const held = (Hold: 'inspection' | 'unreachable', NodeId = 'i-a') => story(incident(), {}, NOW, [{ NodeId, NodeStatus: 'held', Hold }])[3]!
+    const held = (Hold: 'inspection' | 'unreachable', NodeId = 'i-a') => story(incident(), {}, NOW, { nodes: [{ NodeId, NodeStatus: 'held', Hold }] })[3]!
     expect(held('inspection')).toMatchObject({ tone: 'warn', title: 'Yes, but for a held node', text: 'Over 50 s ago. Training is past where it was. i-a is held, and waits for a person.' })
     expect(held('unreachable').text).toMatch(/Nothing is left to do\.$/)
     expect(held('inspection', 'i-other').text).toMatch(/Nothing is left to do\.$/)

@@ -88,6 +88,9 @@ describe('is it safe?', () => {
     ['interrupted, and nothing in S3', { job: interrupted('queued'), protection: protection({ LastCheckpoint: undefined }) }, 'warn', 'Nothing is kept', /nothing is in S3/],
     ['not heard', { protection: undefined }, 'idle', 'Protection unknown', /Not heard/],
     ['over', { job: job({ TrainingJobStatus: 'Completed' }) }, 'idle', 'Memory released', /job is over; step 1,200 is in S3/],
+    ['failed beyond its checkpoint', { job: job({ TrainingJobStatus: 'Failed' }) }, 'warn', 'Only step 1,200, in S3', /^It had reached step 1,204, and the checkpoint of step 1,200 is what is left\. Its nodes’ memory is released\.$/],
+    ['failed without one', { job: job({ TrainingJobStatus: 'Failed' }), protection: protection({ LastCheckpoint: undefined }) }, 'bad', 'No: nothing is kept', /no checkpoint of it is left/],
+    ['failed, and all is kept', { job: job({ TrainingJobStatus: 'Failed', Boundary: 1200, MaxBoundary: 1200 }) }, 'idle', 'Kept in S3', /kept in S3/],
     ['an answer without its parts', { protection: {} }, 'idle', 'Nothing in memory yet', /nothing is in S3/],
   ]
   test.each(cases)('%s', (_, changes, tone, title, text) => {

@@ -1,9 +1,9 @@
 /** An incident as answers to what somebody asks who has never seen it: what failed and when, why, what was done, what was lost, is it over. Pure. */
-import type { Incident, Node, TrainingJob } from '../contract'
+import type { DescribeProtectionResponse, Incident, Node, TrainingJob } from '../contract'
 import { lostBy } from './act'
 import { ago, count, duration, headline, plural, sentence, utc } from './format'
 import { waitsForAPerson } from './nodes'
-import { leftUndone } from './standing'
+import { leftInS3, leftUndone } from './standing'
 import { causeWords, phaseLengths, phaseWords, type Statement } from './verdict'
 
 const FROM: Record<string, string> = { local: 'the memory of its own nodes', peer: 'the memory of other nodes', s3: 'a checkpoint in S3' }
@@ -15,6 +15,14 @@ const ENDS: Record<string, string> = {
 }
 
 export type Answer = Statement & { question: string }
+
+/** What else is known besides an incident and its job. */
+export interface Besides {
+  /** Of the fleet. */
+  nodes?: readonly Pick<Node, 'NodeId' | 'NodeStatus' | 'Hold'>[]
+  /** Of the job: what is kept in S3. */
+  protection?: Partial<DescribeProtectionResponse>
+}
 
 /** Moments that one pass of the control plane stores may differ by what rounding does. */
 const SAME_MOMENT_SECONDS = 1
@@ -31,10 +39,11 @@ function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undefined): 
 /**
  * Tell an incident.
  *
- * `job`: of the incident, where it is known; `nodes`: of its fleet, as far as they are known.
+ * `job`: of the incident, where it is known.
  */
-export function story(incident: Incident, job: Partial<TrainingJob> | undefined, now: number, nodes: readonly Pick<Node, 'NodeId' | 'NodeStatus' | 'Hold'>[] = []): Answer[] {
+export function story(incident: Incident, job: Partial<TrainingJob> | undefined, now: number, { nodes = [], protection }: Besides = {}): Answer[] {
   const isOpen = incident.ClosedAt === undefined
+  const end = cutShortBy(incident, job)
   const lost = incident.InstanceIds ?? []
   const evidence = incident.Evidence ?? []
   const said = evidence.length ? evidence.slice(0, MOST_EVIDENCE).map(headline).join(' ') : sentence(lost.length ? `lost ${lost.join(', ')}` : 'no evidence was recorded')
@@ -58,7 +67,7 @@ export function story(incident: Incident, job: Partial<TrainingJob> | undefined,
       }
     : {
         question: isOpen ? 'What is being done' : 'What was done',
-        tone: isOpen ? 'busy' : 'good',
+        tone: isOpen ? 'busy' : end === 'Failed' ? 'bad' : 'good',
         title: sentence(incident.Decision || 'nothing yet').slice(0, -1),
         text: `${sentence(incident.Reason ?? '')}${replaced}`.trim(),
       }
@@ -68,14 +77,17 @@ export function story(incident: Incident, job: Partial<TrainingJob> | undefined,
   const where = incident.FromStep !== undefined ? `; resumed from step ${count(incident.FromStep)}` : isLast ? `; ${reached}was not launched again` : ''
   const source = incident.RestoreSource ? ` State came from ${FROM[incident.RestoreSource] ?? incident.RestoreSource}.` : ''
   const cost = incident.CostUsd === undefined ? '' : ` It ${isOpen ? 'has cost' : 'cost'} $${incident.CostUsd.toFixed(2)}${isOpen ? ' so far' : ''}.`
-  const damage: Answer = {
-    question: 'What was lost',
-    tone: steps === undefined ? 'idle' : steps === 0 ? 'good' : 'warn',
-    title: steps === undefined ? (isOpen ? 'Not known yet' : isLast ? 'What no checkpoint has' : 'Not known') : steps === 0 ? 'No step' : plural(steps, 'step'),
-    text: `${duration((incident.ClosedAt ?? now) - incident.FailedAt)} ${isOpen ? 'so far' : 'of training time'}${where}.${source}${cost}`,
-  }
+  const took = `${duration((incident.ClosedAt ?? now) - incident.FailedAt)} ${isOpen ? 'so far' : 'of training time'}`
+  const left = end === 'Failed' || end === 'Stopped' ? leftInS3(job!, protection) : undefined
+  const damage: Answer = left
+    ? { question: 'What was lost', ...left, text: `${left.text} ${sentence(took)}${cost}` }
+    : {
+        question: 'What was lost',
+        tone: steps === undefined ? 'idle' : steps === 0 ? 'good' : 'warn',
+        title: steps === undefined ? (isOpen ? 'Not known yet' : isLast ? 'What no checkpoint has' : 'Not known') : steps === 0 ? 'No step' : plural(steps, 'step'),
+        text: `${took}${where}.${source}${cost}`,
+      }
   const current = phaseLengths(incident, now).at(-1)
-  const end = cutShortBy(incident, job)
   const held = lostBy([incident], nodes).filter(waitsForAPerson).map((node) => node.NodeId)
   const kept = held.length ? ` ${held.join(', ')} ${held.length === 1 ? 'is' : 'are'} held, and ${held.length === 1 ? 'waits' : 'wait'} for a person.` : ''
   const next: Answer = isOpen
@@ -86,7 +98,7 @@ export function story(incident: Incident, job: Partial<TrainingJob> | undefined,
         text: `This phase has taken ${duration(current?.seconds ?? 0)}. ${sentence(job?.Reason ?? '')} The job’s page says whether you need to act.`,
       }
     : end === 'Failed'
-      ? { question: 'Is it over?', tone: 'bad', title: 'The job has failed', text: `${headline(job?.FailureReason ?? job?.Reason ?? '')}${kept}` }
+      ? { question: 'Is it over?', tone: 'bad', title: 'Yes: the job has failed', text: `${headline(job?.FailureReason ?? job?.Reason ?? '')}${kept}` }
       : {
           question: 'Is it over?',
           tone: kept ? 'warn' : 'good',

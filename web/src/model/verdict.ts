@@ -6,7 +6,7 @@
 import type { DescribeProtectionResponse, Event, Fleet, Incident, Node, TrainingJob } from '../contract'
 import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, STALE_SECONDS, type Act } from './act'
 import { ago, count, duration, headline, percent, plural, sentence, words } from './format'
-import { hasLetGo, isOver, leftUndone, type Tone } from './standing'
+import { hasLetGo, isOver, leftInS3, leftUndone, reachedStep, type Tone } from './standing'
 
 export { isOver, STALE_SECONDS }
 export type { Act, Tone }
@@ -111,7 +111,7 @@ export function verdict(facts: Facts): Verdict {
 function movingOf({ job, protection, progress, now }: Facts, isRecovering: boolean): Statement {
   const step = job.Boundary ?? -1
   const at = step >= 0 ? `Step ${count(step)}` : 'No step yet'
-  const highest = Math.max(job.MaxBoundary ?? -1, step)
+  const highest = reachedStep(job)
   switch (job.TrainingJobStatus) {
     case 'Completed':
       return { tone: 'good', title: 'Finished', text: `${highest >= 0 ? `${plural(highest, 'step')} done. ` : ''}${sentence(job.Reason ?? '')}` }
@@ -193,6 +193,11 @@ function protectionOf({ job, protection }: Facts): Statement {
   if (protection === undefined) return { tone: 'idle', title: 'Protection unknown', text: 'Not heard from the control plane yet.' }
   const checkpoint = protection.LastCheckpoint
   const durable = checkpoint ? `step ${count(checkpoint.Step)} is in S3` : 'nothing is in S3'
+  if (job.TrainingJobStatus === 'Failed' && reachedStep(job) > 0) {
+    const { tone, text } = leftInS3(job, protection)!
+    const title = tone === 'good' ? 'Kept in S3' : checkpoint ? `Only step ${count(checkpoint.Step)}, in S3` : 'No: nothing is kept'
+    return { tone: tone === 'good' ? 'idle' : checkpoint ? 'warn' : 'bad', title, text: `${text} Its nodes’ memory is released.` }
+  }
   if (isOver(job)) return { tone: 'idle', title: 'Memory released', text: sentence(`the job is over; ${durable}`) }
   if (hasLetGo(job)) return { tone: checkpoint ? 'idle' : 'warn', title: checkpoint ? 'Kept in S3' : 'Nothing is kept', text: sentence(`it has no nodes, so nothing is in memory; ${durable}`) }
   const step = protection.CommittedStep ?? -1

@@ -161,7 +161,7 @@ function Fold({ job, at, error }: { job: TrainingJob; at: number; error: unknown
   const told = verdict({ job, protection, incidents: mine, fleet, progress: progressOf(samples, usualRate(job)), othersHit, heldNodes: lostBy(mine ?? [], nodes), staleSeconds, refusal, now })
   const incident = openIncident(mine) ?? mine?.at(-1)
   const besides = { ...job, Reason: told.waiting ? '' : job.Reason } // what is waited for is said once
-  return <FirstFold told={told} incident={incident} answers={incident ? story(incident, besides, now, nodes) : []} />
+  return <FirstFold told={told} incident={incident} answers={incident ? story(incident, besides, now, { nodes, protection }) : []} />
 }
 
 function Overview({ job }: { job: TrainingJob }) {
