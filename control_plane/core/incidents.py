@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import groupby
 
 from control_plane.core.observed import Cause, Implication, IncidentRecord
@@ -86,6 +87,15 @@ def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> Incident
             failed_at=min(incident.failed_at, fault.at),
         )
     return incident
+
+
+def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None) -> IncidentRecord:
+    """Add that nobody was there to notice, if so: no control plane worked on the job for a time between the failure and its detection."""
+    if unwatched is None or unwatched[1] <= incident.failed_at or unwatched[0] >= incident.opened_at:
+        return incident
+    since, until = unwatched
+    words = f"no control plane was at work for {until - since:.0f} s, until {datetime.fromtimestamp(until, UTC):%H:%M:%S} UTC"
+    return incident if words in incident.evidence else replace(incident, evidence=(*incident.evidence, words))
 
 
 def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> IncidentRecord:

@@ -1,3 +1,6 @@
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+
 import { describe, expect, test } from 'vitest'
 
 import { address, all, ApiError } from '../src/api/client'
@@ -5,7 +8,7 @@ import { pointsOf } from '../src/api/metrics'
 import type { Incident, MetricDataResult, SecondaryStatusTransition, TrainingJob, TrainingJobSummary } from '../src/contract'
 import { plain } from '../src/model/ansi'
 import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
-import { story } from '../src/model/incident'
+import { NOBODY_WAS_THERE, story } from '../src/model/incident'
 import { arranged } from '../src/model/jobs'
 import { bands, csv, isCoarse, joined, series, standstills, type Point } from '../src/model/metrics'
 import { progressOf, sampled } from '../src/model/progress'
@@ -105,6 +108,35 @@ describe('the story of an incident', () => {
   test('open', () => expect(told({ ClosedAt: undefined, Phase: 'restore', LostSteps: undefined }, { Reason: 'waits for a node' })[3]).toMatch(/^No: restoring state: This phase has taken 57 s\. Waits for a node\./))
   test('noticed late, as after the control plane stood still', () => expect(told({ OpenedAt: NOW, FailedAt: NOW - 300 })[0]).toMatch(/It was noticed only 5 min 00 s later/))
   test('of much evidence the first is told, and how much more there is', () => expect(told({ Evidence: ['a', 'b', 'c', 'd', 'e'] })[0]).toMatch(/A\. B\. C\. And 2 more\./))
+  test('noticed late because nobody was there to notice', () => {
+    const absence = `${NOBODY_WAS_THERE} for 88 s, until 09:19:54 UTC`
+    expect(told({ Evidence: ['EC2 says so', absence] })[0]).toMatch(/ No control plane was at work for 88 s, until 09:19:54 UTC\.$/)
+    expect(told({ Evidence: ['EC2 says so', absence] })[3]).toMatch(/^Yes: Over 50 s ago\. It took longer because no control plane was at work\. Training is past/)
+    expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/incidents.py'), 'utf8')).toContain(`f"${NOBODY_WAS_THERE} for {`)
+  })
+  test('of several facts the one that ended the job is told last, and whose it is', () => {
+    const reason = "9 failures without a step beyond 198, the last: error (1)\n[rank0]: Traceback\n[rank0]: KeyError: 'labels'"
+    const crash = 'rank 0 on i-a ended: crashed, signal 11'
+    const raised = 'rank 0 on i-a ended: error, code 1'
+    const loop = { Cause: 'rank_exit', Evidence: [raised, crash], Decision: 'restart all ranks on the same nodes; then give the job up', Reason: 'restores step 198 from local' } as const
+    const [what, done] = told({ ...loop, Evidence: [...loop.Evidence] }, { ...failed, FailureReason: reason })
+    expect(what).toMatch(/^Your script ended with KeyError: 'labels': .* UTC\. Before: Rank 0 on i-a ended: crashed, signal 11\. Last, and decisive: Rank 0 on i-a ended: error, code 1\.$/)
+    expect(done).not.toMatch(/restores step/i)
+    expect(told({ ...loop, Evidence: [...loop.Evidence] }, { ...failed, FailureReason: 'out of budget' })[0]).toMatch(/^A training process ended: .*Rank 0 on i-a ended: error, code 1\. Rank 0/)
+    expect(told({ ...loop, Evidence: [...loop.Evidence] })[0]).toMatch(/^A training process ended/)
+  })
+  test.each([
+    [[], 'i-a has ended.'],
+    [[{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'unreachable' }], 'i-a is held, not ended: it works for nobody, and is used again once it answers.'],
+    [[{ NodeId: 'i-a', NodeStatus: 'spare' }], 'i-a is in use again.'],
+    [[{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' }], 'In their place: i-c.'],
+  ] as const)('what became of the node that was lost: %o', (nodes, text) => expect(story(incident(), {}, NOW, { nodes })[1]!.text).toMatch(new RegExp(`${text}$`)))
+  test('where it is not known what became of it, nothing is said', () => expect(story(incident(), {}, NOW)[1]!.text).toBe('In their place: i-c.'))
+  test('beside the card that says whether to act, the story says so itself', () => {
+    const open = { ClosedAt: undefined, Phase: 'replace' } as const
+    expect(told(open)[3]).toMatch(/The job’s page says whether you need to act\.$/)
+    for (const [needed, text] of [[true, 'You need to act.'], [false, 'You need not act.']] as const) expect(story(incident(open), {}, NOW, { act: { needed } })[3]!.text.endsWith(text)).toBe(true)
+  })
   const failed = { RunId: 'run', TrainingJobStatus: 'Failed' as const, FailureReason: 'a loop of crashes', TrainingEndTime: NOW - 50 }
   test('the job failed of it', () => expect(told({}, failed)[3]).toBe('Yes: the job has failed: A loop of crashes.'))
   test.each([['it failed later, of something else', { TrainingEndTime: NOW - 20 }], ['another run of the name did', { RunId: 'later' }]])('over, although %s', (_, changes) => {
