@@ -17,6 +17,7 @@ from control_plane.core.states import INCIDENT_TRANSITIONS, IncidentEvent, Incid
 from everstep.protocol.ids import Generation, NodeId, RunId, Step
 
 _GRAVITY = tuple(Cause)
+_ABSENCE = "no control plane was at work"
 PHASES = ("detect", "replace", "restore", "rework")
 
 
@@ -90,12 +91,13 @@ def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> Incident
 
 
 def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None) -> IncidentRecord:
-    """Add that nobody was there to notice, if so: no control plane worked on the job for a time between the failure and its detection."""
-    if unwatched is None or unwatched[1] <= incident.failed_at or unwatched[0] >= incident.opened_at:
+    """Add that nobody was there to notice, and for how long between failure and detection; told anew where it failed earlier than thought."""
+    since, until = unwatched or (0.0, 0.0)
+    away = min(until, incident.opened_at) - max(since, incident.failed_at)
+    if away < 1:
         return incident
-    since, until = unwatched
-    words = f"no control plane was at work for {until - since:.0f} s, until {datetime.fromtimestamp(until, UTC):%H:%M:%S} UTC"
-    return incident if words in incident.evidence else replace(incident, evidence=(*incident.evidence, words))
+    words = f"{_ABSENCE} for {away:.0f} s, until {datetime.fromtimestamp(until, UTC):%H:%M:%S} UTC"
+    return replace(incident, evidence=(*(each for each in incident.evidence if not each.startswith(_ABSENCE)), words))
 
 
 def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> IncidentRecord:

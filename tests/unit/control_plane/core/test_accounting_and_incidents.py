@@ -51,8 +51,10 @@ def test_a_gap_is_told_by_an_incident_that_failed_within_it_and_by_no_other() ->
     gap = accounting.charge(record(), 200, gap_seconds=10).unwatched
     assert gap == (100, 200)
     told = incidents.with_absence(opened(202.0, 150.0), gap)
-    assert told.evidence[-1] == "no control plane was at work for 100 s, until 00:03:20 UTC"
+    assert told.evidence[-1] == "no control plane was at work for 50 s, until 00:03:20 UTC"
     assert incidents.with_absence(told, gap) == told
+    earlier = incidents.with_absence(replace(told, failed_at=90.0), gap)
+    assert earlier.evidence == (*told.evidence[:-1], "no control plane was at work for 100 s, until 00:03:20 UTC")
     for other in (opened(202.0, 200.0), opened(99.0, 90.0)):
         assert incidents.with_absence(other, gap) == other
     assert incidents.with_absence(told, None) == told
