@@ -58,18 +58,30 @@ export function ActCard({ act }: { act: Act }) {
         <ol>
           {act.steps.map((step) => (
             <li key={step}>
-              <Unbroken text={step} />
+              <Step text={step} nodes={act.nodes} />
             </li>
           ))}
         </ol>
       )}
       {act.section && (
-        <p className="row">
-          {act.nodes?.ids.map((id) => <NodeLink key={id} id={id} fleet={act.nodes?.fleet} />)}
+        <p>
           <RunbookLink section={act.section} />
         </p>
       )}
     </section>
+  )
+}
+
+/** What to do; the node that it begins with leads to that node. */
+function Step({ text, nodes }: { text: string; nodes: Act['nodes'] }) {
+  const id = nodes?.ids.find((each) => text.startsWith(`${each}:`))
+  return id === undefined ? (
+    <Unbroken text={text} />
+  ) : (
+    <>
+      <NodeLink id={id} fleet={nodes?.fleet} />
+      {text.slice(id.length)}
+    </>
   )
 }
 
