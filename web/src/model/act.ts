@@ -44,11 +44,16 @@ export function actOf(facts: Facts, rest: Rest): Act {
     const cannot = recovery ? 'This recovery may need an instance ended, and the fleet is frozen.' : 'The fleet is frozen: a lost instance would not be replaced.'
     return yes('frozen-fleet', recovery ? 'bad' : 'warn', `${cannot} ${sentence(fleet.Reason ?? '')}`.trim(), steps.length ? steps : ['See the fleet: it says what it misses, and goes on by itself once it is there.'])
   }
-  if (isLaunchSuspended(fleet)) {
-    const cannot = recovery ? 'This recovery may need an instance, and its group starts none.' : 'The group starts no instances: a lost one would not be replaced.'
-    return yes('late-recovery', recovery ? 'bad' : 'warn', cannot, [`Ask who suspended it, then: aws autoscaling resume-processes --auto-scaling-group-name ${fleet?.AutoScalingGroupName ?? '…'} --scaling-processes Launch`])
-  }
-  return withNodes(recovery ? ofARecovery(job, recovery) : ofTraining(facts, rest), facts)
+  const training = recovery ? undefined : ofTraining(facts, rest)
+  if (isLaunchSuspended(fleet) && !training?.needed) return ofSuspendedLaunches(facts, recovery !== undefined)
+  return withNodes(training ?? ofARecovery(job, recovery!), facts)
+}
+
+function ofSuspendedLaunches({ job, fleet }: Facts, isRecovering: boolean): Act {
+  const steps = [`Ask who suspended it, then: aws autoscaling resume-processes --auto-scaling-group-name ${fleet?.AutoScalingGroupName ?? '…'} --scaling-processes Launch`]
+  if (isRecovering) return yes('late-recovery', 'bad', 'This recovery may need an instance, and its group starts none.', steps)
+  if (job.SecondaryStatus === 'Pending' || job.SecondaryStatus === 'Interrupted') return yes('pending', 'warn', 'It waits for nodes, and their group starts none.', steps)
+  return yes('late-recovery', 'warn', 'The group starts no instances: a lost one would not be replaced.', steps)
 }
 
 /** A person has suspended the group's Launch process while it lacks instances. What AWS suspends itself is lifted by itself. */
