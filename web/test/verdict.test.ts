@@ -165,7 +165,7 @@ describe('do I need to act?', () => {
     ['completed', { job: job({ TrainingJobStatus: 'Completed' }) }, false, /done/],
     ['recovering while a person has suspended launches', { incidents: [incident()], fleet: suspended }, true, /its group starts none/],
     ['waiting for nodes while a person has suspended launches', { job: job({ SecondaryStatus: 'Pending' }), fleet: suspended }, true, /waits for nodes, and their group starts none/],
-    ['standing still while a person has suspended launches', { progress: progress({ boundary: 1204, movedAt: NOW - 5000 }), fleet: suspended }, true, /make no steps/],
+    ['standing still while a person has suspended launches', { progress: progress({ movedAt: NOW - 300 }), protection: protection({ CommittedAt: NOW - 300 }), fleet: suspended }, true, /make no steps/],
     ['training while a person has suspended launches', { fleet: suspended }, true, /would not be replaced/],
     ['training while AWS has suspended launches', { fleet: { ...suspended, Reason: "its group's Launch process is suspended (…): AWS has suspended it after failures and it is lifted" } }, false, /trains/],
     ['completed in a frozen fleet', { job: job({ TrainingJobStatus: 'Completed' }), fleet: frozen }, false, /done/],

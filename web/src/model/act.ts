@@ -44,9 +44,9 @@ export function actOf(facts: Facts, rest: Rest): Act {
     const cannot = recovery ? 'This recovery may need an instance ended, and the fleet is frozen.' : 'The fleet is frozen: a lost instance would not be replaced.'
     return yes('frozen-fleet', recovery ? 'bad' : 'warn', `${cannot} ${sentence(fleet.Reason ?? '')}`.trim(), steps.length ? steps : ['See the fleet: it says what it misses, and goes on by itself once it is there.'])
   }
-  const training = recovery ? undefined : ofTraining(facts, rest)
-  if (isLaunchSuspended(fleet) && !training?.needed) return ofSuspendedLaunches(facts, recovery !== undefined)
-  return withNodes(training ?? ofARecovery(job, recovery!), facts)
+  if (recovery) return isLaunchSuspended(fleet) ? ofSuspendedLaunches(facts, true) : withNodes(ofARecovery(job, recovery), facts)
+  const training = ofTraining(facts, rest)
+  return isLaunchSuspended(fleet) && !training.needed ? ofSuspendedLaunches(facts, false) : withNodes(training, facts)
 }
 
 function ofSuspendedLaunches({ job, fleet }: Facts, isRecovering: boolean): Act {
