@@ -110,7 +110,7 @@ def charge(record: JobRecord, now: float, *, gap_seconds: float, node_count: int
         is_stalled: see `bucket`.
 
     Returns:
-        The record, accounted until `now`; unchanged once the job has ended.
+        The record, accounted until `now`, with the gap if there was one; unchanged once the job has ended.
     """
     until = microseconds(now)
     passed = until - microseconds(accounted_until(record))
@@ -119,10 +119,12 @@ def charge(record: JobRecord, now: float, *, gap_seconds: float, node_count: int
     if passed <= 0:
         return replace(record, node_count=node_count)
     into = bucket(record, is_stalled=is_stalled)
-    if passed > microseconds(gap_seconds) and record.state not in _SURVIVES_A_GAP:
+    is_gap = passed > microseconds(gap_seconds)
+    if is_gap and record.state not in _SURVIVES_A_GAP:
         into = Bucket.UNACCOUNTED
     return replace(
         record,
+        unwatched=(accounted_until(record), now) if is_gap else record.unwatched,
         microseconds=_added(record.microseconds, into, passed),
         node_microseconds=record.node_microseconds + passed * record.node_count,
         node_count=node_count,

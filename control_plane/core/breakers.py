@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from control_plane.core.observed import FailureRecord, JobSpec, Trial
@@ -71,7 +72,9 @@ def rule(failures: Sequence[FailureRecord], trials: Sequence[Trial], spec: JobSp
         return Ruling(course=Course.GIVE_UP, why=f"{told}{story}: {_how(last)}")
     limit = attempts * NO_PROGRESS_TIMES
     if len(failures) >= limit and all(failure.max_boundary == last.max_boundary for failure in failures[-limit:]):
-        return Ruling(course=Course.GIVE_UP, why=f"{limit} failures without a step beyond {last.max_boundary}, the last: {_how(last)}")
+        since = f"{datetime.fromtimestamp(failures[-limit].at, UTC):%H:%M:%S} UTC"
+        which = "the last" if len(alike) == 1 else f"the last {len(alike)} alike"
+        return Ruling(course=Course.GIVE_UP, why=f"{limit} failures since {since} without a step beyond {last.max_boundary}, {which}: {_how(last)}")
     return Ruling(course=Course.AGAIN)
 
 

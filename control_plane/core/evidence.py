@@ -122,7 +122,7 @@ def judge(
     if is_blind:
         return replace(silent, evidence=f"{words}, but so is most of the fleet: blind is not dead")
     if out_of_view and lasted > timeouts.lease_seconds:
-        return replace(silent, standing=Standing.GONE, evidence=f"{words} and its replicas do not answer their owners")
+        return replace(silent, standing=Standing.GONE, evidence=f"{words} and other nodes cannot reach it")
     if node.complaint and lasted > timeouts.lease_seconds:
         return replace(silent, standing=Standing.GONE, evidence=f"{words} and {node.complaint}")
     if lasted > timeouts.exclude_seconds:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import groupby
 
 from control_plane.core.observed import Cause, Implication, IncidentRecord
@@ -16,6 +17,7 @@ from control_plane.core.states import INCIDENT_TRANSITIONS, IncidentEvent, Incid
 from everstep.protocol.ids import Generation, NodeId, RunId, Step
 
 _GRAVITY = tuple(Cause)
+_ABSENCE = "no control plane was at work"
 PHASES = ("detect", "replace", "restore", "rework")
 
 
@@ -86,6 +88,16 @@ def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> Incident
             failed_at=min(incident.failed_at, fault.at),
         )
     return incident
+
+
+def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None) -> IncidentRecord:
+    """Add that nobody was there to notice, and for how long between failure and detection; told anew where it failed earlier than thought."""
+    since, until = unwatched or (0.0, 0.0)
+    away = min(until, incident.opened_at) - max(since, incident.failed_at)
+    if away < 1:
+        return incident
+    words = f"{_ABSENCE} for {away:.0f} s, until {datetime.fromtimestamp(until, UTC):%H:%M:%S} UTC"
+    return replace(incident, evidence=(*(each for each in incident.evidence if not each.startswith(_ABSENCE)), words))
 
 
 def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> IncidentRecord:

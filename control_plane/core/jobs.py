@@ -427,6 +427,7 @@ def _with_last_words(view: _View) -> _View:
     incident = replace(incidents.with_faults(before, earlier), reached_step=max(before.reached_step, faults.reached(view.reports)))
     if before.cause in (*_NODE_LOSSES, Cause.GROUP_LOST):
         incident = replace(incident, failed_at=min(before.failed_at, faults.failing_since(view.reports, before.failed_at)))
+    incident = incidents.with_absence(incident, view.record.unwatched)
     unnoticed = accounting.microseconds(before.failed_at) - accounting.microseconds(incident.failed_at)
     record = accounting.recharge_unnoticed(view.record, unnoticed)
     incident = replace(incident, node_microseconds_before=before.node_microseconds_before - unnoticed * view.spec.node_count)
@@ -1179,7 +1180,7 @@ def _incident_of(view: _View, found: tuple[Fault, ...], reached: Step) -> tuple[
         reached=reached,
         now=view.now,
     )
-    opened = replace(opened, decision=_decided(opened.cause, opened.instance_ids))
+    opened = incidents.with_absence(replace(opened, decision=_decided(opened.cause, opened.instance_ids)), view.record.unwatched)
     if before is None:
         return (), opened
     if before.state is IncidentState.CLOSED:  # in this very pass: it had caught up before the next failure was seen

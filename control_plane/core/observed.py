@@ -425,6 +425,8 @@ class JobRecord:
     """The open one."""
     pace: Pace = field(default_factory=Pace)
     suspicion: Suspicion | None = None
+    unwatched: tuple[float, float] | None = None
+    """From when until when, Unix seconds, no control plane worked on the job, the last time that it was so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

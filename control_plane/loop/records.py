@@ -70,6 +70,7 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     boundary_at: float | None = None
     pace: Pace = msgspec.field(default_factory=Pace)
     suspicion: Suspicion | None = None
+    unwatched: tuple[float, float] | None = None
 
 
 def at(seconds: float) -> datetime:
@@ -171,6 +172,7 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         boundary_at=memo.boundary_at,
         pace=memo.pace,
         suspicion=memo.suspicion,
+        unwatched=memo.unwatched,
     )
 
 
@@ -197,6 +199,7 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
         boundary_at=record.boundary_at,
         pace=record.pace,
         suspicion=record.suspicion,
+        unwatched=record.unwatched,
     )
     return jobs.JobUpdate(
         reason=record.reason,

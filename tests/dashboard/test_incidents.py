@@ -53,6 +53,11 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
     assert sentence(incident["Decision"]) in text  # what was done
     is_open = "ClosedAt" not in incident
     lost = incident.get("LostSteps")
+    if job["TrainingJobStatus"] == "Failed":  # against what is left
+        kept = api.get(f"/training-jobs/{name}/protection").json()["LastCheckpoint"]["Step"]
+        lost = job["MaxBoundary"] - kept
+        assert f"It had reached step {job['MaxBoundary']:,}, and the checkpoint of step {kept:,} is what is left" in text
+        assert f"Only step {kept:,}, in S3" in desk.locator(".fold").inner_text()
     assert {None: "Not known yet" if is_open else "What no checkpoint has", 0: "No step"}.get(lost, f"{lost} step") in text  # what was lost
     assert ("No: " in text) is is_open
     if job["TrainingJobStatus"] == "Failed":
@@ -68,4 +73,7 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         expect(lane.locator(f"a[href='/incidents/{incident['IncidentId']}']")).to_have_count(1)
     if is_open and job["SecondaryStatus"] != "Training":  # what is waited for, in AWS's own words, and when it is tried again
         waits = desk.locator("section", has_text="What it waits for").last.inner_text()
-        assert all(sentence(part) in waits for part in job["Reason"].split(": ", 1))
+        waits_for, _, rest = job["Reason"].partition(": ")
+        said, _, again = rest.partition("; asked for again at ")
+        assert again
+        assert all(part in waits for part in (sentence(waits_for), f"AWS says: “{said}", "asks again in ", f"({again})"))

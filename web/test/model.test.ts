@@ -1,3 +1,6 @@
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+
 import { describe, expect, test } from 'vitest'
 
 import { address, all, ApiError } from '../src/api/client'
@@ -5,7 +8,7 @@ import { pointsOf } from '../src/api/metrics'
 import type { Incident, MetricDataResult, SecondaryStatusTransition, TrainingJob, TrainingJobSummary } from '../src/contract'
 import { plain } from '../src/model/ansi'
 import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
-import { story } from '../src/model/incident'
+import { NOBODY_WAS_THERE, story } from '../src/model/incident'
 import { arranged } from '../src/model/jobs'
 import { bands, csv, isCoarse, joined, series, standstills, type Point } from '../src/model/metrics'
 import { progressOf, sampled } from '../src/model/progress'
@@ -105,8 +108,37 @@ describe('the story of an incident', () => {
   test('open', () => expect(told({ ClosedAt: undefined, Phase: 'restore', LostSteps: undefined }, { Reason: 'waits for a node' })[3]).toMatch(/^No: restoring state: This phase has taken 57 s\. Waits for a node\./))
   test('noticed late, as after the control plane stood still', () => expect(told({ OpenedAt: NOW, FailedAt: NOW - 300 })[0]).toMatch(/It was noticed only 5 min 00 s later/))
   test('of much evidence the first is told, and how much more there is', () => expect(told({ Evidence: ['a', 'b', 'c', 'd', 'e'] })[0]).toMatch(/A\. B\. C\. And 2 more\./))
+  test('noticed late because nobody was there to notice', () => {
+    const absence = `${NOBODY_WAS_THERE} for 88 s, until 09:19:54 UTC`
+    expect(told({ Evidence: ['EC2 says so', absence] })[0]).toMatch(/ No control plane was at work for 88 s, until 09:19:54 UTC\.$/)
+    expect(told({ Evidence: ['EC2 says so', absence] })[3]).toMatch(/^Yes: Over 50 s ago\. It took longer because no control plane was at work\. Training is past/)
+    expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/incidents.py'), 'utf8')).toContain(`"${NOBODY_WAS_THERE}"`)
+  })
+  test('of several facts the one that ended the job is told last, and whose it is', () => {
+    const reason = "9 failures without a step beyond 198, the last: error (1)\n[rank0]: Traceback\n[rank0]: KeyError: 'labels'"
+    const crash = 'rank 0 on i-a ended: crashed, signal 11'
+    const raised = 'rank 0 on i-a ended: error, code 1'
+    const loop = { Cause: 'rank_exit', Evidence: [raised, crash], Decision: 'restart all ranks on the same nodes; then give the job up', Reason: 'restores step 198 from local' } as const
+    const [what, done] = told({ ...loop, Evidence: [...loop.Evidence] }, { ...failed, FailureReason: reason })
+    expect(what).toMatch(/^Your script ended with KeyError: 'labels': .* UTC\. Before: Rank 0 on i-a ended: crashed, signal 11\. Last, and decisive: Rank 0 on i-a ended: error, code 1\.$/)
+    expect(done).not.toMatch(/restores step/i)
+    expect(told({ ...loop, Evidence: [...loop.Evidence] }, { ...failed, FailureReason: 'out of budget' })[0]).toMatch(/^A training process ended: .*Rank 0 on i-a ended: error, code 1\. Rank 0/)
+    expect(told({ ...loop, Evidence: [...loop.Evidence] })[0]).toMatch(/^A training process ended/)
+  })
+  test.each([
+    [[], 'i-a has ended.'],
+    [[{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'unreachable' }], 'i-a is held, not ended: it works for nobody, and is used again once it answers.'],
+    [[{ NodeId: 'i-a', NodeStatus: 'spare' }], 'i-a is in use again.'],
+    [[{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' }], 'In their place: i-c.'],
+  ] as const)('what became of the node that was lost: %o', (nodes, text) => expect(story(incident(), {}, NOW, { nodes })[1]!.text).toMatch(new RegExp(`${text}$`)))
+  test('where it is not known what became of it, nothing is said', () => expect(story(incident(), {}, NOW)[1]!.text).toBe('In their place: i-c.'))
+  test('beside the card that says whether to act, the story says so itself', () => {
+    const open = { ClosedAt: undefined, Phase: 'replace' } as const
+    expect(told(open)[3]).toMatch(/The job’s page says whether you need to act\.$/)
+    for (const [needed, text] of [[true, 'You need to act.'], [false, 'You need not act.']] as const) expect(story(incident(open), {}, NOW, { act: { needed } })[3]!.text.endsWith(text)).toBe(true)
+  })
   const failed = { RunId: 'run', TrainingJobStatus: 'Failed' as const, FailureReason: 'a loop of crashes', TrainingEndTime: NOW - 50 }
-  test('the job failed of it', () => expect(told({}, failed)[3]).toBe('The job has failed: A loop of crashes.'))
+  test('the job failed of it', () => expect(told({}, failed)[3]).toBe('Yes: the job has failed: A loop of crashes.'))
   test.each([['it failed later, of something else', { TrainingEndTime: NOW - 20 }], ['another run of the name did', { RunId: 'later' }]])('over, although %s', (_, changes) => {
     expect(told({}, { ...failed, ...changes })[3]).toBe('Yes: Over 50 s ago. Training is past where it was. Nothing is left to do.')
   })
@@ -122,6 +154,23 @@ describe('the story of an incident', () => {
     expect(told(last, failed)[2]).toBe('What no checkpoint has: 10 s of training time; it had reached step 12 and was not launched again.')
     expect(told({ LostSteps: undefined })[2]).toMatch(/^Not known: /)
   })
+  test.each([
+    ['an older checkpoint', { MaxBoundary: 198 }, { LastCheckpoint: { Step: 120 } }, '78 steps: It had reached step 198, and the checkpoint of step 120 is what is left. 10 s of training time.', 'bad'],
+    ['none', { MaxBoundary: 198 }, {}, 'All 198 steps: It had reached step 198, and no checkpoint of it is left. 10 s of training time.', 'bad'],
+    ['of all', { MaxBoundary: 198 }, { LastCheckpoint: { Step: 198 } }, 'No step: It had reached step 198, which is kept in S3. 10 s of training time.', 'good'],
+    ['of nothing', { MaxBoundary: 0 }, {}, 'No step: It had made none. 10 s of training time.', 'good'],
+    ['not heard of yet', { MaxBoundary: 198 }, undefined, '2 steps: 10 s of training time; resumed from step 10. State came from the memory of other nodes.', 'warn'],
+  ] as const)('the job ended with it: what was lost is told against the checkpoint that is left, %s', (_, reached, protection, text, tone) => {
+    for (const TrainingJobStatus of ['Failed', 'Stopped'] as const) {
+      const lost = story(incident(), { ...failed, ...reached, TrainingJobStatus }, NOW, { protection: protection as never })[2]!
+      expect([`${lost.title}: ${lost.text}`, lost.tone]).toEqual([text, tone])
+    }
+    expect(story(incident(), { ...failed, ...reached, TrainingJobStatus: 'Completed' }, NOW, { protection: protection as never })[2]!.title).toBe('2 steps')
+  })
+  test('what was done is no success where the job failed of it', () => {
+    const done = (job: Partial<TrainingJob>) => story(incident(), job, NOW)[1]!.tone
+    expect([done(failed), done({}), done({ ...failed, TrainingJobStatus: 'Stopped' })]).toEqual(['bad', 'good', 'good'])
+  })
   test('what it comes to is told, and what it has come to so far', () => {
     expect(told({ CostUsd: 1.5 })[2]).toMatch(/ It cost \$1\.50\.$/)
     expect(told({ CostUsd: 1.5, ClosedAt: undefined })[2]).toMatch(/ It has cost \$1\.50 so far\.$/)
@@ -129,7 +178,7 @@ describe('the story of an incident', () => {
   })
   test('the job ended first', () => expect(told({ GenerationAfter: undefined })[3]).toMatch(/ended before another launch/))
   test('a node that is held for a person is left to do', () => {
-    const held = (Hold: 'inspection' | 'unreachable', NodeId = 'i-a') => story(incident(), {}, NOW, [{ NodeId, NodeStatus: 'held', Hold }])[3]!
+    const held = (Hold: 'inspection' | 'unreachable', NodeId = 'i-a') => story(incident(), {}, NOW, { nodes: [{ NodeId, NodeStatus: 'held', Hold }] })[3]!
     expect(held('inspection')).toMatchObject({ tone: 'warn', title: 'Yes, but for a held node', text: 'Over 50 s ago. Training is past where it was. i-a is held, and waits for a person.' })
     expect(held('unreachable').text).toMatch(/Nothing is left to do\.$/)
     expect(held('inspection', 'i-other').text).toMatch(/Nothing is left to do\.$/)

@@ -61,7 +61,13 @@ describe('the first fold', () => {
     const now = card('The incident now')
     for (const text of ['What failed, when and why', 'What is being done', 'What was lost', 'Is it over?', 'A node reported a fault', 'Replace i-a', 'Not known yet', 'No: getting nodes ready']) now.getByText(text)
     now.getByText(/Xid 79 on i-a\.$/)
+    expect(now.getByRole('list', { name: 'Phases' }).textContent).toMatch(/^ detect 2\.0 s replace 1\d s so far$/)
     expect(now.getByRole('link', { name: /^Getting nodes ready for 1\d s$/ }).getAttribute('href')).toBe('/incidents/inc-1')
+  })
+  test('a node that waits for a person is a link to it', () => {
+    fold({ heldNodes: [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection', Reason: 'Xid 79' }] })
+    card('Do I need to act?').getByText('Not now')
+    expect(card('Do I need to act?').getByRole('link', { name: 'i-a' }).getAttribute('href')).toBe('/fleets/main#i-a')
   })
   test('an incident is acknowledged with one click, and who has seen it stands there instead', async () => {
     const asked = served({ '/v1/incidents/inc-1/acknowledge': { body: {} } })

@@ -3,8 +3,8 @@ import { join } from 'node:path'
 
 import { describe, expect, test } from 'vitest'
 
-import type { DescribeProtectionResponse, Fleet, Incident, Node, SecondaryStatusTransition, TrainingJob } from '../src/contract'
-import { RESUMED_BY_A_PERSON } from '../src/model/act'
+import type { DescribeProtectionResponse, Fleet, Incident, SecondaryStatusTransition, TrainingJob } from '../src/contract'
+import { RESUMED_BY_A_PERSON, type HeldNode } from '../src/model/act'
 import { hitAlike, openIncident, phaseLengths, usualRate, verdict, type Facts, type Progress } from '../src/model/verdict'
 
 const NOW = 1_800_000_000
@@ -88,6 +88,9 @@ describe('is it safe?', () => {
     ['interrupted, and nothing in S3', { job: interrupted('queued'), protection: protection({ LastCheckpoint: undefined }) }, 'warn', 'Nothing is kept', /nothing is in S3/],
     ['not heard', { protection: undefined }, 'idle', 'Protection unknown', /Not heard/],
     ['over', { job: job({ TrainingJobStatus: 'Completed' }) }, 'idle', 'Memory released', /job is over; step 1,200 is in S3/],
+    ['failed beyond its checkpoint', { job: job({ TrainingJobStatus: 'Failed' }) }, 'warn', 'Only step 1,200, in S3', /^It had reached step 1,204, and the checkpoint of step 1,200 is what is left\. Its nodes’ memory is released\.$/],
+    ['failed without one', { job: job({ TrainingJobStatus: 'Failed' }), protection: protection({ LastCheckpoint: undefined }) }, 'bad', 'No: nothing is kept', /no checkpoint of it is left/],
+    ['failed, and all is kept', { job: job({ TrainingJobStatus: 'Failed', Boundary: 1200, MaxBoundary: 1200 }) }, 'idle', 'Kept in S3', /kept in S3/],
     ['an answer without its parts', { protection: {} }, 'idle', 'Nothing in memory yet', /nothing is in S3/],
   ]
   test.each(cases)('%s', (_, changes, tone, title, text) => {
@@ -131,6 +134,16 @@ describe('what it waits for', () => {
     const waiting = job({ SecondaryStatus: 'Starting', Reason: 'waits for 4 nodes' })
     expect(all({ job: waiting }).waiting?.text).toBe('Waits for 4 nodes.')
     expect(all({ job: waiting, fleet: { FleetStatus: 'frozen', Reason: 'InsufficientInstanceCapacity' } }).waiting?.text).toBe('Waits for 4 nodes. InsufficientInstanceCapacity.')
+  })
+  const short = 'We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-east-2a). Launching EC2 instance failed'
+  const midnight = Date.UTC(2026, 2, 1) / 1000
+  const asks = (at: string, now: number, said = short) => all({ job: job({ SecondaryStatus: 'Starting', Reason: `waits for 1 node: ${said}; asked for again at ${at} UTC` }), fleet: { FleetStatus: 'active', InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a' }, now }).waiting!
+  test('what AWS does not give: what it means, when it is asked again, and AWS in its own words', () => {
+    expect(asks('09:20:19', midnight + 9 * 3600 + 20 * 60 + 7)).toMatchObject({ title: 'Waits for 1 node', text: `AWS has no p5.48xlarge to give in us-east-2a. Everstep asks again in 12 s (09:20:19 UTC). AWS says: “${short}.”` })
+    expect(asks('00:05:00', midnight - 600).text).toMatch(/again in 15 min 00 s \(00:05:00 UTC\)/)
+    expect(asks('23:59:00', midnight + 10).text).toMatch(/again now \(23:59:00 UTC\)/)
+    expect(asks('09:00:00', midnight, 'You have no permission').text).toMatch(/^AWS has started no instance\..* AWS says: “You have no permission\.”$/)
+    expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/capacity.py'), 'utf8')).toContain('"; asked for again at {')
   })
   test('of a paused job, a person', () => expect(all({ job: job({ SecondaryStatus: 'Paused' }) }).waiting?.title).toBe('A person'))
   test('nothing while it trains or when it is over', () => {
@@ -185,14 +198,17 @@ describe('do I need to act?', () => {
     expect(act.section !== undefined || !needed).toBe(true)
   })
   test('nodes that its failures have left wait for a person, and the job does not', () => {
-    const held: Pick<Node, 'NodeId' | 'NodeStatus' | 'Hold'>[] = [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' }, { NodeId: 'i-b', NodeStatus: 'held', Hold: 'unreachable' }, { NodeId: 'i-c', NodeStatus: 'spare' }]
+    const held: HeldNode[] = [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' }, { NodeId: 'i-b', NodeStatus: 'held', Hold: 'unreachable' }, { NodeId: 'i-c', NodeStatus: 'spare' }]
     const { act } = all({ heldNodes: held })
-    expect(act).toMatchObject({ needed: false, title: 'No', section: 'held-node', steps: ['Look at i-a under Fleets, then release it or end the instance.'] })
+    expect(act).toMatchObject({ needed: false, title: 'Not now', section: 'held-node', steps: ['i-a: end the instance if its hardware is at fault; release it if it is well.'], nodes: { ids: ['i-a'] } })
+    const because = (Reason: string) => all({ heldNodes: [{ ...held[0]!, Reason }] }).act.steps
+    expect(because('the agent of i-a reports gpu_xid: gpu 5 (H100): Xid 79')).toEqual([expect.stringMatching(/^i-a: Xid 79 says that its GPU has fallen off the bus.*: end the instance\.$/)])
+    expect(because('gpu 5: Xid 94')).toEqual([expect.stringMatching(/at fault, as Xid 94 suggests; release it/)])
     expect(act.text).toMatch(/recovered from\. What can wait: 1 node that it lost waits for a person\.$/)
     expect(all({ heldNodes: held.slice(1) }).act.steps).toEqual([])
     const failed = all({ job: job({ TrainingJobStatus: 'Failed' }), heldNodes: held }).act
     expect(failed).toMatchObject({ needed: true, section: 'failed' })
-    expect(failed.steps.at(-1)).toMatch(/^Look at i-a/)
+    expect(failed.steps.at(-1)).toMatch(/^i-a: end the instance/)
   })
   test('what differs in AWS is what to do', () => {
     expect(all({ fleet: suspended }).act.steps[0]).toContain('aws autoscaling resume-processes --auto-scaling-group-name asg-1 ')

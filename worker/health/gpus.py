@@ -24,6 +24,8 @@ from worker.errors import StubRefused
 
 log = logging.getLogger(__name__)
 STUB_VARIABLE = "EVERSTEP_NVML_STUB"
+STUB_NAME = "NVIDIA H100 80GB HBM3"
+"""As NVML names the GPU that a stub plays."""
 _T = TypeVar("_T")
 
 
@@ -116,7 +118,7 @@ class StubGpus:
 def _of_stub(gpu: _StubGpu) -> GpuFacts:
     return GpuFacts(
         index=gpu.index,
-        name="stub",
+        name=STUB_NAME,
         xids=tuple(gpu.xids),
         ecc_uncorrectable=gpu.ecc_uncorrectable,
         slowed_by=("hardware",) if gpu.throttled else (),

@@ -11,7 +11,12 @@ export interface Act extends Statement {
   steps: string[]
   /** The section of docs/runbook.md about it: what it means, what to look at, what to do. */
   section?: string
+  /** Nodes that are to be looked at. */
+  nodes?: { fleet?: string; ids: string[] }
 }
+
+/** A node that waits for a person, perhaps, and why. */
+export type HeldNode = Pick<Node, 'NodeId' | 'NodeStatus' | 'Hold'> & Partial<Pick<Node, 'Reason'>>
 
 /** From this age on, what a page shows is said to be old. */
 export const STALE_SECONDS = 15
@@ -43,7 +48,7 @@ export function actOf(facts: Facts, rest: Rest): Act {
     const cannot = recovery ? 'This recovery may need an instance, and its group starts none.' : 'The group starts no instances: a lost one would not be replaced.'
     return yes('late-recovery', recovery ? 'bad' : 'warn', cannot, [`Ask who suspended it, then: aws autoscaling resume-processes --auto-scaling-group-name ${fleet?.AutoScalingGroupName ?? '…'} --scaling-processes Launch`])
   }
-  return withNodes(recovery ? ofARecovery(job, recovery) : ofTraining(facts, rest), facts.heldNodes)
+  return withNodes(recovery ? ofARecovery(job, recovery) : ofTraining(facts, rest), facts)
 }
 
 /** A person has suspended the group's Launch process while it lacks instances. What AWS suspends itself is lifted by itself. */
@@ -61,15 +66,16 @@ function ofThePage({ staleSeconds = 0, refusal }: Facts): Act | undefined {
     : yes('no-news', 'warn', `This page has heard nothing for ${duration(staleSeconds)}, so what it shows may be over.`, steps)
 }
 
-function ofTheEnd({ job, protection, heldNodes }: Facts): Act | undefined {
+function ofTheEnd(facts: Facts): Act | undefined {
+  const { job, protection } = facts
   if (!isOver(job)) return undefined
-  if (job.TrainingJobStatus === 'Completed') return withNodes(no('The job is done.'), heldNodes)
-  if (job.TrainingJobStatus === 'Stopped') return withNodes(no('The job was stopped.', 'idle'), heldNodes)
+  if (job.TrainingJobStatus === 'Completed') return withNodes(no('The job is done.'), facts)
+  if (job.TrainingJobStatus === 'Stopped') return withNodes(no('The job was stopped.', 'idle'), facts)
   const failed = yes('failed', 'bad', 'The job has failed and will not start again by itself.', [
     'Read why under “Is it moving?”, and the last lines of the failing rank under Logs.',
     `Mend the cause, then submit it again under another name; ${protection?.LastCheckpoint ? `its newest checkpoint, step ${count(protection.LastCheckpoint.Step)}, is under Checkpoints.` : 'it has no checkpoint in S3.'}`,
   ])
-  return withNodes(failed, heldNodes)
+  return withNodes(failed, facts)
 }
 
 /** A person has taken the job into their own hands, by taking it over or by pausing it: it waits for them, whatever happens. */
@@ -138,12 +144,19 @@ function ofTraining({ job, progress, now }: Facts, { moving, protection, isBefor
 }
 
 /** What this job's failures have left for a person: it keeps, but it costs, and the fleet lacks it. */
-function withNodes(act: Act, nodes: readonly Pick<Node, 'NodeId' | 'NodeStatus' | 'Hold'>[] = []): Act {
-  const held = nodes.filter(waitsForAPerson)
+function withNodes(act: Act, { job, heldNodes = [] }: Facts): Act {
+  const held = heldNodes.filter(waitsForAPerson)
   if (!held.length) return act
-  const ids = held.map((node) => node.NodeId).join(', ')
   const text = act.needed ? act.text : `${act.text} What can wait: ${plural(held.length, 'node')} that it lost ${held.length === 1 ? 'waits' : 'wait'} for a person.`
-  return { ...act, text, steps: [...act.steps, `Look at ${ids} under Fleets, then release ${held.length === 1 ? 'it' : 'them'} or end the instance.`], section: act.needed ? act.section : 'held-node' }
+  const nodes = { fleet: job.FleetName, ids: held.map((node) => node.NodeId) }
+  return { ...act, title: act.needed ? act.title : 'Not now', text, steps: [...act.steps, ...held.map(stepOf)], section: act.needed ? act.section : 'held-node', nodes }
+}
+
+/** What decides between ending and releasing a held node. Source of what an Xid says: NVIDIA, Xid Catalog. */
+function stepOf({ NodeId, Reason = '' }: HeldNode): string {
+  const xid = /\bXid (\d+)/.exec(Reason)?.[1]
+  if (xid === '79') return `${NodeId}: Xid 79 says that its GPU has fallen off the bus, which no restart mends: end the instance.`
+  return `${NodeId}: end the instance if its hardware is at fault${xid ? `, as Xid ${xid} suggests` : ''}; release it if it is well.`
 }
 
 /** Which of a fleet's nodes this job's incidents have lost. */

@@ -36,6 +36,13 @@ function coarse(seconds: number): string {
 /** 2026-03-01 12:00:05 UTC. */
 export const utc = (at: number): string => `${new Date(at * 1000).toISOString().slice(0, 19).replace('T', ' ')} UTC`
 
+/** The moment nearest to `now` at which a clock shows `12:00:05` in UTC. */
+export function nearest(time: string, now: number): number {
+  const [hours = 0, minutes = 0, seconds = 0] = time.split(':').map(Number)
+  const at = Math.floor(now / 86400) * 86400 + hours * 3600 + minutes * 60 + seconds
+  return at + Math.round((now - at) / 86400) * 86400
+}
+
 /** 12:00:05, for axes. */
 export const clock = (at: number): string => new Date(at * 1000).toISOString().slice(11, 19)
 

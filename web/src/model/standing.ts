@@ -1,5 +1,6 @@
 /** What the words for a job's status mean: how each looks, how soon it wants attention, and what follows from it. Pure. */
-import type { TrainingJob } from '../contract'
+import type { DescribeProtectionResponse, TrainingJob } from '../contract'
+import { count, plural } from './format'
 
 /** good: all is well. busy: something is being done. warn: worth a look. bad: broken. idle: over, or not begun. */
 export type Tone = 'good' | 'busy' | 'warn' | 'bad' | 'idle'
@@ -50,3 +51,18 @@ export function leftUndone(job: Partial<TrainingJob>): string | undefined {
 }
 /** Before what the control plane would act upon, in the reason of a job that was taken over. */
 const SEEN = '; what it sees: '
+
+/** The highest step that any launch of a job reached; -1: none. */
+export const reachedStep = (job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBoundary'>): number => Math.max(job.MaxBoundary ?? -1, job.Boundary ?? -1)
+
+/** What a job that will not start again lost: steps that it had reached, against its newest checkpoint; undefined where it is not known what is kept. */
+export function leftInS3(job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBoundary'>, protection?: Partial<DescribeProtectionResponse>): { tone: Tone; title: string; text: string } | undefined {
+  if (protection === undefined) return undefined
+  const reached = reachedStep(job)
+  const kept = protection.LastCheckpoint?.Step
+  const lost = reached - (kept ?? 0)
+  if (reached <= 0) return { tone: 'good', title: 'No step', text: 'It had made none.' }
+  if (lost <= 0) return { tone: 'good', title: 'No step', text: `It had reached step ${count(reached)}, which is kept in S3.` }
+  if (kept === undefined) return { tone: 'bad', title: reached === 1 ? 'Its one step' : `All ${plural(reached, 'step')}`, text: `It had reached step ${count(reached)}, and no checkpoint of it is left.` }
+  return { tone: 'bad', title: plural(lost, 'step'), text: `It had reached step ${count(reached)}, and the checkpoint of step ${count(kept)} is what is left.` }
+}

@@ -3,10 +3,10 @@
  *
  * Pure: answers of the API and the time in, sentences out. What the API does not say is left out or said to be unknown; nothing is guessed.
  */
-import type { DescribeProtectionResponse, Event, Fleet, Incident, Node, TrainingJob } from '../contract'
-import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, STALE_SECONDS, type Act } from './act'
-import { ago, count, duration, headline, percent, plural, sentence, words } from './format'
-import { hasLetGo, isOver, leftUndone, type Tone } from './standing'
+import type { DescribeProtectionResponse, Event, Fleet, Incident, TrainingJob } from '../contract'
+import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, STALE_SECONDS, type Act, type HeldNode } from './act'
+import { ago, count, duration, headline, nearest, percent, plural, sentence, words } from './format'
+import { hasLetGo, isOver, leftInS3, leftUndone, reachedStep, type Tone } from './standing'
 
 export { isOver, STALE_SECONDS }
 export type { Act, Tone }
@@ -59,7 +59,7 @@ export interface Facts {
   /** Other jobs that the same fault has hit, by `hitAlike`. */
   othersHit?: string[]
   /** Nodes that this job's incidents have lost and that are still there. */
-  heldNodes?: readonly Pick<Node, 'NodeId' | 'NodeStatus' | 'Hold'>[]
+  heldNodes?: readonly HeldNode[]
   /** How old what is shown is: seconds since the server last said how this job is. */
   staleSeconds?: number
   /** What the server says instead, where it answers at all. */
@@ -87,7 +87,7 @@ const CAUSES: Record<string, string> = {
   pause_failed: 'the job could not be paused',
   drill: 'a drill',
   agent_lost: 'an agent lost its memory of the job',
-  node_unreachable: 'a node cannot be reached',
+  node_unreachable: 'a node does not answer over the network',
   node_fault: 'a node reported a fault',
   instance_terminated: 'an instance was terminated',
   group_lost: 'all nodes that held a shard were lost',
@@ -111,7 +111,7 @@ export function verdict(facts: Facts): Verdict {
 function movingOf({ job, protection, progress, now }: Facts, isRecovering: boolean): Statement {
   const step = job.Boundary ?? -1
   const at = step >= 0 ? `Step ${count(step)}` : 'No step yet'
-  const highest = Math.max(job.MaxBoundary ?? -1, step)
+  const highest = reachedStep(job)
   switch (job.TrainingJobStatus) {
     case 'Completed':
       return { tone: 'good', title: 'Finished', text: `${highest >= 0 ? `${plural(highest, 'step')} done. ` : ''}${sentence(job.Reason ?? '')}` }
@@ -193,6 +193,11 @@ function protectionOf({ job, protection }: Facts): Statement {
   if (protection === undefined) return { tone: 'idle', title: 'Protection unknown', text: 'Not heard from the control plane yet.' }
   const checkpoint = protection.LastCheckpoint
   const durable = checkpoint ? `step ${count(checkpoint.Step)} is in S3` : 'nothing is in S3'
+  if (job.TrainingJobStatus === 'Failed' && reachedStep(job) > 0) {
+    const { tone, text } = leftInS3(job, protection)!
+    const title = tone === 'good' ? 'Kept in S3' : checkpoint ? `Only step ${count(checkpoint.Step)}, in S3` : 'No: nothing is kept'
+    return { tone: tone === 'good' ? 'idle' : checkpoint ? 'warn' : 'bad', title, text: `${text} Its nodes’ memory is released.` }
+  }
   if (isOver(job)) return { tone: 'idle', title: 'Memory released', text: sentence(`the job is over; ${durable}`) }
   if (hasLetGo(job)) return { tone: checkpoint ? 'idle' : 'warn', title: checkpoint ? 'Kept in S3' : 'Nothing is kept', text: sentence(`it has no nodes, so nothing is in memory; ${durable}`) }
   const step = protection.CommittedStep ?? -1
@@ -266,11 +271,27 @@ function recoveryOf({ incidents = [], now }: Facts): (Statement & PhaseNow) | un
   }
 }
 
-function waitingOf({ job, fleet }: Facts): Statement | undefined {
+/** What `waiting_words` (control_plane/core/capacity.py) puts between what AWS said and when it is asked again, and what stands before both in a job's reason. */
+const ASKED_AGAIN = /^(?:([^:]{1,80}): )?(.*)(; asked for again at )(\d\d:\d\d:\d\d) UTC\.?$/s
+
+/** A job's reason as it is told: of what AWS does not give, what that means, when it is asked again, and what AWS says, in its words. */
+export function reasonWords(reason: string, now: number, fleet?: Partial<Fleet>): { title?: string; text: string } {
+  const [, waits, said = '', , time] = ASKED_AGAIN.exec(reason) ?? []
+  if (time === undefined) return { text: sentence(reason) }
+  const at = nearest(time, now)
+  const isShort = /sufficient .*capacity|InsufficientInstanceCapacity/i.test(said)
+  const means = isShort ? `AWS has no ${fleet?.InstanceType ?? 'such instance'} to give${fleet?.AvailabilityZone ? ` in ${fleet.AvailabilityZone}` : ' in this zone'}` : 'AWS has started no instance'
+  const again = at <= now + 1 ? `Everstep asks again now (${time} UTC)` : `Everstep asks again ${ago(at, now)} (${time} UTC)`
+  return { title: waits ? sentence(waits).slice(0, -1) : undefined, text: `${means}. ${again}. AWS says: “${sentence(said)}”` }
+}
+
+function waitingOf({ job, fleet, now }: Facts): Statement | undefined {
   if (isOver(job) || job.SecondaryStatus === 'Training') return undefined
   if (job.SecondaryStatus === 'Paused') return { tone: 'idle', title: 'A person', text: 'Resume puts it back into the queue of its fleet; nothing else does.' }
   const parts = [job.Reason, fleet?.FleetStatus === 'active' ? undefined : fleet?.Reason].filter((part): part is string => Boolean(part))
   if (!parts.length) return undefined
+  const told = reasonWords(parts[0]!, now, fleet)
+  if (told.title) return { tone: 'busy', title: told.title, text: [told.text, ...parts.slice(1).map(sentence)].join(' ') }
   const [first = '', ...rest] = [...new Set(parts)].map(sentence)
   const colon = first.indexOf(': ')
   const isShort = colon > 0 && colon < 80 // “waits for 1 node: what AWS says”

@@ -3,13 +3,13 @@ import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from 'react-router'
 
-import { eventsAroundQuery, incidentQuery, jobQuery, nodesQuery, printedQuery } from '../api/queries'
+import { eventsAroundQuery, incidentQuery, jobQuery, nodesQuery, printedQuery, protectionQuery } from '../api/queries'
 import type { Incident } from '../contract'
 import { plain } from '../model/ansi'
 import { clock, count, duration, plural, sentence, utc } from '../model/format'
 import { story } from '../model/incident'
 import { stacksOf } from '../model/stacks'
-import { causeWords, phaseLengths } from '../model/verdict'
+import { causeWords, isOver, phaseLengths } from '../model/verdict'
 import { Ago, FactList, JobLink, NodeLink, RunbookLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
 import { PhaseBar, SOURCES } from '../parts/IncidentTable'
 import { Stacks } from '../parts/Stacks'
@@ -28,11 +28,12 @@ function Told({ incident }: { incident: Incident }) {
   const described = useQuery(jobQuery(incident.TrainingJobName)).data
   const job = described?.RunId === incident.RunId ? described : undefined // the name may be another run's by now
   const fleetNodes = useQuery({ ...nodesQuery(job?.FleetName), enabled: job !== undefined && (incident.InstanceIds ?? []).length > 0 }).data
+  const protection = useQuery({ ...protectionQuery(incident.TrainingJobName), enabled: job !== undefined && isOver(job) }).data
   const near = useQuery(eventsAroundQuery(incident, AROUND_SECONDS)).data ?? []
   const end = incident.ClosedAt ?? now
   const nodes = (ids: string[] | undefined, otherwise = 'none') => (ids?.length ? ids.map((id) => <div key={id}><NodeLink id={id} fleet={described?.FleetName} /></div>) : otherwise)
   const isOpen = incident.ClosedAt === undefined
-  const told = story(incident, job, now, fleetNodes)
+  const told = story(incident, job, now, { nodes: fleetNodes, protection })
   const looks = near.filter((event) => stacksOf(event).length > 0).toReversed()
   return (
     <div className="stack">

@@ -157,11 +157,11 @@ function Fold({ job, at, error }: { job: TrainingJob; at: number; error: unknown
   const neighbours = new Set(jobs?.filter((each) => each.FleetName === job.FleetName && each.RunId !== job.RunId).map((each) => each.RunId))
   const othersHit = hitAlike(job, openIncident(mine), open ?? [], neighbours)
   const hasLost = mine?.some((each) => each.InstanceIds?.length) ?? false
-  const nodes = useQuery({ ...nodesQuery(job.FleetName), enabled: hasLost }).data ?? []
-  const told = verdict({ job, protection, incidents: mine, fleet, progress: progressOf(samples, usualRate(job)), othersHit, heldNodes: lostBy(mine ?? [], nodes), staleSeconds, refusal, now })
+  const nodes = useQuery({ ...nodesQuery(job.FleetName), enabled: hasLost }).data
+  const told = verdict({ job, protection, incidents: mine, fleet, progress: progressOf(samples, usualRate(job)), othersHit, heldNodes: lostBy(mine ?? [], nodes ?? []), staleSeconds, refusal, now })
   const incident = openIncident(mine) ?? mine?.at(-1)
   const besides = { ...job, Reason: told.waiting ? '' : job.Reason } // what is waited for is said once
-  return <FirstFold told={told} incident={incident} answers={incident ? story(incident, besides, now, nodes) : []} />
+  return <FirstFold told={told} incident={incident} answers={incident ? story(incident, besides, now, { nodes, protection, act: told.act }) : []} />
 }
 
 function Overview({ job }: { job: TrainingJob }) {

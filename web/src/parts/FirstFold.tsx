@@ -7,9 +7,9 @@ import type { Incident } from '../contract'
 import { duration, sentence } from '../model/format'
 import type { Answer } from '../model/incident'
 import { phaseWords, type Act, type PhaseNow, type Statement, type Verdict } from '../model/verdict'
-import { Ago, RunbookLink, ToneIcon, Unbroken } from './Basics'
+import { Ago, NodeLink, RunbookLink, ToneIcon, Unbroken } from './Basics'
 import { Doing } from './Doing'
-import { PhaseBar } from './IncidentTable'
+import { PhaseBar, PhaseLengths } from './IncidentTable'
 
 export function FirstFold({ told, incident, answers }: { told: Verdict; incident?: Incident; answers: Answer[] }) {
   return (
@@ -57,7 +57,9 @@ export function ActCard({ act }: { act: Act }) {
       {act.steps.length > 0 && (
         <ol>
           {act.steps.map((step) => (
-            <li key={step}>{step}</li>
+            <li key={step}>
+              <Step text={step} nodes={act.nodes} />
+            </li>
           ))}
         </ol>
       )}
@@ -67,6 +69,19 @@ export function ActCard({ act }: { act: Act }) {
         </p>
       )}
     </section>
+  )
+}
+
+/** What to do; the node that it begins with leads to that node. */
+function Step({ text, nodes }: { text: string; nodes: Act['nodes'] }) {
+  const id = nodes?.ids.find((each) => text.startsWith(`${each}:`))
+  return id === undefined ? (
+    <Unbroken text={text} />
+  ) : (
+    <>
+      <NodeLink id={id} fleet={nodes?.fleet} />
+      {text.slice(id.length)}
+    </>
   )
 }
 
@@ -93,6 +108,7 @@ export function LastIncident({ incident, answers, now: current }: { incident: In
           mayRun && <Doing does={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>Acknowledge</Doing>
         )}
         <Link to={`/jobs/${encodeURIComponent(incident.TrainingJobName)}/logs?failure=${encodeURIComponent(incident.IncidentId)}`}>What the ranks printed then</Link>
+        <PhaseLengths incident={incident} />
       </div>
       <div className="story">
         {answers.map((each) => (

@@ -61,6 +61,21 @@ export function IncidentTable({ incidents, withJob = true }: { incidents: Incide
   )
 }
 
+/** What the colours of a phase bar mean, with how long each took. */
+export function PhaseLengths({ incident }: { incident: Incident }) {
+  const now = useNow()
+  return (
+    <ul className="phases" aria-label="Phases">
+      {phaseLengths(incident, now).map(({ phase, seconds, isOpen }) => (
+        <li key={phase}>
+          <span className="key" style={{ background: `var(--b-${phase})` }} /> {phase} {duration(seconds)}
+          {isOpen && ' so far'}
+        </li>
+      ))}
+    </ul>
+  )
+}
+
 export function PhaseBar({ incident, height = 14, width = 140 }: { incident: Incident; height?: number; width?: number | string }) {
   const now = useNow()
   const lengths = phaseLengths(incident, now)

@@ -46,6 +46,20 @@ def test_a_gap_in_a_launch_is_unaccounted_and_one_in_training_is_training() -> N
     assert in_seconds(accounting.charge(record(JobState.RUNNING), 200, gap_seconds=10)) == {"train": 100}
 
 
+def test_a_gap_is_told_by_an_incident_that_failed_within_it_and_by_no_other() -> None:
+    assert accounting.charge(record(), 109, gap_seconds=10).unwatched is None
+    gap = accounting.charge(record(), 200, gap_seconds=10).unwatched
+    assert gap == (100, 200)
+    told = incidents.with_absence(opened(202.0, 150.0), gap)
+    assert told.evidence[-1] == "no control plane was at work for 50 s, until 00:03:20 UTC"
+    assert incidents.with_absence(told, gap) == told
+    earlier = incidents.with_absence(replace(told, failed_at=90.0), gap)
+    assert earlier.evidence == (*told.evidence[:-1], "no control plane was at work for 100 s, until 00:03:20 UTC")
+    for other in (opened(202.0, 200.0), opened(99.0, 90.0)):
+        assert incidents.with_absence(other, gap) == other
+    assert incidents.with_absence(told, None) == told
+
+
 def test_a_clock_that_goes_back_charges_nothing() -> None:
     job = accounting.charge(record(), 200, gap_seconds=10)
     assert accounting.charge(job, 150, gap_seconds=10) == job

@@ -96,3 +96,14 @@ def test_a_trial_has_told_once_training_is_beyond_its_place() -> None:
 def test_a_trial_of_another_failure_does_not_count() -> None:
     other = trial("node", replace(failures(1)[0], code=7))
     assert rule(failures(3), other).course is Course.OTHER_NODE
+
+
+def test_a_loop_without_progress_says_since_when_and_how_many_of_the_last_were_alike() -> None:
+    (error,) = failures(1)
+    crashed = replace(error, exit_class=ExitClass.CRASHED, code=-11)
+    known = [replace(each, at=60.0 + number) for number, each in enumerate([error, error, crashed] * 2 + [crashed, error, error])]
+    over = rule(known)
+    assert over.course is Course.GIVE_UP
+    assert over.why.startswith("9 failures since 00:01:00 UTC without a step beyond 10, the last 2 alike: error (1)")
+    assert "since 00:01:01 UTC" in rule([*known[1:], crashed]).why
+    assert ", the last: crashed (-11)" in rule([*known[1:], crashed]).why

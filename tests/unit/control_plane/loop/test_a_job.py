@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -259,6 +260,12 @@ async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ran
     phases_add_up(world)
     (incident,) = world.incidents()
     assert (incident.cause, incident.failed_at) == ("instance_terminated", failed_at)
+    (absence,) = [each for each in incident.evidence if each.startswith("no control plane")]
+    told = re.fullmatch(r"no control plane was at work for (\d+) s, until (\d\d:\d\d:\d\d) UTC", absence)
+    assert told is not None
+    seconds, until = told.groups()
+    assert int(seconds) == round((incident.opened_at - failed_at).total_seconds())
+    assert until == incident.opened_at.strftime("%H:%M:%S")
     job = world.job()
     assert job.accounting[Bucket.DETECT] == round((incident.opened_at - failed_at).total_seconds() * 1e6)
     assert job.accounted_until is not None

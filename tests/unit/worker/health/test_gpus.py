@@ -16,7 +16,7 @@ import pytest
 from worker.core.node_health import GpuFacts
 from worker.errors import StubRefused
 from worker.health import gpus
-from worker.health.gpus import NoGpus, NvmlGpus, StubGpus, gpu_reader
+from worker.health.gpus import STUB_NAME, NoGpus, NvmlGpus, StubGpus, gpu_reader
 
 
 class NVMLError(Exception):
@@ -169,8 +169,8 @@ def test_a_stub_says_what_its_file_says(tmp_path: Path) -> None:
     file.write_text(json.dumps({"gpus": [{"index": 0, "xids": [79], "ecc_uncorrectable": 1, "throttled": True, "lost": True}, {"index": 1}]}))
     found = reader.read()
     assert found == (
-        GpuFacts(index=0, name="stub", xids=(79,), ecc_uncorrectable=1, slowed_by=("hardware",), is_lost=True),
-        GpuFacts(index=1, name="stub"),
+        GpuFacts(index=0, name=STUB_NAME, xids=(79,), ecc_uncorrectable=1, slowed_by=("hardware",), is_lost=True),
+        GpuFacts(index=1, name=STUB_NAME),
     )
     file.write_text('{"gpus": [{"index"')
     assert reader.read() == found, "a file that is being written is what it was"
