@@ -32,7 +32,7 @@ from everstep.protocol.rank_messages import (
     WordChanged,
 )
 from everstep.protocol.rounds import Announcement
-from everstep.protocol.slot import DIGEST_BYTES, HEADER_BYTES, SlotHeader, SlotState, chunk_range, digest
+from everstep.protocol.slot import DIGEST_BYTES, HEADER_BYTES, SlotHeader, SlotState, chunk_count, chunk_range, digest
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.own_metrics import NodeUsage, OwnMetrics
 from worker.core.rounds import NONE
@@ -382,10 +382,15 @@ class RankLines:
             self._store.settle_copiers(shard.rank)  # the slot was granted anew
             return
         slot.is_busy = False
+        if _is_of_another_file(captured, slot):
+            log.warning("rank %d: step %d is not what lies in slot %d: that was made anew since", shard.rank, captured.step, captured.slot)
+            self._store.give_up(shard.rank, shard.content(captured.step))
+            shard.apply(shard.core.abandon(captured.step, "the rank wrote into a slot that was made anew since"))
+            return
         digests = self._follow(shard, slot, captured)
         if not digests.is_sealed:  # else it was said twice
             self._sealing[shard.rank] = captured.step
-            if _are_of(captured.chunk_digests, digests, slot):
+            if _may_stand(captured.chunk_digests, digests):
                 digests.add(captured.chunk_digests)
             digests.complete()
             self._on_snapshot(captured.seconds)
@@ -452,14 +457,18 @@ class RankLines:
             line.send(message)
 
 
-def _are_of(chunk_digests: bytes, digests: ChunkDigests, slot: Slot) -> bool:
-    """Say whether a rank's digests may stand for the agent's own: of all chunks, none of which is being digested here, and of this very file.
-
-    The last chunk, where the index lies, is digested again: a rank that wrote into a file that has been made anew since is found out. Whether all
-    of them hold is seen by every holder, chunk by chunk as they come, and by the own node before it restores.
-    """
-    if len(chunk_digests) != DIGEST_BYTES * digests.chunk_count or digests.due_count:
+def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
+    """Say whether a rank's digests show that it wrote into another file than lies here: the last chunk, where the index lies, has another one."""
+    count = chunk_count(captured.payload_bytes)
+    if not captured.chunk_digests or len(captured.chunk_digests) != DIGEST_BYTES * count:
         return False
-    last = digests.chunk_count - 1
-    with slot.file.payload(*chunk_range(last, digests.header.payload_bytes)) as chunk:
-        return digest(chunk) == chunk_digest(chunk_digests, last)
+    with slot.file.payload(*chunk_range(count - 1, captured.payload_bytes)) as chunk:
+        return digest(chunk) != chunk_digest(captured.chunk_digests, count - 1)
+
+
+def _may_stand(chunk_digests: bytes, digests: ChunkDigests) -> bool:
+    """Say whether a rank's digests may stand for the agent's own: of all chunks, none of which is being digested here.
+
+    Whether all of them hold is seen by every holder, chunk by chunk as they come, and by the own node before it restores.
+    """
+    return len(chunk_digests) == DIGEST_BYTES * digests.chunk_count and not digests.due_count

@@ -210,7 +210,16 @@ def page_position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
     """
     try:
         values = json.loads(base64.urlsafe_b64decode(token.encode()))
-        return tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
-    except (ValueError, TypeError, binascii.Error) as error:
+        return tuple(_storable(kind(value)) for kind, value in zip(kinds, values, strict=True))
+    except (ValueError, TypeError, ArithmeticError, binascii.Error) as error:
         message = "is not a token that this operation returned"
         raise InvalidRequest(f"NextToken {message}.", fields=[FieldError(field="NextToken", message=message)]) from error
+
+
+def _storable(part: Any) -> Any:
+    """Return a part of a position; no database has a number or a text to compare it with that it could not store."""
+    if isinstance(part, str) and "\0" in part.encode().decode():  # lone surrogates are refused by the first
+        raise ValueError(part)
+    if isinstance(part, int) and not -(2**63) <= part < 2**63:
+        raise ValueError(part)
+    return part

@@ -53,11 +53,11 @@ class Facts:
     newest_event_id: int = 0
 
 
-def exposition(facts: Facts, figures: LoopFigures) -> bytes:
+def exposition(facts: Facts, figures: LoopFigures | None) -> bytes:
     """Return the facts, and what the loops have counted, in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(families(facts)))
-    for collector in figures.collectors:
+    for collector in figures.collectors if figures is not None else ():
         registry.register(collector)
     return generate_latest(registry)
 

@@ -167,17 +167,21 @@ def recharge_unnoticed(record: JobRecord, amount: int) -> JobRecord:
     return record if moved <= 0 else replace(record, microseconds=_added(_added(record.microseconds, Bucket.TRAIN, -moved), Bucket.DETECT, moved))
 
 
-def recharge_recovery(record: JobRecord, before: IncidentRecord, after: IncidentRecord) -> JobRecord:
+def recharge_recovery(record: JobRecord, before: IncidentRecord, after: IncidentRecord, *, gap_seconds: float) -> JobRecord:
     """Return the record with the time between the end of a phase and the pass that heard of it moved to what had begun by then.
 
     Args:
         record: charged up to this pass.
         before: the incident as the pass found it.
         after: as it is now: some of its moments may lie before this pass.
+        gap_seconds: as `charge` was given.
 
     Returns:
-        The record with the same sum; no more is moved than was charged.
+        The record with the same sum; no more is moved than was charged. As it is where nobody looked after the job when it was restored: that time
+        was charged as unaccounted, which it stays.
     """
+    if before.restored_at is None and after.restored_at is not None and accounted_until(record) - after.restored_at > gap_seconds:
+        return record
     for was, into, known, ended_at in (
         (Bucket.RESTORE, Bucket.REWORK, before.restored_at, after.restored_at),
         (Bucket.REWORK, Bucket.TRAIN, before.closed_at, after.closed_at),

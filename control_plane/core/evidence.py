@@ -185,7 +185,8 @@ def track_silences(
     """Return the silences that are followed; those shorter than a lease do not count yet.
 
     A silence begins with the node's last word, and begins anew whenever two boundaries were completed during it: they prove that its ranks live.
-    The last word is up to a third of a lease old when a node dies, so steps are compared from a little later on.
+    The last word is up to a third of a lease old when a node dies, so steps are compared from a little later on. Of a silence that is found later
+    than that, because nobody looked, the time before counts for no more: nobody saw whether steps were made in it.
 
     Args:
         known: from the pass before.
@@ -205,7 +206,8 @@ def track_silences(
         seen = progress.get(node.node_id, Progress(boundary=NO_STEP, committed=NO_STEP))
         silence = before.get(node.node_id)
         if silence is None:
-            silence = Silence(node_id=node.node_id, since=now - node.silent_seconds, boundary=seen.boundary, committed=seen.committed)
+            unwatched = min(node.silent_seconds, WATCHED_FROM_LEASES * timeouts.lease_seconds)
+            silence = Silence(node_id=node.node_id, since=now - unwatched, boundary=seen.boundary, committed=seen.committed)
         elif seen.boundary >= silence.boundary + COUNTER_EVIDENCE_BOUNDARIES:
             silence = Silence(node_id=node.node_id, since=now, boundary=seen.boundary, committed=seen.committed)
         tracked.append(silence)

@@ -169,8 +169,14 @@ def watch(
     evidence = [f"hang: {told}: {proof}", where, *_in_brief(looks)]
     # Of ranks that wait for one, that one says where; where nobody is odd it is everywhere, which is nowhere.
     seen_on = () if odd is None else (odd,)
-    faults = tuple(Fault(cause=Cause.HANG, evidence=sentence, at=suspicion.since, seen_on=seen_on) for sentence in evidence if sentence)
+    since = suspicion.since + max(status.limit_seconds for status in overdue.values())  # so long the script had asked for
+    faults = tuple(Fault(cause=Cause.HANG, evidence=sentence, at=since, seen_on=seen_on) for sentence in evidence if sentence)
     return Watched(suspicion=answered, faults=faults, stuck=odd, events=(event,), words=words)
+
+
+def promised_seconds(reports: Mapping[NodeId, MemberReport]) -> float:
+    """Return how long ranks that live may stand still on purpose, as their script says; 0 where none says so."""
+    return max((rank.limit_seconds for report in reports.values() for rank in report.ranks if rank.exit is None), default=0.0)
 
 
 def failure(

@@ -831,7 +831,7 @@ def _leave(view: _View) -> Decision | None:
         return _asked_to_leave(view, leaving, ready) if leaving else None
     names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     if not _was_agreed(view):
-        if moves.is_stuck(leaving, record.progress_at, view.now, timeouts):
+        if moves.is_stuck(leaving, record.progress_at, view.now, timeouts, hangs.promised_seconds(view.reports)):
             unasked = tuple(replace(move, asked_at=None) for move in record.moves)  # nothing advances: there is nothing to spare any more
             return _new_generation(replace_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None)
         ask = SendStop(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation)
@@ -919,7 +919,8 @@ def _with_progress(view: _View) -> _View:
     if status is not None and status.committed >= committed:
         committed, proposed = status.committed, status.proposed
         committed_at = status.committed_at_seconds or committed_at
-    boundary_at = faults.passed_at(view.reports, boundary) if boundary > record.boundary else record.boundary_at
+    is_dated = boundary == record.boundary and record.boundary_at is not None
+    boundary_at = record.boundary_at if is_dated else faults.passed_at(view.reports, boundary)
     incident = record.incident
     if incident is not None and incident.state is IncidentState.RESTORING and _trains_again(view):
         first = Step(plan.base_step + 1)
@@ -931,7 +932,8 @@ def _with_progress(view: _View) -> _View:
         at = incidents.moment_of(incident.reached_step, before, after, earliest=incident.restored_at or incident.opened_at, now=view.now)
         incident = incidents.moved(incident, IncidentEvent.CAUGHT_UP, at)
     if incident is not None and record.incident is not None:
-        record = accounting.recharge_recovery(record, record.incident, incident)
+        gap_seconds = 4 * view.policy.timeouts.lease_seconds
+        record = accounting.recharge_recovery(record, record.incident, incident, gap_seconds=gap_seconds)
         view = replace(view, record=record)
     is_safe = status is not None and status.committed > plan.base_step
     told = breakers.passed(record.trials, plan.generation, boundary)
@@ -1041,9 +1043,12 @@ def _stop(view: _View, found: tuple[Fault, ...], *, is_durable: bool) -> Decisio
 
 
 def _pause(view: _View) -> Decision:
-    """Ask for the agreed stop, again and again. Whatever goes wrong with it is a fault like any other: training goes on, and the pause waits."""
+    """Ask for the agreed stop, again and again. Whatever goes wrong with it is a fault like any other: training goes on, and the pause waits.
+
+    Ranks that stand still on purpose are waited for: they agree at the end of their step.
+    """
     record, plan = view.record, view.plan
-    patience = view.policy.timeouts.blind_wait_seconds
+    patience = view.policy.timeouts.blind_wait_seconds + hangs.promised_seconds(view.reports)
     if view.now - max(record.state_since, record.progress_at) > patience:
         words = f"the ranks did not agree on a stop, and made no step, for {patience:g} s"
         return _resumed(view, Fault(cause=Cause.PAUSE_FAILED, evidence=words, at=view.now))

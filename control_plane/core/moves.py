@@ -156,10 +156,22 @@ def asked(known: Sequence[Departure]) -> tuple[Departure, ...]:
     return tuple(move for move in known if move.asked_at is not None)
 
 
-def is_stuck(known: Sequence[Departure], progress_at: float, now: float, timeouts: Timeouts) -> bool:
-    """Say whether the stop does not come and no step was made for so long that ending the generation costs nothing more."""
+def is_stuck(known: Sequence[Departure], progress_at: float, now: float, timeouts: Timeouts, promised_seconds: float) -> bool:
+    """Say whether the stop does not come and no step was made for so long that ending the generation costs nothing more.
+
+    Args:
+        known: all departures of the job.
+        progress_at: Unix seconds of the last new step.
+        now: Unix seconds.
+        timeouts: the ladder.
+        promised_seconds: that ranks may stand still on purpose. A node that goes at a certain time is not waited for so long.
+
+    Returns:
+        Whether nothing is left to be spared.
+    """
     asked_at = max((move.asked_at for move in known if move.asked_at is not None), default=now)
-    return now - max(asked_at, progress_at) > timeouts.blind_wait_seconds
+    patience = timeouts.blind_wait_seconds + (promised_seconds if all(move.ends_at is None for move in known) else 0.0)
+    return now - max(asked_at, progress_at) > patience
 
 
 def in_words(known: Sequence[Departure]) -> str:

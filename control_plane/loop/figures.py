@@ -36,7 +36,7 @@ class LoopFigures:
         self._leases_lost = Counter("everstep_lease_lost", "Leases that this server held and another one took over.", ["kind"], registry=None)
         self._phase_seconds = Histogram(
             "everstep_recovery_phase_seconds",
-            "How long recoveries from failures were in each phase; no drills, and nothing that people asked for.",
+            "How long recoveries from failures were in each phase; no drills, nothing that people asked for, and none without a recovery.",
             ["phase"],
             buckets=PHASE_SECONDS,
             registry=None,

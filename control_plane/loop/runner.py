@@ -206,7 +206,7 @@ class Runner:
                 if decision.record != observed.record or decision.events or decision.incidents or decision.implications or shards:
                     await asyncio.to_thread(self._apply_job, lease, stored, decision, shards, now)
                 for incident in decision.incidents:
-                    if incident.state is IncidentState.CLOSED and incident.cause.is_failure:
+                    if incident.state is IncidentState.CLOSED and incident.cause.is_failure and incident.restored_at is not None:
                         self._context.figures.recovered(core_incidents.phase_seconds(incident, now))
                 await self._follow_drill(lease, stored, observed, decision, now)
             if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS or decision.fleet is not None:

@@ -28,7 +28,7 @@ def confirmed(question: str, *, yes: bool) -> bool:
     """
     if yes:
         return True
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigurationError(f"{question} There is no terminal to ask at, so nothing was done.", hint="Programs say --yes.")
     # To stderr, the answer read by itself: a prompt of Python's would go to stdout, into what the service answers.
     typer.echo(f"{question} [y/N] ", err=True, nl=False)

@@ -118,7 +118,7 @@ class CudaDevice:
             target.copy_(source, non_blocking=True)
 
     def pinned(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)  # whatever the script has made the default
 
     def register(self, address: int, size: int) -> bool:
         return int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0  # type: ignore[no-untyped-call]

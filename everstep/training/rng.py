@@ -36,15 +36,13 @@ def observe(*, with_devices: bool = True) -> RandomState:
     """
     version, words, gauss = random.getstate()
     numpy_state = np.random.get_state()
-    assert isinstance(numpy_state, tuple)
-    algorithm, key, *rest = numpy_state
     state: RandomState = {
         # Each as one piece of bytes: tensors would be planned and copied one by one, and 625 separate integers cost more than all else at a boundary.
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": (algorithm, key.tobytes(), *rest),
+        "numpy": (numpy_state[0], numpy_state[1].tobytes(), *numpy_state[2:]) if isinstance(numpy_state, tuple) else numpy_state,
         "python": (version, _PYTHON_WORDS.pack(*words), gauss),
     }
-    if with_devices and torch.cuda.is_available() and torch.cuda.is_initialized():
+    if with_devices and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 
@@ -53,11 +51,13 @@ def restore(state: RandomState) -> None:
     """Set every generator to what `observe` returned."""
     torch_state, numpy_state, python_state = state["torch"], state["numpy"], state["python"]
     assert isinstance(torch_state, bytes)
-    assert isinstance(numpy_state, tuple)
     assert isinstance(python_state, tuple)
     torch.set_rng_state(torch.frombuffer(bytearray(torch_state), dtype=torch.uint8))
-    algorithm, key, *rest = numpy_state
-    np.random.set_state((algorithm, np.frombuffer(key, dtype=np.uint32), *rest))
+    if isinstance(numpy_state, tuple):
+        algorithm, key, *rest = numpy_state
+        np.random.set_state((algorithm, np.frombuffer(key, dtype=np.uint32), *rest))
+    else:  # of another bit generator than numpy begins with
+        np.random.set_state(numpy_state)  # type: ignore[arg-type]
     version, words, gauss = python_state
     random.setstate((version, _PYTHON_WORDS.unpack(words), gauss))
     if "cuda" in state:

@@ -159,7 +159,7 @@ class TrainingSession:
         """
         if self._is_restored:
             return self._boundary
-        self._publish(phase=Phase.RESTORE)
+        self._publish(phase=Phase.RESTORE, limit=0)
         try:
             self._base = self._bring()
         except RestoreMismatch as error:
@@ -288,10 +288,10 @@ class TrainingSession:
         self._logged.close()
         self._ring.close()
         if self._link.has_agent and self._is_restored:
-            self._publish(phase=Phase.CLOSE, standing=Standing.CLOSING)
+            self._publish(phase=Phase.CLOSE, limit=0, standing=Standing.CLOSING)
             self._nudge()
             self._final_round()
-        self._publish(phase=Phase.CLOSE, standing=Standing.CLOSED)
+        self._publish(phase=Phase.CLOSE, limit=0, standing=Standing.CLOSED)
         self._nudge()
         self._snapshotter.close()
         self._link.close()

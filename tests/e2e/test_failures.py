@@ -99,7 +99,8 @@ def test_a_lost_group(start: Callable[..., Job]) -> None:
 def test_a_second_instance_is_lost_during_the_recovery(start: Callable[..., Job]) -> None:
     job = start(PAIRS)
     in_mid_training(job)
-    first, second = (sorted(group)[0] for group in (job.groups()[0], job.groups()[2]))
+    groups = job.groups()
+    first, second = sorted(groups[0])[0], next(sorted(group)[0] for group in groups if group.isdisjoint(groups[0]))
     job.let_go(FIRST)
     job.terminate(first)
     job.wait("the incident", lambda seen: seen["IncidentCount"] == 1)

@@ -9,7 +9,7 @@ import mmap
 import os
 from pathlib import Path
 
-from everstep.protocol.rank_messages import RANK_WORD_BYTES, AgentHalf, RankHalf, read_agent_half, read_rank_half, write_agent_half
+from everstep.protocol.rank_messages import MAX_TARGET, RANK_WORD_BYTES, AgentHalf, RankHalf, read_agent_half, read_rank_half, write_agent_half
 
 
 class RankPage:
@@ -64,7 +64,8 @@ def last_half(path: Path) -> RankHalf | None:
     Returns:
         Its half; None if it wrote none, died in the middle of writing, or wrote over it.
     """
-    page = memoryview(path.read_bytes())
+    with path.open("rb") as file:
+        page = memoryview(file.read(RANK_WORD_BYTES + 1))  # the script may have written to it
     agent = read_agent_half(page) if len(page) == RANK_WORD_BYTES else None
     half = read_rank_half(page) if agent is not None else None
-    return half if agent is not None and half is not None and half.generation == agent.generation else None
+    return half if agent is not None and half is not None and half.generation == agent.generation and half.boundary <= MAX_TARGET else None

@@ -17,7 +17,7 @@ router = Router(include_in_schema=False)
 
 @router.get("/metrics")
 def get_metrics(caller: Reader, services: ServicesDep) -> Response:
-    """Answer a scrape: of a token that belongs to a project, its jobs alone."""
+    """Answer a scrape: of a token that belongs to a project, its jobs alone, and not what this server has counted over all."""
     with services.database.read() as session:
         live = tuple(job for job in jobs.unfinished(session) if caller.project_filter in (None, job.project))
         facts = Facts(
@@ -32,4 +32,4 @@ def get_metrics(caller: Reader, services: ServicesDep) -> Response:
             connected=frozenset(services.registry.connected()),
             refused_count=sum(services.registry.refused_count(NodeId(node)) for node in services.registry.views()),
         )
-    return Response(exposition(facts, services.figures), media_type=MEDIA_TYPE)
+    return Response(exposition(facts, services.figures if caller.project_filter is None else None), media_type=MEDIA_TYPE)

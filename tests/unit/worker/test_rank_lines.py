@@ -363,16 +363,25 @@ async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(place: Place, 
     await place.lines.close()
 
 
-@pytest.mark.parametrize("spoil", [lambda own: own[:3], lambda own: [*own, own[0]], lambda own: [*own[:3], own[0]], lambda _: [b"x"]])
+@pytest.mark.parametrize("spoil", [lambda own: own[:3], lambda own: [*own, own[0]], lambda _: [b"x"]])
 async def test_digests_that_cannot_be_the_slots_are_the_agents_own(
     place: Place, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[list[bytes]], list[bytes]]
 ) -> None:
-    """Of too few chunks, of too many, of another file."""
+    """Of too few chunks, of too many, of none."""
     number, digests = await written(place, 3, monkeypatch)
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(spoil(digests))))
     await done(place)
     assert place.shard.core.vote is Vote.ACKED
     assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(b"".join(digests), 4096)
+    await place.lines.close()
+
+
+async def test_what_a_rank_wrote_into_another_file_is_not_sealed_as_its_step(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, digests = await written(place, 3, monkeypatch)
+    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join([*digests[:3], digests[0]])))
+    assert place.shard.core.vote is Vote.ABANDON
+    assert "made anew" in place.shard.core.reason
+    assert place.store.shards[RANK][number].file.header.state is not SlotState.SEALED
     await place.lines.close()
 
 

@@ -103,7 +103,7 @@ def test_a_fleet_is_told(service, job):
 
 def test_a_token_of_another_project_sees_none_of_its_jobs(service, job):
     names = {name for name, _ in scrape(service, service.token(Role.VIEWER, "other"))}
-    assert not any(name.startswith("everstep_job_") for name in names)
+    assert not any(name.startswith(("everstep_job_", "everstep_recovery_")) for name in names)
 
 
 def test_nobody_scrapes_without_a_token(service):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 from contextlib import closing
 
 import pytest
@@ -97,6 +98,10 @@ def test_revisions_are_listed(service, client, job):
     for size in (1, 2):
         assert all_pages(client, "list_training_job_revisions", **GPT, MaxResults=size) == listed
     assert [each["Revision"] for each in client.list_training_job_revisions(**GPT, MaxResults=2)["Revisions"]] == [1, 2]
+    for made_up in ("[Infinity]", "[NaN]", f"[{10**30}]", "[]", '["x"]', "{}"):
+        token = base64.urlsafe_b64encode(made_up.encode()).decode()
+        with refused("ValidationException"):
+            client.list_training_job_revisions(**GPT, NextToken=token)
 
 
 @pytest.mark.covers(

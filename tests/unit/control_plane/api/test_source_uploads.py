@@ -20,7 +20,6 @@ from control_plane.cloud.fake import MemoryObjectStore
 from control_plane.cloud.objects import SignedUpload
 from control_plane.db.tokens import Role
 from everstep import exchanges, uploads
-from everstep.errors import ConfigurationError
 from everstep.protocol.plan import ObjectReference
 from everstep.uploads import Outcome
 from tests.unit.control_plane.api.conftest import BUCKET, Service, refused
@@ -268,6 +267,5 @@ def test_an_address_is_in_no_log(client, store, caplog) -> None:
     assert not any(signature in caplog.text for signature in store.signed)
 
 
-def test_nothing_goes_in_the_clear_to_another_machine() -> None:
-    with pytest.raises(ConfigurationError, match="in the clear"):
-        uploads.put("http://10.0.0.1/sources/x", {}, io.BytesIO(b""))
+def test_nothing_goes_in_the_clear_to_another_machine_and_the_service_takes_it() -> None:
+    assert uploads.put("http://10.0.0.1/sources/x", {}, io.BytesIO(b"")) is Outcome.NOT_TAKEN

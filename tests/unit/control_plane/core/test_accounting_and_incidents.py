@@ -103,12 +103,25 @@ def test_the_end_of_a_phase_that_was_heard_of_late_is_charged_to_what_had_begun_
     job = accounting.charge(record(incident=restoring), 110, gap_seconds=20)
     assert in_seconds(job) == {"restore": 10}
     reworking = replace(restoring, state=IncidentState.REWORKING, restored_at=107.0)
-    assert in_seconds(accounting.recharge_recovery(job, restoring, reworking)) == {"restore": 7, "rework": 3}
+    assert in_seconds(accounting.recharge_recovery(job, restoring, reworking, gap_seconds=20)) == {"restore": 7, "rework": 3}
     closed = replace(reworking, state=IncidentState.CLOSED, closed_at=109.0)
-    assert in_seconds(accounting.recharge_recovery(job, restoring, closed)) == {"restore": 7, "rework": 2, "train": 1}
-    assert accounting.recharge_recovery(job, closed, closed) is job
-    assert accounting.recharge_recovery(job, restoring, restoring) is job
-    assert in_seconds(accounting.recharge_recovery(job, restoring, replace(reworking, restored_at=50.0))) == {"restore": 0, "rework": 10}
+    assert in_seconds(accounting.recharge_recovery(job, restoring, closed, gap_seconds=20)) == {"restore": 7, "rework": 2, "train": 1}
+    assert accounting.recharge_recovery(job, closed, closed, gap_seconds=20) is job
+    assert accounting.recharge_recovery(job, restoring, restoring, gap_seconds=20) is job
+    assert in_seconds(accounting.recharge_recovery(job, restoring, replace(reworking, restored_at=95.0), gap_seconds=20)) == {
+        "restore": 0,
+        "rework": 10,
+    }
+
+
+def test_what_nobody_looked_after_stays_unaccounted_when_the_ranks_tell_when_they_began() -> None:
+    restoring = replace(opened(100.0, 100.0), state=IncidentState.RESTORING, replaced_at=100.0)
+    job = accounting.charge(record(JobState.STARTING, incident=restoring), 105, gap_seconds=20)
+    job = accounting.charge(job, 225, gap_seconds=20)
+    before = in_seconds(job)
+    assert before["unaccounted"] == 120
+    closed = replace(restoring, state=IncidentState.CLOSED, restored_at=106.0, closed_at=107.0)
+    assert in_seconds(accounting.recharge_recovery(job, restoring, closed, gap_seconds=20)) == before
 
 
 @pytest.mark.parametrize(

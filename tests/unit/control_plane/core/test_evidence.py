@@ -95,8 +95,16 @@ def track(known: tuple[Silence, ...], seen: NodeObserved, boundary: int) -> tupl
 
 
 def test_a_silence_begins_with_the_last_word() -> None:
-    (begun,) = track((), node(silent_seconds=5.0), 7)
-    assert (begun.since, begun.boundary) == (NOW - 5, 7)
+    watched = evidence.WATCHED_FROM_LEASES * LADDER.lease_seconds
+    assert track((), node(silent_seconds=watched), 7) == ()
+    (begun,) = track((), node(silent_seconds=watched + 0.01), 7)
+    assert (begun.since, begun.boundary) == (pytest.approx(NOW - watched, abs=0.02), 7)
+
+
+def test_of_a_silence_that_is_found_late_no_more_counts_than_of_others() -> None:
+    """Else a pass that comes late would take for dead whose ranks make steps: nobody has compared any yet."""
+    (begun,) = track((), node(silent_seconds=50.0), 7)
+    assert NOW - begun.since < LADDER.lease_seconds
 
 
 def test_an_ended_instance_has_no_silence() -> None:

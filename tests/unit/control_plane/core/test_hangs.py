@@ -222,6 +222,9 @@ def test_a_wait_that_outlasts_its_word_is_a_hang() -> None:
     waits = tuple(status(rank, still=691.0, phase="wait", limit=600.0) for rank in range(4))
     watched = watch(reports(*waits, looks=tuple(look(rank) for rank in range(4))), second(691.0))
     assert watched.faults[0].evidence.startswith("hang: all 4 ranks stood still in wait for 691 s, the limit is 600 s: ")
+    assert watched.faults[0].at == NOW - 91.0, "the time that it was given is no time lost"
+    assert hangs.promised_seconds(reports(*waits)) == 600
+    assert hangs.promised_seconds(reports(*FOUR)) == 0
 
 
 def test_a_wait_without_a_limit_has_that_of_a_phase_never_seen() -> None:
