@@ -145,12 +145,8 @@ def recharge_detection(record: JobRecord, incident: IncidentRecord, *, known_at:
     Returns:
         The record with the same sum; no more is moved than was charged.
     """
-    was = bucket(record)
     until = incident.opened_at if known_at is None else known_at
-    moved = min(microseconds(until) - microseconds(incident.failed_at), record.microseconds.get(was, 0))
-    if moved <= 0:
-        return record
-    return replace(record, microseconds=_added(_added(record.microseconds, was, -moved), Bucket.DETECT, moved))
+    return _moved(record, bucket(record), Bucket.DETECT, microseconds(until) - microseconds(incident.failed_at))
 
 
 def recharge_unnoticed(record: JobRecord, amount: int) -> JobRecord:
@@ -163,8 +159,7 @@ def recharge_unnoticed(record: JobRecord, amount: int) -> JobRecord:
     Returns:
         The record with the same sum.
     """
-    moved = min(amount, record.microseconds.get(Bucket.TRAIN, 0))
-    return record if moved <= 0 else replace(record, microseconds=_added(_added(record.microseconds, Bucket.TRAIN, -moved), Bucket.DETECT, moved))
+    return _moved(record, Bucket.TRAIN, Bucket.DETECT, amount)
 
 
 def recharge_recovery(record: JobRecord, before: IncidentRecord, after: IncidentRecord, *, gap_seconds: float) -> JobRecord:
@@ -187,11 +182,14 @@ def recharge_recovery(record: JobRecord, before: IncidentRecord, after: Incident
         (Bucket.REWORK, Bucket.TRAIN, before.closed_at, after.closed_at),
     ):
         if known is None and ended_at is not None:
-            late = microseconds(accounted_until(record)) - microseconds(ended_at)
-            moved = min(late, record.microseconds.get(was, 0))
-            if moved > 0:
-                record = replace(record, microseconds=_added(_added(record.microseconds, was, -moved), into, moved))
+            record = _moved(record, was, into, microseconds(accounted_until(record)) - microseconds(ended_at))
     return record
+
+
+def _moved(record: JobRecord, was: Bucket, into: Bucket, amount: int) -> JobRecord:
+    """Return the record with so many microseconds moved, no more than were charged; the sum stays."""
+    moved = min(amount, record.microseconds.get(was, 0))
+    return record if moved <= 0 else replace(record, microseconds=_added(_added(record.microseconds, was, -moved), into, moved))
 
 
 def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:

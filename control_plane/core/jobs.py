@@ -79,6 +79,8 @@ from everstep.protocol.plan import GenerationPlan
 
 PROGRESS_SECONDS = 1.0
 """How often progress alone is stored."""
+GAP_LEASES = 4
+"""Passes that are this many leases apart: no control plane looked after the job meanwhile."""
 WATCH_SECONDS = 1.0
 LAUNCH_SECONDS = 0.5
 """How soon a pass comes again if nobody wakes it: a running job, and one on its way there."""
@@ -109,7 +111,7 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
     charged = accounting.charge(
         observed.record,
         now,
-        gap_seconds=4 * policy.timeouts.lease_seconds,
+        gap_seconds=_gap_seconds(policy),
         node_count=len(observed.assigned),
         is_stalled=observed.record.suspicion is not None,
     )
@@ -214,6 +216,11 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
         exclusions=tuple(exclusion for exclusion in record.exclusions if exclusion.node_id in seen.assigned),
     )
     return _View(now=now, spec=spec, seen=seen, policy=policy, record=record, nodes=nodes, reports=reports, verdicts=verdicts)
+
+
+def _gap_seconds(policy: Policy) -> float:
+    """Return how far apart passes are at most while a control plane works on the job."""
+    return GAP_LEASES * policy.timeouts.lease_seconds
 
 
 def _before(node: NodeObserved, incident_id: str) -> NodeObserved:
@@ -932,8 +939,7 @@ def _with_progress(view: _View) -> _View:
         at = incidents.moment_of(incident.reached_step, before, after, earliest=incident.restored_at or incident.opened_at, now=view.now)
         incident = incidents.moved(incident, IncidentEvent.CAUGHT_UP, at)
     if incident is not None and record.incident is not None:
-        gap_seconds = 4 * view.policy.timeouts.lease_seconds
-        record = accounting.recharge_recovery(record, record.incident, incident, gap_seconds=gap_seconds)
+        record = accounting.recharge_recovery(record, record.incident, incident, gap_seconds=_gap_seconds(view.policy))
         view = replace(view, record=record)
     is_safe = status is not None and status.committed > plan.base_step
     told = breakers.passed(record.trials, plan.generation, boundary)
