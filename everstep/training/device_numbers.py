@@ -23,7 +23,7 @@ from everstep.training.cuda_copier import CudaDevice, Device, Event
 from everstep.training.metrics import MetricRing, numbers
 
 PLACES: Final = 1024
-"""Numbers that may be on their way from one device."""
+"""Numbers that may be on their way from one device; as many as are logged at once, where that is more."""
 _NUMBER_BYTES: Final = 8
 
 
@@ -35,10 +35,11 @@ def cuda_device_of(tensor: torch.Tensor) -> Device | None:
 class _Places:
     """Where numbers of one device arrive."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, count: int) -> None:
         self.device = device
-        self.pinned = device.pinned(PLACES * _NUMBER_BYTES).view(torch.float64)
-        self.free = list(range(PLACES))
+        self.count = count
+        self.pinned = device.pinned(count * _NUMBER_BYTES).view(torch.float64)
+        self.free = list(range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,10 @@ class DeviceNumbers:
         if not tensors and not self._records:
             self._ring.add(step, known)
             return
-        by_place: dict[_Places, dict[str, torch.Tensor]] = {}
+        by_device: dict[int, dict[str, torch.Tensor]] = {}
         for name, tensor in tensors.items():
-            by_place.setdefault(self._places_of(tensor), {})[name] = tensor
+            by_device.setdefault(tensor.get_device(), {})[name] = tensor
+        by_place = {self._places_of(index, some): some for index, some in by_device.items()}
         if len(self._records) >= PLACES or any(len(some) > len(places.free) for places, some in by_place.items()):
             self._ring.drop()
             return
@@ -124,13 +126,13 @@ class DeviceNumbers:
                 self._records.popleft()
                 self._ring.drop()
 
-    def _places_of(self, tensor: torch.Tensor) -> _Places:
-        index = tensor.get_device()
-        if index not in self._places:
-            device = self._device_of(tensor)
+    def _places_of(self, index: int, tensors: Mapping[str, torch.Tensor]) -> _Places:
+        places = self._places.get(index)
+        if places is None or places.count < len(tensors):  # what is on its way keeps the places that it has
+            device = self._device_of(next(iter(tensors.values())))
             assert device is not None
-            self._places[index] = _Places(device)
-        return self._places[index]
+            places = self._places[index] = _Places(device, max(PLACES, len(tensors)))
+        return places
 
 
 def _sent(places: _Places, tensors: Mapping[str, torch.Tensor]) -> _Coming:

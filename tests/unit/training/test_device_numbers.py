@@ -149,3 +149,13 @@ def test_a_device_that_has_failed_holds_up_no_close(script: Script, monkeypatch:
     script.numbers.close()
     assert script.there() == []
     assert sum(message.dropped_count for message in script.sent) == 2
+
+
+def test_more_numbers_at_once_than_there_are_places_have_more_places(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_numbers, "PLACES", 2)
+    script.numbers.add(Step(1), {"a": torch.tensor(1.0)})
+    many = {name: torch.tensor(float(number)) for number, name in enumerate("abcde")}
+    script.numbers.add(Step(2), many)
+    script.device.catch_up()
+    script.numbers.settle()
+    assert script.there() == [(1, {"a": 1.0}), (2, {name: float(value) for name, value in many.items()})]
