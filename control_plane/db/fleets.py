@@ -157,10 +157,16 @@ def get(session: Session, name: str) -> FleetRecord:
     Raises:
         NotFound: there is none.
     """
-    row = session.get(Fleet, name)
-    if row is None:
+    found = find(session, name)
+    if found is None:
         raise NotFound("fleet", name)
-    return record_of(row, FleetRecord)
+    return found
+
+
+def find(session: Session, name: str) -> FleetRecord | None:
+    """Return the fleet of this name, or None: a job outlives its fleet."""
+    row = session.get(Fleet, name)
+    return None if row is None else record_of(row, FleetRecord)
 
 
 def every(session: Session) -> tuple[FleetRecord, ...]:

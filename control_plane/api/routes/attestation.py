@@ -73,7 +73,7 @@ def make_session(request: SessionRequest, services: ServicesDep) -> SessionRespo
     signature = Signature(authorization=request.authorization, amz_date=request.amz_date, security_token=request.security_token)
     _allow(attestation.refusal_of_signature(signature, cloud.region))
     with services.database.read() as session:
-        fleet = next((fleet for fleet in fleets.every(session) if fleet.name == request.fleet_name), None)
+        fleet = fleets.find(session, request.fleet_name)
     if fleet is None or not fleet.node_role_name:
         hint = "everstep fleets update NAME --node-role-name ROLE, the role of the launch template's instance profile."
         raise Forbidden(f"There is no fleet {request.fleet_name!r} that says which role its nodes have.", hint=hint)

@@ -151,7 +151,7 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
         members = nodes.by_run(session, [job.run_id])
         turns = schedule((), 0, 0.0)
         if job.state == JobState.QUEUED:
-            fleet = next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None)
+            fleet = fleets.find(session, job.fleet_name)
             turns = schedule_of(fleet, jobs.unfinished(session, job.fleet_name), nodes.of_fleet(session, job.fleet_name), services.now().timestamp())
     return views.job(
         job,

@@ -66,7 +66,7 @@ def list_training_job_revisions(
 def _around(session: Session, job: JobRecord) -> Surroundings:
     shards = [shard.payload_bytes for shard in protection.of_run(session, job.run_id)]
     memory = [node.memory_bytes for node in nodes.of_fleet(session, job.fleet_name) if node.memory_bytes]
-    fleet = next((fleet for fleet in fleets.every(session) if fleet.name == job.fleet_name), None)
+    fleet = fleets.find(session, job.fleet_name)
     return Surroundings(
         largest_shard_bytes=max(shards, default=0),
         node_memory_bytes=min(memory, default=None),
