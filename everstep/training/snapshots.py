@@ -314,9 +314,12 @@ class Snapshotter:
         def copied(error: BaseException | None) -> None:
             # In the copier's thread. What an unaudited snapshot holds is decided now: no later change can reach it. (A change in flight at
             # this very moment is counted only when it ends; tensors that change in forward are known from the audits before it comes to that.)
+            changed = () if is_audited else sources.moved(marks)
+            if chunks is not None and error is None:
+                chunks.all()  # before the page says that nobody is at this slot any more
             self._on_copying(NONE)
             if not is_audited:
-                settle(sources.moved(marks), error)
+                settle(changed, error)
             elif is_streamed and error is None:
                 self._hint_capturing(written, written.payload_bytes)
 
