@@ -5,6 +5,7 @@ Invariant: a copy has stopped for good when its ticket is joined, whether it wen
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ import torch
 
 from everstep.training.capture import SlotMemory
 
+log = logging.getLogger(__name__)
 TENSORS_AT_ONCE = 256
 """Reading the arguments of a call takes a microsecond a tensor, with the lock held."""
 PIECE_BYTES = 8 * 1024 * 1024
@@ -86,6 +88,31 @@ class Copier(Protocol):
         """End what was begun."""
 
 
+class CopierThread:
+    """The thread that a copier does its work in, in order. It outlives a fault of any of it: training waits for what it does next."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="everstep-copier", daemon=True)
+        self._thread.start()
+
+    def put(self, work: Callable[[], None]) -> None:
+        """Let it be done behind what was put before."""
+        self._work.put(work)
+
+    def close(self) -> None:
+        """End the thread once all that was put is done."""
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception:
+                log.exception("a part of the copier's work failed")
+
+
 class CpuCopier:
     """Copies host memory in one background thread; torch copies without the interpreter's lock, so that training goes on meanwhile.
 
@@ -95,27 +122,24 @@ class CpuCopier:
     is_prompt = True
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="everstep-copier", daemon=True)
-        self._thread.start()
+        self._thread = CopierThread()
 
     def copy(self, copies: Copies) -> None:
         copy_now(copies)
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         ticket = CopyTicket()
-        self._work.put(lambda: self._copy(copies, done, progress, ticket))
+        self._thread.put(lambda: self._copy(copies, done, progress, ticket))
         return ticket
 
     def prepare(self, memory: SlotMemory) -> None:
-        self._work.put(memory.prefault)
+        self._thread.put(memory.prefault)
 
     def release(self, memory: SlotMemory) -> None:
         """Nothing was taken."""
 
     def close(self) -> None:
-        self._work.put(None)
-        self._thread.join()
+        self._thread.close()
 
     def _copy(self, copies: Copies, done: Done, progress: Progress | None, ticket: CopyTicket) -> None:
         error: BaseException | None = None
@@ -126,16 +150,12 @@ class CpuCopier:
                 for part, complete_count, piece_bytes in parts(copies):
                     self.copy(part)
                     progress(complete_count, piece_bytes)
-        except RuntimeError as caught:  # torch's word for any failed copy
+        except Exception as caught:  # a failed copy, or progress that cannot be told: training waits for the end, whatever came before it
             error = caught
         try:
             done(error)
         finally:
             ticket.finish(error)
-
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
 
 
 def copy_now(copies: Copies) -> None:

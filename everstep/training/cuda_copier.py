@@ -13,16 +13,15 @@ after `__init__`. Checked with a fake of the few calls it makes; its speed on a 
 from __future__ import annotations
 
 import ctypes
-import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from everstep.training.capture import SlotMemory
-from everstep.training.copier import Copies, CopyTicket, Done, Progress, copy_now
+from everstep.training.copier import CopierThread, Copies, CopyTicket, Done, Progress, copy_now
 from everstep.training.state_tree import tensor_bytes
 
 PIECE_BYTES = 32 * 1024 * 1024
@@ -195,9 +194,8 @@ class CudaCopier:
         self._turn = 0
         self._last: CudaTicket | None = None
         self._registered: dict[int, _Registered] = {}
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="everstep-copier", daemon=True)
-        self._thread.start()
+        self._thread = CopierThread()
+        self._thread.put(device.enter_thread)
 
     def copy(self, copies: Copies) -> None:
         """Copy on the training stream itself: what it does from here on comes behind, and the next `start` stands behind it too."""
@@ -211,27 +209,21 @@ class CudaCopier:
             self._last.join()  # the host runs at most one boundary ahead, and the events are free again
         self._begin.record(self._device.current_stream())
         self._last = ticket = CudaTicket(self._device, self._end)
-        self._work.put(lambda: self._copy(copies, done, progress, ticket))
+        self._thread.put(lambda: self._copy(copies, done, progress, ticket))
         return ticket
 
     def prepare(self, memory: SlotMemory) -> None:
         """Register the slot in the background, a piece between two copies: no copy waits for all of it."""
-        self._work.put(lambda: self._register(memory))
+        self._thread.put(lambda: self._register(memory))
 
     def release(self, memory: SlotMemory) -> None:
-        self._work.put(lambda: self._unregister(memory))
+        self._thread.put(lambda: self._unregister(memory))
 
     def close(self) -> None:
-        self._work.put(self._unregister_all)
-        self._work.put(None)
-        self._thread.join()
+        self._thread.put(self._unregister_all)
+        self._thread.close()
 
     # -- in the copier's thread ---------------------------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        self._device.enter_thread()
-        while (work := self._work.get()) is not None:
-            work()
 
     def _copy(self, copies: Copies, done: Done, progress: Progress | None, ticket: CudaTicket) -> None:
         error: BaseException | None = None
@@ -247,7 +239,7 @@ class CudaCopier:
                     mark.event.synchronize()
                     progress(mark.complete_count, mark.piece_bytes)
             self._end.synchronize()
-        except RuntimeError as caught:  # torch's word for what the driver refused
+        except Exception as caught:  # what the driver refused, or progress that cannot be told: training waits for the end all the same
             error = caught
             for buffer in self._ring:
                 buffer.target = None  # of a slot that may belong to another step when the ring comes round
@@ -314,7 +306,7 @@ class CudaCopier:
         if piece > 0 and self._device.register(registered.end, piece):
             registered.pieces.append(registered.end)
             registered.end += piece
-            self._work.put(lambda: self._register(memory))
+            self._thread.put(lambda: self._register(memory))
 
     def _unregister(self, memory: SlotMemory) -> None:
         registered = self._registered.pop(memory.span[0], None)

@@ -105,3 +105,19 @@ def test_a_copy_that_fails_in_the_middle_says_so_and_stops() -> None:
     assert [type(error) for error in errors] == [RuntimeError]
     assert ticket.error is errors[0]
     assert said == []
+
+
+def test_whatever_goes_wrong_beside_a_copy_training_waits_for_no_thread_that_is_gone() -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("a bug")
+
+    copies = Copies([SMALL, SMALL], [torch.zeros_like(SMALL), torch.zeros_like(SMALL)])
+    copier, errors = CpuCopier(), []
+    copier.start(copies, errors.append, fail).join()
+    assert [type(error) for error in errors] == [LookupError]
+    copier.start(copies, fail).join()
+    ticket = copier.start(copies, errors.append)
+    ticket.join()
+    copier.close()
+    assert ticket.error is None
+    assert errors[1:] == [None]

@@ -133,7 +133,7 @@ def settle(copier: CudaCopier) -> None:
     """Return when the copier's thread has done what was asked of it, and what that brought about."""
     for _ in range(20):
         done = threading.Event()
-        copier._work.put(done.set)
+        copier._thread.put(done.set)
         done.wait()
 
 
@@ -292,6 +292,23 @@ def test_what_the_driver_refuses_is_told_and_holds_nobody_up(memory: tuple[SlotM
     assert [type(error) for error in errors] == [RuntimeError]
     assert ticket.error is errors[0]
     copier.close()
+
+
+def test_whatever_goes_wrong_beside_a_copy_the_next_one_is_made(memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]) -> None:
+    _, views = memory
+    copier = CudaCopier(FakeDevice(), PIECE)
+
+    def fail(*_: object) -> None:
+        raise LookupError("a bug")
+
+    errors: list[BaseException | None] = []
+    copier.start(Copies(tensors, views), errors.append, fail).join()
+    assert [type(error) for error in errors] == [LookupError]
+    copier.start(Copies(tensors, views), fail).join()
+    copier.start(Copies(tensors, views), errors.append).join()
+    copier.close()
+    assert errors[1:] == [None]
+    assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
 
 
 def test_a_slot_that_is_let_go_is_not_registered_any_more(memory: tuple[SlotMemory, list[torch.Tensor]]) -> None:
