@@ -220,7 +220,7 @@ class CloudOperator(Protocol):
         """Return the network nodes above each instance, the nearest last; ids that EC2 tells nothing of are left out."""
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
-        """Return failed launches, newest first, since the last launch that succeeded."""
+        """Return failed launches, newest first, since the last launch that succeeded; of very many the newest."""
 
     def protect_new_instances(self, name: str) -> None:
         """Make the group protect every new instance from scale-in."""

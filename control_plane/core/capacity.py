@@ -1,7 +1,10 @@
 """What to do and to say while instances do not come: in AWS's own words, with the time of the next try.
 
     Auto Scaling tries again by itself, ever more seldom; after long failure AWS suspends its launches (an administrative suspension)
-    Everstep asks again 30 s after a failure, twice as long after each further one, at most 15 min; it lifts what AWS suspended, never what a user did
+    Everstep asks again 30 s after the first failure, then after pauses twice as long each, at most 15 min, unless AWS has tried by itself since the
+    moment came; it lifts what AWS suspended, never what a user did
+
+When it asks follows from when the shortage began: how often AWS has tried in between, every second or every ten minutes, moves none of the moments.
 
 Invariant: pure; what is asked for again is what was asked for before, so that trying can never make a fleet larger.
 Source: Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrative suspension).
@@ -19,13 +22,29 @@ LONGEST_RETRY_SECONDS = 900.0
 
 
 def retry_at(group: GroupObserved) -> float | None:
-    """Return when launches are asked for again, Unix seconds; None while none has failed."""
-    return None if group.failed_at is None else group.failed_at + pause_seconds(len(group.launch_failures))
+    """Return when launches are asked for again, Unix seconds; None while none has failed.
+
+    It is the first moment behind the newest failure: a launch that failed after a moment had come was a try of its own.
+    """
+    if group.failing_since is None or group.failed_at is None:
+        return None
+    at, pause = group.failing_since + FIRST_RETRY_SECONDS, FIRST_RETRY_SECONDS
+    while at <= group.failed_at and pause < LONGEST_RETRY_SECONDS:
+        pause = min(2 * pause, LONGEST_RETRY_SECONDS)
+        at += pause
+    return at if at > group.failed_at else at + LONGEST_RETRY_SECONDS * (1 + (group.failed_at - at) // LONGEST_RETRY_SECONDS)
 
 
-def pause_seconds(failure_count: int) -> float:
-    """Return how long to wait after so many failures in a row before asking again."""
-    return min(FIRST_RETRY_SECONDS * 2.0 ** max(0, min(failure_count, 10) - 1), LONGEST_RETRY_SECONDS)
+def failing_since(before: GroupObserved | None, first: float) -> float:
+    """Return since when launches fail: AWS tells of the newest failures only, and in a long shortage the first of them are told no more.
+
+    Args:
+        before: the group as the look before found it, if there was one.
+        first: when the oldest launch failed that AWS tells of now, Unix seconds; none that it tells of has succeeded since.
+    """
+    if before is None or before.failing_since is None or before.failed_at is None or before.failed_at < first:
+        return first  # one has succeeded in between: what had failed by then would be told of, too
+    return min(before.failing_since, first)
 
 
 def waiting_words(group: GroupObserved) -> str:
@@ -40,7 +59,7 @@ def waiting_words(group: GroupObserved) -> str:
         if group.is_suspension_administrative:
             return f"{words}: AWS has suspended it after failures{'; lifted and ' + when.removeprefix('; ') if when else ' and it is lifted'}"
         return f"{words}: instances come when who suspended it resumes it"
-    return f"{group.launch_failures[0].rstrip('.')}{when}" if group.launch_failures else ""
+    return f"{group.launch_failure.rstrip('.')}{when}" if group.launch_failure else ""
 
 
 def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:

@@ -582,12 +582,14 @@ class GroupObserved:
     members: tuple[GroupMember, ...]
     termination_hooks: tuple[str, ...]
     drift: tuple[str, ...]
-    launch_failures: tuple[str, ...] = ()
-    """In AWS's words, newest first."""
+    launch_failure: str = ""
+    """Why the newest launch failed, in AWS's words; empty where none has failed since the last that succeeded."""
     hook_seconds: float = 60.0
     """How long the terminating hooks hold an instance."""
     failed_at: float | None = None
-    """When the newest of the launch failures was, Unix seconds."""
+    """When that was, Unix seconds."""
+    failing_since: float | None = None
+    """When the first one failed since the last that succeeded, Unix seconds; there where `failed_at` is."""
     launch_suspension: str | None = None
     """AWS's reason while the group's Launch process is suspended; None while it is not."""
     is_suspension_administrative: bool = False

@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from control_plane.cloud.contract import MAX_HOOK_TIMEOUT, drift
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.operator import TERMINATING_TRANSITION, CloudOperator, GroupState, InstanceState, LaunchFailure, ScheduledEvent
-from control_plane.core.capacity import waiting_words
+from control_plane.core.capacity import failing_since, waiting_words
 from control_plane.core.observed import GroupMember, GroupObserved, InstanceCondition
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import FORGET_SECONDS
@@ -218,9 +218,10 @@ class CloudWatch:
         self._note_held(group, ids, about)
         are_missing = sum(not member.is_leaving for member in group.members) < group.desired_count
         failures = self._operator.recent_launch_failures(fleet.auto_scaling_group_name) if are_missing else ()
+        before = self._views.get(FleetName(fleet.name))
         return CloudView(
             asked_at=asked_at,
-            group=_group(group, failures),
+            group=_group(group, failures, before.group if before is not None else None),
             instance_type=group.instance_type,
             availability_zone=", ".join(group.availability_zones),
             conditions=_conditions(group, instances),
@@ -299,7 +300,7 @@ class CloudWatch:
         self._failing[key] = words
 
 
-def _group(group: GroupState, failures: tuple[LaunchFailure, ...]) -> GroupObserved:
+def _group(group: GroupState, failures: tuple[LaunchFailure, ...], before: GroupObserved | None) -> GroupObserved:
     return GroupObserved(
         desired_count=group.desired_count,
         min_size=group.min_size,
@@ -315,8 +316,9 @@ def _group(group: GroupState, failures: tuple[LaunchFailure, ...]) -> GroupObser
         ),
         termination_hooks=tuple(hook.name for hook in group.hooks if hook.transition == TERMINATING_TRANSITION),
         drift=drift(group),
-        launch_failures=tuple(failure.message for failure in failures),
+        launch_failure=failures[0].message if failures else "",
         failed_at=failures[0].at.timestamp() if failures else None,
+        failing_since=failing_since(before, failures[-1].at.timestamp()) if failures else None,
         launch_suspension=group.suspension_reasons.get("Launch", "") if "Launch" in group.suspended_processes else None,
         is_suspension_administrative=group.is_suspended_by_aws("Launch"),
         hook_seconds=_hook_seconds(group),

@@ -75,7 +75,6 @@ def seen(
     awaiting: tuple[str, ...] = (),
     drift: tuple[str, ...] = (),
     max_size: int = 10,
-    failures: tuple[str, ...] = (),
     domains: dict[str, str] | None = None,
     announced: dict[str, Notice] | None = None,
     faulty: dict[str, NodeFault] | None = None,
@@ -109,7 +108,6 @@ def seen(
         members=members,
         termination_hooks=("hook",),
         drift=drift,
-        launch_failures=failures,
         **group_changes,
     )
     return FleetObserved(group=group, records=tuple(rows), nodes=nodes, jobs=tuple(jobs), replaced=replaced)
@@ -332,7 +330,7 @@ def test_an_instance_that_a_hook_holds_is_let_go_once_no_job_has_it() -> None:
 
 
 def test_why_instances_do_not_come_is_said_in_aws_words() -> None:
-    assert "InsufficientInstanceCapacity" in decide(seen([row("i1")], [], failures=("InsufficientInstanceCapacity: none",))).reason
+    assert "InsufficientInstanceCapacity" in decide(seen([row("i1")], [], launch_failure="InsufficientInstanceCapacity: none")).reason
 
 
 # What AWS announces
@@ -391,14 +389,14 @@ def test_what_may_go_is_replaced_one_by_one_while_all_else_is_whole() -> None:
     assert decision.actions == (TerminateMember(group="group", node_id=NodeId("i1"), decrement=False, reason=decision.records[0].reason),)
     for unrest in (
         seen([*rows[:2], row("i3", NodeState.JOINING)], [], announced=both, silent=("i3",)),
-        seen(rows, [], announced=both, failures=("no p5",), desired=4),
+        seen(rows, [], announced=both, launch_failure="no p5", desired=4),
         seen(rows, [], announced=both, drift=("changed",)),
     ):
         assert decide(unrest, replace(SPEC, spare_count=unrest.group.desired_count - 2)).records == ()
 
 
 def test_surplus_nodes_that_may_go_anyway_are_ended_first() -> None:
-    decision = decide(seen([row("i1"), row("i2"), row("i3"), row("i4")], [], desired=4, announced={"i2": REBALANCE}, failures=("x",)))
+    decision = decide(seen([row("i1"), row("i2"), row("i3"), row("i4")], [], desired=4, announced={"i2": REBALANCE}, launch_failure="x"))
     assert states(decision) == {"i2": ("draining", None)}
 
 
@@ -433,26 +431,47 @@ def test_a_terminating_hook_is_completed_when_its_node_is_free_or_dead_and_held_
 # No capacity
 
 
-def short(**changes: Any) -> FleetObserved:
-    return seen([row("i1"), row("i2")], [], failures=("no p5",), **changes)
+def short(failed_at: float, failing_since: float | None = None, **changes: Any) -> FleetObserved:
+    since = failed_at if failing_since is None else failing_since
+    return seen([row("i1"), row("i2")], [], launch_failure="no p5", failed_at=failed_at, failing_since=since, **changes)
 
 
 def test_a_failed_launch_is_asked_for_again_after_a_while_and_ever_more_seldom() -> None:
     again = RetryLaunch(group="group", desired_count=3, failed_at=NOW - 30)
-    assert decide(short(failed_at=NOW - 29)).actions == ()
-    assert decide(short(failed_at=NOW - 30)).actions == (again,)
-    assert "waits for 1 instances: no p5; asked for again at 00:16:40 UTC" in decide(short(failed_at=NOW - 30)).reason
-    thrice = seen([row("i1"), row("i2")], [], failures=("no p5",) * 3, failed_at=NOW - 119)
-    assert decide(thrice).actions == ()
-    often = seen([row("i1"), row("i2")], [], failures=("no p5",) * 90, failed_at=NOW - 900)
-    assert len(decide(often).actions) == 1
+    assert decide(short(NOW - 29)).actions == ()
+    assert decide(short(NOW - 30)).actions == (again,)
+    assert "waits for 1 instances: no p5; asked for again at 00:16:40 UTC" in decide(short(NOW - 30)).reason
+    asked = replace(again, failed_at=NOW - 60)  # 30 s after the first failure, when it was asked again
+    assert decide(short(NOW - 60, NOW - 90)).actions == (asked,)
+    assert decide(short(NOW - 58, NOW - 89)).actions == ()
+
+
+@pytest.mark.parametrize("apart", [1.0, 7.0, 100.0, 900.0])
+def test_when_launches_are_asked_for_again_follows_from_the_time_and_not_from_how_often_aws_tries(apart: float) -> None:
+    moments = [30.0, 90.0, 210.0, 450.0, 930.0, 1830.0, 2730.0]
+    for number in range(int(2700 // apart) + 1):
+        failed_at = number * apart
+        group = short(NOW + failed_at, NOW).group
+        assert capacity.retry_at(group) == NOW + min(at for at in moments if at > failed_at), failed_at
+    assert capacity.retry_at(short(NOW + 900 * 1e6, NOW).group) == NOW + 930 + 900 * (1e6 - 1)
+    assert capacity.retry_at(seen([], []).group) is None
+
+
+def test_launches_fail_since_the_first_failure_also_when_aws_tells_of_it_no_more() -> None:
+    before = short(failed_at=50.0, failing_since=10.0).group
+    assert capacity.failing_since(None, 40.0) == 40.0
+    assert capacity.failing_since(seen([], []).group, 40.0) == 40.0
+    assert capacity.failing_since(before, 40.0) == 10.0, "the newest failure of before is still told of, so none has succeeded"
+    assert capacity.failing_since(before, 50.0) == 10.0
+    assert capacity.failing_since(before, 51.0) == 51.0, "what had failed before is not told of: one has succeeded since"
+    assert capacity.failing_since(before, 5.0) == 5.0, "more is told of than before"
 
 
 def test_what_aws_suspended_is_lifted_and_what_a_user_suspended_is_named() -> None:
-    by_aws = short(failed_at=NOW - 30, launch_suspension="Administrative suspension", is_suspension_administrative=True)
+    by_aws = short(NOW - 30, launch_suspension="Administrative suspension", is_suspension_administrative=True)
     assert decide(by_aws).actions == (ResumeLaunch(group="group", reason="Administrative suspension"),)
-    assert decide(replace(by_aws, group=replace(by_aws.group, failed_at=NOW - 29))).actions == ()
-    by_user = short(failed_at=NOW - 30, launch_suspension="User suspended at 2026-01-01T00:00:00Z")
+    assert decide(short(NOW - 29, launch_suspension="Administrative suspension", is_suspension_administrative=True)).actions == ()
+    by_user = short(NOW - 30, launch_suspension="User suspended at 2026-01-01T00:00:00Z")
     assert decide(by_user).actions == ()
     assert "User suspended at 2026-01-01T00:00:00Z" in decide(by_user).reason
     assert decide(seen([row("i1"), row("i2"), row("i3")], [], launch_suspension="User suspended")).reason == "keeps 3 nodes"

@@ -163,6 +163,18 @@ async def test_launches_that_aws_suspended_after_failures_are_resumed_and_the_jo
     await world.running()
 
 
+async def test_a_group_that_tries_every_second_moves_no_moment_at_which_it_is_asked_again(world: World) -> None:
+    world.operator.launch_retry = timedelta(seconds=1)
+    world.operator.capacity = 2
+    world.submit()
+    words = []
+    for _ in range(60):
+        await world.tick(1)
+        words.append(world.job().reason)
+    assert len(world.operator.recent_launch_failures(GROUP)) > 50
+    assert list(dict.fromkeys(said.rpartition(" at ")[2] for said in words if "asked for again" in said)) == ["00:00:31 UTC", "00:01:31 UTC"]
+
+
 async def test_the_wait_for_capacity_is_part_of_a_replacement_s_time(world: World) -> None:
     await world.until(lambda: len(world.agents) == 5 and all(node.state == "spare" for node in world.nodes().values()))
     world.runner.observer._histories.clear()
