@@ -9,6 +9,9 @@ That a drill strikes is stored before it does: it strikes once or never, whateve
 What follows from a drill has the cause DRILL; what fails by itself while its incident is open has a cause of its own, and with that the incident is
 no drill's any more: it is a failure for MTTF and MTTR, and the nodes that it took, less the one that was struck, ask for spares.
 
+Who is heard first need not be who was struck: the other ranks end for want of the one that was killed, and members that cannot reach a coordinator
+say so before AWS says that its instance has ended.
+
 Invariant: pure. A drill speaks against nobody: what it breaks is no failure of the node or the job.
 """
 
@@ -17,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 
 from control_plane.core.incidents import Fault
 from control_plane.core.observed import Cause, DrillKind, DrillObserved, DrillState, FailureRecord, IncidentRecord, JobRecord
 from control_plane.core.states import ENDED_JOBS, JobState
+from everstep.protocol.agent_messages import ExitClass, MemberReport
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
@@ -87,7 +92,12 @@ def follow(drill: DrillObserved, record: JobRecord, plan: GenerationPlan | None,
 
 
 def attributed(
-    drill: DrillObserved | None, generation: int, found: tuple[Fault, ...], failure: FailureRecord | None = None
+    drill: DrillObserved | None,
+    generation: int,
+    found: tuple[Fault, ...],
+    failure: FailureRecord | None = None,
+    *,
+    reports: Mapping[NodeId, MemberReport] = MappingProxyType({}),
 ) -> tuple[tuple[Fault, ...], FailureRecord | None]:
     """Return the faults that end a generation, or are found of one that has ended, with what a drill has done told as such.
 
@@ -96,6 +106,7 @@ def attributed(
         generation: that they are faults of.
         found: why it ended; not empty.
         failure: for the breakers.
+        reports: of the generation's members, where its ranks may have ended.
 
     Returns:
         Both as they are where the drill has nothing to do with it. What it has is of the cause DRILL, against nobody; the last fault says so.
@@ -103,7 +114,7 @@ def attributed(
     if drill is None or drill.struck_at is None:
         return found, failure
     is_struck = drill.generation == generation
-    has_struck_rank = failure is not None and failure.node_id == drill.node_id
+    has_struck_rank = is_struck and has_struck_rank_ended(drill, reports)
     at_node = {number for number, fault in enumerate(found) if _is_explained(drill, fault, is_struck=is_struck, has_struck_rank=has_struck_rank)}
     if not at_node:
         return found, failure
@@ -114,25 +125,35 @@ def attributed(
         followed = set(range(len(found)))  # it alone held something
     told = tuple(replace(fault, cause=Cause.DRILL, implicates=None) if number in followed else fault for number, fault in enumerate(found))
     said = Fault(cause=Cause.DRILL, evidence=in_words(drill), at=min(found[number].at for number in followed), seen_on=(drill.node_id,))
-    return (*told, said), None if has_struck_rank and is_struck else failure
+    is_own = any(fault.cause is Cause.RANK_EXIT and number in at_node for number, fault in enumerate(found))
+    return (*told, said), None if is_own else failure
+
+
+def has_struck_rank_ended(drill: DrillObserved, reports: Mapping[NodeId, MemberReport]) -> bool:
+    """Say whether the rank that a drill has killed is known to have ended by that: one that was halted, or is done, was not struck before."""
+    report = reports.get(drill.node_id) if drill.kind is DrillKind.KILL_RANK else None
+    exits = [rank.exit for rank in report.ranks if rank.rank == drill.rank] if report is not None else []
+    return any(each is not None and each.exit_class not in (ExitClass.SUCCESS, ExitClass.HALTED) for each in exits)
 
 
 def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[Fault, ...]) -> IncidentRecord:
-    """Return an incident that began with a rank's exit as the drill's, once it is found that the drill had ended an instance by then.
+    """Return an incident that began with a rank's exit as the drill's, once it is found that the drill had ended an instance or another rank by then.
 
     Args:
         drill: the job's open one.
         incident: the open one.
-        found: attributed; the losses that were found now.
+        found: attributed; what was found now.
 
     Returns:
-        The incident, of the cause DRILL where the rank failed for want of the instance, else as it is.
+        The incident, of the cause DRILL where the rank failed for want of what the drill had struck, else as it is.
     """
     if drill is None or incident.generation_before != drill.generation or in_words(drill) in incident.evidence:
         return incident  # where it was known already, the rank's exit was another failure
     if all(fault.cause is not Cause.DRILL for fault in found):
         return incident
     is_of_it = incident.cause is Cause.RANK_EXIT and Cause.RANK_EXIT in EXPLAINS[drill.kind]
+    if drill.kind is DrillKind.KILL_RANK:  # a rank that had ended before did not end for want of this one
+        is_of_it = is_of_it and drill.struck_at is not None and incident.failed_at >= drill.struck_at
     return replace(incident, cause=Cause.DRILL) if is_of_it else incident
 
 
@@ -146,8 +167,13 @@ def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_st
     """Say whether a fault is the drill's at the node that it struck. An instance that is ended stays so: AWS may say it generations later."""
     if fault.cause not in EXPLAINS[drill.kind] or not (is_struck or drill.kind is DrillKind.TERMINATE_INSTANCE):
         return False
+    if fault.cause is Cause.RANK_EXIT and drill.kind is DrillKind.KILL_RANK:
+        assert drill.struck_at is not None  # it has struck
+        return has_struck_rank and (fault.rank == drill.rank or fault.at >= drill.struck_at)
     if fault.cause is Cause.RANK_EXIT:
-        return is_struck and has_struck_rank
+        return is_struck and drill.node_id in fault.seen_on
+    if fault.unreached == drill.node_id:
+        return is_struck
     return _node_of(fault) == drill.node_id
 
 

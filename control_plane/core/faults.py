@@ -44,12 +44,13 @@ def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId,
     return tuple(sorted(failing, key=moment))
 
 
-def of_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[Fault, ...]:
-    """Return the fault of the first rank that failed; those after it are its consequence as a rule."""
+def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None) -> tuple[Fault, ...]:
+    """Return the fault of the first rank that failed, or of this `only` one; those after the first are its consequence as a rule."""
     for node, rank in failing_ranks(reports):
-        if rank.exit is not None:
+        if rank.exit is not None and only in (None, rank.rank):
             how = f"{rank.exit.exit_class.value}, {'signal' if rank.exit.code < 0 else 'code'} {abs(rank.exit.code)}"
-            return (Fault(cause=Cause.RANK_EXIT, evidence=f"rank {rank.rank} on {node} ended: {how}", at=rank.exit.at_seconds, seen_on=(node,)),)
+            words = f"rank {rank.rank} on {node} ended: {how}"
+            return (Fault(cause=Cause.RANK_EXIT, evidence=words, at=rank.exit.at_seconds, seen_on=(node,), rank=rank.rank),)
     return ()
 
 
@@ -192,7 +193,7 @@ def of_coordinator(plan: GenerationPlan, silence: Silence | None, committed_by_o
     return (Fault(cause=Cause.AGENT_LOST, evidence=words, at=silence.since, seen_on=(plan.coordinator,), implicates=line),)
 
 
-def of_cut_off_members(reports: Mapping[NodeId, MemberReport], now: float, timeouts: Timeouts) -> tuple[Fault, ...]:
+def of_cut_off_members(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: float, timeouts: Timeouts) -> tuple[Fault, ...]:
     """Return a fault if live members cannot reach the coordinator for too long: without their votes nothing is committed any more.
 
     The coordinator may be as alive as they are; what is broken lies between them.
@@ -201,7 +202,8 @@ def of_cut_off_members(reports: Mapping[NodeId, MemberReport], now: float, timeo
     if not told:
         return ()
     words = f"{'; '.join(message for _, message in told)}: nothing was committed meanwhile"
-    return (Fault(cause=Cause.AGENT_LOST, evidence=words, at=now - timeouts.coordinator_deadline_seconds, seen_on=tuple(node for node, _ in told)),)
+    at = now - timeouts.coordinator_deadline_seconds
+    return (Fault(cause=Cause.AGENT_LOST, evidence=words, at=at, seen_on=tuple(node for node, _ in told), unreached=plan.coordinator),)
 
 
 def of_silence(plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: float, timeouts: Timeouts) -> tuple[Fault, ...]:

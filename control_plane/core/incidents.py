@@ -14,7 +14,7 @@ from itertools import groupby
 
 from control_plane.core.observed import Cause, Implication, IncidentRecord
 from control_plane.core.states import INCIDENT_TRANSITIONS, IncidentEvent, IncidentState, advance
-from everstep.protocol.ids import Generation, NodeId, RunId, Step
+from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
 
 _GRAVITY = tuple(Cause)
 _ABSENCE = "no control plane was at work"
@@ -35,6 +35,10 @@ class Fault:
     """Where else it happened: the nodes whose ranks, agents or links showed it, whether or not they are lost by it."""
     implicates: Implication | None = None
     """The node that it speaks against, lost or not; its incident is named once there is one."""
+    rank: Rank | None = None
+    """The rank that ended; None where it is about none."""
+    unreached: NodeId | None = None
+    """The node that others could not reach, which may be as alive as they are."""
 
 
 def incident_id(run: RunId, generation: Generation) -> str:

@@ -431,6 +431,7 @@ def _with_last_words(view: _View) -> _View:
     if view.record.generation != before.generation_before:
         return view
     earlier = tuple(fault for fault in faults.of_ranks(view.reports) if before.cause is Cause.RANK_EXIT and fault.at < before.failed_at)
+    view, before, earlier = _with_struck_rank(view, before, earlier)
     incident = replace(incidents.with_faults(before, earlier), reached_step=max(before.reached_step, faults.reached(view.reports)))
     if before.cause in (*_NODE_LOSSES, Cause.GROUP_LOST):
         incident = replace(incident, failed_at=min(before.failed_at, faults.failing_since(view.reports, before.failed_at)))
@@ -439,6 +440,19 @@ def _with_last_words(view: _View) -> _View:
     record = accounting.recharge_unnoticed(view.record, unnoticed)
     incident = replace(incident, node_microseconds_before=before.node_microseconds_before - unnoticed * view.spec.node_count)
     return replace_record(replace(view, record=record), incident=incident)
+
+
+def _with_struck_rank(view: _View, incident: IncidentRecord, told: tuple[Fault, ...]) -> tuple[_View, IncidentRecord, tuple[Fault, ...]]:
+    """Return all three with what is known once the rank that a drill has struck is heard of: the exits of others that came first were its doing."""
+    drill = view.seen.drill
+    if drill is None or incident.cause is not Cause.RANK_EXIT or not drills.has_struck_rank_ended(drill, view.reports):
+        return view, incident, told
+    struck = faults.of_ranks({drill.node_id: view.reports[drill.node_id]}, only=drill.rank)
+    found, _ = drills.attributed(drill, incident.generation_before, tuple(dict.fromkeys((*told, *struck))), reports=view.reports)
+    recast = drills.recast(drill, incident, found)
+    if recast.cause is not Cause.DRILL:
+        return view, incident, told
+    return replace_record(view, failures=breakers.forgiven(view.record.failures, incident.generation_before)), recast, found
 
 
 def _with_asked(view: _View) -> _View:
@@ -731,7 +745,7 @@ def _watch(view: _View) -> Decision:
         *faults.of_ranks(view.reports),
         *faults.of_agents(plan, view.spec.run, view.nodes, view.now),
         *faults.of_coordinator(plan, silences.get(plan.coordinator), others.committed, view.now, view.policy.timeouts),
-        *faults.of_cut_off_members(view.reports, view.now, view.policy.timeouts),
+        *faults.of_cut_off_members(plan, view.reports, view.now, view.policy.timeouts),
     )
     if record.state is JobState.STOPPING:
         return replace_actions(_stop(view, found, is_durable=not puts), puts)
@@ -841,9 +855,7 @@ def _leave(view: _View) -> Decision | None:
         if moves.is_stuck(leaving, record.progress_at, view.now, timeouts, hangs.promised_seconds(view.reports)):
             unasked = tuple(replace(move, asked_at=None) for move in record.moves)  # nothing advances: there is nothing to spare any more
             return _new_generation(replace_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None)
-        ask = SendStop(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation)
-        asks = (ask,) if _is_in(view, plan.coordinator, MemberPhase.RUNNING) else ()
-        return _stay(view, f"agrees on a stop, to leave {names}: {why}", asks, requeue=LAUNCH_SECONDS)
+        return _stay(view, f"agrees on a stop, to leave {names}: {why}", _ask_to_stop(view), requeue=LAUNCH_SECONDS)
     exits = [rank.exit.at_seconds for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
     stopped_at = min(max(exits, default=view.now), view.now)
     found = tuple(moves.fault(move, stopped_at, view.now) for move in leaving)
@@ -1029,12 +1041,7 @@ def _stop(view: _View, found: tuple[Fault, ...], *, is_durable: bool) -> Decisio
     patience = view.policy.timeouts.blind_wait_seconds
     is_stuck = view.now - max(record.state_since, record.progress_at) > patience
     if not found and not is_stuck:
-        ask = (
-            (SendStop(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation),)
-            if _is_in(view, plan.coordinator, MemberPhase.RUNNING)
-            else ()
-        )
-        return _stay(view, f"stops: {view.wants_stop}", ask, requeue=LAUNCH_SECONDS)
+        return _stay(view, f"stops: {view.wants_stop}", _ask_to_stop(view), requeue=LAUNCH_SECONDS)
     why = found[0].evidence if found else f"no step within {patience:g} s"
     running = [node.node_id for node in plan.nodes if _is_in(view, node.node_id, MemberPhase.RUNNING)]
     told = [*running, plan.coordinator] if _is_in(view, plan.coordinator, MemberPhase.EXITED) else running
@@ -1053,17 +1060,20 @@ def _pause(view: _View) -> Decision:
 
     Ranks that stand still on purpose are waited for: they agree at the end of their step.
     """
-    record, plan = view.record, view.plan
+    record = view.record
     patience = view.policy.timeouts.blind_wait_seconds + hangs.promised_seconds(view.reports)
     if view.now - max(record.state_since, record.progress_at) > patience:
         words = f"the ranks did not agree on a stop, and made no step, for {patience:g} s"
         return _resumed(view, Fault(cause=Cause.PAUSE_FAILED, evidence=words, at=view.now))
-    ask = (
-        (SendStop(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation),)
-        if _is_in(view, plan.coordinator, MemberPhase.RUNNING)
-        else ()
-    )
-    return _stay(view, record.reason, ask, requeue=LAUNCH_SECONDS)
+    return _stay(view, record.reason, _ask_to_stop(view), requeue=LAUNCH_SECONDS)
+
+
+def _ask_to_stop(view: _View) -> tuple[SendStop, ...]:
+    """Return what asks for the agreed stop: the coordinator is asked, while its ranks run."""
+    plan = view.plan
+    if not _is_in(view, plan.coordinator, MemberPhase.RUNNING):
+        return ()
+    return (SendStop(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation),)
 
 
 def _paused(view: _View, *, is_durable: bool) -> Decision:
@@ -1106,7 +1116,7 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
         PREPARING.
     """
     plan = view.plan
-    found, failure = drills.attributed(view.seen.drill, plan.generation, found, failure)
+    found, failure = drills.attributed(view.seen.drill, plan.generation, found, failure, reports=view.reports)
     issued = Generation(max(view.record.issued_generation, launch.highest_seen(view.seen, view.spec.run)) + 1)
     has_stopped = view.record.state is JobState.RUNNING and _was_agreed(view)
     leaving = tuple(moves.verdict(move) for move in moves.asked(view.record.moves) if move.is_announced and has_stopped)

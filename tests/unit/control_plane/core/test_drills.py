@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from control_plane.core import drills, incidents
 from control_plane.core.incidents import Fault
-from control_plane.core.observed import Cause, DrillKind, DrillObserved, DrillState, FailureRecord, Implication, Remedy
-from everstep.protocol.agent_messages import ExitClass
-from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
+from control_plane.core.observed import Cause, DrillKind, DrillObserved, DrillState, FailureRecord, Implication, IncidentRecord, Remedy
+from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit, RankStatus
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 
 STRUCK, OTHER = NodeId("i-1"), NodeId("i-2")
 NOW = 1000.0
@@ -28,6 +30,21 @@ def drill(kind: DrillKind) -> DrillObserved:
     )
 
 
+def exit_of(rank: int, node: NodeId, at: float = NOW) -> Fault:
+    return Fault(cause=Cause.RANK_EXIT, evidence=f"rank {rank} on {node} ended", at=at, seen_on=(node,), rank=Rank(rank))
+
+
+def reports(exit_class: ExitClass | None = ExitClass.KILLED, *, rank: int = 1, node: NodeId = STRUCK) -> dict[NodeId, MemberReport]:
+    """What the struck node's agent tells of one of its ranks."""
+    ended = RankExit(exit_class=exit_class, code=-9, at_seconds=NOW, boundary=Step(7)) if exit_class is not None else None
+    ranks = (RankStatus(rank=Rank(rank), boundary=Step(7), exit=ended),)
+    return {node: MemberReport(job=JobName("gpt"), run=RunId("r"), generation=Generation(3), phase=MemberPhase.RUNNING, ranks=ranks)}
+
+
+def opened_by(*found: Fault) -> IncidentRecord:
+    return incidents.opened(RunId("r"), Generation(3), found, decision="", reason="", reached=Step(7), now=NOW)
+
+
 def fault(cause: Cause, node: NodeId | None = None, *, speaks_against: NodeId | None = None) -> Fault:
     line = (
         Implication(node_id=speaks_against, incident_id="", at=NOW, what=cause.value, evidence="", remedy=Remedy.RESTART) if speaks_against else None
@@ -39,8 +56,8 @@ def failure(node: NodeId) -> FailureRecord:
     return FailureRecord(generation=Generation(3), step=Step(7), exit_class=ExitClass.KILLED, code=-9, at=NOW, max_boundary=Step(7), node_id=node)
 
 
-def causes(kind: DrillKind, *found: Fault, generation: int = 3, of: FailureRecord | None = None) -> list[Cause]:
-    return [each.cause for each in drills.attributed(drill(kind), generation, found, of)[0]]
+def causes(kind: DrillKind, *found: Fault, generation: int = 3, told: dict[NodeId, MemberReport] | None = None) -> list[Cause]:
+    return [each.cause for each in drills.attributed(drill(kind), generation, found, reports=told or {})[0]]
 
 
 @pytest.mark.parametrize(
@@ -64,11 +81,49 @@ def test_what_follows_from_a_drill_is_the_drills(kind: DrillKind, found: tuple[F
     assert opened.instance_ids == tuple(each.node_id for each in found if each.node_id is not None)
 
 
-def test_a_killed_rank_is_the_drills_only_where_it_was_the_first_to_fail() -> None:
-    rank = fault(Cause.RANK_EXIT)
-    assert causes(DrillKind.KILL_RANK, rank, of=failure(STRUCK)) == [Cause.DRILL, Cause.DRILL]
-    assert drills.attributed(drill(DrillKind.KILL_RANK), 3, (rank,), failure(STRUCK))[1] is None
-    assert drills.attributed(drill(DrillKind.KILL_RANK), 3, (rank,), failure(OTHER)) == ((rank,), failure(OTHER))
+@pytest.mark.parametrize(
+    ("first", "told", "is_drills"),
+    [
+        pytest.param(exit_of(1, STRUCK), reports(), True, id="the struck rank"),
+        pytest.param(exit_of(0, OTHER), reports(), True, id="one that ended for want of it and is heard first"),
+        pytest.param(exit_of(0, OTHER), {}, False, id="another one, and nothing is heard of the struck one yet"),
+        pytest.param(exit_of(0, OTHER), reports(None), False, id="another one, and the struck one runs"),
+        pytest.param(exit_of(0, OTHER), reports(ExitClass.HALTED), False, id="another one, for which the struck one was halted"),
+        pytest.param(exit_of(0, OTHER, NOW - 2), reports(), False, id="one that had ended before"),
+        pytest.param(exit_of(2, STRUCK), reports(rank=2), False, id="another rank of its node"),
+        pytest.param(exit_of(2, STRUCK, NOW - 2), reports(), False, id="another rank of its node, before"),
+    ],
+)
+def test_an_exit_is_the_drills_once_the_rank_that_it_killed_is_known_to_have_ended(
+    first: Fault, told: dict[NodeId, MemberReport], *, is_drills: bool
+) -> None:
+    killed = drill(DrillKind.KILL_RANK)
+    expected = [Cause.DRILL, Cause.DRILL] if is_drills else [Cause.RANK_EXIT]
+    found, remembered = drills.attributed(killed, 3, (first,), failure(OTHER), reports=told)
+    assert [each.cause for each in found] == expected
+    assert (remembered is None) is is_drills
+    assert causes(DrillKind.KILL_RANK, first, generation=4, told=told) == [Cause.RANK_EXIT]
+
+
+def test_an_incident_of_another_ranks_exit_is_told_as_the_drills_once_the_struck_rank_is_heard() -> None:
+    killed = drill(DrillKind.KILL_RANK)
+    struck, _ = drills.attributed(killed, 3, (exit_of(1, STRUCK),), reports=reports())
+    assert incidents.with_faults(drills.recast(killed, opened_by(exit_of(0, OTHER)), struck), struck).cause is Cause.DRILL
+    assert drills.recast(killed, opened_by(exit_of(0, OTHER, NOW - 2)), struck).cause is Cause.RANK_EXIT, "it had ended before the drill struck"
+
+
+def test_members_that_cannot_reach_the_struck_coordinator_say_what_the_drill_did_before_aws_does() -> None:
+    cut_off = replace(fault(Cause.AGENT_LOST), seen_on=(OTHER,), unreached=STRUCK)
+    assert causes(DrillKind.TERMINATE_INSTANCE, cut_off) == [Cause.DRILL, Cause.DRILL]
+    assert causes(DrillKind.KILL_AGENT, cut_off) == [Cause.DRILL, Cause.DRILL]
+    assert causes(DrillKind.KILL_RANK, cut_off) == [Cause.AGENT_LOST]
+    assert causes(DrillKind.TERMINATE_INSTANCE, replace(cut_off, unreached=OTHER)) == [Cause.AGENT_LOST]
+    assert causes(DrillKind.TERMINATE_INSTANCE, cut_off, generation=4) == [Cause.AGENT_LOST], "another one is coordinator since"
+    of_instance = drill(DrillKind.TERMINATE_INSTANCE)
+    incident = opened_by(*drills.attributed(of_instance, 3, (cut_off,))[0])
+    lost, _ = drills.attributed(of_instance, 3, (fault(Cause.INSTANCE_TERMINATED, STRUCK),))
+    whole = incidents.with_faults(drills.recast(of_instance, incident, lost), lost)
+    assert (whole.cause, whole.lost_node_count, whole.instance_ids) == (Cause.DRILL, 0, (STRUCK,))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +146,8 @@ def test_of_a_later_generation_only_the_end_of_the_instance_is_the_drills() -> N
     assert causes(DrillKind.KILL_AGENT, lost, generation=4) == [Cause.NODE_UNREACHABLE]
     assert causes(DrillKind.TERMINATE_INSTANCE, lost, generation=4) == [Cause.DRILL, Cause.DRILL]
     assert causes(DrillKind.TERMINATE_INSTANCE, lost, fault(Cause.RANK_EXIT), generation=4) == [Cause.DRILL, Cause.RANK_EXIT, Cause.DRILL]
-    assert causes(DrillKind.KILL_RANK, fault(Cause.RANK_EXIT), generation=4, of=failure(STRUCK)) == [Cause.RANK_EXIT]
-    assert causes(DrillKind.TERMINATE_INSTANCE, fault(Cause.RANK_EXIT), generation=4, of=failure(STRUCK)) == [Cause.RANK_EXIT]
+    assert causes(DrillKind.TERMINATE_INSTANCE, exit_of(1, STRUCK)) == [Cause.DRILL, Cause.DRILL]
+    assert causes(DrillKind.TERMINATE_INSTANCE, exit_of(1, STRUCK), generation=4) == [Cause.RANK_EXIT]
 
 
 def test_what_fails_by_itself_beside_a_drill_names_the_incident_and_asks_for_a_spare_of_its_own() -> None:

@@ -54,7 +54,9 @@ def test_the_first_rank_that_failed_is_the_fault_and_halted_ones_are_not() -> No
     (found,) = faults.of_ranks(reports)
     assert found.evidence == "rank 2 on n2 ended: killed, signal 9"
     assert (found.seen_on, found.node_id) == ((NodeId("n2"),), None)
-    assert found.at == 4.0
+    assert (found.at, found.rank) == (4.0, 2)
+    assert [each.rank for each in faults.of_ranks(reports, only=Rank(1))] == [1]
+    assert faults.of_ranks(reports, only=Rank(3)) == ()
     assert faults.failing_since(reports, otherwise=9.0) == 4.0
     remembered = faults.failure_of_ranks(plan(), reports, Step(9))
     assert remembered is not None
@@ -111,12 +113,13 @@ def test_members_that_cannot_reach_the_coordinator_end_the_generation() -> None:
     """The coordinator may be as alive as they are: another one is chosen for the next."""
     timeouts = ladder(3.0)
     told = NodeFault(code="coordinator_unreachable", message="n1 has not reached the coordinator n0 for 15 s", is_permanent=False)
-    assert faults.of_cut_off_members({NodeId("n1"): report()}, 100.0, timeouts) == ()
-    (fault,) = faults.of_cut_off_members({NodeId("n0"): report(), NodeId("n1"): report(faults=(told,))}, 100.0, timeouts)
+    assert faults.of_cut_off_members(plan(), {NodeId("n1"): report()}, 100.0, timeouts) == ()
+    (fault,) = faults.of_cut_off_members(plan(), {NodeId("n0"): report(), NodeId("n1"): report(faults=(told,))}, 100.0, timeouts)
     assert fault.cause is Cause.AGENT_LOST
     assert told.message in fault.evidence
     assert fault.at == 100.0 - timeouts.coordinator_deadline_seconds
     assert fault.node_id is None, "the coordinator is no lost node"
+    assert fault.unreached == plan().coordinator
 
 
 def test_a_recovery_that_has_caught_up_fails_again_before_anybody_has_looked() -> None:

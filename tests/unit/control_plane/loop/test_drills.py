@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from control_plane.core.states import JobState, NodeState
@@ -132,6 +134,31 @@ async def test_a_server_that_dies_before_it_strikes_never_strikes(world: World, 
         await world.train(1)
     assert (drill(world).state, kills(world)) == ("struck", [])
     assert world.incidents() == ()
+
+
+async def test_a_rank_that_ends_for_want_of_the_struck_one_and_is_heard_first_is_nobodys_failure(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node_id = await trains(world)
+    struck, other = world.agents[node_id], world.team()[2]
+    asked = ask(world, "kill-rank", node_id, 1)
+    with monkeypatch.context() as silent:
+        silent.setattr(struck, "report", lambda *_: None)
+        await world.until(lambda: bool(struck.exits))
+        world.now += timedelta(milliseconds=10)
+        world.kill_rank(other)
+        await world.runner.sweep_jobs()
+        (incident,) = world.incidents()
+        assert (incident.cause, len(world.job().failures)) == ("rank_exit", 1), "nobody knows yet that the drill's rank has ended"
+    struck.report()
+    await again(world)
+    (incident,) = world.incidents()
+    assert incident.cause == "drill"
+    assert sum("signal 9" in words for words in incident.evidence) == 2
+    assert any(f"a drill ({asked.id})" in words for words in incident.evidence)
+    assert world.job().failures == ()
+    assert world.failures() == (1, 0, 0)
+    assert drill(world).state == "recovered"
 
 
 async def test_another_failure_meanwhile_is_not_the_drills(world: World) -> None:
