@@ -28,11 +28,17 @@ def retry_at(group: GroupObserved) -> float | None:
     """
     if group.failing_since is None or group.failed_at is None:
         return None
-    at, pause = group.failing_since + FIRST_RETRY_SECONDS, FIRST_RETRY_SECONDS
-    while at <= group.failed_at and pause < LONGEST_RETRY_SECONDS:
-        pause = min(2 * pause, LONGEST_RETRY_SECONDS)
-        at += pause
-    return at if at > group.failed_at else at + LONGEST_RETRY_SECONDS * (1 + (group.failed_at - at) // LONGEST_RETRY_SECONDS)
+    at, tries = group.failing_since, 0
+    while at <= group.failed_at:
+        tries += 1
+        pause = pause_seconds(tries)
+        at += pause if pause < LONGEST_RETRY_SECONDS else pause * (1 + (group.failed_at - at) // pause)
+    return at
+
+
+def pause_seconds(failure_count: int) -> float:
+    """Return how long to wait after so many failures in a row before asking again."""
+    return min(FIRST_RETRY_SECONDS * 2.0 ** max(0, min(failure_count, 10) - 1), LONGEST_RETRY_SECONDS)
 
 
 def failing_since(before: GroupObserved | None, first: float) -> float:
