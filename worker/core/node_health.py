@@ -8,7 +8,8 @@
     nic_errors       a card has counted `NIC_ERRORS` within `WINDOW_SECONDS`
     disk_read_only   the kernel has remounted it so, as a rule after an error of the disk
     disk_full        nothing of use can be written any more
-    disk_silent      it has finished none of the requests that lie before it for `DEVICE_SILENT_SECONDS`: a busy one finishes some
+    disk_silent      it has finished none of the requests that lie before it for `DEVICE_SILENT_SECONDS`: a busy one finishes some; one that has
+                     finished none since the first reading, for `FIRST_SILENT_SECONDS`
     memory_low       less than `LOW_MEMORY_SHARE` can be allocated, for `LOW_SECONDS`
     memory_killed    the kernel has ended a process for want of memory, within `WINDOW_SECONDS`
 
@@ -22,6 +23,10 @@ from dataclasses import dataclass, field
 
 from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS, NodeFault
 
+FIRST_SILENT_SECONDS = 60.0
+"""A volume of which nobody has seen yet that it finishes anything may be an idle one whose driver shows what is long finished. What the agent writes
+to it as it starts is dirty for 35 s at the most, and then written: one that works has finished some by now.
+Source: Linux, Documentation/admin-guide/sysctl/vm.rst (dirty_expire_centisecs, dirty_writeback_centisecs)."""
 XID_SECONDS = 600.0
 """What an Xid leaves behind for longer shows as `gpu_lost` or `gpu_ecc`."""
 THROTTLED_SECONDS = 10.0
@@ -76,10 +81,16 @@ class DiskWait:
     """Since when a volume has finished nothing although it had to."""
 
     finished_count: int
-    least_waiting: int
-    """The fewest requests ever seen before it: some drivers lose count, and show for ever what is long finished."""
+    least_waiting: int | None
+    """The fewest requests seen before it while it finished others, or none: some drivers lose count, and show for ever what is long finished. None:
+    nobody has seen it finish anything yet."""
     since: float | None
     """Monotonic seconds; None while nothing waits."""
+
+    def is_stuck(self, now: float) -> bool:
+        """Say whether it has finished nothing for so long that it is at fault."""
+        patience = FIRST_SILENT_SECONDS if self.least_waiting is None else DEVICE_SILENT_SECONDS
+        return self.since is not None and now - self.since >= patience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +157,7 @@ def judge(before: NodeHealth, facts: NodeFacts) -> NodeHealth:
     is_low = facts.memory_available_bytes < LOW_MEMORY_SHARE * facts.memory_total_bytes
     low_since = (now if before.low_since is None else before.low_since) if is_low else None
     waits = {disk.path: _wait(before.waits.get(disk.path), disk.queue, now) for disk in facts.disks if disk.queue is not None}
-    stuck = {path for path, wait in waits.items() if wait.since is not None and now - wait.since >= DEVICE_SILENT_SECONDS}
+    stuck = {path for path, wait in waits.items() if wait.is_stuck(now)}
     seen_up = before.seen_up | {link.name for link in facts.links if link.is_up}
     faults = (
         *_of_gpus(facts.gpus, xids, {index for index, since in slowed.items() if now - since >= THROTTLED_SECONDS}),
@@ -189,11 +200,14 @@ def _of_links(links: Sequence[LinkFacts], seen_up: frozenset[str], errors: Mappi
 
 def _wait(before: DiskWait | None, queue: DiskQueue, now: float) -> DiskWait:
     """Return how long a volume has finished nothing: a request that waits at two readings between which none was finished has waited all the time."""
-    least = queue.waiting_count if before is None else min(before.least_waiting, queue.waiting_count)
-    if queue.waiting_count <= least:
-        return DiskWait(finished_count=queue.finished_count, least_waiting=least, since=None)
-    has_stood = before is not None and before.since is not None and before.finished_count == queue.finished_count
-    return DiskWait(finished_count=queue.finished_count, least_waiting=least, since=before.since if before is not None and has_stood else now)
+    finished, waiting = queue.finished_count, queue.waiting_count
+    least = before.least_waiting if before is not None else None
+    if least is not None or waiting == 0 or (before is not None and before.finished_count != finished):
+        least = waiting if least is None else min(least, waiting)
+    if waiting <= (least or 0):
+        return DiskWait(finished_count=finished, least_waiting=least, since=None)
+    has_stood = before is not None and before.since is not None and before.finished_count == finished
+    return DiskWait(finished_count=finished, least_waiting=least, since=before.since if before is not None and has_stood else now)
 
 
 def _of_disk(disk: DiskFacts, *, is_stuck: bool) -> list[NodeFault]:

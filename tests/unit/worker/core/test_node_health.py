@@ -8,7 +8,7 @@ import pytest
 
 from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS
 from worker.core import node_health
-from worker.core.node_health import DiskFacts, DiskQueue, GpuFacts, LinkFacts, NodeFacts, NodeHealth, judge
+from worker.core.node_health import FIRST_SILENT_SECONDS, DiskFacts, DiskQueue, GpuFacts, LinkFacts, NodeFacts, NodeHealth, judge
 
 GIB = 1 << 30
 WELL = NodeFacts(
@@ -83,9 +83,17 @@ def test_a_busy_volume_finishes_some_however_slowly_and_an_idle_one_has_nothing_
 
 
 def test_requests_that_a_driver_has_lost_count_of_are_none() -> None:
-    assert told(*(disk(seconds, 100, 2) for seconds in range(1, 300))) == []
-    lost = [disk(seconds, 100, 2) for seconds in range(1, 300)]
-    assert told(*lost, disk(300, 100, 3), disk(300 + LONG, 100, 3)) == STUCK
+    lost = [disk(1, 100, 5), *(disk(seconds, 101, 2) for seconds in range(2, 300))]
+    assert told(*lost) == []
+    assert told(*lost, disk(300, 101, 3), disk(300 + LONG, 101, 3)) == STUCK
+    assert told(disk(1, 100, 2), disk(FIRST_SILENT_SECONDS, 101, 2), disk(500, 101, 2)) == [], "it finishes what is written to it"
+
+
+def test_a_volume_that_was_stuck_before_anybody_looked_is_found() -> None:
+    assert told(disk(1, 100, 2), disk(FIRST_SILENT_SECONDS + 0.9, 100, 4)) == []
+    assert told(disk(1, 100, 2), disk(FIRST_SILENT_SECONDS + 1, 100, 4)) == STUCK
+    assert told(disk(1, 100, 2), disk(40, 100, 2), disk(41, 100, 0), disk(100, 100, 0)) == []
+    assert told(disk(1, 100, 2), disk(40, 101, 3), disk(41, 101, 4), disk(41 + LONG, 101, 4)) == STUCK, "it has been seen to work"
 
 
 def test_two_readings_far_apart_prove_as_much_as_many() -> None:
