@@ -1,10 +1,10 @@
 """Ends a cluster whose maker has died: whoever enters a `LocalCluster` promises to end it, and a process that is killed cannot.
 
-    maker ──pipe──▶ python -P -m infra.local_cloud.guardian STATE_DIR
+    maker ──pipe──▶ python -P -m infra.local_cloud.guardian STATE_DIR RUN
 
 The pipe's other end is the maker's alone. A byte on it: the maker has ended the cluster itself. Its end without one: the kernel has closed it,
 however the maker died; then the guardian does what `LocalCluster.down` does: processes, network namespaces and what instances have mounted on
-tmpfs go.
+tmpfs go. A cluster that somebody else has started in the same folder since then has another run's name, and is left alone.
 
 Invariant: it is no part of the cluster, in a session of its own, and has nothing imported but the standard library while it waits.
 """
@@ -30,11 +30,12 @@ class Guardian:
 
     Args:
         state_dir: of the cluster.
+        run: what its maker's `up` writes down there before it starts anything.
     """
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, run: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "infra.local_cloud.guardian", str(state_dir)],
+            [sys.executable, "-P", "-m", "infra.local_cloud.guardian", str(state_dir), run],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            LocalCluster(Path(arguments[0])).down()
+            LocalCluster(Path(arguments[0])).down(of_run=arguments[1])
         except PreflightFailed:  # an `up` or a `down` of somebody else's is at work
             if time.monotonic() > deadline:
                 return 1

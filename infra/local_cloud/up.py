@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import random
+import secrets
 import shutil
 import signal
 import threading
@@ -156,10 +157,12 @@ class LocalCluster:
         self._models = self._local / "models"
         self._parts = Parts(self._local, self.logs)
         self._progress = progress or Silent()
+        self._run = secrets.token_hex(8)
+        """Of what this object starts: clusters in the same folder, one after the other, have different ones."""
         self._guardian: Guardian | None = None
 
     def __enter__(self) -> Self:
-        self._guardian = Guardian(self.state_dir)
+        self._guardian = Guardian(self.state_dir, self._run)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -187,17 +190,26 @@ class LocalCluster:
             if self._parts.is_alive(AWS) or self._parts.is_alive(CONTROL_PLANE):
                 raise PreflightFailed(f"a local cloud is up already in {self.state_dir}: use it, or `everstep local down` first")
             self._end_all()  # what a crash may have left
+            write_private(self._run_file, self._run.encode())
             try:
                 self._start(options)
             except BaseException:
                 self._end_all()
                 raise
 
-    def down(self) -> None:
-        """End everything that belongs to this cluster, also what a crash has left; logs and databases stay. Idempotent."""
+    def down(self, *, of_run: str = "") -> None:
+        """End everything that belongs to this cluster, also what a crash has left; logs and databases stay. Idempotent.
+
+        Args:
+            of_run: only if the newest `up` here was of this run; empty: whoever's it was.
+
+        Raises:
+            PreflightFailed: an `up` or a `down` is at work here.
+        """
         if self.state_dir.exists():
             with self._locked():
-                self._end_all()
+                if not of_run or not self._run_file.exists() or self._run_file.read_text() == of_run:
+                    self._end_all()
         else:  # somebody removed it under what runs
             self._end_marked()
             network.remove(network.network_name(self.state_dir))
@@ -609,6 +621,10 @@ class LocalCluster:
             kill_descendants(process.pid)
 
     # Files
+
+    @property
+    def _run_file(self) -> Path:
+        return self._local / "run"
 
     def _prepare_directory(self) -> None:
         for directory in (self.state_dir, self.logs, self.nodes_directory, self._local):

@@ -189,6 +189,27 @@ def test_two_cannot_work_on_one_directory(cluster: LocalCluster) -> None:
         LocalCluster(cluster.state_dir).down()
 
 
+def test_the_guardian_of_a_run_that_started_nothing_leaves_the_next_one_in_the_same_folder_alone(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    command = [sys.executable, "-P", "-c", MAKER.replace("cluster.up(", "(lambda *_: None)("), str(state_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "up\n", "it has its guardian, and no cluster yet"
+        (guardian,) = descendants(first.pid)
+        try:
+            with LocalCluster(state_dir) as second:
+                second.up(EMPTY)
+                first.kill()
+                assert wait_gone([guardian], timeout_seconds=120)
+                assert all(part.is_alive for part in second.status())
+                second.down(of_run="another")
+                assert all(part.is_alive for part in second.status())
+                second.down(of_run=second._run)
+                assert left_of(second) == []
+        finally:
+            first.kill()
+
+
 def test_a_cluster_whose_maker_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     command = [sys.executable, "-P", "-c", MAKER, str(state_dir)]
