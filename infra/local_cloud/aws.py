@@ -191,7 +191,7 @@ class LocalAws:
             return start_response(status, headers, *rest)
 
         body = list(self._moto(environ, start))
-        self._calls.add(service, request, statuses[-1], at, environ.get("HTTP_USER_AGENT", ""))
+        self._calls.add(service, request, statuses[-1], at)
         return body
 
     def _administer(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:

@@ -28,7 +28,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """As on the wire."""
     status: int
     """Of HTTP."""
-    user_agent: str = ""
 
 
 CALLS: Final = msgspec.json.Decoder(list[Call])
@@ -40,7 +39,7 @@ class CallRecord:
     def __init__(self) -> None:
         self._calls: deque[Call] = deque(maxlen=MAX_CALLS)
 
-    def add(self, service: str, body: bytes, status: str, at: float, user_agent: str = "") -> None:
+    def add(self, service: str, body: bytes, status: str, at: float) -> None:
         """Record a call, unless it only reads.
 
         Args:
@@ -48,14 +47,13 @@ class CallRecord:
             body: of the request, in AWS's query protocol.
             status: the answer's, as `200 OK`.
             at: Unix seconds.
-            user_agent: as it came.
         """
         parameters: Mapping[str, str] = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
         action = parameters.get("Action", "")
         if service in RECORDED_SERVICES and action and not action.startswith(READING):
             given = {name: value for name, value in parameters.items() if name not in ("Action", "Version")}
             code = int(status.partition(" ")[0] or 0)
-            self._calls.append(Call(at=at, service=service, action=action, parameters=given, status=code, user_agent=user_agent))
+            self._calls.append(Call(at=at, service=service, action=action, parameters=given, status=code))
 
     def every(self) -> list[Call]:
         """Return all that is remembered."""

@@ -7,7 +7,6 @@ each trains the same small script; undisturbed runs of it are made first, outsid
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
 import threading
@@ -45,8 +44,6 @@ SHARES: Final = (("early", 0.4, 0), ("long", 1.0, 0), ("urgent", 0.6, 10))
 if TYPE_CHECKING:
     from everstep.service import EverstepClient
 
-CALLER: Final = re.compile(r"\bapp/(everstep-\S+)")
-"""What botocore makes of the name that a control plane's process gives itself."""
 ENDED: Final = ("Completed", "Stopped", "Failed")
 Json = dict[str, Any]
 Tell = Callable[[str], None]
@@ -360,7 +357,6 @@ def _decisions(client: EverstepClient) -> Iterator[facts.Decision]:
 
 def _call(call: Call) -> facts.Call:
     desired = call.parameters.get("DesiredCapacity")
-    caller = CALLER.search(call.user_agent)
     return facts.Call(
         at=call.at,
         action=call.action,
@@ -368,7 +364,6 @@ def _call(call: Call) -> facts.Call:
         desired=int(desired) if desired else None,
         is_decrement=call.parameters.get("ShouldDecrementDesiredCapacity", "").lower() == "true",
         status=call.status,
-        caller=caller[1] if caller else "",
     )
 
 

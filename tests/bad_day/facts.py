@@ -34,8 +34,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """What the group was to have then."""
     is_decrement: bool = False
     status: int = 200
-    caller: str = ""
-    """The process of a control plane, as it names itself to AWS; empty: somebody else."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,6 @@
 one job per node           no two generations of ranks, of one job or of two, ever made steps on a node at the same time
 decided before it ended    no instance ended unless a strike ended it, or Everstep had said so of it by name before it asked AWS to
 evidence                   no node was taken out of use for silence while its own ranks made steps
-one owner                  no two control planes gave orders to the group by turns: a lease has to stand still before another replica takes it
 steady capacity            desired capacity turns round only where a node was taken out of use, each such decision excusing one turn
 bit-identical              every rank left what an undisturbed run leaves
 ledgers                    buckets add up to the wall time, phases to the interruption, lost steps to the steps in the ranks' own traces
@@ -26,10 +25,6 @@ KINDS: Final = ("ranks", "agents", "instances", "groups", "control plane", "link
 """Those that have to come often enough; others are temptations."""
 OBEYED: Final = 200
 ENDS_BY_NAME: Final = "TerminateInstanceInAutoScalingGroup"
-ORDERS: Final = frozenset({"SetDesiredCapacity", ENDS_BY_NAME})
-"""What only the owner of a fleet's lease asks of AWS."""
-HANDOVER_SECONDS: Final = 3.0
-"""A lease stands still for longer before another replica takes it from one that lives."""
 ENDS_INSTANCES: Final = frozenset({"instances", "groups"})
 STRIKES_PER_MINUTE: Final = 4.0
 STRIKES_PER_KIND_PER_MINUTE: Final = 0.4
@@ -122,21 +117,6 @@ def _kills_of_ranks(day: Day) -> dict[tuple[str, int], list[float]]:
                 last = max(before, key=lambda line: line.at)
                 killed[last.job, last.generation].append(strike.at)
     return killed
-
-
-def one_owner(day: Day) -> list[str]:
-    orders = sorted((call for call in day.calls if call.action in ORDERS and call.caller), key=lambda call: call.at)
-    lives: dict[str, tuple[float, float]] = {}
-    for call in orders:
-        lives[call.caller] = (lives.get(call.caller, (call.at, call.at))[0], call.at)
-    wrong = []
-    for before, after in pairwise(orders):
-        if before.caller == after.caller or after.at - before.at >= HANDOVER_SECONDS:
-            continue
-        # Whose orders end here may have been killed, and whose begin here been started: its successor in its place does not wait.
-        if lives[before.caller][1] > after.at or lives[after.caller][0] < before.at:
-            wrong.append(f"{after.caller} gave an order {after.at - before.at:.3f} s after {before.caller} had, and both went on")
-    return wrong
 
 
 def steady_capacity(day: Day) -> list[str]:
@@ -275,7 +255,6 @@ RULES: Final[dict[str, _Rule]] = {
     "one job per node": one_job_per_node,
     "decided before it ended": decided_before_it_ended,
     "evidence": evidence,
-    "one owner": one_owner,
     "steady capacity": steady_capacity,
     "bit-identical": bit_identical,
     "ledgers": ledgers,

@@ -96,17 +96,6 @@ def with_orders(*given: tuple[float, int]) -> Callable[[Day], Day]:
     return lambda day: replace(day, calls=orders(*given))
 
 
-def with_orders_of(*callers: str, apart: float = 0.5) -> Callable[[Day], Day]:
-    """Orders that change nothing, given by these control planes one after the other."""
-    return lambda day: replace(
-        day,
-        calls=[
-            *day.calls,
-            *(replace(order, caller=who) for who, order in zip(callers, orders(*((300 + n * apart, 3) for n in range(9))), strict=False)),
-        ],
-    )
-
-
 WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
     "one job per node": [
         (
@@ -128,10 +117,6 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
                 replace(day, boundaries=[*day.boundaries, *(passed("early", 1, B, 6 + n, 101.2 + n / 10, 1) for n in range(3))])
             ),
         ),
-    ],
-    "one owner": [
-        ("by turns", with_orders_of("a", "b", "a")),
-        ("at a stroke, and the first goes on", with_orders_of("a", "b", "b", "a")),
     ],
     "steady capacity": [
         ("up, down and up", with_orders((190, 3), (195, 4), (200, 3), (205, 4))),
@@ -204,28 +189,6 @@ def test_a_node_that_falls_silent_may_be_given_up_once_another_rank_was_killed()
 def test_a_rank_may_end_before_it_has_written_its_last_step_down() -> None:
     told = [with_incident(lost_steps=steps)(well()) for steps in range(4)]
     assert [bool(RULES["ledgers"](day)) for day in told] == [True, False, False, True]  # the ranks wrote one down that they made again
-
-
-@pytest.mark.parametrize(
-    "callers",
-    [
-        pytest.param(("a", "b", "b"), id="killed, and started again"),
-        pytest.param(("a", "a", "", "a"), id="somebody else"),
-        pytest.param(("a", "b", "c"), id="twice"),
-    ],
-)
-def test_the_successor_of_a_control_plane_that_is_dead_gives_orders_at_once(callers: tuple[str, ...]) -> None:
-    assert not RULES["one owner"](with_orders_of(*callers)(well()))
-
-
-def test_a_lease_may_go_back_and_forth_if_it_stands_still_before() -> None:
-    assert not RULES["one owner"](with_orders_of("a", "b", "a", apart=3.1)(well()))
-    times = (300.0, 304.0, 305.0)
-    soon = [replace(order, caller=who) for who, order in zip(("a", "b", "a"), orders(*((at, 3) for at in times)), strict=True)]
-    assert RULES["one owner"](replace(well(), calls=soon)), "back sooner than it can have stood still"
-    refused = with_orders_of("a", "b", "a")(well())
-    refused = replace(refused, calls=[replace(call, status=503) for call in refused.calls])
-    assert RULES["one owner"](refused), "who asked is no owner less for being refused"
 
 
 def test_desired_capacity_may_turn_round_once_for_each_node_that_was_taken_out_of_use() -> None:
