@@ -47,6 +47,9 @@ def failing_since(before: GroupObserved | None, first: float) -> float:
     Args:
         before: the group as the look before found it, if there was one.
         first: when the oldest launch failed that AWS tells of now, Unix seconds; none that it tells of has succeeded since.
+
+    Returns:
+        Unix seconds.
     """
     if before is None or before.failing_since is None or before.failed_at is None or before.failed_at < first:
         return first  # one has succeeded in between: what had failed by then would be told of, too
