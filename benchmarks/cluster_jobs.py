@@ -19,7 +19,11 @@ Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "scripts"
 POLL_SECONDS = 0.05
-"""Asking costs the control plane time on the same few cores."""
+"""Where a moment is looked for. Asking costs the asker and the control plane a twentieth of a core together, on the cores that are measured."""
+QUIET_POLL_SECONDS = 1.0
+"""Where steps are timed meanwhile: as somebody would who watches."""
+EVERY_STEP = 1.0
+"""What snapshots may cost: so much that none is put off, as the peers put none off. By default steps of 50 ms are proposed every second or third time."""
 CONNECT_SECONDS = 120.0
 ENDED = ("Completed", "Stopped", "Failed")
 PATIENCE_SECONDS = 150.0
@@ -95,8 +99,13 @@ class BenchJob:
         """What the API says of it."""
         return self.bench.client.describe_training_job(TrainingJobName=self.name)
 
-    def wait(self, what: str, arrived: Callable[[Json], bool]) -> Json:
+    def wait(self, what: str, arrived: Callable[[Json], bool], poll_seconds: float = POLL_SECONDS) -> Json:
         """Poll until `arrived` says so, and return the description that it liked.
+
+        Args:
+            what: is waited for, in words.
+            arrived: given each description.
+            poll_seconds: from one question to the next.
 
         Raises:
             BenchmarkFailed: the job ended before, or nothing has moved for `PATIENCE_SECONDS`.
@@ -110,7 +119,7 @@ class BenchJob:
                 last, moved_at = now, time.monotonic()
             elif time.monotonic() - moved_at > PATIENCE_SECONDS:
                 raise BenchmarkFailed(f"job {self.name} has not moved for {PATIENCE_SECONDS:.0f} s while waiting for {what}: {seen['Reason']}")
-            pause(POLL_SECONDS)
+            pause(poll_seconds)
         return seen
 
     def completed(self) -> Json:
@@ -119,7 +128,7 @@ class BenchJob:
         Raises:
             BenchmarkFailed: it ended otherwise, or was launched more than once: then its figures are of something else.
         """
-        seen = self.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed")
+        seen = self.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed", QUIET_POLL_SECONDS)
         if seen["Generation"] != 1:
             raise BenchmarkFailed(f"job {self.name} was disturbed: it took {seen['Generation']} launches")
         return seen

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.cluster_jobs import ROOT, Bench, Json
+from benchmarks.cluster_jobs import EVERY_STEP, ROOT, Bench, Json
 from benchmarks.data_plane.everstep import agents_of
 from benchmarks.data_plane.launches import RANKS, run_ranks
 from benchmarks.data_plane.rows import EVERSTEP, Figure, Verdict
@@ -97,7 +97,14 @@ def _job(bench: Bench, directory: Path, parameters: Mapping[str, object]) -> lis
     agents = " ".join(str(pid) for pid in agents_of(bench))
     environment = {"BENCH_DIRECTORY": str(directory), "BENCH_EXAMPLE": str(EXAMPLE), "BENCH_AGENTS": agents}
     job = bench.submit(
-        directory.name.replace("_", "-"), source, "train.py", nodes=RANKS, copies=2, hyperparameters=parameters, Environment=environment
+        directory.name.replace("_", "-"),
+        source,
+        "train.py",
+        nodes=RANKS,
+        copies=2,
+        hyperparameters=parameters,
+        max_slowdown=EVERY_STEP,
+        Environment=environment,
     )
     job.completed()
     return [json.loads((directory / f"rank{rank}.json").read_text()) for rank in range(RANKS)]

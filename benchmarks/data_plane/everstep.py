@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster_jobs import ENDED, PATIENCE_SECONDS, Bench, BenchJob, Json, pause
+from benchmarks.cluster_jobs import ENDED, PATIENCE_SECONDS, POLL_SECONDS, Bench, BenchJob, Json, pause
 from benchmarks.data_plane.arrivals import Arrival, run_arrivals
 from benchmarks.data_plane.launches import RANKS, tmpfs_folder
 from benchmarks.data_plane.rank.memory import folder_bytes, private_bytes
@@ -155,7 +155,7 @@ def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
     paths = [directory / f"rank{rank}.gen{generation}.json" for rank in range(RANKS)]
     deadline, asked_at = time.monotonic() + PATIENCE_SECONDS, time.monotonic()
     while not all(path.exists() for path in paths):
-        pause(0.02)
+        pause(POLL_SECONDS)
         if time.monotonic() - asked_at > 5.0:
             asked_at, seen = time.monotonic(), job.describe()
             if seen["TrainingJobStatus"] in ENDED or seen["Generation"] > generation:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.cluster_jobs import ENDED, ROOT, Bench, BenchJob, pause
+from benchmarks.cluster_jobs import ENDED, EVERY_STEP, ROOT, Bench, BenchJob, pause
 from benchmarks.data_plane.launches import free_ports
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.interruption.outcomes import Fault, Job
@@ -28,8 +28,6 @@ SAVE_EVERY = 10
 """Steps between two checkpoints under torchrun. Faults come right after one: what it would lose otherwise is not held against it."""
 HEARTBEAT_MILLISECONDS = 1000
 """Of torchft's lighthouse: how long a replica may be silent."""
-EVERY_STEP = 1.0
-"""What snapshots may cost: so much that none is put off. By default steps of 50 ms are proposed every second or third time."""
 
 
 class Contender(Protocol):

@@ -21,6 +21,8 @@ LAYERS, WIDTH, HEADS, CONTEXT, BATCH = 4, 256, 4, 64, 8
 LEARNING_RATE = 1e-3
 TEXT_BYTES = 1_000_000
 LAST_COMMIT_SECONDS = 2.0
+LOOK_SECONDS = 0.005
+"""Between two looks for a commit: a few in a step, so that none is missed, and too few to be felt."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 settings = json.loads(os.environ["EVERSTEP_HYPERPARAMETERS"])
@@ -143,11 +145,12 @@ class Everstep(Nobody):
 
         page = Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent / os.environ["EVERSTEP_RUN_ID"] / f"rank-{rank}.word"
         self._session = everstep.training.init(**model.registered())
-        self._watch = CommitWatch(page, int(os.environ["EVERSTEP_GENERATION"]))
+        self._watch = CommitWatch(page, int(os.environ["EVERSTEP_GENERATION"]), LOOK_SECONDS)
         self._session.restore()
 
-    def boundary(self, _: int) -> None:
+    def boundary(self, step: int) -> None:
         self._session.boundary()
+        self._watch.expect(step)
 
     def commits(self, since: int) -> int:
         self._watch.wait(steps, LAST_COMMIT_SECONDS)  # the last one is still under way

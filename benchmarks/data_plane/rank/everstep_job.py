@@ -56,10 +56,12 @@ class CommitWatch:
     Args:
         page: its file.
         generation: that it is to speak of; what it says of an earlier launch is not ours.
+        look_seconds: from one look to the next.
     """
 
-    def __init__(self, page: Path, generation: int) -> None:
+    def __init__(self, page: Path, generation: int, look_seconds: float = LOOK_SECONDS) -> None:
         self._page = page
+        self._look_seconds = look_seconds
         self._generation = generation
         self.at: dict[int, float] = {}
         self.committed = -1
@@ -82,14 +84,14 @@ class CommitWatch:
     def _look(self) -> None:
         idle = threading.Event()
         while not self._page.exists():
-            idle.wait(LOOK_SECONDS)
+            idle.wait(self._look_seconds)
         with self._page.open("rb") as file:
             page = memoryview(mmap.mmap(file.fileno(), RANK_WORD_BYTES, prot=mmap.PROT_READ))
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._expected > self.committed)
                 quiet_seconds = self._look_at - time.perf_counter()
-            idle.wait(max(LOOK_SECONDS, quiet_seconds))
+            idle.wait(max(self._look_seconds, quiet_seconds))
             half = read_agent_half(page)
             if half is not None and half.generation == self._generation and half.committed > self.committed:
                 self._saw(half.committed)
