@@ -23,7 +23,7 @@ POLL_SECONDS = 0.05
 QUIET_POLL_SECONDS = 1.0
 """Where steps are timed meanwhile: as somebody would who watches."""
 EVERY_STEP = 1.0
-"""What snapshots may cost: so much that none is put off, as the peers put none off. By default steps of 50 ms are proposed every second or third time."""
+"""What snapshots may cost: so much that none is put off, as peers put none off. By default steps of 50 ms are proposed every second or third time."""
 CONNECT_SECONDS = 120.0
 ENDED = ("Completed", "Stopped", "Failed")
 PATIENCE_SECONDS = 150.0
