@@ -511,8 +511,9 @@ def creating(*changes: dict) -> tuple[Callable[..., dict], list[bool]]:
     """A service that makes a fleet of a group, these things of it being changed; and whether each call was a dry run."""
     asked: list[bool] = []
 
-    def create(DryRun=False, **_):
+    def create(DryRun=False, ExpectedChanges=None, **_):
         asked.append(DryRun)
+        assert ExpectedChanges == (list(changes) if asked == [True, False] else None), "what was shown is what may be done"
         made = {} if DryRun else {"Fleet": {**least("Fleet"), "FleetName": "main"}}
         return {"FleetName": "main", "Checks": [{"Setting": "Status", "Message": "g is not being deleted."}], "Changes": list(changes), **made}
 
