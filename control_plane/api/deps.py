@@ -23,7 +23,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas import FieldError, Shape
+from control_plane.api.schemas import MAX_WHOLE_NUMBER, FieldError, Shape
 from control_plane.cloud.identity import Attestation
 from control_plane.cloud.notices import EventQueue
 from control_plane.cloud.objects import ObjectStore
@@ -220,6 +220,6 @@ def _storable(part: Any) -> Any:
     """Return a part of a position; no database has a number or a text to compare it with that it could not store."""
     if isinstance(part, str) and "\0" in part.encode().decode():  # lone surrogates are refused by the first
         raise ValueError(part)
-    if isinstance(part, int) and not -(2**63) <= part < 2**63:
+    if isinstance(part, int) and not -MAX_WHOLE_NUMBER <= part <= MAX_WHOLE_NUMBER:
         raise ValueError(part)
     return part

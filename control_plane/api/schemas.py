@@ -21,6 +21,8 @@ from everstep.protocol.ids import NAME_PATTERN
 
 MAX_NODE_COUNT = 4096
 MAX_RANKS_PER_NODE = 64
+MAX_WHOLE_NUMBER = 2**63 - 1
+"""What a database holds of one: what callers say beyond it is refused before it is asked."""
 MAX_RUNTIME_SECONDS = 2_419_200
 """28 days, as in SageMaker."""
 MAX_PRIORITY = 1_000
@@ -912,6 +914,20 @@ class SparePolicy(Request):
     """How probable it has to be that a spare is free when a failure comes."""
 
 
+class GroupChange(Request):
+    """Something of an Auto Scaling group that becomes another with its registration."""
+
+    setting: Annotated[str, StringConstraints(max_length=512)]
+    """In the words of Auto Scaling's API: `NewInstancesProtectedFromScaleIn`, `LifecycleHooks.everstep-termination`."""
+    before: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    """As text; absent where there is nothing."""
+    after: Annotated[str, StringConstraints(max_length=1024)]
+    reason: str
+    """Why it cannot stay as it is."""
+    applies: Literal["Now", "Later"]
+    """Now: CreateFleet makes it before it answers. Later: the fleet's loop does, from its first look at the group on."""
+
+
 class CreateFleetRequest(Request):
     """An Auto Scaling group to be kept as a fleet."""
 
@@ -939,6 +955,8 @@ class CreateFleetRequest(Request):
     tags: Tags = Field(default_factory=dict)
     dry_run: bool = False
     """Check everything, change and create nothing, and answer what would be changed."""
+    expected_changes: Annotated[list[GroupChange], Field(max_length=100)] | None = None
+    """The Changes of a dry run, as it answered them, that somebody has agreed to: a ConflictException where anything else would be changed."""
 
 
 class GroupCheck(Shape):
@@ -948,20 +966,6 @@ class GroupCheck(Shape):
     """In the words of Auto Scaling's API."""
     message: str
     """What is there, in a sentence."""
-
-
-class GroupChange(Shape):
-    """Something of an Auto Scaling group that becomes another with its registration."""
-
-    setting: str
-    """In the words of Auto Scaling's API: `NewInstancesProtectedFromScaleIn`, `LifecycleHooks.everstep-termination`."""
-    before: str | None
-    """As text; absent where there is nothing."""
-    after: str
-    reason: str
-    """Why it cannot stay as it is."""
-    applies: Literal["Now", "Later"]
-    """Now: CreateFleet makes it before it answers. Later: the fleet's loop does, from its first look at the group on."""
 
 
 class UpdateFleetRequest(Request):
@@ -1141,7 +1145,7 @@ class StartDrillRequest(Request):
     drill_type: Annotated[DrillKind, Field(strict=False)]
     node_id: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
     """One of the job's; the last by GROUP_RANK unless said."""
-    rank: int | None = Field(default=None, ge=0)
+    rank: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT * MAX_RANKS_PER_NODE - 1)
     """For kill-rank: a rank on that node; its first unless said."""
 
 

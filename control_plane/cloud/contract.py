@@ -181,15 +181,16 @@ def changes(group: GroupState) -> tuple[Change, ...]:
     return tuple(found)
 
 
-def ensure(operator: CloudOperator, name: str) -> Ensured:
+def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
     """Apply the contract to a group and return it as it is afterwards, with what was changed.
 
-    Idempotent: a group that fits is only read. What Everstep must not decide for its owner (zones, scaling policies, a group being deleted) is
+    What is changed is what `changes` says of the group as it was described, and nothing else: the caller may have asked somebody about it.
+    Idempotent: a group that fits is left alone. What Everstep must not decide for its owner (zones, scaling policies, a group being deleted) is
     never changed. Called by CreateFleet.
 
     Args:
         operator: the cloud.
-        name: the Auto Scaling group.
+        group: the group as just described.
 
     Returns:
         The group and the changes.
@@ -198,12 +199,11 @@ def ensure(operator: CloudOperator, name: str) -> Ensured:
         ContractViolation: the group spans zones, has scaling policies, has no launch template, or is being deleted; nothing was changed.
         CloudError: the cloud refused or did not answer; some changes may have been made, and calling again goes on from there.
     """
-    group = operator.describe_group(name)
     require_fit(group)
     wanted = changes(group)
     for change in wanted:
         change.make(operator)
-    return Ensured(group=operator.describe_group(name) if wanted else group, made=wanted)
+    return Ensured(group=operator.describe_group(group.name) if wanted else group, made=wanted)
 
 
 def require_fit(group: GroupState) -> None:

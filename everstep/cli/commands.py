@@ -79,7 +79,10 @@ _CONNECTION: Final = {
 }
 _ASKING: Final = {"yes": (Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking first; needed where there is no terminal.")], False)}
 _PAGING: Final = {
-    "max_items": (Annotated[int, typer.Option(min=1, help="At most this many.", rich_help_panel=_LISTS)], MAX_ITEMS),
+    "max_items": (
+        Annotated[int | None, typer.Option(min=1, help=f"At most this many; {MAX_ITEMS:,} of a list unless said.", rich_help_panel=_LISTS)],
+        None,
+    ),
     "page_size": (
         Annotated[int, typer.Option(min=1, max=LARGEST_PAGE, help="At most this many in one call of the service.", rich_help_panel=_LISTS)],
         LARGEST_PAGE,
@@ -113,7 +116,8 @@ class Shown:
 class Pages:
     """How much of a list is fetched, and how. Commands ask for it by the name `pages`."""
 
-    max_items: int = MAX_ITEMS
+    max_items: int | None = None
+    """None: MAX_ITEMS, and as many as come where somebody follows."""
     page_size: int = LARGEST_PAGE
     starting_token: str | None = None
     paginate: bool = True
@@ -130,11 +134,12 @@ class Pages:
             The operation's answer, over all its pages; with `NextToken` where more is there.
         """
         asked = {name: value for name, value in query.items() if value is not None}
+        most = MAX_ITEMS if self.max_items is None else self.max_items
         if not self.paginate:
             first = {} if self.starting_token is None else {"NextToken": self.starting_token}
-            answer: dict[str, Any] = getattr(service, operation)(**asked, MaxResults=min(self.max_items, self.page_size), **first)
+            answer: dict[str, Any] = getattr(service, operation)(**asked, MaxResults=min(most, self.page_size), **first)
             return answer
-        settings = {"MaxItems": self.max_items, "PageSize": min(self.max_items, self.page_size), "StartingToken": self.starting_token}
+        settings = {"MaxItems": most, "PageSize": min(most, self.page_size), "StartingToken": self.starting_token}
         whole: dict[str, Any] = service.get_paginator(operation).paginate(**asked, PaginationConfig=settings).build_full_result()
         return whole
 

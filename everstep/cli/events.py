@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -11,6 +13,7 @@ from everstep.cli import following
 from everstep.cli.commands import Columns, Json, Output, OutputFormat, Pages, Query, Rows, Service, Shown, command, searched, show_value
 from everstep.cli.names import OnlyFleet, OnlyJob
 from everstep.cli.output import when, without_none
+from everstep.errors import ConfigurationError
 
 app = typer.Typer(help="What happened, in order.", no_args_is_help=True)
 
@@ -22,18 +25,21 @@ def list_events(
     job: OnlyJob = None,
     fleet: OnlyFleet = None,
     after: Annotated[int | None, typer.Option(min=0, help="Only events after this id; -f without it begins with what happens from now on.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print events as they happen, until ^C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print events as they happen, until --max-items have come, or ^C.")] = False,
     output: Output = OutputFormat.TABLE,
     query: Query = None,
 ) -> Shown | None:
     """List events, oldest first, or follow them as they happen."""
     if follow:
-        for event in following.events(service, without_none(TrainingJobName=job, FleetName=fleet, AfterEventId=after)):
-            if output is OutputFormat.TABLE and query is None:
-                typer.echo(f"{when(event['Time'])}  {event['EventId']}  {event['Type']}  {_about(event) or '-'}  {event['Message']}")
-            else:
-                show_value(searched(event, query), output, is_one_of_many=True)
-            sys.stdout.flush()
+        if pages.starting_token is not None:
+            raise ConfigurationError("--follow has no pages to go on from with --starting-token.", hint="--after ID begins behind an event.")
+        with closing(following.events(service, without_none(TrainingJobName=job, FleetName=fleet, AfterEventId=after))) as happening:
+            for event in itertools.islice(happening, pages.max_items):
+                if output is OutputFormat.TABLE and query is None:
+                    typer.echo(f"{when(event['Time'])}  {event['EventId']}  {event['Type']}  {_about(event) or '-'}  {event['Message']}")
+                else:
+                    show_value(searched(event, query), output, is_one_of_many=True)
+                sys.stdout.flush()
         return None
     answer = pages.of(service, "list_events", TrainingJobName=job, FleetName=fleet, AfterEventId=after)
     columns: Columns = {

@@ -66,6 +66,7 @@ def create(
             say(f"{change['Setting']}: {change.get('Before', 'none')} → {change['After']}. {change['Reason']}")
         if changes and not confirmed(f"Change this of {auto_scaling_group}, and let Everstep keep it as the fleet {name}?", yes=yes):
             raise typer.Exit(FAILED)
+        request["ExpectedChanges"] = changes  # what was shown is what is done
     created: Json = service.create_fleet(**request)
     made = sum(change["Applies"] == "Now" for change in created["Changes"])
     told = f"{made} settings of {auto_scaling_group} were changed" if made else f"{auto_scaling_group} was as it has to be"

@@ -40,7 +40,9 @@ class Stream(StrEnum):
 @command(app)
 def submit(
     service: Service,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="The job as YAML or JSON, in the API's words; options win over it.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="The job as YAML or JSON, in the API's words, - for stdin; options win over it.")
+    ] = None,
     set_field: Annotated[list[str] | None, typer.Option("--set", help="Field=value, changes the file: NodeCount=8, HyperParameters.lr=1e-3.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the job; made of the entry point and the time where it is left out.")] = None,
     source_dir: Annotated[Path | None, typer.Option(help="Directory with the code; packed and uploaded, without what .everstepignore names.")] = None,
@@ -337,7 +339,9 @@ def resume(service: Service, name: JobName) -> Shown:
 def update(
     service: Service,
     name: JobName,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="The job as YAML or JSON; what differs from the job is changed.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="The job as YAML or JSON, - for stdin; what differs from the job is changed.")
+    ] = None,
     set_field: Annotated[list[str] | None, typer.Option("--set", help="Field=value: Priority=5, StoppingCondition.MaxRuntimeInSeconds=0.")] = None,
 ) -> Shown:
     """Change a training job that has not ended: a new revision. What cannot change is refused by name."""
@@ -353,7 +357,9 @@ def update(
 def diff(
     service: Service,
     name: JobName,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="A job as YAML or JSON: show what an update with it would change.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="A job as YAML or JSON, - for stdin: show what an update with it would change.")
+    ] = None,
 ) -> Shown:
     """Show what each revision of a training job has changed, or what a file would change."""
     if file is not None:

@@ -84,7 +84,7 @@ def follow(
         Events.
 
     Raises:
-        ServiceFailed: the service refuses, or nobody has answered for a minute.
+        ServiceFailed: the service refuses, or has said nothing for a minute.
     """
     place = dict(query)
 

@@ -1,6 +1,6 @@
 """What a person wants to submit, put together: a file, changes of it, and options. `jobs submit` and `jobs diff` read it.
 
-The file says what the API says, in its words:
+The file says what the API says, in its words, as YAML or as JSON; `-` is stdin:
 
     TrainingJobName: gpt            # made up where it is left out
     Source: {Directory: ../code}    # relative to the file; or {SourceId: …}, or --source-dir
@@ -8,13 +8,17 @@ The file says what the API says, in its words:
     NodeCount: 4
     HyperParameters: {lr: 1e-3}     # taken as it is written: values are text
 
+It is what the AWS CLI's `--cli-input-json` takes for CreateTrainingJob, and a directory besides; there is no second option for it.
+
 Invariant: what is wrong with a field is said by the client, in the service's words; here only what cannot be sent at all is refused.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +27,8 @@ from typing import Any, Final
 from everstep.errors import ConfigurationError
 
 Request = dict[str, Any]
+
+STDIN: Final = Path("-")
 
 TEXTS: Final = ("HyperParameters", "Environment", "Secrets", "Tags")
 """Fields whose values are text, whatever they look like in YAML."""
@@ -35,21 +41,22 @@ def from_file(path: Path) -> Request:
     """Read a job's file.
 
     Args:
-        path: YAML or JSON.
+        path: YAML or JSON; `-`: stdin.
 
     Returns:
-        The request that it says, with `Source.Directory` made absolute.
+        The request that it says, with `Source.Directory` relative to where the file is.
 
     Raises:
         ConfigurationError: it cannot be read, or is not a set of fields.
     """
+    where = "stdin" if path == STDIN else str(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = sys.stdin.read() if path == STDIN else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from error
-    request = _parsed(text, str(path))
+        raise ConfigurationError(f"{where} cannot be read: {error}") from error
+    request = _parsed(text, where)
     if not isinstance(request, dict) or not all(isinstance(name, str) for name in request):
-        raise ConfigurationError(f"{path} is not a job: it must be fields with values, as TrainingJobName: my-job.")
+        raise ConfigurationError(f"{where} is not a job: it must be fields with values, as TrainingJobName: my-job.")
     source = request.get("Source")
     if isinstance(source, dict) and isinstance(source.get("Directory"), str):
         request["Source"] = {**source, "Directory": str(path.parent / source["Directory"])}
@@ -181,13 +188,38 @@ def lines(job: Mapping[str, Any], different: Request) -> list[dict[str, str]]:
 
 
 def _parsed(text: str, where: str) -> Any:
-    import yaml  # no --help needs it
-
     try:
-        value = yaml.safe_load(text)
-        written = yaml.load(text, Loader=yaml.BaseLoader)  # scalars alone, each as the text that it is written as
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
+        value, written = _of_json(text)
+    except ValueError:
+        value, written = _of_yaml(text, where)
     if isinstance(value, dict) and isinstance(written, dict):
         value.update({name: written[name] for name in TEXTS if name in written})
     return value
+
+
+def _of_json(text: str) -> tuple[Any, Any]:
+    """Return what JSON says, and the same with each scalar as the text that it is written as. YAML as PyYAML reads it is no superset: 1e-3, tabs."""
+
+    def refused(constant: str) -> Any:
+        raise ValueError(constant)
+
+    value = json.loads(text, parse_constant=refused)
+    written = json.loads(text, parse_int=str, parse_float=str)
+    return value, _as_text(written)
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _as_text(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_as_text(each) for each in value]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _of_yaml(text: str, where: str) -> tuple[Any, Any]:
+    import yaml  # no --help needs it
+
+    try:
+        return yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)  # the second has scalars alone
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{where} is neither JSON nor YAML: {' '.join(str(error).split())}") from error

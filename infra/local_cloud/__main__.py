@@ -52,12 +52,14 @@ def up(
     nodes: Annotated[int, typer.Option(min=1, max=48, help="Nodes that jobs can use.")] = 4,
     spares: Annotated[int, typer.Option(min=0, max=16, help="Nodes that wait for another one to fail.")] = 1,
     boot_delay: Annotated[float, typer.Option(min=0, max=600, help="Seconds from an instance's launch until it runs.")] = 0.5,
-    node_memory_mib: Annotated[int | None, typer.Option(min=1, help="Memory for snapshots on each node [default: a share of what is there].")] = None,
+    node_memory_mib: Annotated[
+        int | None, typer.Option(min=1, help="Memory for snapshots on each node; a share of what is there unless said.")
+    ] = None,
     detection_seconds: Annotated[float | None, typer.Option(min=0.2, help="How fast silence is noticed; all timeouts derive from it.")] = None,
     network: Annotated[
         Network, typer.Option(help="namespaces: each node has one, so that lines can be cut and slowed (needs root).")
     ] = Network.LOOPBACK,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of all chance in the local AWS [default: a fresh one].")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of all chance in the local AWS; a fresh one unless said.")] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Start a local AWS, a control plane and a fleet, and wait until its nodes have connected."""

@@ -55,7 +55,7 @@ def list_faults(output: Output = "text", state_dir: StateDir = DEFAULT_STATE_DIR
 
 @app.command()
 def clear(
-    name: Annotated[str, typer.Argument(help="Of one kind of fault [default: all that last].", show_default=False)] = "",
+    name: Annotated[str, typer.Argument(help="Of one kind of fault; all that last unless said.", show_default=False)] = "",
     output: Output = "text",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:

@@ -16,9 +16,9 @@ import msgspec
 from infra.local_cloud.ec2 import StatusCheck
 from infra.local_cloud.faults import Count, Delay, Seconds, Service, Share
 
-Target = Annotated[str, msgspec.Meta(description="instance id, or a number: the n-th that runs [default: one that the seed chooses]")]
+Target = Annotated[str, msgspec.Meta(description="instance id, or a number: the n-th that runs; one that the seed chooses unless said")]
 After = Annotated[Seconds, msgspec.Meta(description="seconds from the warning to the end")]
-RankNumber = Annotated[Count | None, msgspec.Meta(description="which rank [default: the lowest on the node]")]
+RankNumber = Annotated[Count | None, msgspec.Meta(description="which rank; the lowest on the node unless said")]
 
 
 def _kebab(name: str) -> str:
@@ -84,14 +84,14 @@ class Throttle(_Fault, frozen=True):
     """A share of API calls is refused with AWS's throttling errors."""
 
     share: Annotated[Share, msgspec.Meta(description="of the calls")] = 0.3
-    service: Annotated[Service | None, msgspec.Meta(description="which [default: autoscaling, ec2, events and sqs]")] = None
+    service: Annotated[Service | None, msgspec.Meta(description="which; autoscaling, ec2, events and sqs unless said")] = None
 
 
 class Capacity(_Fault, frozen=True):
     """No more than so many instances can exist: launches beyond fail with InsufficientInstanceCapacity."""
 
     count: Annotated[Count, msgspec.Meta(description="instances, those that run included")] = 0
-    instance_type: Annotated[str, msgspec.Meta(description="of which type [default: every type of a group]")] = ""
+    instance_type: Annotated[str, msgspec.Meta(description="of which type; every type of a group unless said")] = ""
 
 
 class SlowBoot(_Fault, frozen=True):
@@ -117,7 +117,7 @@ class BadEvents(_Fault, frozen=True):
 class SuspendLaunch(_Fault, frozen=True):
     """The Launch process of a group is suspended."""
 
-    group: Annotated[str, msgspec.Meta(description="Auto Scaling group [default: all]")] = ""
+    group: Annotated[str, msgspec.Meta(description="Auto Scaling group; all unless said")] = ""
     administrative: Annotated[bool, msgspec.Meta(description="by AWS, as after long failure, instead of by a user")] = False
 
 
@@ -161,13 +161,13 @@ class SlowNetwork(_OnInstance, frozen=True):
 class CorruptReplica(_OnInstance, frozen=True):
     """One bit of the newest sealed replica on a node changes."""
 
-    rank: Annotated[Count | None, msgspec.Meta(description="whose shard [default: any that does not run there]")] = None
+    rank: Annotated[Count | None, msgspec.Meta(description="whose shard; any that does not run there unless said")] = None
 
 
 class FillMemory(_OnInstance, frozen=True):
     """Something takes up the memory that a node has for slots."""
 
-    mib: Annotated[Count | None, msgspec.Meta(description="how much [default: all that is left]")] = None
+    mib: Annotated[Count | None, msgspec.Meta(description="how much; all that is left unless said")] = None
 
 
 class Xid(_OnInstance, frozen=True):

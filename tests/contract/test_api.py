@@ -383,6 +383,24 @@ def test_client_and_service_say_the_same_about_a_field(client, http, change, sai
     assert [(error["Field"], error["Message"]) for error in there.json()["Fields"]] == [(error.field, error.message) for error in here.value.fields]
 
 
+def numbers(name: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every whole number that callers may say in a shape, with the path to it."""
+    shape = MODEL["shapes"][name]
+    if shape["type"] in ("integer", "long"):
+        yield path, shape
+    for field, member in shape.get("members", {}).items():
+        yield from numbers(member["shape"], f"{path}.{field}")
+    for inner in ("member", "value"):
+        if inner in shape:
+            yield from numbers(shape[inner]["shape"], f"{path}[]")
+
+
+def test_every_whole_number_that_callers_say_has_bounds_so_that_no_database_is_asked_for_what_it_cannot_hold():
+    found = [each for name, operation in MODEL["operations"].items() if "input" in operation for each in numbers(operation["input"]["shape"], name)]
+    assert len(found) > 50
+    assert [path for path, shape in found if not {"min", "max"} <= shape.keys()] == []
+
+
 def test_parameters_of_the_path_and_the_query_are_judged_alike(client, http):
     for send, path in (
         (lambda: client.list_events(MaxResults=0), "/v1/events?MaxResults=0"),

@@ -161,7 +161,7 @@ def test_instances_are_described_and_unknown_ones_are_absent(world: World) -> No
 
 def test_capacity_goes_up_by_number_and_down_by_name(world: World) -> None:
     name = world.make_group()
-    ensure(world.operator, name)
+    ensure(world.operator, world.operator.describe_group(name))
     world.operator.set_desired(name, 3)
     ids = world.in_service(name, 3)
     assert all(member.is_protected for member in world.operator.describe_group(name).members)
@@ -177,7 +177,7 @@ def test_capacity_goes_up_by_number_and_down_by_name(world: World) -> None:
 
 def test_a_member_that_ec2_ended_stays_until_it_is_removed_and_that_brings_its_replacement(world: World) -> None:
     name = world.make_group(desired=2)
-    ensure(world.operator, name)
+    ensure(world.operator, world.operator.describe_group(name))
     lost, kept = world.in_service(name, 2)
     world.end_instance(lost)
     group = world.until(name, lambda group: any(member.health_status == "Unhealthy" for member in group.members))
@@ -224,7 +224,7 @@ def test_a_suspension_is_told_with_its_reason_and_resumed(world: World) -> None:
 def test_a_held_termination_lasts_as_long_as_it_is_held(world: World) -> None:
     name = world.make_group(desired=1)
     (id,) = world.in_service(name, 1)
-    ensure(world.operator, name)
+    ensure(world.operator, world.operator.describe_group(name))
     world.operator.terminate_member(id, decrement=True)
     world.until(name, lambda group: group.members[0].awaits_termination)
     world.operator.hold_termination(name, TERMINATION_HOOK.name, id)
@@ -242,7 +242,7 @@ def test_an_instance_that_is_well_or_unknown_has_no_status_to_tell(world: World)
 
 def test_a_status_check_that_fails_is_told_by_its_name(world: World) -> None:
     name = world.make_group(desired=1)
-    ensure(world.operator, name)  # else its group would end it at once
+    ensure(world.operator, world.operator.describe_group(name))  # else its group would end it at once
     (id,) = world.in_service(name, 1)
     world.fail_check(id, "system")
     assert world.operator.statuses([id, ABSENT]) == {id: InstanceStatus(failed_checks=("system",))}
@@ -262,7 +262,7 @@ def test_a_group_without_the_tag_is_not_touched(world: World) -> None:
         lambda: operator.resume_processes(name, ["Launch"]),
         lambda: operator.hold_termination(name, "h", ABSENT),
         lambda: operator.put_termination_hook(name, TERMINATION_HOOK),
-        lambda: ensure(operator, name),
+        lambda: ensure(operator, operator.describe_group(name)),
     ):
         with pytest.raises(GroupNotOurs, match="everstep:fleet"):
             call()
@@ -296,7 +296,7 @@ def test_ensure_makes_a_group_fit_and_then_changes_nothing(world: World) -> None
     world.in_service(name, 1)
     before = world.operator.describe_group(name)
     assert len(drift(before)) == 4
-    ensured = ensure(world.operator, name)
+    ensured = ensure(world.operator, world.operator.describe_group(name))
     assert ensured.made == changes(before)
     after = ensured.group
     assert drift(after) == ()
@@ -305,7 +305,7 @@ def test_ensure_makes_a_group_fit_and_then_changes_nothing(world: World) -> None
     assert after.new_instances_protected
     assert [hook.heartbeat_timeout for hook in after.hooks] == [timedelta(seconds=60)]
     assert all(member.is_protected for member in after.members)
-    assert ensure(world.operator, name) == Ensured(group=after, made=())
+    assert ensure(world.operator, world.operator.describe_group(name)) == Ensured(group=after, made=())
     assert drift(world.operator.describe_group(name)) == ()
 
 
@@ -313,7 +313,7 @@ def test_ensure_shortens_a_hook_and_leaves_other_suspensions(world: World) -> No
     name = world.make_group()
     world.operator.suspend_processes(name, ["AddToLoadBalancer"])
     world.operator.put_termination_hook(name, replace(TERMINATION_HOOK, name="theirs", heartbeat_timeout=timedelta(hours=1)))
-    after = ensure(world.operator, name).group
+    after = ensure(world.operator, world.operator.describe_group(name)).group
     assert [(hook.name, hook.heartbeat_timeout) for hook in after.hooks] == [("theirs", timedelta(seconds=60))]
     assert "AddToLoadBalancer" in after.suspended_processes
 
@@ -321,22 +321,22 @@ def test_ensure_shortens_a_hook_and_leaves_other_suspensions(world: World) -> No
 def test_ensure_refuses_what_a_person_must_decide_and_changes_nothing(world: World) -> None:
     name = world.make_group(zones=2)
     with pytest.raises(ContractViolation, match="2 Availability Zones"):
-        ensure(world.operator, name)
+        ensure(world.operator, world.operator.describe_group(name))
     assert world.operator.describe_group(name).suspended_processes == frozenset()
     name = world.make_group()
     world.add_policy(name)
     with pytest.raises(ContractViolation, match="cpu"):
-        ensure(world.operator, name)
+        ensure(world.operator, world.operator.describe_group(name))
     assert not world.operator.describe_group(name).new_instances_protected
     world.release_policy(name)
-    assert drift(ensure(world.operator, name).group) == ()
+    assert drift(ensure(world.operator, world.operator.describe_group(name)).group) == ()
 
 
 def test_many_threads_may_ask_at_once(world: World) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     name = world.make_group()
-    ensure(world.operator, name)
+    ensure(world.operator, world.operator.describe_group(name))
 
     def work(number: int) -> None:
         with suppress(NotFound):  # somebody else's termination

@@ -5,14 +5,17 @@ python -m tests.tidy.test_command_line      writes flags.txt anew; read the diff
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import typer
 
 from everstep.cli.main import app
+from infra.local_cloud.__main__ import app as local_cloud
 
 SNAPSHOT = Path(__file__).with_name("flags.txt")
 
@@ -45,6 +48,18 @@ def test_every_option_and_command_has_a_help_text():
             yield from unhelpful(inner, f"{path} {name}")
 
     assert list(unhelpful(typer.main.get_command(app), "everstep")) == []
+
+
+@pytest.mark.parametrize("whose", [app, local_cloud])
+def test_no_help_text_has_words_that_rich_takes_for_markup_and_leaves_out(whose):
+    def lost(command, path: str) -> Iterator[str]:
+        for text in (command.help, *(getattr(parameter, "help", None) for parameter in command.params)):
+            if text and re.search(r"(?<!\\)\[[a-z/]", text):
+                yield f"{path}: {text}"
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from lost(inner, f"{path} {name}")
+
+    assert list(lost(typer.main.get_command(whose), "everstep")) == []
 
 
 def test_the_client_and_the_command_line_need_the_base_install_alone():

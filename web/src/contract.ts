@@ -115,6 +115,8 @@ export interface CreateFleetRequest {
   Tags?: Record<string, string>
   /** Check everything, change and create nothing, and answer what would be changed. false unless given. */
   DryRun?: boolean
+  /** The Changes of a dry run, as it answered them, that somebody has agreed to: a ConflictException where anything else would be changed. */
+  ExpectedChanges?: GroupChange[]
 }
 
 /** The group is a fleet; or, of a dry run, what would become of it. */

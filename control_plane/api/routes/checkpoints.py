@@ -29,8 +29,8 @@ router = Router(prefix="/v1/training-jobs/{TrainingJobName}/checkpoints", tags=[
 
 PATIENCE = timedelta(seconds=600)
 """A checkpoint that was asked for so long ago and is not there is asked for anew, of a later step."""
-StepPath = Annotated[int, Path(alias="Step", ge=0)]
-GenerationQuery = Annotated[int | None, Query(alias="Generation", ge=1)]
+StepPath = Annotated[int, Path(alias="Step", ge=0, le=schemas.MAX_WHOLE_NUMBER)]
+GenerationQuery = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
 
 
 @router.post("", operation_id="CreateCheckpoint", status_code=202)

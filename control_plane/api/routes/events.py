@@ -32,7 +32,6 @@ from control_plane.db import events
 from control_plane.db.events import EventFilter
 from control_plane.loop.event_feed import Batch, End, Interest, TooManyFollowers
 
-MAX_EVENT_ID: Final = 2**63 - 1
 EVENT_STREAM: Final = "text/event-stream"
 _ENDS: Final = {
     End.TOKEN: ("AccessDeniedException", "The token was revoked or has expired."),
@@ -52,7 +51,7 @@ def list_events(
     services: ServicesDep,
     training_job_name: TrainingJobNameFilter = None,
     fleet_name: FleetNameFilter = None,
-    after_event_id: Annotated[int, Query(alias="AfterEventId", ge=0, le=MAX_EVENT_ID)] = 0,
+    after_event_id: Annotated[int, Query(alias="AfterEventId", ge=0, le=schemas.MAX_WHOLE_NUMBER)] = 0,
     time_after: Annotated[AwareDatetime | None, Query(alias="TimeAfter")] = None,
     time_before: Annotated[AwareDatetime | None, Query(alias="TimeBefore")] = None,
     max_results: MaxResults = 100,
@@ -91,7 +90,7 @@ async def stream_events(
     services: ServicesDep,
     training_job_name: TrainingJobNameFilter = None,
     fleet_name: FleetNameFilter = None,
-    after_event_id: Annotated[int | None, Query(alias="AfterEventId", ge=0, le=MAX_EVENT_ID)] = None,
+    after_event_id: Annotated[int | None, Query(alias="AfterEventId", ge=0, le=schemas.MAX_WHOLE_NUMBER)] = None,
 ) -> LiveResponse:
     """Follow events as server-sent events: from the header `Last-Event-ID` on, else from AfterEventId, else from now.
 
@@ -118,7 +117,7 @@ async def stream_events(
 
 def _event_id(value: object) -> int:
     """Return what a page token has for an id; raise ValueError where no event could have it."""
-    if isinstance(value, int) and 0 <= value <= MAX_EVENT_ID:
+    if isinstance(value, int) and 0 <= value <= schemas.MAX_WHOLE_NUMBER:
         return value
     raise ValueError(value)
 
@@ -128,7 +127,8 @@ def _last_event_id(request: Request, otherwise: int | None) -> int | None:
     said = request.headers.get("last-event-id")
     if not said:
         return otherwise
-    if not said.isascii() or not said.isdigit() or int(said) > MAX_EVENT_ID:
+    is_number = said.isascii() and said.isdigit() and len(said) <= len(str(schemas.MAX_WHOLE_NUMBER))  # Python refuses to read very long ones
+    if not is_number or int(said) > schemas.MAX_WHOLE_NUMBER:
         message = "must be an id that this stream has sent"
         raise errors.InvalidRequest(f"Last-Event-ID: {message}.", fields=[schemas.FieldError(field="Last-Event-ID", message=message)])
     return int(said)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Admin, Reader
 from control_plane.api.deps import FleetNamePath, MaxResults, NextToken, Router, Services, ServicesDep, page_position, page_token
-from control_plane.api.errors import InvalidRequest
+from control_plane.api.errors import InUse, InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud import contract
 from control_plane.cloud.contract import Change
@@ -24,6 +25,8 @@ from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord, FleetWishes, NewFleet
 from everstep.protocol.ids import FleetName
 
+_LOOK: Final = "Ask once more with DryRun what would be changed."
+
 router = Router(prefix="/v1/fleets", tags=["Fleets"])
 
 
@@ -31,7 +34,8 @@ router = Router(prefix="/v1/fleets", tags=["Fleets"])
 def create_fleet(request: schemas.CreateFleetRequest, caller: Admin, services: ServicesDep) -> schemas.CreateFleetResponse:
     """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances.
 
-    The answer lists what was changed of the group. A DryRun changes and creates nothing, and answers what would be changed.
+    The answer lists what was changed of the group. A DryRun changes and creates nothing, and answers what would be changed; with that as
+    ExpectedChanges nothing else is changed.
     """
     project = caller.choose_project(request.project)
     with services.database.read() as session:
@@ -40,9 +44,12 @@ def create_fleet(request: schemas.CreateFleetRequest, caller: Admin, services: S
         group = services.operator.describe_group(request.auto_scaling_group_name)
         contract.require_fit(group)
         _require_room(request, group)
+        planned = _answer(request, group, contract.changes(group), None)
+        if request.expected_changes is not None:
+            _require_expected(group.name, planned.changes, request.expected_changes)
         if request.dry_run:
-            return _answer(request, group, contract.changes(group), None)
-        ensured = contract.ensure(services.operator, group.name)
+            return planned
+        ensured = contract.ensure(services.operator, group)
     fleet = _store(services, request, project, ensured.group)
     services.wake()
     return _answer(request, ensured.group, ensured.made, _shown(services, fleet))
@@ -143,6 +150,13 @@ def _require_room(request: schemas.CreateFleetRequest, group: GroupState) -> Non
     if wanted > group.max_size:
         counts = f"{request.min_node_count} nodes and {request.spare_count} spares are {wanted}"
         raise _wrong("MinNodeCount", f"{counts}; the group {group.name} has MaxSize {group.max_size}")
+
+
+def _require_expected(name: str, planned: list[schemas.GroupChange], expected: list[schemas.GroupChange]) -> None:
+    """Refuse to change what nobody was shown. What was shown and is not needed any more is no harm: a request may come a second time."""
+    others = [f"{change.setting}: {change.before or 'none'} → {change.after}. {change.reason}" for change in planned if change not in expected]
+    if others:
+        raise InUse(f"{name} is not as ExpectedChanges has it; nothing was changed. What it has not: {' '.join(others)}", hint=_LOOK)
 
 
 def _answer(

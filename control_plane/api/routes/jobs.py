@@ -242,7 +242,7 @@ def list_checkpoints(
     training_job_name: TrainingJobNamePath,
     caller: Reader,
     services: ServicesDep,
-    min_step: Annotated[int, Query(alias="MinStep", ge=0)] = 0,
+    min_step: Annotated[int, Query(alias="MinStep", ge=0, le=schemas.MAX_WHOLE_NUMBER)] = 0,
     max_results: MaxResults = 1000,
     next_token: NextToken = None,
 ) -> schemas.ListCheckpointsResponse:

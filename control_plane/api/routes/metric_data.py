@@ -40,12 +40,12 @@ def get_metric_data(
     caller: Reader,
     services: ServicesDep,
     metric_name: Annotated[str | None, Query(alias="MetricName", min_length=1, max_length=metrics.MAX_NAME_LENGTH)] = None,
-    first_step: Annotated[int, Query(alias="FirstStep", ge=0)] = 0,
-    last_step: Annotated[int | None, Query(alias="LastStep", ge=0)] = None,
+    first_step: Annotated[int, Query(alias="FirstStep", ge=0, le=schemas.MAX_WHOLE_NUMBER)] = 0,
+    last_step: Annotated[int | None, Query(alias="LastStep", ge=0, le=schemas.MAX_WHOLE_NUMBER)] = None,
     start_time: Annotated[AwareDatetime | None, Query(alias="StartTime")] = None,
     end_time: Annotated[AwareDatetime | None, Query(alias="EndTime")] = None,
-    resolution_in_steps: Annotated[int | None, Query(alias="ResolutionInSteps", ge=1)] = None,
-    resolution_in_seconds: Annotated[int | None, Query(alias="ResolutionInSeconds", ge=1)] = None,
+    resolution_in_steps: Annotated[int | None, Query(alias="ResolutionInSteps", ge=1, le=schemas.MAX_WHOLE_NUMBER)] = None,
+    resolution_in_seconds: Annotated[int | None, Query(alias="ResolutionInSeconds", ge=1, le=schemas.MAX_WHOLE_NUMBER)] = None,
     max_points: Annotated[int, Query(alias="MaxPoints", ge=1, le=5000)] = 500,
 ) -> schemas.GetMetricDataResponse:
     """Get what a job's rank 0 has logged, and what Everstep has measured on its nodes.

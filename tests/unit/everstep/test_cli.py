@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -234,6 +235,38 @@ def test_a_file_says_what_the_api_says_and_options_win(run, tmp_path):
     }
 
 
+JSON_JOB = """{
+\t"TrainingJobName": "from-json", "EntryPoint": "train.py", "NodeCount": 2, "Source": {"Directory": "code"},
+\t"HyperParameters": {"lr": 1e-3, "steps": 200, "on": true, "text": "0.10"}, "Protection": {"MaxSlowdown": 1e-2}
+}"""
+
+
+@pytest.mark.parametrize("is_piped", [False, True])
+def test_a_file_may_be_json_as_programs_write_it_and_come_through_a_pipe(run, tmp_path, monkeypatch, is_piped):
+    (tmp_path / "job.json").write_text(JSON_JOB)
+    monkeypatch.setattr("sys.stdin", io.StringIO(JSON_JOB))
+    monkeypatch.chdir(tmp_path)
+    file = "-" if is_piped else "job.json"
+    options = ("--set", "Protection.MaxSlowdown=2e-2")
+    code, _, _, calls = run("jobs", "submit", "-f", file, *options, upload_source={"SourceId": "s"}, create_training_job=planned)
+    assert (code, calls[0]) == (0, ("upload_source", {"Directory": "code"}))
+    assert calls[-1][1] == {
+        "TrainingJobName": "from-json",
+        "EntryPoint": "train.py",
+        "NodeCount": 2,
+        "Source": {"SourceId": "s"},
+        "HyperParameters": {"lr": "1e-3", "steps": "200", "on": "true", "text": "0.10"},
+        "Protection": {"MaxSlowdown": 0.02},
+    }
+
+
+def test_a_pipe_that_says_nothing_is_told_by_its_name(run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    code, _, err, calls = run("jobs", "submit", "-f", "-", create_training_job=planned)
+    assert (code, calls) == (2, [])
+    assert "stdin is not a job" in err
+
+
 def test_secrets_role_inputs_and_requirements_have_options(run, tmp_path):
     file = tmp_path / "job.yaml"
     written = "[{ChannelName: a, DataSource: {S3DataSource: {S3Uri: s3://old/a}}}, {ChannelName: b, DataSource: {S3DataSource: {S3Uri: s3://old/b}}}]"
@@ -306,7 +339,7 @@ def test_a_diff_shows_what_was_changed_or_would_be(run, tmp_path):
     ("text", "options", "said"),
     [
         ("- a\n", (), "is not a job"),
-        ("a: [", (), "is not YAML"),
+        ("a: [", (), "is neither JSON nor YAML"),
         ("NodeCount: 1\n", ("--set", "NodeCount"), "not of the form Field=value"),
         ("NodeCount: 1\n", ("--set", ".x=1"), "not of the form Field=value"),
         (None, (), "cannot be read"),
@@ -478,8 +511,9 @@ def creating(*changes: dict) -> tuple[Callable[..., dict], list[bool]]:
     """A service that makes a fleet of a group, these things of it being changed; and whether each call was a dry run."""
     asked: list[bool] = []
 
-    def create(DryRun=False, **_):
+    def create(DryRun=False, ExpectedChanges=None, **_):
         asked.append(DryRun)
+        assert ExpectedChanges == (list(changes) if asked == [True, False] else None), "what was shown is what may be done"
         made = {} if DryRun else {"Fleet": {**least("Fleet"), "FleetName": "main"}}
         return {"FleetName": "main", "Checks": [{"Setting": "Status", "Message": "g is not being deleted."}], "Changes": list(changes), **made}
 

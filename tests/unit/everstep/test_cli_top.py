@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 from rich.console import Console
-from urllib3.exceptions import ProtocolError
+from urllib3 import HTTPConnectionPool
+from urllib3.exceptions import ProtocolError, ReadTimeoutError
 
+import everstep
 from control_plane.db import events as stored
 from control_plane.db.events import NewEvent
 from control_plane.db.tokens import Role
+from everstep import event_stream
 from everstep.cli import board, following, top
 from everstep.cli.board import Board
+from everstep.cli.commands import MAX_ITEMS
 from everstep.cli.waiting import UNANSWERED_SECONDS
 from everstep.errors import ServiceFailed
 from everstep.event_stream import frames
+from everstep.failures import UNAVAILABLE
 from tests.unit.control_plane.api.conftest import Service
 from tests.unit.everstep.conftest import Client
 from tests.unit.everstep.test_cli import JOB
@@ -198,9 +206,60 @@ def test_a_stream_that_was_quiet_for_long_is_not_given_up_when_it_breaks() -> No
             yield
 
     connections = [Quiet([], 1), Stream([event("a")], 2)]
-    found = following.kept_up(lambda: connections.pop(0), is_over=lambda: False, pause=lambda _: None, monotonic=lambda: now[0])
+    found = following.kept_up(
+        lambda: connections.pop(0), is_over=lambda: False, has_spoken=lambda: True, pause=lambda _: None, monotonic=lambda: now[0]
+    )
     assert next(found)["Message"] == "a"
     found.close()
+
+
+def test_a_stream_that_says_nothing_is_left_for_another_and_given_up_after_a_minute() -> None:
+    now, silent = [0.0], ReadTimeoutError(HTTPConnectionPool("x"), "/", "Read timed out.")
+    streams = [Stream([silent], 7), Stream([silent], None), Stream([event("a", 8), silent], 8), *(Stream([silent], None) for _ in range(9))]
+    asked: list[object] = []
+
+    def follow_events(**query: object) -> Stream:
+        asked.append(query.get("AfterEventId"))
+        return streams[len(asked) - 1]
+
+    def pause(_: float) -> None:
+        now[0] += UNANSWERED_SECONDS / 2
+
+    found = following.events(SimpleNamespace(follow_events=follow_events), {}, pause=pause, monotonic=lambda: now[0])
+    assert next(found)["EventId"] == 8
+    with pytest.raises(ServiceFailed, match=r"said nothing for 60 s on the connections that it takes: .*Read timed out") as given_up:
+        next(found)
+    assert (given_up.value.code, asked) == (UNAVAILABLE, [None, 7, 7, 8, 8])
+    assert all(stream.is_closed for stream in streams[:5])
+
+
+def test_a_server_that_opens_a_stream_and_falls_silent_is_not_waited_for(monkeypatch) -> None:
+    monkeypatch.setattr(event_stream, "SILENT_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listener, closing(everstep.client(f"http://127.0.0.1:{listener.getsockname()[1]}", "t")) as client:
+
+        def open_and_say_nothing() -> None:
+            line, _ = listener.accept()
+            with line:
+                line.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n7\r\nid: 7\n\n\r\n")
+                while line.recv(4096):
+                    pass  # until the client leaves
+
+        server = threading.Thread(target=open_and_say_nothing)
+        server.start()
+        with closing(client.follow_events()) as stream, pytest.raises(ReadTimeoutError):
+            next(iter(stream))
+        assert stream.last_event_id == 7
+        server.join(20)
+        assert not server.is_alive()
+
+
+def test_connections_that_end_without_a_word_are_not_made_for_ever() -> None:
+    now = iter(range(0, 10_000, 30))
+    streams = [Stream([], None) for _ in range(10)]
+    service = SimpleNamespace(follow_events=lambda **_: streams.pop())
+    with pytest.raises(ServiceFailed, match="it ends them"):
+        next(following.events(service, {}, pause=lambda _: None, monotonic=lambda: next(now)))
+    assert 1 < 10 - len(streams) <= UNANSWERED_SECONDS / 30 + 1
 
 
 def follow(run, *words: str, streams: list[Stream]) -> tuple[int, str, str, list]:
@@ -213,6 +272,19 @@ def test_events_are_followed_on_the_command_line(run) -> None:
     assert (code, err) == (130, "")
     assert out.splitlines() == ["2026-03-01 12:00:00  7  JobStateChanged  gpt  a", "2026-03-01 12:00:00  8  JobStateChanged  gpt  b"]
     assert calls == [("follow_events", {"TrainingJobName": "gpt"})]
+
+
+def test_as_many_events_are_followed_as_are_asked_for(run) -> None:
+    stream = Stream([event("a", 7), event("b", 8), event("c", 9)], 9)
+    code, out, _, calls = follow(run, "--max-items", "2", "-o", "json", "--query", "EventId", streams=[stream])
+    assert (code, out, stream.is_closed) == (0, "7\n8\n", True)
+    assert calls == [("follow_events", {})]
+    many = [event("a", number) for number in range(1, 2 * MAX_ITEMS)]
+    _, out, _, _ = follow(run, streams=[Stream([*many, KeyboardInterrupt()], 1)])
+    assert len(out.splitlines()) == len(many), "unless so many are asked for there is no end"
+    code, _, err, calls = follow(run, "--starting-token", "x", streams=[])
+    assert (code, calls) == (2, [])
+    assert "--after" in err
 
 
 def test_followed_events_can_be_queried_one_by_one(run) -> None:

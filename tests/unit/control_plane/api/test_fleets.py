@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -55,12 +56,52 @@ def test_what_registering_changes_is_told_before_and_after_and_a_dry_run_changes
 
 
 def test_of_a_group_that_fits_nothing_is_changed_and_a_surplus_is_told(client, service):
-    contract.ensure(service.operator, GROUP)
+    contract.ensure(service.operator, service.operator.describe_group(GROUP))
     service.operator.set_desired(GROUP, 3)
     told = client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, SpareCount=1, DryRun=True)["Changes"]
     assert [(change["Setting"], change["Before"], change["After"]) for change in told] == [("DesiredCapacity", "3", "1")]
     assert "idle ones are ended" in told[0]["Reason"]
     assert client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, SpareCount=3)["Changes"] == []
+
+
+@pytest.mark.covers(
+    "CreateFleet.ExpectedChanges[].Setting",
+    "CreateFleet.ExpectedChanges[].Before",
+    "CreateFleet.ExpectedChanges[].After",
+    "CreateFleet.ExpectedChanges[].Reason",
+    "CreateFleet.ExpectedChanges[].Applies",
+)
+def test_what_nobody_was_shown_is_not_changed(client, service):
+    asked = {"FleetName": "main", "AutoScalingGroupName": GROUP, "SpareCount": 1}
+    told = client.create_fleet(**asked, DryRun=True)["Changes"]
+    service.operator.set_desired(GROUP, 3)  # between the question and the answer
+    before, calls = service.operator.describe_group(GROUP), len(service.operator.calls)
+    with refused("ConflictException", "not as ExpectedChanges has it; nothing was changed") as caught:
+        client.create_fleet(**asked, ExpectedChanges=told)
+    assert "DesiredCapacity: 3 → 1." in str(caught.value)
+    assert "without protection from scale-in" in str(caught.value)
+    assert "SuspendedProcesses" not in str(caught.value), "that was shown"
+    for part, other in (("Setting", "x"), ("Before", "x"), ("After", "x"), ("Reason", "x"), ("Applies", "Later")):
+        with refused("ConflictException", "SuspendedProcesses: none →"):
+            client.create_fleet(**asked, ExpectedChanges=[{**told[0], part: other}, *told[1:]], DryRun=True)
+    assert (service.operator.calls[calls:], service.operator.describe_group(GROUP)) == ([], before)
+    assert client.list_fleets()["Fleets"] == []
+    told = client.create_fleet(**asked, DryRun=True)["Changes"]
+    made = client.create_fleet(**asked, ExpectedChanges=[*told, {**told[0], "Setting": "nothing any more"}])
+    assert made["Changes"] == told
+
+
+def test_a_group_that_changes_under_the_call_is_changed_as_it_was_looked_at(client, service):
+    asked = {"FleetName": "main", "AutoScalingGroupName": GROUP, "SpareCount": 3}
+    contract.ensure(service.operator, service.operator.describe_group(GROUP))
+    service.operator.set_desired(GROUP, 3)
+    looked, service.operator.describe_group = service.operator.describe_group, lambda name: others_change(looked(name))
+
+    def others_change(group):
+        service.operator.put_termination_hook(GROUP, replace(contract.TERMINATION_HOOK, heartbeat_timeout=timedelta(hours=1)))
+        return group
+
+    assert client.create_fleet(**asked, ExpectedChanges=[])["Changes"] == []
 
 
 @pytest.mark.covers("ListFleets.MaxResults", "ListFleets.NextToken")

@@ -395,7 +395,7 @@ class World:
     def add_fleet(self, name: FleetName, group: str, zone: str, *, nodes: int, spares: int = 0, max_size: int = 20) -> None:
         """Register a fleet in a zone of its own."""
         self.operator.create_group(group, max_size=max_size, availability_zones=(zone,))
-        ensure(self.operator, group)
+        ensure(self.operator, self.operator.describe_group(group))
         self.groups[name] = group
         with self.database.write() as session:
             new = fleets.NewFleet(
