@@ -663,7 +663,7 @@ def launched(session: Session, run_id: str, *, since: int = 0) -> tuple[Generati
     )
 
 
-def record_of_row(row: Job | Row[Any]) -> JobRecord:
+def record_of_row(row: Job | Row[*tuple[Any, ...]]) -> JobRecord:
     """Return a row as a record; for the modules of this package that read jobs."""
     return JobRecord(
         **columns_of(row, JobRecord, leave_out=("spec", "transitions", "failures", "project_quota")),
