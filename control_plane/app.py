@@ -26,6 +26,7 @@ from control_plane.api.auth import is_token_good
 from control_plane.api.dashboard import Dashboard
 from control_plane.api.deps import Services, SourceLimits
 from control_plane.api.envelope import Envelope
+from control_plane.api.held_tokens import HeldTokens
 from control_plane.api.open_answers import WhileTokenIsGood
 from control_plane.api.routes import attestation as attestation_routes
 from control_plane.api.routes import metrics, sessions
@@ -121,6 +122,7 @@ def create_app(
     registry = AgentRegistry()
     services = Services(
         database=database,
+        tokens=HeldTokens(database, versions, now),
         operator=operator,
         events=queue,
         objects=objects,

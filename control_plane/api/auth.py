@@ -15,6 +15,7 @@ Invariant: something of another project does not exist for a caller: it is answe
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
@@ -117,8 +118,10 @@ def is_token_good(scope: Scope, token_id: str) -> bool:
         return tokens.find_by_id(session, token_id, services.now()) is not None
 
 
-def reader(request: Request, services: ServicesDep) -> Caller:
+async def reader(request: Request, services: ServicesDep) -> Caller:
     """Let anybody with a user's token pass; the other two build on it. Called once per request.
+
+    A coroutine: a token that is held (`held_tokens`) is found without asking for a thread.
 
     Args:
         request: its Authorization header is looked at and, where there is none, a browser's session.
@@ -132,8 +135,8 @@ def reader(request: Request, services: ServicesDep) -> Caller:
         Forbidden: it is an agent's, or another site's page used a session.
     """
     authorization = request.headers.get("authorization")
-    session = sessions.find(request, services) if authorization is None else None
-    record = require_user(find_token(services, bearer(authorization)) if session is None else session[0])
+    session = await asyncio.to_thread(sessions.find, request, services) if authorization is None else None
+    record = require_user(await services.tokens.find(bearer(authorization)) if session is None else session[0])
     request.state.token_id = record.id  # an answer that goes on for long ends with its token: `api.open_answers`
     return Caller(Role(record.role), record.project, record, None if session is None else session[1])
 
@@ -142,7 +145,7 @@ def require_user(record: TokenRecord | None) -> TokenRecord:
     """Return the record of a token that a person or a program may call with.
 
     Args:
-        record: as `find_token` found it.
+        record: as it was found.
 
     Returns:
         The same.

@@ -23,6 +23,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from control_plane.api.errors import InvalidRequest
+from control_plane.api.held_tokens import HeldTokens
 from control_plane.api.schemas import MAX_WHOLE_NUMBER, FieldError, Shape
 from control_plane.cloud.identity import Attestation
 from control_plane.cloud.notices import EventQueue
@@ -117,6 +118,7 @@ class Services:
     """Everything that the routes stand on; made once by the composition root."""
 
     database: Database
+    tokens: HeldTokens
     operator: CloudOperator
     events: EventQueue | None
     """Where AWS's events come from; None: AWS is polled only."""

@@ -18,6 +18,7 @@ from control_plane.core.queue import Schedule
 from control_plane.core.states import FleetStatus, IncidentPhase, JobState, NodeState, ProtectionState, SecondaryStatus, TrainingJobStatus
 from control_plane.db import checkpoints
 from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.descriptions import JobDescription
 from control_plane.db.drills import DrillRecord
 from control_plane.db.events import EventRecord
 from control_plane.db.fleets import FleetRecord
@@ -30,7 +31,6 @@ from control_plane.db.tokens import TokenRecord
 from control_plane.errors import TooManyCases
 from control_plane.loop.agents import AgentView
 from everstep.protocol.ids import NodeId, RunId
-from everstep.protocol.plan import GenerationPlan
 
 ODDS_UP_TO_LOST = 3
 MICRO = 1_000_000
@@ -168,32 +168,19 @@ def queued_behind(turns: Schedule, run: RunId, only_project: str | None) -> list
     return [other.job for other in turns.ahead_of(run) if only_project in (None, other.project)]
 
 
-def job(
-    job: JobRecord,
-    *,
-    plan: GenerationPlan | None,
-    incidents: IncidentTotals,
-    drill: DrillRecord | None,
-    turns: Schedule,
-    healthy_node_count: int,
-    observed_revision: int | None = None,
-    only_project: str | None = None,
-) -> schemas.TrainingJob:
+def job(found: JobDescription, *, turns: Schedule, healthy_node_count: int, only_project: str | None = None) -> schemas.TrainingJob:
     """Return everything about a job.
 
     Args:
-        job: as stored.
-        plan: of its newest generation, if it has one.
-        incidents: what its incidents come to.
-        drill: that is not over, or None.
+        found: as stored.
         turns: of its fleet.
         healthy_node_count: of its nodes (`healthy_count`).
-        observed_revision: what that generation was planned from.
         only_project: jobs of others are not named; None: all are.
 
     Returns:
         All fields of the contract.
     """
+    job, plan, incidents = found.job, found.plan, found.incidents
     spec = job.spec
     return schemas.TrainingJob(
         training_job_name=job.name,
@@ -243,7 +230,7 @@ def job(
         stop_requested_time=job.stop_requested_at,
         pause_requested_time=job.pause_requested_at,
         revision=job.revision,
-        observed_revision=observed_revision,
+        observed_revision=found.observed_revision,
         taken_over_time=job.taken_over_at,
         taken_over_by=job.taken_over_by or None,
         generation=job.generation,
@@ -258,7 +245,7 @@ def job(
         coordinator_node_id=None if plan is None or _is_paused(job) else plan.coordinator,
         incident_count=incidents.count,
         open_incident_count=incidents.count - incidents.closed_count,
-        open_drill_id=None if drill is None else drill.id,
+        open_drill_id=found.open_drill_id,
         accounting_seconds={name: spent / MICRO for name, spent in job.accounting.items()},
         accounted_until=job.accounted_until,
         reliability=_reliability(job.accounting, incidents, is_started=job.started_at is not None),

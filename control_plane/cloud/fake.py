@@ -418,10 +418,10 @@ class MemoryObjectStore:
         with self._lock:
             return self._object(reference)[1]
 
-    def list(self, prefix: ObjectReference) -> Iterator[ObjectInfo]:
+    def list(self, prefix: ObjectReference, *, after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects by prefix; see `ObjectStore`."""
         with self._lock:
-            found = [info for key, (_, info) in sorted(self._bucket(prefix).items()) if key.startswith(prefix.key)]
+            found = [info for key, (_, info) in sorted(self._bucket(prefix).items()) if key.startswith(prefix.key) and key > after]
         yield from found
 
     def sign_upload(self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int) -> SignedUpload | None:  # noqa: ARG002

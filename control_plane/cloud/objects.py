@@ -16,6 +16,8 @@ from everstep.protocol.plan import ObjectReference
 STREAM_CHUNK_BYTES = 1024 * 1024
 DELETED_AT_ONCE = 1_000
 """Objects that one call deletes at the most. Source: S3's DeleteObjects."""
+LISTED_AT_ONCE = 1_000
+"""Objects that one call lists at the most. Source: S3's ListObjectsV2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +79,16 @@ class ObjectStore(Protocol):
     def head(self, reference: ObjectReference) -> ObjectInfo:
         """Return what S3 knows about an object, without its bytes."""
 
-    def list(self, prefix: ObjectReference) -> Iterator[ObjectInfo]:
-        """Yield all objects whose key begins with the prefix's key, in key order."""
+    def list(self, prefix: ObjectReference, *, after: str = "") -> Iterator[ObjectInfo]:
+        """Yield the objects whose key begins with the prefix's key and comes after another, in key order.
+
+        Args:
+            prefix: bucket and beginning of the keys.
+            after: a whole key, there or not; empty: from the first.
+
+        Returns:
+            An iterator that asks S3 as it is read, once for every `LISTED_AT_ONCE` objects.
+        """
 
     def sign_upload(self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int) -> SignedUpload | None:
         """Sign an address where others may put an object, these very bytes and no others. Calls nobody.

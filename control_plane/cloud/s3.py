@@ -74,10 +74,10 @@ class S3ObjectStore:
             raise NotFound(f"s3://{reference.bucket}/{reference.key} does not exist", code=error.code) from error
         return ObjectInfo(reference=reference, size_bytes=answer["ContentLength"], etag=answer["ETag"].strip('"'), modified_at=answer["LastModified"])
 
-    def list(self, prefix: ObjectReference) -> Iterator[ObjectInfo]:
+    def list(self, prefix: ObjectReference, *, after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects by prefix; see `ObjectStore`."""
         with translated():
-            for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key):
+            for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key, StartAfter=after):
                 for entry in page.get("Contents", ()):
                     yield _listed(prefix.bucket, entry)
 

@@ -5,14 +5,14 @@ Invariant: an incident is written under its job's lease; once closed it is histo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
 from operator import add
 from typing import Any, TypedDict, Unpack
 
-from sqlalchemy import Select, and_, bindparam, case, func, literal, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, literal, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from control_plane.core.observed import Cause
@@ -208,22 +208,23 @@ class IncidentTotals:
 
 
 def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
-    phases = (Incident.detect_seconds, Incident.replace_seconds, Incident.restore_seconds, Incident.rework_seconds)
-    is_failure = Incident.cause.in_([cause.value for cause in Cause if cause.is_failure])
-    is_recovered = and_(is_failure, Incident.closed_at.is_not(None))
+    incident = Incident.__table__.c
+    phases = (incident.detect_seconds, incident.replace_seconds, incident.restore_seconds, incident.rework_seconds)
+    is_failure = or_(*(incident.cause == cause.value for cause in Cause if cause.is_failure))  # SQLAlchemy writes an IN anew for each question
+    is_recovered = and_(is_failure, incident.closed_at.is_not(None))
     return select(
         func.count(),
-        func.count(Incident.closed_at),
+        func.count(incident.closed_at),
         func.count(case((is_failure, 1))),
         func.count(case((is_recovered, 1))),
         func.coalesce(func.sum(case((is_recovered, reduce(add, phases)), else_=0.0)), 0.0),
-        func.coalesce(func.sum(Incident.lost_node_count), 0),
-        func.coalesce(func.sum(Incident.lost_steps), 0),
-        func.sum(Incident.cost_usd),
-    ).select_from(Incident)
+        func.coalesce(func.sum(incident.lost_node_count), 0),
+        func.coalesce(func.sum(incident.lost_steps), 0),
+        func.sum(incident.cost_usd),
+    ).select_from(Incident.__table__)
 
 
-# Put together once: that takes longer than asking the database does, and every description of a job asks.
+# Put together once: that takes longer than asking the database does.
 _TOTALS = _totals()
 _TOTALS_OF_RUN = _TOTALS.where(Incident.run_id == bindparam("of_run"))
 _TOTALS_OF_FLEET = _TOTALS.join(Job, Job.run_id == Incident.run_id).where(Job.fleet_name == bindparam("of_fleet"))
@@ -243,7 +244,17 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
     assert run_id is None or fleet_name is None
     query = _TOTALS_OF_RUN if run_id is not None else _TOTALS_OF_FLEET if fleet_name is not None else _TOTALS
     asked = {"of_run": run_id} if run_id is not None else {"of_fleet": fleet_name} if fleet_name is not None else {}
-    count, closed_count, failure_count, recovered_count, recovery_seconds, lost_node_count, lost_steps, cost_usd = session.execute(query, asked).one()
+    return totals_of(session.execute(query, asked).one())
+
+
+def totals_where_run(run_id: ColumnElement[str]) -> Select[int, int, int, int, float, int, int, float | None]:
+    """Return the question for one run's totals, one row for `totals_of`; for the modules of this package that ask for more besides."""
+    return _TOTALS.where(Incident.__table__.c.run_id == run_id)
+
+
+def totals_of(row: Sequence[Any]) -> IncidentTotals:
+    """Return a row of totals as a record; for the same."""
+    count, closed_count, failure_count, recovered_count, recovery_seconds, lost_node_count, lost_steps, cost_usd = row
     return IncidentTotals(
         count=count,
         closed_count=closed_count,

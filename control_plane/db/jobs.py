@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack
 
 import msgspec
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import Row, bindparam, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -663,7 +663,7 @@ def launched(session: Session, run_id: str, *, since: int = 0) -> tuple[Generati
     )
 
 
-def record_of_row(row: Job) -> JobRecord:
+def record_of_row(row: Job | Row[*tuple[Any, ...]]) -> JobRecord:
     """Return a row as a record; for the modules of this package that read jobs."""
     return JobRecord(
         **columns_of(row, JobRecord, leave_out=("spec", "transitions", "failures", "project_quota")),

@@ -144,7 +144,13 @@ def of_run(session: Session, run_id: str) -> tuple[NodeRecord, ...]:
 
 
 _BY_RUN: Final = select(Node.run_id, Node.id).where(Node.run_id.in_(bindparam("run_ids", expanding=True))).order_by(Node.id)
+_IDS_OF_RUN: Final = select(Node.__table__.c.id).where(Node.__table__.c.run_id == bindparam("of_run")).order_by(Node.__table__.c.id)
 """Put together once: every description of a job asks for it."""
+
+
+def ids_of_run(session: Session, run_id: str) -> tuple[str, ...]:
+    """Return which nodes belong to a run."""
+    return tuple(session.scalars(_IDS_OF_RUN, {"of_run": run_id}))
 
 
 def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, ...]]:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy import Connection, CursorResult, Engine, Result, create_engine, event, func, select
+from sqlalchemy import Connection, CursorResult, Engine, Result, Row, create_engine, event, func, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
@@ -118,7 +118,7 @@ def record_of(row: Base, kind: type[R]) -> R:
     return kind(**columns_of(row, kind))
 
 
-def columns_of(row: Base, kind: type[DataclassInstance], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+def columns_of(row: Base | Row[*tuple[Any, ...]], kind: type[DataclassInstance], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the row's columns that have the names of a dataclass's fields, without those to be converted by hand."""
     return {field.name: getattr(row, field.name) for field in fields(kind) if field.name not in leave_out}
 

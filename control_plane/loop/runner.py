@@ -6,6 +6,7 @@
     cloud watch  asks AWS in the background; the loops read its last answer
     verifier     reads checkpoints back when a person asks for it
     keeper       deletes checkpoints that are to go
+    uploads      deletes those of sources that nobody completed, once an hour
     notices      reads AWS's events, where there is a queue of them: hints for the cloud watch, and notices for the database
 
 Invariant: what a pass stores is stored under its lease in one transaction, or not at all; what it sends follows from what was stored before, so a
@@ -48,6 +49,7 @@ from control_plane.loop.executor import Executor
 from control_plane.loop.figures import Loop, LoopFigures
 from control_plane.loop.notice_reader import NoticeReader
 from control_plane.loop.observer import Hearing, Observer, StoredFleet, StoredJob
+from control_plane.loop.upload_keeper import UploadKeeper
 from control_plane.loop.verifier import Verifier
 from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import FleetName, NodeId, RunId
@@ -104,6 +106,7 @@ class Runner:
         self.executor = Executor(context.database, context.registry, context.operator, context.objects, context.secret, context.bucket, context.now)
         self.verifier = Verifier(context.database, context.objects, context.now)
         self.keeper = CheckpointKeeper(context.database, context.objects, context.now)
+        self.uploads = UploadKeeper(context.objects, context.bucket, context.now)
         self.notices: NoticeReader | None = None
         if context.events is not None:
             self.notices = NoticeReader(context.events, context.database, context.operator, context.registry, self.cloud, context.now)
@@ -126,6 +129,7 @@ class Runner:
             group.create_task(self._prune(stop))
             group.create_task(self.verifier.run(stop))
             group.create_task(self.keeper.run(stop))
+            group.create_task(self.uploads.run(stop))
             if self.notices is not None:
                 group.create_task(self.notices.run(stop))
             await stop.wait()

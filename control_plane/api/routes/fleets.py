@@ -177,7 +177,7 @@ def _later(request: schemas.CreateFleetRequest, group: GroupState) -> list[schem
         group=group.name,
         min_node_count=request.min_node_count,
         spare_count=request.spare_count,
-        spare_probability=request.spare_policy.probability if request.spare_policy is not None else None,
+        spare_probability=_spare_probability(request),
     )
     desired = first_desired(spec, min_size=group.min_size, max_size=group.max_size)
     if desired == group.desired_count:
@@ -187,6 +187,10 @@ def _later(request: schemas.CreateFleetRequest, group: GroupState) -> list[schem
     return [
         schemas.GroupChange(setting="DesiredCapacity", before=str(group.desired_count), after=str(desired), reason=f"{kept}{ended}", applies="Later")
     ]
+
+
+def _spare_probability(request: schemas.CreateFleetRequest) -> float | None:
+    return request.spare_policy.probability if request.spare_policy is not None else None
 
 
 def _store(services: Services, request: schemas.CreateFleetRequest, project: str, group: GroupState) -> FleetRecord:
@@ -211,7 +215,7 @@ def _store(services: Services, request: schemas.CreateFleetRequest, project: str
                 availability_zone=next(iter(group.availability_zones), ""),
                 tags=request.tags,
                 price_usd_per_hour=request.price_usd_per_hour,
-                spare_probability=request.spare_policy.probability if request.spare_policy is not None else None,
+                spare_probability=_spare_probability(request),
             ),
             now,
         )

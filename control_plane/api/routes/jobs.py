@@ -24,7 +24,7 @@ from control_plane.core import membership
 from control_plane.core.observed import FleetJob
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, TrainingJobStatus
-from control_plane.db import checkpoints, drills, events, fleets, incidents, job_lists, jobs, nodes, protection, quotas, sources
+from control_plane.db import checkpoints, descriptions, events, fleets, incidents, job_lists, jobs, nodes, protection, quotas, sources
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord
@@ -144,23 +144,17 @@ def list_training_jobs(
 def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> schemas.TrainingJob:
     """Describe one training job: what it is, where it stands, and why."""
     with services.database.read() as session:
-        job = find_job(session, training_job_name, caller)
-        newest = jobs.generation(session, job.run_id, job.generation) if job.generation else None
-        incident_totals = incidents.totals(session, run_id=job.run_id)
-        drill = drills.open_of_run(session, job.run_id)
-        members = nodes.by_run(session, [job.run_id])
+        found = descriptions.find(session, training_job_name)
+        job = found.job
+        caller.require_sight("training job", training_job_name, job.project)
         turns = schedule((), 0, 0.0)
         if job.state == JobState.QUEUED:
             fleet = fleets.find(session, job.fleet_name)
             turns = schedule_of(fleet, jobs.unfinished(session, job.fleet_name), nodes.of_fleet(session, job.fleet_name), services.now().timestamp())
     return views.job(
-        job,
-        plan=newest.plan if newest is not None else None,
-        incidents=incident_totals,
-        drill=drill,
+        found,
         turns=turns,
-        healthy_node_count=views.healthy_count(members.get(job.run_id, ()), services.registry.connected()),
-        observed_revision=newest.revision if newest is not None else None,
+        healthy_node_count=views.healthy_count(found.node_ids, services.registry.connected()),
         only_project=caller.project_filter,
     )
 

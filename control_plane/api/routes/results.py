@@ -5,9 +5,10 @@ Invariant: only keys below the job's own prefixes are ever read.
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections.abc import Iterator
-from itertools import islice
+from itertools import groupby, islice
 from typing import Annotated
 
 from fastapi import Query
@@ -42,7 +43,11 @@ def list_logs(
         numbers = [each.number for each in jobs.lineage(session, job.run_id) if each.number >= after[0]]
         launched = {each.number: each for each in jobs.launched(session, job.run_id, since=after[0])}
         alive = {node.id for node in nodes.of_fleet(session, job.fleet_name)}
-    found = (entry for number in numbers for entry in _logs_of(services, job, number, launched.get(number), alive))
+    found = (
+        entry
+        for number in numbers
+        for entry in _logs_of(services, job, number, launched.get(number), alive, since=after[1] if number == after[0] else 0)
+    )
     page = list(islice((entry for entry in found if _log_position(entry) > after), max_results + 1))
     more = page_token(*_log_position(page[max_results - 1])) if len(page) > max_results else None
     return schemas.ListLogsResponse(logs=page[:max_results], next_token=more)
@@ -61,7 +66,7 @@ def list_outputs(
     """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
     prefix = _reference(_find(services, training_job_name, caller).spec.output_uri)
     after = "" if next_token is None else page_position(next_token, str)[0]
-    found = (info for info in services.objects.list(prefix) if info.reference.key > after and not info.reference.key.endswith("/"))
+    found = (info for info in services.objects.list(prefix, after=after) if not info.reference.key.endswith("/"))
     page = list(islice(found, max_results + 1))
     more = page_token(page[max_results - 1].reference.key) if len(page) > max_results else None
     entries = [entry for info in page[:max_results] if (entry := _output_entry(prefix, info)) is not None]
@@ -84,14 +89,35 @@ def _reference(uri: str) -> ObjectReference:
     return ObjectReference(bucket=bucket, key=key)
 
 
-def _logs_of(services: Services, job: JobRecord, number: int, launched: GenerationRecord | None, alive: set[str]) -> list[schemas.LogEntry]:
-    """Return the entries of one generation, in order: a page asks the object store for those alone that it shows."""
-    prefix = _reference(job.spec.log_uri)
-    of_generation = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}gen={number}/rank=")
-    entries = [entry for info in services.objects.list(of_generation) if (entry := _log_entry(prefix, info)) is not None]
-    if launched is not None:
-        entries += _missing(job, launched, {entry.rank for entry in entries}, alive)
-    return sorted(entries, key=_log_position)
+def _logs_of(
+    services: Services, job: JobRecord, number: int, launched: GenerationRecord | None, alive: set[str], *, since: int
+) -> Iterator[schemas.LogEntry]:
+    """Yield the entries of one generation from a rank on, in order; the object store is asked as they are taken."""
+    nodes_of = sorted((rank, node.node_id) for node in launched.plan.nodes for rank in node.ranks if rank >= since) if launched is not None else []
+    last = nodes_of[-1][0] if nodes_of else None
+    expected = (_missing(job, number, rank, node_id, alive) for rank, node_id in nodes_of)
+    present = _stored_logs(services, _reference(job.spec.log_uri), number, since, last)
+    for _, of_rank in groupby(heapq.merge(present, expected, key=_log_position), key=lambda entry: entry.rank):
+        entries = list(of_rank)
+        yield from [entry for entry in entries if entry.key is not None] or entries
+
+
+def _stored_logs(services: Services, prefix: ObjectReference, number: int, since: int, last: int | None) -> Iterator[schemas.LogEntry]:
+    """Yield what is stored of a generation from a rank on, by rank.
+
+    S3 knows keys in the order of their letters: 1, 10, 100, 11. Ranks with as many digits as the last one come in order there, so that from the first
+    of them on no more is read than is taken; those before them lie scattered over the whole list. `last` is None where nobody knows it any more.
+    """
+    key = f"{prefix.key}gen={number}/rank="
+    of_generation = ObjectReference(bucket=prefix.bucket, key=key)
+    if last is None or len(str(since)) < len(str(last)):
+        every = (entry for info in services.objects.list(of_generation) if (entry := _log_entry(prefix, info)) is not None)
+        yield from sorted((entry for entry in every if entry.rank >= since), key=_log_position)
+        return
+    for info in services.objects.list(of_generation, after=f"{key}{since}"):
+        entry = _log_entry(prefix, info)
+        if entry is not None and entry.rank >= since:
+            yield entry
 
 
 def _log_position(entry: schemas.LogEntry) -> tuple[int, int, str]:
@@ -113,19 +139,15 @@ def _log_entry(prefix: ObjectReference, info: ObjectInfo) -> schemas.LogEntry | 
     )
 
 
-def _missing(job: JobRecord, generation: GenerationRecord, present: set[int], alive: set[str]) -> Iterator[schemas.LogEntry]:
-    """Yield an entry for every rank that was started and of which nothing was uploaded."""
-    for node in generation.plan.nodes:
-        for rank in node.ranks:
-            if rank in present:
-                continue
-            if generation.number == job.generation and job.state not in ENDED_JOBS:
-                reason = "nothing has been uploaded yet"
-            elif node.node_id not in alive:
-                reason = f"node {node.node_id} was lost before it had uploaded anything"
-            else:
-                reason = f"node {node.node_id} has uploaded nothing"
-            yield schemas.LogEntry(generation=generation.number, rank=rank, stream=None, key=None, bytes=None, missing_reason=reason)
+def _missing(job: JobRecord, number: int, rank: int, node_id: str, alive: set[str]) -> schemas.LogEntry:
+    """Return the entry of a rank that was started, should nothing of it have been uploaded."""
+    if number == job.generation and job.state not in ENDED_JOBS:
+        reason = "nothing has been uploaded yet"
+    elif node_id not in alive:
+        reason = f"node {node_id} was lost before it had uploaded anything"
+    else:
+        reason = f"node {node_id} has uploaded nothing"
+    return schemas.LogEntry(generation=number, rank=rank, stream=None, key=None, bytes=None, missing_reason=reason)
 
 
 def _output_entry(prefix: ObjectReference, info: ObjectInfo) -> schemas.OutputEntry | None:

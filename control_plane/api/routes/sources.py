@@ -1,7 +1,8 @@
 """Sources: the users' archives, checked, in S3 under their own digest.
 
     CreateSource ──▶ an address in S3, signed for this digest and length      nothing, where the source is there already
-    CompleteSource   what was put there is read back, hashed and checked      it is deleted where it is not what it should be
+    CompleteSource   what was put there is read back, hashed and checked,     it is deleted where it is not what it should be
+                     stored beside the other sources, and deleted there       an upload that nobody completes: `loop.upload_keeper`
     PutSource        the archive through the service itself                   where S3 cannot be reached, or signs nothing
 
 Invariant: no source is in the database, and so none in a job, before all of it was read and checked here; however it came.
@@ -11,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import tempfile
-from collections.abc import Callable
 from datetime import timedelta
 from typing import BinaryIO, cast
 
@@ -24,10 +25,13 @@ from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import Router, Services, ServicesDep, SourceIdPath
 from control_plane.api.errors import InUse, InvalidRequest, TooLarge
 from control_plane.api.schemas import FieldError
-from control_plane.cloud.errors import NotFound
+from control_plane.cloud.errors import CloudError, NotFound
 from control_plane.db import sources
 from control_plane.db.sources import SourceRecord
+from control_plane.loop.upload_keeper import PREFIX
 from everstep.protocol.plan import ObjectReference
+
+log = logging.getLogger(__name__)
 
 router = Router(prefix="/v1/sources", tags=["Sources"])
 
@@ -49,7 +53,7 @@ def create_source(request: schemas.CreateSourceRequest, _caller: User, services:
         return schemas.CreateSourceResponse(source_id=request.source_id, is_stored=True, upload=None)
     expires_at = services.now() + timedelta(seconds=UPLOAD_SECONDS)
     signed = services.objects.sign_upload(
-        _reference(services, request.source_id), sha256=request.source_id, size_bytes=request.bytes, seconds=UPLOAD_SECONDS
+        _upload(services, request.source_id), sha256=request.source_id, size_bytes=request.bytes, seconds=UPLOAD_SECONDS
     )
     upload = None if signed is None else schemas.SourceUpload(url=signed.url, headers=dict(signed.headers), expiration_time=expires_at)
     return schemas.CreateSourceResponse(source_id=request.source_id, is_stored=False, upload=upload)
@@ -61,14 +65,14 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
     known = _known(services, source_id)
     if known is not None:
         return _shown(known)
-    reference, limit = _reference(services, source_id), services.source_limits.archive_bytes
+    upload, limit = _upload(services, source_id), services.source_limits.archive_bytes
     try:
-        if services.objects.head(reference).size_bytes > limit:
+        if services.objects.head(upload).size_bytes > limit:
             raise _too_long(services)
         with _spool(services) as spool:
             digest = hashlib.sha256()
             received = 0
-            for chunk in services.objects.stream(reference):
+            for chunk in services.objects.stream(upload):
                 received += len(chunk)
                 if received > limit:  # it was put anew since
                     raise _too_long(services)
@@ -76,13 +80,17 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
                 spool.write(chunk)
             _check_digest(source_id, digest.hexdigest(), received)
             spool.seek(0)
-            return _take(services, caller, source_id, cast(BinaryIO, spool), received)
+            taken = _store(services, caller, source_id, cast(BinaryIO, spool), received)
     except NotFound as error:
         raise InUse("Nothing was put for this source yet.", hint="CreateSource says where to.") from error
     except InvalidRequest:
-        if _known(services, source_id) is None:  # else what is there now came by another way, and is good
-            services.objects.delete(reference.bucket, [reference.key])
+        services.objects.delete(upload.bucket, [upload.key])
         raise
+    try:
+        services.objects.delete(upload.bucket, [upload.key])
+    except CloudError as error:  # the source is stored; what is left of its upload goes later
+        log.warning("the upload of the source %s could not be deleted and is left for later: %s", source_id, error)
+    return taken
 
 
 @router.put("/{SourceId}", operation_id="PutSource", openapi_extra=deps.binary_body("application/gzip"))
@@ -112,18 +120,6 @@ def describe_source(source_id: SourceIdPath, _caller: Reader, services: Services
 
 def _store(services: Services, caller: Caller, source_id: str, file: BinaryIO, archive_bytes: int) -> schemas.PutSourceResponse:
     """Check an archive, put it into S3, and take it. Blocks."""
-    return _take(services, caller, source_id, file, archive_bytes, put=lambda reference: services.objects.put_file(reference, file))
-
-
-def _take(
-    services: Services,
-    caller: Caller,
-    source_id: str,
-    file: BinaryIO,
-    archive_bytes: int,
-    put: Callable[[ObjectReference], object] = lambda _: None,
-) -> schemas.PutSourceResponse:
-    """Check an archive and take it; `put` brings it into S3, where it is not there already."""
     try:
         contents = inspect(file, archive_bytes, services.source_limits)
     except RefusedArchive as error:
@@ -131,7 +127,7 @@ def _take(
         raise InvalidRequest(f"The source is refused: {message}.", fields=[FieldError(field="Body", message=message)]) from error
     reference = _reference(services, source_id)
     file.seek(0)
-    put(reference)
+    services.objects.put_file(reference, file)
     with services.database.write() as session:
         record = sources.add(
             session,
@@ -156,6 +152,11 @@ def _known(services: Services, source_id: str) -> SourceRecord | None:
 
 def _reference(services: Services, source_id: str) -> ObjectReference:
     return ObjectReference(bucket=services.bucket, key=f"sources/{source_id}.tar.gz")
+
+
+def _upload(services: Services, source_id: str) -> ObjectReference:
+    """Return where an archive is put before it was checked: nothing there is a source, and nothing there stays."""
+    return ObjectReference(bucket=services.bucket, key=f"{PREFIX}{source_id}.tar.gz")
 
 
 def _spool(services: Services) -> tempfile.SpooledTemporaryFile[bytes]:

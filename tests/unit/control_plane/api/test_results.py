@@ -47,10 +47,10 @@ class Job:
             lease = self.leaser.claim(session, "job", self.run)
             return function(session, lease, *arguments, **named)
 
-    def launch(self, number: int, *, base: int = 0) -> None:
+    def launch(self, number: int, *, base: int = 0, count: int = 2) -> None:
         plan = any_plan(number, base)
-        members = tuple(PlanNode(node_id=NodeId(f"i-{n}"), address="127.0.0.2", peer_port=1, ranks=(Rank(n),)) for n in range(2))
-        ranks = tuple(RankPlan(rank=Rank(n), holders=(NodeId(f"i-{n}"), NodeId(f"i-{1 - n}"))) for n in range(2))
+        members = tuple(PlanNode(node_id=NodeId(f"i-{n}"), address="127.0.0.2", peer_port=1, ranks=(Rank(n),)) for n in range(count))
+        ranks = tuple(RankPlan(rank=Rank(n), holders=(NodeId(f"i-{n}"), NodeId(f"i-{(n + 1) % count}"))) for n in range(count))
         changes = {"job": JobName("gpt"), "run": RunId(self.run), "generation": Generation(number), "nodes": members, "ranks": ranks}
         fields = {name: getattr(plan, name) for name in plan.__struct_fields__}
         self.write(jobs.add_generation, type(plan)(**{**fields, **changes}), START)
@@ -357,6 +357,38 @@ def test_checkpoints_come_in_pages(client, job):
     pages = client.get_paginator("list_checkpoints").paginate(TrainingJobName="gpt", PaginationConfig={"PageSize": 2})
     assert [[(each["Step"], each["Generation"]) for each in page["Checkpoints"]] for page in pages] == [[(40, 2), (20, 2)], [(20, 1), (10, 1)]]
     assert [each["Step"] for each in client.list_checkpoints(TrainingJobName="gpt", MinStep=20)["Checkpoints"]] == [40, 20, 20]
+
+
+def test_a_page_of_the_logs_of_a_large_launch_reads_what_it_shows(client, job, service, monkeypatch):
+    ranks, missing = 1_020, {0, 7, 100, 1_000, 1_019}
+    job.launch(1, count=ranks)
+    job.launch(2)
+    for rank in set(range(ranks)) - missing:
+        job.put("logs", f"gen=1/rank={rank}.stdout")
+        job.put("logs", f"gen=1/rank={rank}.stderr")
+    read: list[str] = []
+    every = service.objects.list
+
+    def counted(*given, **options):
+        for info in every(*given, **options):
+            read.append(info.reference.key)
+            yield info
+
+    monkeypatch.setattr(service.objects, "list", counted)
+    found, token, costs = [], {}, []
+    while True:
+        read.clear()
+        page = client.list_logs(TrainingJobName="gpt", MaxResults=9 if found and found[-1]["Rank"] >= 980 else 198, **token)
+        found += page["Logs"]
+        costs.append((page["Logs"][0]["Rank"], len(read)))
+        if "NextToken" not in page:
+            break
+        token = {"NextToken": page["NextToken"]}
+    expected = [(1, rank, stream) for rank in range(ranks) for stream in ([None] if rank in missing else ["stderr", "stdout"])]
+    assert [(each["Generation"], each["Rank"], each.get("Stream")) for each in found] == [*expected, (2, 0, None), (2, 1, None)]
+    of_last_digits = [cost for rank, cost in costs if rank > 1_000]
+    assert len(of_last_digits) >= 3
+    assert max(of_last_digits[:-1]) <= 15, "of ranks with as many digits as the last one no more is read than is shown, and a little"
 
 
 @pytest.mark.covers("ListLogs.TrainingJobName", "ListLogs.MaxResults", "ListLogs.NextToken", "GetLog.TrainingJobName", "GetLog.Key")

@@ -10,15 +10,18 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from control_plane.api.routes.sources import UPLOAD_SECONDS
-from control_plane.cloud.fake import MemoryObjectStore
-from control_plane.cloud.objects import SignedUpload
+from control_plane.cloud.errors import CloudUnavailable
+from control_plane.cloud.fake import EPOCH, MemoryObjectStore
+from control_plane.cloud.objects import DELETED_AT_ONCE, SignedUpload
 from control_plane.db.tokens import Role
+from control_plane.loop.upload_keeper import KEPT, UploadKeeper
 from everstep import exchanges, uploads
 from everstep.protocol.plan import ObjectReference
 from everstep.uploads import Outcome
@@ -117,6 +120,7 @@ def client(service: Service, monkeypatch: pytest.MonkeyPatch):
 BODY = archive(("train.py", b"print()"))
 ID = hashlib.sha256(BODY).hexdigest()
 KEY = f"sources/{ID}.tar.gz"
+UPLOAD = f"uploads/{ID}.tar.gz"
 
 
 @pytest.mark.covers("CreateSource.SourceId", "CreateSource.Bytes", "CompleteSource.SourceId")
@@ -147,9 +151,56 @@ def test_what_was_put_is_no_source_before_it_was_checked(client, store, service)
     assert uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(BODY)) is Outcome.TAKEN
     with refused("ResourceNotFoundException"):
         client.describe_source(SourceId=ID)
+    assert store.keys() == [UPLOAD], "what was not checked does not lie where sources do"
     first = client.complete_source(SourceId=ID)
     again = client.complete_source(SourceId=ID)
     assert (first["FileCount"], again["FileCount"]) == (1, 1)
+    assert store.keys() == [KEY]
+
+
+def test_a_service_that_dies_before_it_has_deleted_an_upload_has_lost_nothing(client, store, monkeypatch) -> None:
+    made = client.create_source(SourceId=ID, Bytes=len(BODY))
+    uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(BODY))
+
+    def fail(*_: object) -> None:
+        raise CloudUnavailable("S3 does not answer")
+
+    monkeypatch.setattr(store, "delete", fail)
+    assert client.complete_source(SourceId=ID)["FileCount"] == 1
+    assert store.keys() == [KEY, UPLOAD]
+    monkeypatch.undo()
+    assert client.complete_source(SourceId=ID)["FileCount"] == 1
+    assert keeper(store, EPOCH + KEPT + timedelta(seconds=1)).look() == 1
+    assert store.keys() == [KEY]
+
+
+def test_a_service_that_dies_while_it_stores_a_source_is_asked_again(client, store, monkeypatch) -> None:
+    made = client.create_source(SourceId=ID, Bytes=len(BODY))
+    uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(BODY))
+
+    def fail(*_: object) -> None:
+        raise CloudUnavailable("S3 does not answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "put_file", fail)
+        with refused("ServiceUnavailableException"):
+            client.complete_source(SourceId=ID)
+    assert store.keys() == [UPLOAD]
+    assert client.complete_source(SourceId=ID)["FileCount"] == 1
+    assert store.get(ObjectReference(bucket=BUCKET, key=KEY)) == BODY
+
+
+def test_uploads_that_nobody_completes_go_after_a_day_and_sources_stay(store) -> None:
+    for key in (UPLOAD, KEY, *(f"uploads/{number}.tar.gz" for number in range(DELETED_AT_ONCE + 1))):
+        store.put(ObjectReference(bucket=BUCKET, key=key), BODY)
+    assert keeper(store, EPOCH + KEPT).look() == 0
+    assert len(store.keys()) == DELETED_AT_ONCE + 3
+    assert keeper(store, EPOCH + KEPT + timedelta(seconds=1)).look() == DELETED_AT_ONCE + 2
+    assert store.keys() == [KEY]
+
+
+def keeper(store, now) -> UploadKeeper:
+    return UploadKeeper(store, BUCKET, lambda: now)
 
 
 def test_what_was_not_put_is_not_taken(client) -> None:
@@ -214,14 +265,14 @@ def test_what_is_too_large_gets_no_address_and_is_not_read(client, store) -> Non
     with refused("ValidationException", "longer than 1048576 bytes"):
         client.upload_source(Body=bytes(2**20 + 1))
     assert (client.calls, store.asked, store.signed) == (["CreateSource"], [], {})
-    store.put(ObjectReference(bucket=BUCKET, key=KEY), bytes(2**20 + 1))
+    store.put(ObjectReference(bucket=BUCKET, key=UPLOAD), bytes(2**20 + 1))
     with refused("ValidationException", "longer than 1048576 bytes"):
         client.complete_source(SourceId=ID)
     assert store.keys() == []
 
 
 def test_what_grows_while_it_is_looked_at_is_not_read_to_its_end(client, store, monkeypatch) -> None:
-    place = ObjectReference(bucket=BUCKET, key=KEY)
+    place = ObjectReference(bucket=BUCKET, key=UPLOAD)
     small = store.put(place, b"x")
     store.put(place, bytes(2**20 + 1))
     monkeypatch.setattr(store, "head", lambda _: small)
@@ -238,7 +289,7 @@ def test_an_archive_that_could_hurt_is_refused_and_deleted(client, store, body) 
 
 
 def test_what_came_another_way_meanwhile_is_not_deleted(client, store, service, monkeypatch) -> None:
-    store.put(ObjectReference(bucket=BUCKET, key=KEY), b"wrong")
+    store.put(ObjectReference(bucket=BUCKET, key=UPLOAD), b"wrong")
     stream = store.stream
 
     def overtaken(*given, **options):
@@ -263,7 +314,7 @@ def test_readers_get_no_address(service) -> None:
 def test_an_address_is_in_no_log(client, store, caplog) -> None:
     caplog.set_level(logging.DEBUG, logger=exchanges.log.name)
     client.upload_source(Body=BODY)
-    assert f"> PUT {store.url}/{KEY}" in caplog.text
+    assert f"> PUT {store.url}/{UPLOAD}" in caplog.text
     assert not any(signature in caplog.text for signature in store.signed)
 
 

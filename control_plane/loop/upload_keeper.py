@@ -1,0 +1,70 @@
+"""Deletes uploads of sources that nobody completed.
+
+    CreateSource ──▶ uploads/<sha256>.tar.gz, put there by whoever asked ──▶ CompleteSource: checked, stored under sources/, the upload deleted
+                                                                    └──▶ never completed: deleted here, `KEPT` after it was put
+
+An address is good for minutes, so that nobody comes back to an upload of yesterday; whoever does asks for another address.
+
+Invariant: only what lies under `PREFIX` is ever deleted here. A source that was completed lies elsewhere, so that none can be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Final
+
+from control_plane.cloud.errors import CloudError
+from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectStore
+from everstep.protocol.plan import ObjectReference
+
+log = logging.getLogger(__name__)
+
+PREFIX: Final = "uploads/"
+KEPT: Final = timedelta(days=1)
+LOOK_SECONDS: Final = 3_600.0
+
+
+class UploadKeeper:
+    """The loop that deletes. Any number of replicas may run it: deleting twice is deleting once.
+
+    Args:
+        objects: S3.
+        bucket: of sources and uploads.
+        now: the time in UTC.
+    """
+
+    def __init__(self, objects: ObjectStore, bucket: str, now: Callable[[], datetime]) -> None:
+        self._objects = objects
+        self._bucket = bucket
+        self._now = now
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Delete what was left until `stop` is set."""
+        while not stop.is_set():
+            try:
+                await asyncio.to_thread(self.look)
+            except CloudError as error:
+                log.warning("uploads that nobody completed could not be deleted; it is tried again: %s", error)
+            except Exception:
+                log.exception("uploads that nobody completed could not be deleted; it is tried again")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await stop.wait()
+
+    def look(self) -> int:
+        """Delete what was put longer ago than `KEPT`, and say how many that were. Blocks: called in a thread."""
+        count = 0
+        before = self._now() - KEPT
+        uploads = self._objects.list(ObjectReference(bucket=self._bucket, key=PREFIX))
+        left = (info.reference.key for info in uploads if info.modified_at < before)
+        while keys := list(islice(left, DELETED_AT_ONCE)):
+            self._objects.delete(self._bucket, keys)
+            count += len(keys)
+        if count:
+            log.info("deleted %d uploads that nobody completed", count)
+        return count

@@ -1,0 +1,118 @@
+"""A token is looked up once, until anything is written, by anybody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from control_plane.api import held_tokens
+from control_plane.api.held_tokens import HeldTokens
+from control_plane.db import tokens
+from control_plane.db.session import Database
+from control_plane.db.tokens import NewToken, Role, TokenKind
+from control_plane.db.versions import Versions
+from tests.unit.control_plane.api.conftest import START, Clock
+
+
+class Desk:
+    """Held tokens over a database, and another process's way into the same."""
+
+    def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = Clock()
+        self.own, self.other = Database(url), Database(url)
+        self.own.create_tables()
+        self.versions = Versions(self.own)
+        self.held = HeldTokens(self.own, self.versions, self.clock)
+        self.looked_up = 0
+        find = tokens.find
+
+        def counted(*given):
+            self.looked_up += 1
+            return find(*given)
+
+        monkeypatch.setattr(tokens, "find", counted)
+
+    def mint(self, seconds: int | None = None) -> tuple[str, str]:
+        expires_at = None if seconds is None else START + timedelta(seconds=seconds)
+        with self.other.write() as session:
+            secret, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, expires_at=expires_at), START)
+        return secret, record.id
+
+    def find(self, secret: str) -> str | None:
+        found = asyncio.run(self.held.find(secret))
+        return None if found is None else found.id
+
+    def close(self) -> None:
+        self.versions.close()
+        self.own.close()
+        self.other.close()
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch) -> Iterator[Desk]:
+    made = Desk(f"sqlite:///{tmp_path / 'test.db'}", monkeypatch)
+    yield made
+    made.close()
+
+
+def test_a_token_is_looked_up_once_until_something_is_written(desk):
+    (one, one_id), (two, two_id) = desk.mint(), desk.mint()
+    assert [desk.find(secret) for secret in (one, two, one, two)] == [one_id, two_id, one_id, two_id]
+    assert desk.looked_up == 2
+    desk.mint()
+    assert [desk.find(one), desk.find(one)] == [one_id, one_id]
+    assert desk.looked_up == 3
+
+
+def test_a_token_that_another_process_revokes_is_refused_at_once(desk):
+    secret, token_id = desk.mint()
+    assert desk.find(secret) == desk.find(secret) == token_id
+    with desk.other.write() as session:
+        tokens.revoke(session, token_id, START)
+    assert desk.find(secret) is None
+
+
+def test_a_token_that_expires_while_it_is_held_is_refused_at_once(desk):
+    secret, token_id = desk.mint(seconds=10)
+    assert desk.find(secret) == token_id
+    desk.clock.advance(10)
+    assert desk.find(secret) is None
+
+
+def test_what_is_no_token_is_not_held(desk):
+    assert [desk.find("est_none"), desk.find("est_none")] == [None, None]
+    assert desk.looked_up == 2
+
+
+def test_where_commits_of_others_are_not_seen_every_request_looks(desk):
+    desk.versions.sees_everything = False
+    secret, token_id = desk.mint()
+    assert desk.find(secret) == desk.find(secret) == token_id
+    assert desk.looked_up == 2
+
+
+def test_a_token_that_is_revoked_while_it_is_looked_up_is_not_held(desk, monkeypatch):
+    secret, token_id = desk.mint()
+    find = tokens.find
+
+    def overtaken(*given):
+        found = find(*given)
+        with desk.other.write() as session:
+            tokens.revoke(session, token_id, START)
+        return found
+
+    monkeypatch.setattr(tokens, "find", overtaken)
+    assert desk.find(secret) == token_id, "it was good when the request came"
+    monkeypatch.setattr(tokens, "find", find)
+    assert desk.find(secret) is None
+
+
+def test_what_is_held_is_bounded(desk, monkeypatch):
+    monkeypatch.setattr(held_tokens, "MAX_HELD", 1)
+    (one, _), (two, two_id) = desk.mint(), desk.mint()
+    desk.find(one)
+    assert [desk.find(two), desk.find(two)] == [two_id, two_id]
+    assert desk.looked_up == 3
