@@ -195,7 +195,7 @@ def _slowdown(slowdown: Slowdown) -> str:
         f"script alone (B), launched in the order {slowdown.order}. Step time of rank 0, the first {WARM_UP_STEPS} steps of a launch not counted. "
         f"The agents' own work (digests, replicas, rounds) runs on the ranks' cores here.\n\n{verdict}\n\n"
         f"A snapshot held the training thread for {_ms(slowdown.blocked.median)} ms (median of {slowdown.blocked.count}; p99 "
-        f"{_ms(slowdown.blocked.p99)} ms, worst {_ms(slowdown.blocked.maximum)} ms)."
+        f"{_ms(slowdown.blocked.p99)} ms, worst {_ms(slowdown.blocked.maximum)} ms); snapshots ÷ steps {slowdown.snapshots_ratio:.2f}."
     )
     head = ("launch", "", "median step ms", "p99", "fastest", "n")
     rows = [

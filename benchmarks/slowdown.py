@@ -35,6 +35,8 @@ class Slowdown:
     """A ÷ B − 1 of the median step, pair by pair."""
     blocked: Summary
     """Seconds per snapshot of all launches under an agent, warm-up and audits included."""
+    snapshots_ratio: float
+    """Snapshots ÷ steps of those launches: 1 where every step was kept."""
 
     @property
     def plain_moved_ratio(self) -> float:
@@ -76,7 +78,13 @@ def measure(bench: Bench, *, order: str, steps: int) -> Slowdown:
         summaries.append(Summary.of(step_seconds(read_trace(trace, RANKS)[0])[WARM_UP_STEPS:]))
         bench.say(f"  median step {1000 * summaries[-1].median:.1f} ms")
     ratios = paired_ratios(order, [summary.median for summary in summaries])
-    return Slowdown(order=order, step_seconds=tuple(summaries), ratios=tuple(ratios), blocked=Summary.of(blocked))
+    return Slowdown(
+        order=order,
+        step_seconds=tuple(summaries),
+        ratios=tuple(ratios),
+        blocked=Summary.of(blocked),
+        snapshots_ratio=len(blocked) / (order.count("A") * steps * RANKS),
+    )
 
 
 def _under_agent(bench: Bench, number: int, steps: int, trace: Path) -> list[float]:

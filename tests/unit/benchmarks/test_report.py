@@ -57,6 +57,7 @@ SLOWDOWN = Slowdown(
     step_seconds=tuple(Summary.of([value]) for value in (0.11, 0.1, 0.1, 0.12)),
     ratios=(0.1, 0.2),
     blocked=Summary.of([0.001]),
+    snapshots_ratio=0.98,
 )
 RECOVERY = RecoveryRun(
     recoveries=tuple(
