@@ -115,6 +115,8 @@ def _stored_logs(services: Services, prefix: ObjectReference, number: int, since
         yield from sorted((entry for entry in every if entry.rank >= since), key=_log_position)
         return
     for info in services.objects.list(of_generation, after=f"{key}{since}"):
+        if info.reference.key > f"{key}{last}/":  # behind all keys of the last rank, "rank=1019.stdout" say: only ranks with fewer digits follow
+            return
         entry = _log_entry(prefix, info)
         if entry is not None and entry.rank >= since:
             yield entry
