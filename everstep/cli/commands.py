@@ -42,7 +42,9 @@ else:
 LARGEST_PAGE: Final = 1_000
 """Items that the service gives in one answer at the most."""
 MAX_ITEMS: Final = 1_000
-"""Items of a list that are shown unless more are asked for."""
+"""Items of a list that programs get unless they ask for more."""
+TABLE_ITEMS: Final = 100
+"""Items that people see unless they ask for more: some screens, within half a second."""
 
 _EVERYWHERE = "Options of every command"
 _LISTS = "Options of lists"
@@ -80,7 +82,10 @@ _CONNECTION: Final = {
 _ASKING: Final = {"yes": (Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking first; needed where there is no terminal.")], False)}
 _PAGING: Final = {
     "max_items": (
-        Annotated[int | None, typer.Option(min=1, help=f"At most this many; {MAX_ITEMS:,} of a list unless said.", rich_help_panel=_LISTS)],
+        Annotated[
+            int | None,
+            typer.Option(min=1, help=f"At most this many; unless said {TABLE_ITEMS} in a table, {MAX_ITEMS:,} else.", rich_help_panel=_LISTS),
+        ],
         None,
     ),
     "page_size": (
@@ -117,7 +122,8 @@ class Pages:
     """How much of a list is fetched, and how. Commands ask for it by the name `pages`."""
 
     max_items: int | None = None
-    """None: MAX_ITEMS, and as many as come where somebody follows."""
+    """None: `default_items`, and as many as come where somebody follows."""
+    default_items: int = MAX_ITEMS
     page_size: int = LARGEST_PAGE
     starting_token: str | None = None
     paginate: bool = True
@@ -134,7 +140,7 @@ class Pages:
             The operation's answer, over all its pages; with `NextToken` where more is there.
         """
         asked = {name: value for name, value in query.items() if value is not None}
-        most = MAX_ITEMS if self.max_items is None else self.max_items
+        most = self.default_items if self.max_items is None else self.max_items
         if not self.paginate:
             first = {} if self.starting_token is None else {"NextToken": self.starting_token}
             answer: dict[str, Any] = getattr(service, operation)(**asked, MaxResults=min(most, self.page_size), **first)
@@ -289,7 +295,9 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
                 _compiled(query)  # what is wrong with it is said before the service is asked for anything
         with ExitStack() as stack:
             if "pages" in own:
-                given["pages"] = Pages(**{name: options[name] for name in _PAGING})
+                given["pages"] = Pages(
+                    **{name: options[name] for name in _PAGING}, default_items=TABLE_ITEMS if output is OutputFormat.TABLE else MAX_ITEMS
+                )
             if "service" in own:
                 if options["debug"]:
                     stack.enter_context(_exchanges_on_stderr())

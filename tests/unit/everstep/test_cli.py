@@ -696,6 +696,18 @@ def test_a_limited_list_is_as_long_as_asked_for_in_pages_that_the_service_gives(
     assert [request["MaxResults"] for _, request in calls] == [2, 2]
 
 
+def test_people_see_some_screens_of_a_list_and_programs_get_more_of_it(run):
+    def page(MaxResults: int, **_filters):
+        return {"TrainingJobSummaries": [JOB] * MaxResults, "NextToken": "t"}
+
+    _, out, err, calls = run("jobs", "list", list_training_jobs=page)
+    assert len(out.splitlines()) == 1 + 100
+    assert "--starting-token" in err
+    _, out, _, more = run("jobs", "list", "--output", "json", list_training_jobs=page)
+    assert len(json.loads(out)["TrainingJobSummaries"]) == 1000
+    assert [request["MaxResults"] for _, request in (*calls, *more)] == [100, 1000]
+
+
 def test_one_page_is_the_services_own_answer(run):
     answer = {"Incidents": [1, 2], "NextToken": "t"}
     _, out, _, calls = run("incidents", "list", "--no-paginate", "--starting-token", "s", "-o", "json", list_incidents=answer)
