@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime
 from typing import Final
 
@@ -30,6 +29,7 @@ from control_plane.db.events import NewEvent
 from control_plane.db.jobs import JobRecord
 from control_plane.db.session import Database
 from control_plane.loop import records
+from control_plane.loop.repeating import repeat
 from everstep.protocol.ids import Generation
 from everstep.protocol.plan import ObjectReference
 
@@ -58,14 +58,7 @@ class CheckpointKeeper:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Delete what is to go until `stop` is set."""
-        while not stop.is_set():
-            try:
-                await asyncio.to_thread(self.look)
-            except Exception:
-                log.exception("checkpoints could not be let go; it is tried again")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await stop.wait()
+        await repeat(self.look, stop, seconds=LOOK_SECONDS, trouble="checkpoints could not be let go")
 
     def look(self) -> None:
         """Make one pass over all jobs. Blocks: called in a thread."""

@@ -13,13 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from control_plane.cloud.errors import CloudError
 from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectStore
+from control_plane.loop.repeating import repeat
 from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger(__name__)
@@ -45,16 +44,7 @@ class UploadKeeper:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Delete what was left until `stop` is set."""
-        while not stop.is_set():
-            try:
-                await asyncio.to_thread(self.look)
-            except CloudError as error:
-                log.warning("uploads that nobody completed could not be deleted; it is tried again: %s", error)
-            except Exception:
-                log.exception("uploads that nobody completed could not be deleted; it is tried again")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await stop.wait()
+        await repeat(self.look, stop, seconds=LOOK_SECONDS, trouble="uploads that nobody completed could not be deleted")
 
     def look(self) -> int:
         """Delete what was put longer ago than `KEPT`, and say how many that were. Blocks: called in a thread."""

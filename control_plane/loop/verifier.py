@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import datetime
 
 from control_plane.cloud.errors import CloudError
@@ -21,6 +21,7 @@ from control_plane.cloud.objects import ObjectStore
 from control_plane.db import checkpoints
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.session import Database
+from control_plane.loop.repeating import repeat
 from everstep.protocol.errors import CorruptObject
 from everstep.protocol.manifest import ManifestShard
 from everstep.protocol.plan import ObjectReference
@@ -49,18 +50,7 @@ class Verifier:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Verify what is asked for until `stop` is set; what is being read then is read again by the next server."""
-        while not stop.is_set():
-            is_more = False
-            try:
-                is_more = await asyncio.to_thread(self.verify_next)
-            except CloudError as error:
-                log.warning("a checkpoint could not be read back and is tried again: %s", error)
-            except Exception:
-                log.exception("a checkpoint could not be verified; it is tried again")
-            if not is_more:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
-                        await stop.wait()
+        await repeat(self.verify_next, stop, seconds=LOOK_SECONDS, trouble="a checkpoint could not be verified")
 
     def verify_next(self) -> bool:
         """Verify the checkpoint that was asked for first. Blocks: called in a thread.
