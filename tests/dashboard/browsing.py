@@ -61,12 +61,15 @@ def watched(
     complaints: list[str] = []
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
-    page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+    page.on(
+        "console", lambda message: complaints.append(f"{message.text} ({message.location['url']})") if message.type in ("error", "warning") else None
+    )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
     context.close()
     expected = (*refusals, *(CUT_OFF if is_cut else ()))
-    assert [each for each in complaints if not any(part in each for part in expected)] == []
+    unexpected = [each for each in complaints if not any(part in each for part in expected)]
+    assert not unexpected, f"the browser complained: {unexpected}"
 
 
 @contextmanager

@@ -430,7 +430,7 @@ class IncomingShard:
             self._loop.call_soon_threadsafe(self._look)
 
     async def settled(self, silence_seconds: float | None) -> None:
-        """Return when every missing chunk has come, whole or damaged.
+        """Return when every missing chunk has come, whole or damaged, and who follows has been told of it.
 
         Args:
             silence_seconds: how long nothing may come at all; None: for ever.
@@ -447,6 +447,7 @@ class IncomingShard:
                 if self.landed_count == before:
                     raise PeerLost(f"nothing has come for {silence_seconds:g} s") from error
             self._event.clear()
+        self._look()  # the last chunk's own look may still be on its way to the loop
 
     async def close(self) -> None:
         """Let nobody claim anything any more, and wait for who has; the streams must be cut where they may be silent for ever."""

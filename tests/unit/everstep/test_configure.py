@@ -153,6 +153,6 @@ def test_who_has_seen_enough_is_no_failure(configured, service, output):
         for number in range(1500):
             events.append(session, NewEvent(at=service.clock(), type="Test", message=f"{number} {'x' * 100}"))
     program = f"{sys.executable} -P -c 'from everstep.cli.main import main; main()'"
-    pipe = f"set -o pipefail; {program} events list --output {output} | head -n 1"
+    pipe = f"set -o pipefail; {program} events list --max-items 1500 --output {output} | head -n 1"
     told = subprocess.run(["bash", "-c", pipe], env=environment(configured), cwd=configured, capture_output=True, text=True, timeout=50, check=False)
     assert (told.returncode, told.stderr, len(told.stdout.splitlines())) == (0, "", 1)

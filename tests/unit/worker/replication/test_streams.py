@@ -1,10 +1,11 @@
-"""The queue of a transfer's wanted chunks, shared by the threads of its streams."""
+"""The queue of a transfer's wanted chunks, shared by the threads of its streams; and what its receiver says of those that come."""
 
 from __future__ import annotations
 
 import threading
 
-from worker.replication.streams import PROGRESS_SECONDS, ChunkQueue
+from everstep.protocol.slot import CHUNK_BYTES, chunk_range, digest
+from worker.replication.streams import PROGRESS_SECONDS, ChunkQueue, IncomingShard
 
 
 class Clock:
@@ -84,3 +85,27 @@ def test_time_in_which_there_was_nothing_to_send_is_not_counted() -> None:
     queue.taken(5)
     clock.now += 9
     assert (queue.busy_seconds, queue.taken_bytes, queue.taken_at) == (7, 25, 162)
+
+
+class Memory:
+    """A slot's payload that is nobody's file."""
+
+    def __init__(self, size: int) -> None:
+        self._bytes = bytearray(size)
+
+    def payload(self, start: int, stop: int) -> memoryview:
+        return memoryview(self._bytes)[start:stop]
+
+
+async def test_who_follows_is_told_of_the_last_chunk_before_the_shard_counts_as_there() -> None:
+    size = CHUNK_BYTES + 1
+    incoming, told = IncomingShard(Memory(size), transfer=1, payload_bytes=size), []
+    ranges = [chunk_range(index, size) for index in range(2)]
+    incoming.name(b"".join(digest(bytes(stop - start)) for start, stop in ranges), range(2))
+    incoming.follow(range(1), told.append)
+    for index, (start, stop) in enumerate(ranges):
+        place = incoming.claim(index, stop - start)
+        assert place is not None
+        incoming.land(index, place, is_whole=True)
+    await incoming.settled(None)
+    assert told[-1] == size
