@@ -155,6 +155,7 @@ class Snapshotter:
         self._tensors: _Tensors | None = None
         self._mapping = threading.Lock()  # by the training thread, and once ahead of it
         self._ahead: threading.Thread | None = None
+        self._may_map = threading.Event()
         self._is_closed = False
         self._granted: SlotsGranted | None = None
         self._memories: Mapping[int, SlotMemory] = {}
@@ -179,6 +180,8 @@ class Snapshotter:
 
     def foresee(self) -> None:
         """Ask for slots before the first boundary, where it is known what the first step of each optimizer will add to the state. Once, by `init`."""
+        self._ahead = threading.Thread(target=self._map_granted, name="everstep-slots", daemon=True)
+        self._ahead.start()
         try:
             foreseen = self._state.foresee()
         except CannotResume:  # said when it is a step that is not kept
@@ -187,17 +190,18 @@ class Snapshotter:
             self._request(foreseen)
 
     def map_ahead(self) -> None:
-        """Map the first slots as soon as they are granted, and have their pages given: at a boundary that would be in the way. Once, by `restore`."""
+        """Map the first slots as soon as they are granted, and have their pages given: at a boundary that would be in the way. Once, by `restore`,
+        which does not wait for a thread to begin.
+        """
+        self._may_map.set()
 
-        def work() -> None:
-            while not self._is_closed and self._link.slots is None:
-                self._link.wait(LOOK_SECONDS)
-            if not self._is_closed and isinstance(granted := self._link.slots, SlotsGranted):
-                with contextlib.suppress(OSError, ValueError):  # a capture says so, in a place where it matters
-                    self._map(granted)
-
-        self._ahead = threading.Thread(target=work, name="everstep-slots", daemon=True)
-        self._ahead.start()
+    def _map_granted(self) -> None:
+        self._may_map.wait()
+        while not self._is_closed and self._link.slots is None:
+            self._link.wait(LOOK_SECONDS)
+        if not self._is_closed and isinstance(granted := self._link.slots, SlotsGranted):
+            with contextlib.suppress(OSError, ValueError):  # a capture says so, in a place where it matters
+                self._map(granted)
 
     def prepare(self) -> None:
         """Ask for slots if that has not been done, and get those that were granted ready. At every boundary, behind a capture."""
@@ -285,6 +289,7 @@ class Snapshotter:
     def close(self) -> None:
         """End the copier and let go of the slots."""
         self._is_closed = True
+        self._may_map.set()
         if self._ahead is not None:
             self._ahead.join()
         self._copier.close()

@@ -157,6 +157,7 @@ class Rank:
         """Train on until the boundary that all stand at is committed, and return it."""
         for _ in range(SETTLE_STEPS):
             step = self.steps(1, span_seconds).numbers[-1]
+            self._watch.wait(step, COMMIT_PATIENCE_SECONDS)  # steps of another length than before: what was profiled of those delays it
             if least(self._watch.committed) >= step:
                 return step
         raise RuntimeError(f"no step was committed where it was waited for, the last is {self._watch.committed}")
