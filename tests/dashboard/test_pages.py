@@ -13,6 +13,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import TimeoutError as PageTimeout
 
 from control_plane.db.tokens import Role
 from tests.dashboard.browsing import DESKTOP, PHONE, open_job, sentence, sign_in, signed_in
@@ -83,6 +84,8 @@ def test_every_page_is_clean_for_axe_and_fits_its_width(browser: Browser, seeded
                 expect(page.locator("[aria-busy=true]")).to_have_count(0)
                 found += [(path, scheme, width, *each) for each in page.evaluate(RUN_AXE, only)]
                 fits = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+                with contextlib.suppress(PageTimeout):  # charts follow a window that has changed
+                    page.wait_for_function(fits)
                 assert page.evaluate(fits), f"{path} is wider than a window of {width} pixels"
     assert not found, "\n".join(map(str, found))
 
