@@ -26,8 +26,9 @@ CUT_OFF = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPON
 def chromium() -> Iterator[Browser]:
     """A browser for the time of the block."""
     with sync_playwright() as playwright:
-        # Containers run tests as root, for whom Chromium's sandbox does not start; it opens our own pages alone.
-        started = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        # Containers run tests as root, for whom Chromium's sandbox does not start; it opens our own pages alone. Shared memory, which it would take
+        # its buffers from, is what other tests fill.
+        started = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield started
         started.close()
 
@@ -66,6 +67,7 @@ def watched(
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
+    page.unroute_all(behavior="wait")  # an answer that a test makes up may be on its way
     context.close()
     expected = (*refusals, *(CUT_OFF if is_cut else ()))
     unexpected = [each for each in complaints if not any(part in each for part in expected)]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from playwright.sync_api import TimeoutError as PageTimeout
 
 from control_plane.db.tokens import Role
@@ -114,6 +114,22 @@ def test_a_keyboard_is_enough(desk: Page, seeded: Seeded) -> None:
     expect(desk.get_by_text("What was lost")).to_be_visible()
     desk.go_back()
     expect(desk.get_by_role("heading", level=1, name="Incidents")).to_be_visible()
+
+
+def test_what_is_typed_before_the_search_is_there_is_not_lost(desk: Page, seeded: Seeded) -> None:
+    held: list[Route] = []
+    desk.route("**/assets/Palette-*.js", lambda route: held.append(route))
+    desk.goto("/")
+    expect(desk.get_by_role("heading", name="Jobs")).to_be_visible()
+    desk.keyboard.press("Tab")
+    expect(desk.get_by_text("Skip to the content")).to_be_focused()  # which must not take what follows for itself
+    with desk.expect_request("**/assets/Palette-*.js"):
+        desk.keyboard.press("Control+k")
+    desk.keyboard.type(seeded.story.partition)
+    desk.keyboard.press("Enter")
+    for route in held:
+        route.continue_()
+    expect(desk.get_by_role("heading", level=1, name=seeded.story.partition)).to_be_visible()
 
 
 def test_who_may_only_read_sees_nothing_that_would_be_refused(browser: Browser, seeded: Seeded) -> None:

@@ -1,7 +1,7 @@
 /** The command palette: everything that has a name, and every page, by typing. */
 import { Modal, TextInput } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
-import { useMemo, useState } from 'react'
+import { useEffect, useMemo, useState } from 'react'
 import { useNavigate } from 'react-router'
 
 import { fleetsQuery, incidentsQuery, jobsQuery, useRole } from '../api/queries'
@@ -14,7 +14,15 @@ interface Entry {
 }
 const MOST = 12
 
-export default function Palette({ typed, onType, onClose }: { typed: string; onType: (text: string) => void; onClose: () => void }) {
+interface Sought {
+  typed: string
+  /** Enter was pressed before this was there: what is found first is opened, as soon as something is. */
+  isEntered: boolean
+  onType: (text: string) => void
+  onClose: () => void
+}
+
+export default function Palette({ typed, isEntered, onType, onClose }: Sought) {
   const navigate = useNavigate()
   const [chosen, setChosen] = useState(0)
   const { mayRun } = useRole()
@@ -44,6 +52,9 @@ export default function Palette({ typed, onType, onClose }: { typed: string; onT
     onClose()
     void navigate(entry.to)
   }
+  useEffect(() => {
+    if (isEntered) go(found[index])
+  })
   return (
     <Modal opened onClose={onClose} withCloseButton={false} padding="xs" yOffset="12vh" attributes={{ content: { 'aria-label': 'Search and go to' } }}>
       <TextInput
@@ -64,7 +75,10 @@ export default function Palette({ typed, onType, onClose }: { typed: string; onT
           if (move) {
             event.preventDefault()
             setChosen((index + move + found.length) % Math.max(1, found.length))
-          } else if (event.key === 'Enter') go(found[index])
+          } else if (event.key === 'Enter') {
+            event.preventDefault() // what has the focus once this is closed would take the key for its own
+            go(found[index])
+          }
         }}
       />
       <ul className="palette" id="palette" role="listbox" aria-label="Found">

@@ -31,8 +31,9 @@ export function Shell() {
   const location = useLocation()
   const navigate = useNavigate()
   const client = useQueryClient()
-  /** What is typed into the palette; undefined: it is closed. */
-  const [sought, setSought] = useState<string>()
+  /** What is typed into the palette, and whether that is to be opened; undefined: it is closed. */
+  const [sought, setSought] = useState<{ text: string; isEntered: boolean }>()
+  const type = (text: string) => setSought({ text, isEntered: false })
   const isSearching = sought !== undefined
   const [isAccountOpen, setAccountOpen] = useState(false)
   const isSignedOut = signedIn.data === null
@@ -47,7 +48,7 @@ export function Shell() {
     const listen = (event: KeyboardEvent) => {
       if ((event.metaKey || event.ctrlKey) && event.key.toLowerCase() === 'k') {
         event.preventDefault()
-        setSought('')
+        setSought({ text: '', isEntered: false })
         return
       }
       const target = event.target as HTMLElement
@@ -56,7 +57,10 @@ export function Shell() {
         // Typed before the palette is there, or has the focus: nothing that somebody types at 3 a.m. is lost.
         if (event.key.length === 1 && !(event.key === ' ' && target.tagName === 'BUTTON')) {
           event.preventDefault()
-          setSought((before) => `${before ?? ''}${event.key}`)
+          setSought((before) => ({ text: `${before?.text ?? ''}${event.key}`, isEntered: false }))
+        } else if (event.key === 'Enter') {
+          event.preventDefault() // not for the link that still has the focus
+          setSought((before) => ({ text: before?.text ?? '', isEntered: true }))
         }
         return
       }
@@ -105,7 +109,7 @@ export function Shell() {
         </nav>
         <div className="row tools">
           <Freshness isLive={isLive} />
-          <Button variant="default" size="xs" onClick={() => setSought('')}>
+          <Button variant="default" size="xs" onClick={() => type('')}>
             Search <kbd>⌘K</kbd>
           </Button>
           {isAccountOpen ? (
@@ -122,7 +126,7 @@ export function Shell() {
       </main>
       {sought !== undefined && (
         <Suspense fallback={null}>
-          <Palette typed={sought} onType={setSought} onClose={() => setSought(undefined)} />
+          <Palette typed={sought.text} isEntered={sought.isEntered} onType={type} onClose={() => setSought(undefined)} />
         </Suspense>
       )}
     </>
