@@ -345,6 +345,7 @@ def _incident(seen: Json) -> facts.Incident:
         opened_at=_unix(seen["OpenedAt"]),
         closed_at=_moment(seen.get("ClosedAt")),
         phase_seconds=tuple(seen.get(f"{phase}Seconds") or 0.0 for phase in ("Detect", "Replace", "Restore", "Rework")),
+        faulted=tuple(seen.get("FaultedInstanceIds") or ()),
     )
 
 

@@ -79,11 +79,14 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     generation_before: int
     generation_after: int | None
     instances: tuple[str, ...]
+    """Lost by it."""
     evidence: tuple[str, ...]
     failed_at: float
     opened_at: float
     closed_at: float | None
     phase_seconds: tuple[float, ...]
+    faulted: tuple[str, ...] = ()
+    """Where it happened, lost by it or not."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 one job per node           no two generations of ranks, of one job or of two, ever made steps on a node at the same time
 decided before it ended    no instance ended unless a strike ended it, or Everstep had said so of it by name before it asked AWS to
-evidence                   no node was taken out of use for silence while its own ranks made steps
+evidence                   no node was given up for silence while its own ranks made steps
 steady capacity            desired capacity turns round only where a node was taken out of use, each such decision excusing one turn
 bit-identical              every rank left what an undisturbed run leaves
 ledgers                    buckets add up to the wall time, phases to the interruption, lost steps to the steps in the ranks' own traces
@@ -25,6 +25,7 @@ KINDS: Final = ("ranks", "agents", "instances", "groups", "control plane", "link
 """Those that have to come often enough; others are temptations."""
 OBEYED: Final = 200
 ENDS_BY_NAME: Final = "TerminateInstanceInAutoScalingGroup"
+UNREACHABLE: Final = "node_unreachable"
 ENDS_INSTANCES: Final = frozenset({"instances", "groups"})
 STRIKES_PER_MINUTE: Final = 4.0
 STRIKES_PER_KIND_PER_MINUTE: Final = 0.4
@@ -96,7 +97,8 @@ def evidence(day: Day) -> list[str]:
     struck = {target: strike.at for strike in day.strikes if strike.kind in ENDS_INSTANCES for target in strike.targets}
     killed = _kills_of_ranks(day)  # what stopped training then was not the node: when it was given up, nothing stepped any more
     for incident in day.incidents:
-        for instance in incident.instances:
+        silent = incident.faulted if incident.cause == UNREACHABLE else ()  # one that is heard again meanwhile is used again
+        for instance in sorted({*incident.instances, *silent}):
             if ended.get(instance, float("inf")) <= incident.opened_at or struck.get(instance, float("inf")) <= (incident.closed_at or float("inf")):
                 continue  # AWS had said so, at its beginning or during the recovery
             passed = steps.get((incident.job, incident.generation_before, instance), [])

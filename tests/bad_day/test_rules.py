@@ -117,6 +117,12 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
                 replace(day, boundaries=[*day.boundaries, *(passed("early", 1, B, 6 + n, 101.2 + n / 10, 1) for n in range(3))])
             ),
         ),
+        (
+            "given up while it made steps, and used again",
+            lambda day: with_incident(cause="node_unreachable", instances=(), faulted=(B,))(
+                replace(day, boundaries=[*day.boundaries, *(passed("early", 1, B, 6 + n, 101.2 + n / 10, 1) for n in range(3))])
+            ),
+        ),
     ],
     "steady capacity": [
         ("up, down and up", with_orders((190, 3), (195, 4), (200, 3), (205, 4))),
