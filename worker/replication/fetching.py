@@ -25,9 +25,6 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.1
-FETCH_STREAMS = max(4, OWN_STREAMS)
-"""At most. Somebody waits for a fetch, and nobody has measured its way. More of them than cores still pay: where the rank copies behind, one that
-waits for its core holds up a part of the bytes, not all (two cores, 256 MiB: 57 ms over one stream, 48 over two, 42 over four)."""
 
 
 async def fetch_shard(
@@ -73,7 +70,7 @@ async def fetch_shard(
         named = (rank, source.origin_generation, source.step)
         if not isinstance(begin, BeginShard) or (begin.owner_rank, begin.origin_generation, begin.step) != named:
             raise MalformedMessage("another shard than the one asked for")
-        for number in range(fetch_streams(begin.payload_bytes, FETCH_STREAMS)):
+        for number in range(fetch_streams(begin.payload_bytes, OWN_STREAMS)):
             streams.add(await dialler.stream(session, number))
 
         async def told() -> ShardDigests | EndShard:
