@@ -48,7 +48,7 @@ export function Shell() {
     const listen = (event: KeyboardEvent) => {
       if ((event.metaKey || event.ctrlKey) && event.key.toLowerCase() === 'k') {
         event.preventDefault()
-        setSought({ text: '', isEntered: false })
+        type('')
         return
       }
       const target = event.target as HTMLElement
