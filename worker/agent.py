@@ -368,7 +368,7 @@ class Agent:
             uploads=tuple(member.uploads),
             faults=(*self._faults, *member.faults()),
             load_seconds=self._load_seconds,
-            restored_from=tuple(member.restored_from),
+            restored_from=member.restored_from,
             target=member.target(),
             measured=member.lines.measured,
         )

@@ -45,15 +45,16 @@ from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.round_member import RoundMember
 from worker.replication.sender import ReplicaSender
+from worker.replication.streams import OWN_STREAMS
 from worker.replication.tcp import PeerListener, TcpSession, dial
 from worker.replication.transfers import ShardRejected
 from worker.replication.transport import Credentials, Session
 from worker.shm.rank_page import RankPage
-from worker.shm.store import SlotStore
+from worker.shm.store import VERIFY_THREADS, SlotStore
 from worker.source import SourceArchives, unpack
 from worker.storage.checkpoints import download_shard, upload_shard
 from worker.storage.object_store import ObjectStore
-from worker.tasks import end
+from worker.tasks import end, together
 from worker.traffic import Traffic
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class Member:
         self.plan = plan
         self.here = plan.node(node.node_id)
         self.uploads: list[UploadedShard] = []
-        self.restored_from: list[Literal["local", "peer", "s3"]] = []
+        self._restored_from: dict[Rank, Literal["local", "peer", "s3"]] = {}
         self._node = node
         self._on_change = on_change
         self._slot_count = 3 if plan.checkpoint.third_slot else 2
@@ -200,13 +201,17 @@ class Member:
         return entry
 
     async def load(self) -> None:
-        """Fetch and verify the base of every local rank.
+        """Fetch and verify the base of every local rank, side by side.
 
         Raises:
             LoadFailed: with a code and a sentence for the user.
         """
-        for rank in self.here.ranks:
-            await self._load_rank(self.plan.ranks[rank])
+        await together(*(self._load_rank(self.plan.ranks[rank]) for rank in self.here.ranks))
+
+    @property
+    def restored_from(self) -> tuple[Literal["local", "peer", "s3"], ...]:
+        """Where the base of each local rank came from, in the ranks' order; of those that have one here."""
+        return tuple(self._restored_from[rank] for rank in self.here.ranks if rank in self._restored_from)
 
     def adopt(self) -> None:
         """Take the running generation over from an earlier agent on this node: slots, pages and all."""
@@ -272,7 +277,7 @@ class Member:
             slot = shard.slot(self.plan.base_step)
             assert slot is not None, "what was loaded is sealed"
             self.lines.arrived(rank.rank, slot.file, slot.file.header, slot.file.header.payload_bytes)
-            self.restored_from.append(source.kind)
+            self._restored_from[rank.rank] = source.kind
             return
         if rank.sources:
             code = "source_mismatch" if is_mismatch else "source_unavailable"  # what is merely out of reach may be there the next time
@@ -307,7 +312,7 @@ class Member:
         slot = self._node.store.sealed(rank, Content(source.origin_generation, source.step))
         if slot is None or slot.file.header.payload_digest != source.digest:
             raise ShardRejected("no slot here holds it")
-        if not await self._node.store.verify(slot):
+        if not await self._node.store.verify(slot, threads=self._share(VERIFY_THREADS)):
             raise ShardRejected("the slot no longer hashes to its digest")
 
     async def _load_peer(self, rank: Rank, source: ShardSource) -> None:
@@ -322,7 +327,12 @@ class Member:
             answer_seconds=timeouts.coordinator_deadline_seconds,
             silence_seconds=timeouts.holder_deadline_seconds,
             arrived=partial(self.lines.arrived, rank),
+            stream_limit=self._share(OWN_STREAMS),
         )
+
+    def _share(self, count: int) -> int:
+        """Return what one of the ranks here gets of so many threads: all of them load at once."""
+        return max(1, count // len(self.here.ranks))
 
     async def _load_s3(self, rank: Rank, source: ShardSource) -> None:
         content = Content(source.origin_generation, source.step)

@@ -56,6 +56,8 @@ async def first_of(*work: Coroutine[object, object, object]) -> None:
 
 async def together(*work: Coroutine[object, object, None]) -> None:
     """Run all of `work` at once until all have ended; when one fails, end the others and raise what it raised."""
+    if not work:
+        return
     tasks = [asyncio.create_task(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -38,6 +38,7 @@ async def fetch_shard(
     answer_seconds: float,
     silence_seconds: float,
     arrived: Arrived | None = None,
+    stream_limit: int = OWN_STREAMS,
 ) -> None:
     """Bring the shard into a slot of this node, sealed.
 
@@ -51,6 +52,7 @@ async def fetch_shard(
         answer_seconds: how long the holder may refuse or not answer at all.
         silence_seconds: how long nothing may come before the line counts as broken.
         arrived: as in `receive_shard`.
+        stream_limit: so many streams at most.
 
     Raises:
         ShardRejected: the holder does not have it, or it does not hash to the digest.
@@ -70,7 +72,7 @@ async def fetch_shard(
         named = (rank, source.origin_generation, source.step)
         if not isinstance(begin, BeginShard) or (begin.owner_rank, begin.origin_generation, begin.step) != named:
             raise MalformedMessage("another shard than the one asked for")
-        for number in range(fetch_streams(begin.payload_bytes, OWN_STREAMS)):
+        for number in range(fetch_streams(begin.payload_bytes, stream_limit)):
             streams.add(await dialler.stream(session, number))
 
         async def told() -> ShardDigests | EndShard:

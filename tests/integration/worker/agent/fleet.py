@@ -443,7 +443,7 @@ class Node:
 
 
 class Fleet:
-    """Nodes with one rank each, and their control plane."""
+    """Nodes with their ranks, and their control plane."""
 
     def __init__(self, control: ControlPlane, nodes: list[Node], objects: MemoryObjectStore, source: SourceArchive) -> None:
         self.control = control
@@ -452,10 +452,16 @@ class Fleet:
         self.source = source
         self.generation = 0
         self.plan: GenerationPlan | None = None
+        self.per_node = 1
+        """Ranks of each node; to be changed before the first launch."""
 
     @property
     def ranks(self) -> list[ScriptedRank]:
-        return [node.shim.ranks[Rank(index)] for index, node in enumerate(self.nodes)]
+        return [node.shim.ranks[rank] for index, node in enumerate(self.nodes) for rank in self.ranks_of(index)]
+
+    def ranks_of(self, index: int) -> tuple[Rank, ...]:
+        """The ranks of a node."""
+        return tuple(Rank(index * self.per_node + local) for local in range(self.per_node))
 
     def members(self, phase: MemberPhase) -> bool:
         """Whether all nodes report this phase of the newest generation."""
@@ -519,14 +525,14 @@ class Fleet:
 
     def make_plan(self) -> GenerationPlan:
         """Every shard on its owner's node and the next one; the base is the newest step that every rank can get."""
-        count = len(self.nodes)
+        count = len(self.nodes) * self.per_node
         found: dict[int, dict[Step, list[ShardSource]]] = {rank: {} for rank in range(count)}
         for index, node in enumerate(self.nodes):
             member = self.control.member(node.id)
             assert member is not None
             for slot in member.inventory:
                 source = ShardSource(
-                    kind="local" if slot.owner_rank == index else "peer",
+                    kind="local" if slot.owner_rank in self.ranks_of(index) else "peer",
                     origin_generation=slot.origin_generation,
                     step=slot.step,
                     digest=slot.digest,
@@ -547,7 +553,7 @@ class Fleet:
                     node_id=node.id,
                     address="127.0.0.1",
                     peer_port=node.agent._listener.port,
-                    ranks=(Rank(index),),
+                    ranks=self.ranks_of(index),
                     keep=tuple(
                         SlotReference(owner_rank=Rank(rank), origin_generation=source.origin_generation, step=source.step, digest=source.digest)
                         for rank in range(count)
@@ -558,8 +564,9 @@ class Fleet:
                 for index, node in enumerate(self.nodes)
             ),
             ranks=tuple(
-                RankPlan(rank=Rank(rank), holders=(self.nodes[rank].id, self.nodes[(rank + 1) % count].id), sources=sources[rank] if base else ())
-                for rank in range(count)
+                RankPlan(rank=rank, holders=(node.id, self.nodes[(index + 1) % len(self.nodes)].id), sources=sources[rank] if base else ())
+                for index, node in enumerate(self.nodes)
+                for rank in self.ranks_of(index)
             ),
             coordinator=self.nodes[0].id,
             master_address="127.0.0.1",

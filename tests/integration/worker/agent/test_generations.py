@@ -17,6 +17,7 @@ from everstep.protocol.slot import HEADER_BYTES, SlotState, pack_header, unpack_
 from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, TIMEOUTS, Fleet, Node, payload, until
 from worker.core.slots import Content
 from worker.promise import PromiseFile
+from worker.shm.store import Slot, SlotStore
 
 pytestmark = pytest.mark.integration
 
@@ -100,6 +101,34 @@ async def test_a_flipped_bit_is_never_restored(fleet: Fleet) -> None:
     member = fleet.control.member(fleet.nodes[1].id)
     assert member is not None
     assert member.restored_from == ("peer",)
+
+
+async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node has lost the shard of its first rank, and all it has of the second is verified before the first one's comes: sources stay in order."""
+    fleet.per_node = 2
+    await fleet.launch()
+    await fleet.train(4)
+    await fleet.prepare()
+    node = fleet.nodes[1]
+    for path in node.slots.rglob(f"rank-{fleet.ranks_of(1)[0]}.slot-*"):
+        with path.open("r+b") as file:
+            file.seek(HEADER_BYTES)
+            file.write(bytes(100))
+    begun: dict[SlotStore, set[Rank]] = {}
+    verify, both = SlotStore.verify, asyncio.Barrier(2 * len(fleet.nodes))
+
+    async def verify_with_all_others(store: SlotStore, slot: Slot, *, threads: int) -> bool:
+        begun.setdefault(store, set()).add(slot.file.header.owner_rank)
+        await both.wait()
+        return await verify(store, slot, threads=threads)
+
+    monkeypatch.setattr(SlotStore, "verify", verify_with_all_others)
+    await fleet.load()
+    await fleet.start()
+    check_restored(fleet)
+    assert begun[node.agent._store] == set(fleet.ranks_of(1))
+    members = [fleet.control.member(node.id) for node in fleet.nodes]
+    assert [member.restored_from for member in members if member is not None] == [("local", "local"), ("peer", "local"), ("local", "local")]
 
 
 # -- an agent restarted in every state ------------------------------------------------------------------------------------

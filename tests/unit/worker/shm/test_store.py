@@ -159,6 +159,24 @@ async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path, mo
     store.close()
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("byte", [0, 511, 512, 999])
+async def test_every_thread_finds_what_was_flipped_in_its_part(tmpfs: Path, monkeypatch: pytest.MonkeyPatch, byte: int, threads: int) -> None:
+    """Four chunks: all in one part, two and two, and one each with threads to spare."""
+    monkeypatch.setattr(store_module, "INLINE_DIGEST_BYTES", 0)
+    monkeypatch.setattr(slot_module, "CHUNK_BYTES", 256)
+    store = opened(tmpfs)
+    slot = await fill(store, 1)
+    assert await store.verify(slot, threads=threads)
+    assert slot.digests is not None
+    assert slot.digests.known == payload_chunk_digests(payload(1))
+    with slot.file.payload(byte, byte + 1) as view:
+        view[0] ^= 1
+    assert not await store.verify(slot, threads=threads)
+    assert on_disk(slot).state is SlotState.EMPTY
+    store.close()
+
+
 async def test_what_does_not_hash_to_the_expected_digest_is_void(tmpfs: Path) -> None:
     store = opened(tmpfs)
     index = await grant(store, 1)
