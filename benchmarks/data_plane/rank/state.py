@@ -71,9 +71,11 @@ class State:
             live.copy_(saved)
 
     def spoil(self) -> None:
-        """Forget everything, so that a restore that does nothing is noticed."""
+        """Forget everything, so that a restore that does nothing is noticed. Gradients go, too: a rank that was started anew has none yet."""
         for _, tensor in self.tensors():
             tensor.zero_()
+        for parameter in self.module:
+            parameter.grad = None
 
     def dump(self, path: Path) -> None:
         """Write the bytes of all tensors, one behind the other, for somebody else to compare with."""
