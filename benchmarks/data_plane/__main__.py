@@ -4,7 +4,8 @@
 
     size by size:  floors A floors B floors … Z floors │ floors Z floors … B floors A floors
 
-Every system is launched twice in a palindrome, the floors before and after each launch: drift of the machine falls on both sides of a pair.
+Every system is launched twice in a palindrome, the floors before and after each launch, and before each of Everstep's restores: drift of the
+machine falls on both sides of a pair.
 Exit code: 0 all rows pass or are inconclusive, 1 nothing to report, 2 a row falls short.
 """
 
@@ -171,7 +172,7 @@ def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, Flo
     names = [EVERSTEP, *(peer.name for peer in size.peers)]
     systems = {peer.name: peer for peer in size.peers}
     launches: dict[str, list[Any]] = {name: [] for name in names}
-    flanks: dict[str, list[tuple[report.Seconds, report.Seconds]]] = {name: [] for name in names}
+    floors: dict[str, list[list[report.Seconds]]] = {name: [] for name in names}
     failed: dict[str, str] = {}
     state_bytes = size.state_mib * 1024**2
     with FloorPair(bench.directory / f"floors-{size.state_mib}", size.state_mib) as pair:
@@ -179,32 +180,35 @@ def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, Flo
         for number, name in enumerate([*names, *reversed(names)]):
             bench.say(f"{size.state_mib} MiB: {name}, launch {number // len(names) + 1} of 2")
             home = bench.directory / f"{size.state_mib}-{number}"
+            around = [before]
+
+            def beside(found: list[report.Seconds] = around) -> None:
+                found.append(pair.measure(rounds=1))
+
             try:
-                launches[name].append(_launch(bench, home, systems.get(name), size))
+                launches[name].append(_launch(bench, home, systems.get(name), size, beside))
             except BenchmarkFailed as error:  # the others are measured all the same
                 failed[name] = str(error)
                 bench.say(f"  {error}")
-            after = pair.measure()
-            flanks[name].append((before, after))
-            before = after
+            before = pair.measure()
+            floors[name].append([*around, before])
     versions = {EVERSTEP: __version__, **{peer.name: peer.version(HOME / "venvs") for peer in size.peers}}
     figures = [broken(name, versions[name], "launches", size.state_mib, reason) for name, reason in failed.items()]
     of: dict[str, Of] = {}
     for name in (name for name in names if launches[name]):
         measured = of_everstep(launches[name]) if name == EVERSTEP else of_peer(launches[name], systems[name].metrics)
-        around = _floors(flanks[name], state_bytes)
-        of[name] = Of(system=name, version=versions[name], state_mib=size.state_mib, measured=measured, floors=around)
+        of[name] = Of(system=name, version=versions[name], state_mib=size.state_mib, measured=measured, floors=floors_of(floors[name], state_bytes))
     if (own := of.pop(EVERSTEP, None)) is not None:
         figures += judged(own, of)
         figures += [own.figure(metric) for metric in OWN_METRICS if metric in own.measured.values]
         figures += [own.figure(metric, unit="ratio") for metric in ("first_raw", "tight_commits") if metric in own.measured.values]
     figures += [peer_figure(peer, metric) for peer in of.values() for metric in peer.measured.values]
-    return figures, _floors(flanks[EVERSTEP], state_bytes)
+    return figures, floors_of(floors[EVERSTEP], state_bytes)
 
 
-def _launch(bench: Bench, home: Path, peer: System | None, size: Size) -> EverstepLaunch | list[dict[str, Any]]:
+def _launch(bench: Bench, home: Path, peer: System | None, size: Size, beside: Callable[[], None]) -> EverstepLaunch | list[dict[str, Any]]:
     if peer is None:
-        return run_everstep(bench, f"data-plane-{home.name}", state_mib=size.state_mib, repeats=size.everstep)
+        return run_everstep(bench, f"data-plane-{home.name}", state_mib=size.state_mib, repeats=size.everstep, beside=beside)
     try:
         return run_peer(peer, HOME / "venvs", home, state_mib=size.state_mib, repeats=size.peer, timeout_seconds=LAUNCH_SECONDS)
     except BenchmarkFailed as error:  # DLRover's saver does not always come up
@@ -214,14 +218,21 @@ def _launch(bench: Bench, home: Path, peer: System | None, size: Size) -> Everst
         )
 
 
-def _floors(flanks: list[tuple[report.Seconds, report.Seconds]], state_bytes: int) -> dict[str, Floor]:
-    """Return the floors around a system's launches: around the first against around the last; of a single one, before it against after it."""
-    halves = (flanks[0], flanks[-1]) if len(flanks) > 1 else tuple((flank,) for flank in flanks[0])
+def floors_of(launches: list[list[report.Seconds]], state_bytes: int) -> dict[str, Floor]:
+    """Return the floors of a system: those of its first launch against those of its last; of a single one, the earlier against the later.
 
-    def summary(name: str, half: tuple[report.Seconds, ...]) -> Summary:
-        return Summary.of([per_gib(seconds, state_bytes) for flank in half for seconds in flank[name]])
+    Args:
+        launches: of each, what was measured, in order.
+        state_bytes: that every floor moved.
+    """
+    earlier, later = launches[0], launches[-1]
+    if len(launches) == 1:
+        earlier, later = earlier[: len(earlier) // 2], later[len(later) // 2 :]
 
-    return {name: Floor(summary(name, halves[0]), summary(name, halves[1])) for name in flanks[0][0]}
+    def summary(name: str, measured: list[report.Seconds]) -> Summary:
+        return Summary.of([per_gib(seconds, state_bytes) for once in measured for seconds in once[name]])
+
+    return {name: Floor(summary(name, earlier), summary(name, later)) for name in earlier[0]}
 
 
 def _version(name: str) -> str:

@@ -14,6 +14,7 @@ import mmap
 import re
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class EverstepLaunch:
     """Private memory of an agent while nothing ran: part of the baseline."""
 
 
-def run_everstep(bench: Bench, name: str, *, state_mib: int, repeats: Repeats) -> EverstepLaunch:
+def run_everstep(bench: Bench, name: str, *, state_mib: int, repeats: Repeats, beside: Callable[[], None] = lambda: None) -> EverstepLaunch:
     """Run one job.
 
     Args:
@@ -71,6 +72,7 @@ def run_everstep(bench: Bench, name: str, *, state_mib: int, repeats: Repeats) -
         name: of the job.
         state_mib: per rank.
         repeats: how often.
+        beside: called while the job stands, before each restore: what the machine can do just then.
 
     Returns:
         What was seen.
@@ -102,6 +104,7 @@ def run_everstep(bench: Bench, name: str, *, state_mib: int, repeats: Repeats) -
             taken += sum(rank["private_after_bytes"] - rank["private_before_bytes"] for rank in first)
             restored: list[Restored] = []
             for number in range(repeats.local_restores + repeats.peer_restores):
+                beside()
                 restored += _restore(bench, job, directory, nodes, generation=number + 2, from_peer=number >= repeats.local_restores)
             (directory / "finish").touch()
             job.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed")

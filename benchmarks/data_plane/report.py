@@ -113,9 +113,9 @@ def _head(run: Run) -> str:
         "- Two ranks on two nodes, each with a state of its own: fp32 parameters of a transformer's shapes and Adam's two moments, one thread. "
         "Forward and backward are **timed waits** that leave the processor free; the optimizer's step is real. All times are per GiB of state.",
         "- Every system is launched twice, in the order A B … Z Z … B A, the floors measured by two processes before and after every "
-        "launch. Intervals are 95 % percentile bootstraps.",
-        f"- **inconclusive**: a floor moved by more than {FLOOR_TOLERANCE_RATIO:.0%} between the two launches, or a peer was more than "
-        "25 % away from what is known of it, scaled by the floors.",
+        "launch, and before each of Everstep's restores. Intervals are 95 % percentile bootstraps.",
+        f"- **inconclusive**: a row's floor (a sum, where its limit is one) moved by more than {FLOOR_TOLERANCE_RATIO:.0%} between the two "
+        "launches, or a peer was more than 25 % away from what is known of it, scaled by the floors.",
         "- *verified*: after the run the bytes on the holder, or in the restored model, were compared with the owner's, without any digest.",
     ]
     if run.is_quick:

@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 
 from benchmarks.data_plane.samples import Measured
-from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Floor, bootstrap_interval, percentile
+from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Floor, bootstrap_interval, moved_ratio, percentile
 
 EVERSTEP = "Everstep"
 PEER_TOLERANCE_RATIO = 0.25
@@ -167,7 +167,7 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
     if goal.metric not in everstep.measured.values:
         return broken(everstep.system, everstep.version, goal.metric + goal.suffix, everstep.state_mib, "there is no sample of it")
     figure = everstep.figure(goal.metric, statistic=goal.statistic, suffix=goal.suffix, unit=goal.unit)
-    moved = max((everstep.floors[name].moved_ratio for name in (*goal.floors, *goal.watched)), default=None)
+    moved = _moved(goal, everstep.floors)
     limit, against, reason = _limit(goal, everstep, peers)
     if limit is None:
         return _with(figure, moved, limit, against, Verdict.INCONCLUSIVE, reason)
@@ -179,6 +179,15 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
     if reason:
         return _with(figure, moved, limit, against, Verdict.INCONCLUSIVE, reason)
     return _with(figure, moved, limit, against, Verdict.PASS if reached else Verdict.SHORT, "")
+
+
+def _moved(goal: Goal, floors: Mapping[str, Floor]) -> float | None:
+    """Return by how much the floor of a goal moved, that is the sum which its limit is made of, or any floor that is watched; None: there is none."""
+    ratios = [floors[name].moved_ratio for name in goal.watched]
+    if goal.floors:
+        parts = [floors[name] for name in goal.floors]
+        ratios.append(moved_ratio(sum(part.before.median for part in parts), sum(part.after.median for part in parts)))
+    return max(ratios, default=None)
 
 
 def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | None, str, str]:

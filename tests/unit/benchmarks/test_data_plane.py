@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.data_plane import char_gpt, report
-from benchmarks.data_plane.__main__ import sizes_of
+from benchmarks.data_plane.__main__ import floors_of, sizes_of
 from benchmarks.data_plane.arrivals import Arrival
 from benchmarks.data_plane.everstep import ATTEMPTS, EverstepLaunch, Restored
 from benchmarks.data_plane.picture import draw
@@ -97,6 +97,28 @@ def test_a_moved_floor_makes_its_rows_inconclusive_whatever_they_say() -> None:
         assert found["restore_local"].verdict is Verdict.INCONCLUSIVE
         assert "21%" in found["restore_local"].reason
     assert verdicts(floors=moved("memcpy"))["commit"].verdict is Verdict.PASS
+
+
+def test_the_floor_of_a_row_is_the_sum_that_its_limit_is_made_of() -> None:
+    """A digest that moves by half is little beside what it is added to; a sum that stands still may be of two that moved."""
+    half_more = Floor(Summary.of([31.0]), Summary.of([46.5]))
+    found = verdicts(floors={**FLOORS, "digest": half_more})["commit"]
+    assert found.floor_moved_ratio == pytest.approx(15.5 / (460 + 31))
+    assert found.verdict is Verdict.PASS
+    crossed = {**FLOORS, "memcpy": Floor(Summary.of([60.0]), Summary.of([90.0])), "digest": Floor(Summary.of([61.0]), Summary.of([31.0]))}
+    rows = verdicts(floors=crossed)
+    assert rows["restore_local_all"].floor_moved_ratio == 0.0
+    assert rows["restore_local"].verdict is Verdict.INCONCLUSIVE
+
+
+def test_floors_are_those_around_and_in_the_first_and_the_last_launch() -> None:
+    def once(*seconds: float) -> dict[str, list[float]]:
+        return {"memcpy": list(seconds)}
+
+    found = floors_of([[once(1.0), once(2.0, 3.0)], [once(9.0)], [once(4.0), once(5.0)]], GIB)["memcpy"]
+    assert (found.before.median, found.before.count, found.after.median, found.after.count) == (2000.0, 3, 4500.0, 2)
+    alone = floors_of([[once(1.0), once(2.0), once(4.0)]], GIB)["memcpy"]
+    assert (alone.before.median, alone.after.median) == (1000.0, 3000.0)
 
 
 def test_wrong_bytes_fall_short_even_when_a_floor_moved() -> None:
