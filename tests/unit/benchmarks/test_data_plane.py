@@ -146,8 +146,8 @@ def test_a_peer_must_be_within_a_quarter_of_what_is_known_of_it(value: float, ve
     assert peer_figure(of("lm-resiliency", {"commit": [value]}), "commit").verdict is verdict
 
 
-def test_what_is_known_of_a_peer_scales_with_its_floor() -> None:
-    slower = {**FLOORS, "both_ways": Floor(Summary.of([920.0]), Summary.of([920.0]))}
+def test_what_is_known_of_a_peer_scales_with_its_floors() -> None:
+    slower = {**FLOORS, "one_way": Floor(Summary.of([490.0]), Summary.of([490.0]))}  # copy and two ways: 60 + 460 then, 60 + 980 now
     assert peer_figure(of("lm-resiliency", {"commit": [1800.0]}, floors=slower), "commit").verdict is Verdict.NONE
     assert peer_figure(of("lm-resiliency", {"commit": [900.0]}, floors=slower), "commit").verdict is Verdict.INCONCLUSIVE
 
