@@ -24,7 +24,7 @@ from benchmarks.interleave.verdicts import Verdict, judge
 from benchmarks.machine import Machine
 
 HOME = ROOT / ".everstep" / "bench" / "interleave"
-FIGURE_16 = Case(name="figure 16", schemes=tuple(Scheme), blocks=7, block_iterations=5)
+FIGURE_16 = Case(name="figure 16", schemes=tuple(Scheme), block_iterations=5)
 CASES = (
     FIGURE_16,
     Case(name="2 nodes", nodes=2),

@@ -63,7 +63,7 @@ class Case:
     collective_seconds: float = 0.04
     """What each collective is to take on an otherwise idle network."""
     link_megabits: int = 200
-    blocks: int = 6
+    blocks: int = 9
     block_iterations: int = 5
     is_crowded: bool = False
     """The snapshot is more than the idle time can hold."""
