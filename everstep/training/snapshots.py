@@ -316,10 +316,15 @@ class Snapshotter:
                 told = partial(Captured, chunk_digests=chunks.all() if chunks is not None else b"", seconds=time.perf_counter() - begun)
                 self._link.send(self._told(written, told))
 
+        guarded: list[Sequence[str]] = []
+
         def copied(error: BaseException | None) -> None:
             # In the copier's thread. What an unaudited snapshot holds is decided now: no later change can reach it. (A change in flight at
             # this very moment is counted only when it ends; tensors that change in forward are known from the audits before it comes to that.)
-            changed = () if is_audited else sources.moved(marks)
+            # On a device training is beyond the guard by now, and its step comes behind the copy there: then it was decided at the guard, which
+            # has spoken before any change that came behind it can be seen here.
+            moved = () if is_audited else sources.moved(marks)
+            changed = guarded[0] if guarded else moved
             if chunks is not None and error is None:
                 chunks.all()  # before the page says that nobody is at this slot any more
             self._on_copying(NONE)
@@ -329,6 +334,7 @@ class Snapshotter:
                 self._hint_capturing(written, written.payload_bytes)
 
         def reached(changed: Sequence[str]) -> None:
+            guarded.append(changed)
             if is_audited:
                 settle(changed, ticket.error)
 

@@ -40,6 +40,7 @@ from everstep.protocol.slot import HEADER_BYTES, payload_digest, unpack_header, 
 from everstep.training import TrainingSession, agent_link, copier, snapshots
 from everstep.training.capture import SlotMemory, view_of
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
+from everstep.training.cuda_copier import CudaCopier
 from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
 
 pytestmark = pytest.mark.integration
@@ -650,6 +651,96 @@ def test_a_change_before_the_copy_is_noticed(tmp_path: Path, begin: Begin, is_hi
             train(session, meddle, agent.reached.is_set)
         reasons = [message.reason for _, message in agent.of_kind(Abandoned)]  # type: ignore[attr-defined]
         assert "model/0.weight changed outside an optimizer step" in reasons
+
+
+class LateEvent:
+    """A point in a stream that its device comes to when the test says so."""
+
+    def __init__(self, device: LateDevice) -> None:
+        self._device = device
+
+    def record(self, stream: Any) -> None: ...
+
+    def query(self) -> bool:
+        return self._device.is_idle.is_set()
+
+    def synchronize(self) -> None:
+        assert self._device.is_idle.wait(30)
+
+
+class LateDevice:
+    """A device that is behind its host, as all are. Its copies are made in order; that they have been made is known when it has caught up."""
+
+    def __init__(self) -> None:
+        self.is_idle = threading.Event()
+        self.is_idle.set()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return True
+
+    def enter_thread(self) -> None: ...
+
+    def new_stream(self) -> str:
+        return "copier"
+
+    def current_stream(self) -> str:
+        return "training"
+
+    def new_event(self) -> LateEvent:
+        return LateEvent(self)
+
+    def wait(self, stream: Any, event: Any) -> None: ...
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        with torch.no_grad():
+            target.copy_(source)
+
+    def pinned(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.uint8)
+
+    def register(self, address: int, size: int) -> bool:
+        return True
+
+    def unregister(self, address: int) -> None: ...
+
+
+@pytest.mark.parametrize("is_meddled", [False, True])
+def test_a_device_ends_its_copy_when_the_next_step_was_asked_for_long_ago(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, is_meddled: bool
+) -> None:
+    """What the host has asked for behind the guard comes behind the copy; what was changed before the guard may have come before it."""
+    device = LateDevice()
+    copier = CudaCopier(device)
+    monkeypatch.setattr("everstep.training.registration._copier", lambda _: copier)
+    with FakeAgent(tmp_path, 1, commit_target=8) as agent:
+        session, step = begin(agent)
+        train(session, step, lambda: len(agent.commits) >= 4)  # audits wait for the device
+        weight = next(session._state.adapters[0].modules()[0].parameters())
+        session.fence()
+        assert copier._last is not None
+        copier._last.join()
+        agent.messages.clear()
+
+        def step_of_late_device() -> None:
+            if is_meddled:
+                with torch.no_grad():
+                    weight.add_(1)
+            step()
+            device.is_idle.set()
+            copier._last.join()  # type: ignore[union-attr]
+            device.is_idle.clear()
+
+        device.is_idle.clear()
+        try:
+            if is_meddled:
+                with pytest.warns(RuntimeWarning, match=r"model/0\.weight changed outside an optimizer step"):
+                    train(session, step_of_late_device, agent.reached.is_set)
+            else:
+                train(session, step_of_late_device, agent.reached.is_set)
+        finally:
+            device.is_idle.set()
+        spoilt = [message for _, message in agent.of_kind(Abandoned) if "changed outside" in message.reason]  # type: ignore[attr-defined]
+        assert len(spoilt) == is_meddled, "once, and from then on it is copied at the boundary"
 
 
 def test_the_forward_guard_waits_before_the_next_forward(tmp_path: Path, begin: Begin, slow_copies: None) -> None:
