@@ -20,7 +20,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from everstep.protocol.agent_messages import NodeFault, RankStatus, RoundStatus, ShardProtection, UploadedShard
+from everstep.protocol.agent_messages import SOURCE_MISMATCH, SOURCE_UNAVAILABLE, NodeFault, RankStatus, RoundStatus, ShardProtection, UploadedShard
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.peer_messages import SessionKind
@@ -203,10 +203,25 @@ class Member:
     async def load(self) -> None:
         """Fetch and verify the base of every local rank, side by side.
 
+        A shard that is not what the plan says ends it at once: all ranks will need an older one. What is merely out of reach does not: what the
+        others fetch meanwhile is here for the next attempt.
+
         Raises:
             LoadFailed: with a code and a sentence for the user.
         """
-        await together(*(self._load_rank(self.plan.ranks[rank]) for rank in self.here.ranks))
+        failed: dict[Rank, LoadFailed] = {}
+
+        async def load(rank: Rank) -> None:
+            try:
+                await self._load_rank(self.plan.ranks[rank])
+            except LoadFailed as error:
+                if error.code == SOURCE_MISMATCH:
+                    raise
+                failed[rank] = error
+
+        await together(*(load(rank) for rank in self.here.ranks))
+        if failed:
+            raise failed[min(failed)]
 
     @property
     def restored_from(self) -> tuple[Literal["local", "peer", "s3"], ...]:
@@ -255,7 +270,7 @@ class Member:
 
     async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
         """Put the base of one rank into an own slot, verified: own node, then peers, then S3; or only from some sources."""
-        refusals, is_mismatch = [], True
+        refusals, is_mismatch, has_room = [], True, True
         shard = self.shards[rank.rank]
         for source in rank.sources if sources is None else sources:
             begun = time.monotonic()
@@ -271,6 +286,7 @@ class Member:
             except (PeerError, StorageError, NoRoom, ProtocolError, TimeoutError) as error:
                 refusals.append(f"{source.kind}{f' {source.node_id}' if source.node_id else ''}: {error}")
                 is_mismatch = is_mismatch and isinstance(error, (ShardRejected, CorruptCheckpoint, ObjectMissing))
+                has_room = has_room and not isinstance(error, NoRoom)
                 log.warning("rank %d step %d is not to be had from %s", rank.rank, source.step, refusals[-1])
                 continue
             log.info("rank %d: step %d restored from %s in %.3f s", rank.rank, source.step, source.kind, time.monotonic() - begun)
@@ -280,7 +296,7 @@ class Member:
             self._restored_from[rank.rank] = source.kind
             return
         if rank.sources:
-            code = "source_mismatch" if is_mismatch else "source_unavailable"  # what is merely out of reach may be there the next time
+            code = SOURCE_MISMATCH if is_mismatch else SOURCE_UNAVAILABLE if has_room else "memory_full"
             raise LoadFailed(code, f"step {self.plan.base_step} of rank {rank.rank}: " + "; ".join(refusals), is_permanent=False)
 
     async def _regain_base(self, shard: OwnedShard) -> None:
@@ -351,7 +367,7 @@ class Member:
         try:
             return await asyncio.to_thread(fetch)
         except StorageError as error:
-            raise LoadFailed("source_unavailable", f"the source archive cannot be fetched: {error}", is_permanent=not error.retryable) from error
+            raise LoadFailed("archive_unavailable", f"the source archive cannot be fetched: {error}", is_permanent=not error.retryable) from error
         except SourceRefused as error:
             raise LoadFailed("source_refused", str(error), is_permanent=True) from error
 

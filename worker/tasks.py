@@ -55,7 +55,7 @@ async def first_of(*work: Coroutine[object, object, object]) -> None:
 
 
 async def together(*work: Coroutine[object, object, None]) -> None:
-    """Run all of `work` at once until all have ended; when one fails, end the others and raise what it raised."""
+    """Run all of `work` at once until all have ended; when one fails, end the others and raise what it raised, of several the first in order."""
     if not work:
         return
     tasks = [asyncio.create_task(each) for each in work]
@@ -63,8 +63,9 @@ async def together(*work: Coroutine[object, object, None]) -> None:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         await end(*(task for task in tasks if not task.done()))
-    for task in done:
-        task.result()
+    errors = [task.exception() for task in tasks if task in done and not task.cancelled()]
+    for error in filter(None, errors):
+        raise error
 
 
 async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:

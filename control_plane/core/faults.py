@@ -20,12 +20,12 @@ from control_plane.core.observed import (
     Remedy,
     Silence,
 )
-from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankStatus
+from everstep.protocol.agent_messages import SOURCE_MISMATCH, SOURCE_UNAVAILABLE, ExitClass, MemberPhase, MemberReport, NodeFault, RankStatus
 from everstep.protocol.ids import NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
-MISMATCH_FAULTS = frozenset({"source_mismatch"})
-"""What an agent reports when an object of a checkpoint does not hold what the plan says."""
+SHARD_FAULTS = frozenset({SOURCE_MISMATCH, SOURCE_UNAVAILABLE, "agent_error"})
+"""What an agent reports when its shards may be why it could not load, rather than memory, a source archive or what else its ranks need."""
 COORDINATOR_FAULTS = frozenset({"coordinator_unreachable"})
 """What an agent reports while it cannot take part in the rounds."""
 
@@ -234,8 +234,8 @@ def of_loads(reports: Mapping[NodeId, MemberReport], now: float) -> tuple[Fault,
 def refused_sources(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], nodes: Mapping[NodeId, NodeObserved]) -> tuple[RefusedSource, ...]:
     """Return the sources that a later plan must not ask again.
 
-    Slots in memory: when every node that should have served them was there. Objects in S3: only when the agent says that they are not what the
-    manifest says; an outage of S3 must not cost a job its checkpoint.
+    Slots in memory: when the agent says that it is about them, and every node that should have served them was there. Objects in S3: only when the
+    agent says that they are not what the manifest says; an outage of S3 must not cost a job its checkpoint, nor full memory its newest step.
 
     Args:
         plan: of the generation.
@@ -250,7 +250,10 @@ def refused_sources(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]
         report = reports.get(member.node_id)
         if report is None or report.phase is not MemberPhase.LOAD_FAILED:
             continue
-        is_mismatch = any(fault.code in MISMATCH_FAULTS for fault in report.faults)
+        codes = {fault.code for fault in report.faults}
+        is_mismatch = SOURCE_MISMATCH in codes
+        if not codes & SHARD_FAULTS:
+            continue
         for source in (source for rank in member.ranks for source in plan.ranks[rank].sources):
             is_object = source.kind == "s3"
             if is_mismatch if is_object else _is_there(nodes, source.node_id):

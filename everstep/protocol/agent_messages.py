@@ -191,12 +191,18 @@ DEVICE_SILENT_SECONDS = 15.0
 by its driver takes seconds."""
 
 
+SOURCE_MISMATCH = "source_mismatch"
+"""Of a `NodeFault`: what should have been loaded is not what the plan says, wherever it was looked for."""
+SOURCE_UNAVAILABLE = "source_unavailable"
+"""Of a `NodeFault`: a shard was not to be had, and at least one place was out of reach."""
+
+
 class NodeFault(Message, frozen=True):
     """A typed fault that the live agent reports about its own node or job."""
 
     code: str
-    """`protection_does_not_fit`, `entry_point_missing`, `source_refused`, `cannot_resume`, `ranks_not_gone`, `upload_failed`,
-    `coordinator_unreachable`, `input_unavailable`, `secret_unavailable`, `requirements_failed`, `role_unavailable` …"""
+    """`protection_does_not_fit`, `entry_point_missing`, `source_refused`, `cannot_resume`, `ranks_not_gone`, `upload_failed`, `memory_full`,
+    `coordinator_unreachable`, `archive_unavailable`, `input_unavailable`, `secret_unavailable`, `requirements_failed`, `role_unavailable` …"""
     message: str
     """A sentence for the user, with the figures."""
     is_permanent: bool

@@ -56,6 +56,7 @@ async def fetch_shard(
 
     Raises:
         ShardRejected: the holder does not have it, or it does not hash to the digest.
+        NoRoom: this node's memory for slots does not suffice, or every slot must be kept.
         PeerError: the line broke.
         MalformedMessage: the holder broke the protocol.
         TimeoutError: nobody answered in time.

@@ -228,7 +228,7 @@ class ReplicaReceiver:
                 silence_seconds=None,
             )
             await session.send(ShardSealed(transfer=begin.transfer, digest=digest))
-        except ShardRejected as error:
+        except (ShardRejected, NoRoom) as error:
             self.rejected_count += 1
             await session.send(ShardRefused(transfer=begin.transfer, reason=str(error)))
 

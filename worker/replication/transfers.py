@@ -52,7 +52,7 @@ known to be those of the owner's digest."""
 
 
 class ShardRejected(PeerError):
-    """The shard was not sealed here: no slot is free, it was cancelled, or it does not hash to its digest."""
+    """The shard was not sealed here: it was cancelled, or it does not hash to its digest."""
 
 
 def announcement(slot: SlotHeader, *, transfer: int, committed: Step) -> BeginShard:
@@ -202,23 +202,21 @@ async def receive_shard(
 
     Raises:
         ShardRejected: it is not sealed; the session can go on.
+        NoRoom: memory for slots does not suffice, or every slot must be kept; the session can go on.
         PeerLost: the line broke in the middle; what came is kept for the next session, and is no snapshot.
         MalformedMessage: what the sender says contradicts itself; the line must be closed.
     """
     _check(begin)
-    try:
-        index = await store.grant(
-            begin.owner_rank,
-            Content(begin.origin_generation, begin.step),
-            keep=keep,
-            capacity_bytes=begin.capacity_bytes,
-            layout_hash=begin.layout_hash,
-            slot_count=slot_count,
-        )
-    except NoRoom as error:
-        raise ShardRejected(str(error)) from error
+    index = await store.grant(
+        begin.owner_rank,
+        Content(begin.origin_generation, begin.step),
+        keep=keep,
+        capacity_bytes=begin.capacity_bytes,
+        layout_hash=begin.layout_hash,
+        slot_count=slot_count,
+    )
     if index is None:
-        raise ShardRejected("no slot is free")
+        raise NoRoom(needed_bytes=begin.capacity_bytes, available_bytes=0)
     slot = store.shards[begin.owner_rank][index]
     incoming = receiver.current = IncomingShard(slot.file, transfer=begin.transfer, payload_bytes=begin.payload_bytes)
     try:

@@ -43,7 +43,7 @@ class SlotFile:
         Raises:
             OSError: tmpfs is full (ENOSPC) or the folder is missing; no file is left behind.
         """
-        scratch = path.with_suffix(".new")
+        scratch = path.with_name(f"{path.name}.new")
         size = HEADER_BYTES + header.capacity_bytes
         descriptor = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from worker.tasks import end, first_of, work_as_ranks_do
+from worker.tasks import end, first_of, together, work_as_ranks_do
 
 
 async def test_an_end_that_is_cancelled_lets_the_task_finish_what_it_does_at_its_end() -> None:
@@ -50,6 +51,24 @@ async def test_what_ends_first_ends_the_others_and_its_error_is_raised() -> None
     with pytest.raises(ValueError, match="first"):
         await first_of(waits(), fails())
     assert others_ended == [True]
+
+
+async def test_of_several_that_fail_at_once_the_first_in_order_is_raised_and_none_is_left_unheard() -> None:
+    gate, complaints = asyncio.Event(), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+
+    async def fails(number: int) -> None:
+        await gate.wait()
+        raise ValueError(str(number))
+
+    async def open_gate() -> None:
+        gate.set()
+
+    with pytest.raises(ValueError, match="1"):
+        await together(*(fails(number) for number in range(1, 9)), open_gate())
+    gc.collect()
+    assert complaints == []
+    await together()
 
 
 def test_a_thread_that_works_long_has_the_priority_of_the_ranks() -> None:

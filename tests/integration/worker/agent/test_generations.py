@@ -10,13 +10,29 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from everstep.protocol.agent_messages import ExitClass, HaltRanks, Load, MemberPhase, Prepare, Start, StopTraining, TakeCheckpoint
+from everstep.protocol.agent_messages import (
+    SOURCE_MISMATCH,
+    SOURCE_UNAVAILABLE,
+    ExitClass,
+    HaltRanks,
+    Load,
+    MemberPhase,
+    MemberReport,
+    Prepare,
+    Start,
+    StopTraining,
+    TakeCheckpoint,
+)
 from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.plan import ShardSource
 from everstep.protocol.rank_messages import read_agent_half
 from everstep.protocol.slot import HEADER_BYTES, SlotState, pack_header, unpack_header
 from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, TIMEOUTS, Fleet, Node, payload, until
 from worker.core.slots import Content
+from worker.errors import PeerLost
+from worker.member import Member
 from worker.promise import PromiseFile
+from worker.replication.transfers import ShardRejected
 from worker.shm.store import Slot, SlotStore
 
 pytestmark = pytest.mark.integration
@@ -129,6 +145,47 @@ async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeyp
     assert begun[node.agent._store] == set(fleet.ranks_of(1))
     members = [fleet.control.member(node.id) for node in fleet.nodes]
     assert [member.restored_from for member in members if member is not None] == [("local", "local"), ("peer", "local"), ("local", "local")]
+
+
+@pytest.mark.parametrize(("error", "code", "is_kept"), [(PeerLost("cut"), SOURCE_UNAVAILABLE, True), (ShardRejected("no"), SOURCE_MISMATCH, False)])
+async def test_what_others_fetch_is_kept_where_another_attempt_may_need_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, is_kept: bool
+) -> None:
+    """A node came back empty. Of its two ranks one cannot fetch its shard; the other one's comes after that."""
+    fleet.per_node = 2
+    await fleet.launch()
+    await fleet.train(4)
+    lost = fleet.nodes[1]
+    await lost.gone()
+    for path in [*lost.slots.rglob("*.slot-*"), lost.state_dir / "promise"]:
+        path.unlink()
+    lost.start()
+    await fleet.prepare()
+    failing, other = fleet.ranks_of(1)
+    has_failed, fetched, fetch = asyncio.Event(), asyncio.Event(), Member._load_peer
+
+    async def load_peer(member: Member, rank: Rank, source: ShardSource) -> None:
+        if rank == failing:
+            has_failed.set()
+            raise error
+        await has_failed.wait()
+        await fetch(member, rank, source)
+        fetched.set()
+
+    monkeypatch.setattr(Member, "_load_peer", load_peer)
+    plan = fleet.make_plan()
+    for node in fleet.nodes:
+        await fleet.send(node, Load(plan=plan, key=bytes([fleet.generation]) * KEY_BYTES))
+
+    def member() -> MemberReport | None:
+        return fleet.control.member(lost.id)
+
+    await until("the refusal", lambda: (found := member()) is not None and found.phase is MemberPhase.LOAD_FAILED)
+    found = member()
+    assert found is not None
+    assert [fault.code for fault in found.faults] == [code]
+    assert fetched.is_set() is is_kept
+    assert (lost.agent._store.sealed(other, Content(Generation(1), plan.base_step)) is not None) is is_kept
 
 
 # -- an agent restarted in every state ------------------------------------------------------------------------------------

@@ -162,15 +162,20 @@ def failed_load(fault_code: str | None):
 
 
 def test_an_outage_of_s3_does_not_cost_a_checkpoint_and_a_mismatch_does() -> None:
-    plan, reports, nodes = failed_load(None)
+    plan, reports, nodes = failed_load("source_unavailable")
     assert {source.kind for source in plan.ranks[1].sources} == {"local", "peer", "s3"}
     assert {item.is_object for item in faults.refused_sources(plan, reports, nodes)} == {False}
     plan, reports, nodes = failed_load("source_mismatch")
     assert {item.is_object for item in faults.refused_sources(plan, reports, nodes)} == {False, True}
 
 
+@pytest.mark.parametrize("fault_code", ["memory_full", "archive_unavailable", "secret_unavailable", "requirements_failed", "source_refused"])
+def test_what_has_nothing_to_do_with_shards_costs_none(fault_code: str) -> None:
+    assert faults.refused_sources(*failed_load(fault_code)) == ()
+
+
 def test_slots_of_nodes_that_were_away_are_not_refused() -> None:
-    plan, reports, nodes = failed_load(None)
+    plan, reports, nodes = failed_load("source_unavailable")
     away = {node_id: replace(node, is_connected=False) for node_id, node in nodes.items()}
     assert faults.refused_sources(plan, reports, away) == ()
 

@@ -14,7 +14,19 @@ from control_plane.cloud.operator import Ec2State
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import fleets, jobs
-from everstep.protocol.agent_messages import ExitClass, HaltRanks, Hello, Load, MemberPhase, NodeFault, Prepare, Release, Start, StopTraining
+from everstep.protocol.agent_messages import (
+    SOURCE_UNAVAILABLE,
+    ExitClass,
+    HaltRanks,
+    Hello,
+    Load,
+    MemberPhase,
+    NodeFault,
+    Prepare,
+    Release,
+    Start,
+    StopTraining,
+)
 from tests.postgresql import BOTH_ENGINES, PostgreSql
 from tests.unit.control_plane.loop.world import FLEET, Agent, World
 
@@ -89,21 +101,22 @@ async def test_without_any_copy_left_the_job_begins_again(world: World) -> None:
     assert incident.lost_steps == 10
 
 
-async def test_a_load_that_fails_walks_back_to_an_older_step(world: World) -> None:
+@pytest.mark.parametrize(("fault", "base"), [(SOURCE_UNAVAILABLE, 9), ("memory_full", 10), ("archive_unavailable", 10)])
+async def test_a_load_that_fails_for_its_shards_walks_back_to_an_older_step(world: World, fault: str, base: int) -> None:
     world.submit()
     await world.running()
     await world.train(10)
     bad = world.team()[2]
     world.kill_rank(world.team()[0])
-    bad.fails_load = True
+    bad.fails_load, bad.load_fault = True, fault
     await world.until(lambda: world.job().generation == 2 and bad.phase is MemberPhase.LOAD_FAILED)
     assert world.plan().base_step == 10
     bad.fails_load = False
     await world.until(lambda: is_running(world, 3))
-    assert world.plan().base_step == 9
+    assert world.plan().base_step == base
     (incident,) = world.incidents()
     assert "could not load" in " ".join(incident.evidence)
-    assert incident.from_step == 9
+    assert incident.from_step == base
 
 
 async def test_loads_that_always_fail_end_the_job(world: World) -> None:

@@ -24,6 +24,7 @@ from control_plane.db.session import Database
 from control_plane.loop.agents import AgentConnection, AgentRegistry
 from control_plane.loop.runner import LoopContext, Runner
 from everstep.protocol.agent_messages import (
+    SOURCE_UNAVAILABLE,
     AgentReport,
     ControlToAgent,
     EndedRanks,
@@ -91,6 +92,7 @@ class Agent:
     uploads: tuple[UploadedShard, ...] = ()
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
     fails_load: bool = False
+    load_fault: str = SOURCE_UNAVAILABLE
     is_told_to_stop: bool = False
     is_deaf: bool = False
     """Takes no messages and sends none, but lives: a cut control link."""
@@ -272,6 +274,8 @@ class Agent:
                 self.keys.append(key)
                 self.plan = plan
                 self.phase = MemberPhase.LOAD_FAILED if not self.fetch(plan) else MemberPhase.LOADED
+                if self.phase is MemberPhase.LOAD_FAILED:
+                    self.faults = (NodeFault(code=self.load_fault, message="it could not be loaded", is_permanent=False),)
             case Start(generation=generation):
                 if generation == self.generation and self.phase is MemberPhase.LOADED and self.plan is not None:
                     self.phase = MemberPhase.RUNNING

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import mmap
 import os
+import threading
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from worker.errors import NoRoom
 from worker.shm import store as store_module
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.rank_page import RankPage
+from worker.shm.slot_file import SlotFile
 from worker.shm.store import Slot, SlotStore, in_thread
 
 JOB, RUN, OTHER = JobName("gpt"), RunId("ab" * 16), RunId("cd" * 16)
@@ -175,6 +177,23 @@ async def test_every_thread_finds_what_was_flipped_in_its_part(tmpfs: Path, monk
     assert not await store.verify(slot, threads=threads)
     assert on_disk(slot).state is SlotState.EMPTY
     store.close()
+
+
+async def test_two_slots_of_a_shard_are_made_at_the_same_time(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocate, both = os.posix_fallocate, threading.Barrier(2)
+
+    def allocate_both(descriptor: int, begin: int, size: int) -> None:
+        both.wait(30)
+        allocate(descriptor, begin, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate_both)
+    paths = [tmpfs / f"rank-0.slot-{index}" for index in range(2)]
+    headers = [replace(header(SlotStore(tmpfs / "node", memory_bytes=0), step), job=JOB) for step in (1, 2)]
+    files = await asyncio.gather(*(asyncio.to_thread(SlotFile.create, path, each) for path, each in zip(paths, headers, strict=True)))
+    assert [unpack_header(path.read_bytes()[:HEADER_BYTES]).step for path in paths] == [1, 2]
+    assert sorted(tmpfs.glob("rank-0*")) == paths
+    for file in files:
+        file.close()
 
 
 async def test_what_does_not_hash_to_the_expected_digest_is_void(tmpfs: Path) -> None:
