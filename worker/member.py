@@ -383,7 +383,13 @@ class Member:
         self.lines.welcome_all()
         if plan.coordinator == self._node.node_id:
             begin = Coordinator.recover if is_restarted else Coordinator.begin
-            core = begin(world_size=plan.world_size, base=plan.base_step, every_steps=plan.checkpoint.every_steps, slot_count=self._slot_count)
+            core = begin(
+                world_size=plan.world_size,
+                base=plan.base_step,
+                every_steps=plan.checkpoint.every_steps,
+                slot_count=self._slot_count,
+                stored=plan.checkpoint.stored_step,
+            )
             self.server = RoundServer(plan.generation, core, final_round_seconds=plan.timeouts.final_round_seconds, now=self._node.now)
             self._begin(self._rounds.run_local(self.server), "rounds")
         else:

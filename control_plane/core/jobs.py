@@ -44,7 +44,6 @@ from control_plane.core.evidence import (
 )
 from control_plane.core.incidents import Fault, incident_id
 from control_plane.core.observed import (
-    FIRST_STEP,
     NO_STEP,
     Cause,
     Departure,
@@ -74,7 +73,7 @@ from control_plane.core.states import (
 )
 from control_plane.core.timeouts import GANG_PATIENCE_SECONDS
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport
-from everstep.protocol.ids import FleetName, Generation, NodeId, Step
+from everstep.protocol.ids import FIRST_STEP, FleetName, Generation, NodeId, Step
 from everstep.protocol.plan import GenerationPlan
 
 PROGRESS_SECONDS = 1.0

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from control_plane.core import members, placement, recovery
 from control_plane.core.evidence import is_silent
-from control_plane.core.observed import FIRST_STEP, NO_GENERATION, Cause, JobObserved, JobRecord, JobSpec, Policy
+from control_plane.core.observed import NO_GENERATION, Cause, JobObserved, JobRecord, JobSpec, Policy
 from everstep.protocol.agent_messages import MemberPhase, MemberReport
-from everstep.protocol.ids import Generation, NodeId, RunId, Step
+from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, RankPlan
 
 MASTER_PORTS = range(20_000, 32_000)
@@ -117,7 +117,8 @@ def make_plan(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, p
         The plan, to be stored before any part of it is sent; and what recovery chose, for the incident.
     """
     nodes = [place for place in roll.places if place is not None]
-    restore = recovery.choose(survey(spec, seen, record, roll))
+    found = survey(spec, seen, record, roll)
+    restore = recovery.choose(found)
     domains = {node_id: domain for node_id in nodes if (domain := seen.nodes[node_id].domain) is not None}
     holders = placement.plan(nodes, spec.copies, domains).holders
     ranks = [(rank, node_id) for place, node_id in enumerate(nodes) for rank in members.ranks_of(place, spec.ranks_per_node)]
@@ -142,7 +143,12 @@ def make_plan(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, p
         master_address=seen.nodes[nodes[0]].address,
         master_port=_master_port(spec.run, record.issued_generation),
         script=spec.script,
-        checkpoint=CheckpointPlan(every_steps=spec.checkpoint_every_steps, prefix=spec.checkpoint_prefix, third_slot=spec.third_slot),
+        checkpoint=CheckpointPlan(
+            every_steps=spec.checkpoint_every_steps,
+            prefix=spec.checkpoint_prefix,
+            third_slot=spec.third_slot,
+            stored_step=recovery.stored_step(found, restore.base_step),
+        ),
         timeouts=policy.timeouts,
         max_slowdown=spec.max_slowdown,
     )

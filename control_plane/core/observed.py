@@ -12,14 +12,12 @@ from typing import Literal, TypeAlias
 
 from control_plane.core.states import IncidentState, JobState, NodeState
 from everstep.protocol.agent_messages import ExitClass, MemberReport, NodeFault, NoticeKind
-from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.ids import FIRST_STEP, FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.manifest import ManifestShard
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, SourceArchive, Timeouts
 
 NO_STEP = Step(-1)
 NO_GENERATION = Generation(0)
-FIRST_STEP = Step(0)
-"""The state that the script itself builds."""
 DEFAULT_REPLACEMENTS_PER_HOUR = 20
 """Nodes that Everstep takes out of one fleet by its own verdict. What AWS ends is not counted: nobody chose it."""
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from control_plane.core.observed import FIRST_STEP, NO_GENERATION, NO_STEP, CheckpointRecord, GenerationRecord, RefusedSource
-from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from control_plane.core.observed import NO_GENERATION, NO_STEP, CheckpointRecord, GenerationRecord, RefusedSource
+from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.plan import ObjectReference, ShardSource, SlotRecord, SlotReference
 
 FARTHEST = ("local", "peer", "s3")
@@ -154,6 +154,24 @@ def _sources_by_step(survey: Survey, rank: Rank) -> dict[Step, tuple[ShardSource
                 )
             )
     return {step: tuple(sources) for step, sources in found.items()}
+
+
+def stored_step(survey: Survey, base: Step) -> Step:
+    """Find the newest step on the way to the base that a complete checkpoint holds.
+
+    Args:
+        survey: of the plan to be made.
+        base: that was chosen.
+
+    Returns:
+        The step; 0: none does.
+    """
+    leading = (
+        checkpoint.step
+        for checkpoint in survey.checkpoints
+        if checkpoint.step <= base and all(is_on_path(survey.path, shard.origin_generation, checkpoint.step) for shard in checkpoint.shards)
+    )
+    return max(leading, default=FIRST_STEP)
 
 
 def _keep(survey: Survey, node: NodeId, base: Step) -> tuple[SlotReference, ...]:

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from everstep.protocol.codec import Message
-from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.ids import FIRST_STEP, Generation, JobName, NodeId, Rank, RunId, Step
 
 DEFAULT_MAX_SLOWDOWN = 0.01
 """What snapshots may cost training unless a job says otherwise, as a part of the mean iteration."""
@@ -138,6 +138,8 @@ class CheckpointPlan(Message, frozen=True):
     """0: only at an agreed stop."""
     prefix: ObjectReference
     third_slot: bool = False
+    stored_step: Step = FIRST_STEP
+    """The newest complete checkpoint that leads to the base; 0: there is none."""
 
 
 class Timeouts(Message, frozen=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from everstep.protocol.ids import NodeId, Step
+from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 from everstep.protocol.rank_messages import RankHalf, Standing, StopState, Vote
 from everstep.protocol.rounds import RankRound
 
@@ -166,6 +166,8 @@ class Coordinator:
     every_steps: int
     """Interval of checkpoints in S3; 0: only at an agreed stop."""
     slot_count: int = 2
+    stored: Step = FIRST_STEP
+    """The newest complete checkpoint in S3 when the generation began; 0: none."""
     distance: int = 1
     """Steps from a committed step to the next proposed one, at least: what the job's budget allows (`worker.core.budget`)."""
     committed: Step = NONE
@@ -192,14 +194,14 @@ class Coordinator:
     is_finished: bool = False
 
     @classmethod
-    def begin(cls, *, world_size: int, base: Step, every_steps: int, slot_count: int = 2) -> Coordinator:
+    def begin(cls, *, world_size: int, base: Step, every_steps: int, slot_count: int = 2, stored: Step = FIRST_STEP) -> Coordinator:
         """Return the coordinator of a new generation: w = base and C = none (design §3)."""
-        return cls(world_size=world_size, base=base, every_steps=every_steps, slot_count=slot_count)._propose()
+        return cls(world_size=world_size, base=base, every_steps=every_steps, slot_count=slot_count, stored=stored)._propose()
 
     @classmethod
-    def recover(cls, *, world_size: int, base: Step, every_steps: int, slot_count: int = 2) -> Coordinator:
+    def recover(cls, *, world_size: int, base: Step, every_steps: int, slot_count: int = 2, stored: Step = FIRST_STEP) -> Coordinator:
         """Return the coordinator of a generation that is already running, after its agent restarted: it knows nothing yet."""
-        return cls(world_size=world_size, base=base, every_steps=every_steps, slot_count=slot_count, is_recovering=True)
+        return cls(world_size=world_size, base=base, every_steps=every_steps, slot_count=slot_count, stored=stored, is_recovering=True)
 
     # -- what happens ------------------------------------------------------------------------------------------------------------------
 
@@ -289,14 +291,16 @@ class Coordinator:
         )
 
     def _persist(self, committed: Step) -> Step:
-        """A commit at or past the next multiple of the interval is uploaded; a base on a multiple too: its upload may have been cut off."""
+        """A commit at or past the next multiple of the interval is uploaded. The base itself is where a multiple lies between what is stored and it:
+        the upload that was due then ended with its generation.
+        """
         if self._is_uploading:
             return self.persist
         if self.persist < self.wanted <= committed:
             return committed
         if not self.every_steps:
             return self.persist
-        floor = self.persist if self.persist != NONE else self.base - (self.base > 0 and self.base % self.every_steps == 0)
+        floor = self.persist if self.persist != NONE else self.stored
         return committed if committed // self.every_steps > floor // self.every_steps else self.persist
 
     @property

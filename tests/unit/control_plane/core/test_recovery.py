@@ -105,6 +105,18 @@ def test_a_checkpoint_of_another_world_size_is_not_used() -> None:
     assert recovery.choose(survey({A: [], B: []}, checkpoints=(checkpoint(5, 1, ranks=3),))).base_step == 0
 
 
+def test_what_is_stored_is_the_newest_checkpoint_that_leads_to_the_base() -> None:
+    found = survey({A: [], B: []}, checkpoints=(checkpoint(5, 1), checkpoint(13, 1), checkpoint(11, 2), checkpoint(12, 2)))
+    assert [recovery.stored_step(found, Step(base)) for base in (4, 5, 10, 11, 12, 20)] == [
+        0,
+        5,
+        5,
+        11,
+        12,
+        12,
+    ]  # 13 is of a branch that was given up
+
+
 def test_nothing_left_means_the_scripts_own_state() -> None:
     restore = recovery.choose(survey({A: [slot(0, 2, 12)], B: []}))
     assert restore.base_step == 0

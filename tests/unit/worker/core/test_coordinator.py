@@ -113,6 +113,29 @@ def test_steps_fall_on_the_interval_of_checkpoints_and_each_is_persisted_once() 
     assert found[-1] >= 30
 
 
+@pytest.mark.parametrize(
+    ("base", "stored", "persisted"),
+    [
+        (7, 0, [7, 10, 15]),  # what was due at 5 ended with its generation
+        (13, 5, [13, 15, 20]),
+        (10, 5, [10, 15, 20]),
+        (10, 10, [15, 20, 25]),  # the base came from there
+        (9, 5, [10, 15, 20]),
+        (0, 0, [5, 10, 15]),
+    ],
+)
+def test_what_an_earlier_generation_did_not_store_is_made_up_for_at_once(base: int, stored: int, persisted: list[int]) -> None:
+    core = Coordinator.begin(world_size=1, base=Step(base), every_steps=5, stored=Step(stored))
+    found: list[int] = []
+    while len(found) < len(persisted):
+        boundary = max(core.proposed, base)
+        core = core.report(rank(0, boundary, core.committed, core.proposed, Vote.ACKED))
+        if core.persist not in (NONE, *found):
+            found.append(core.persist)
+        assert core.committed < 100
+    assert found == persisted
+
+
 def test_no_second_upload_begins_while_one_is_under_way() -> None:
     core = Coordinator.begin(world_size=1, base=Step(0), every_steps=2, slot_count=3)
     core = core.report(rank(0, 2, NONE, 1, Vote.ACKED))
