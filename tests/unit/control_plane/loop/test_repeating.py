@@ -47,7 +47,7 @@ def work_of(*turns: object) -> Callable[[], object]:
 async def test_a_pause_ends_with_its_event_or_its_time() -> None:
     event = asyncio.Event()
     waiting = asyncio.create_task(pause(FOREVER, until=event))
-    await pause(0.0, until=event)
+    await pause(0.001, until=event)
     assert not waiting.done()
     event.set()
     await waiting
