@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from control_plane.loop.command_desk import CommandDesk
 from control_plane.loop.log_feed import LogFeed
 from control_plane.loop.metric_writer import MetricInbox
+from control_plane.loop.repeating import pause
 from everstep.protocol.agent_messages import AgentReport, CommandEnded, ControlToAgent, Hello, Load, LogLines, Release
 from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
 
@@ -256,12 +257,7 @@ class AgentRegistry:
             What to pass next time.
         """
         if self._change_count == seen:
-            changed = self._changed
-            try:
-                async with asyncio.timeout(timeout_seconds):
-                    await changed.wait()
-            except TimeoutError:
-                pass
+            await pause(timeout_seconds, until=self._changed)
         return self._change_count
 
     def watch_closely(self, runs: frozenset[RunId]) -> None:

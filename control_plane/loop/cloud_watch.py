@@ -27,6 +27,7 @@ from control_plane.core.timeouts import FORGET_SECONDS
 from control_plane.db import fleets, nodes, notices
 from control_plane.db.notices import NoticeRecord, NoticeSource
 from control_plane.db.session import Database
+from control_plane.loop.repeating import pause
 from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import FleetName, NodeId
 
@@ -112,11 +113,7 @@ class CloudWatch:
                 await ask()
             except Exception:  # the database was away, say: nothing else looks at AWS meanwhile
                 log.exception("looking at AWS failed; it is looked at again")
-            try:
-                async with asyncio.timeout(POLL_SECONDS):
-                    await wake.wait()
-            except TimeoutError:
-                continue
+            await pause(POLL_SECONDS, until=wake)
 
     async def poll(self) -> None:
         """Ask about every fleet once."""

@@ -14,7 +14,6 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import ClassVar, Final
 
@@ -27,6 +26,7 @@ from control_plane.db.errors import StaleLease
 from control_plane.db.events import EventRecord
 from control_plane.db.leases import Lease, Leaser
 from control_plane.db.session import Database
+from control_plane.loop.repeating import pause
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +81,7 @@ class Exporter(ABC):
                 self.failure_count += 1
                 log.exception("export to %s: a pass failed; it is made again", self._name)
             if not is_more:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self.pause_seconds()):
-                        await stop.wait()
+                await pause(self.pause_seconds(), until=stop)
         await asyncio.to_thread(self._release)
 
     def pause_seconds(self) -> float:

@@ -17,7 +17,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.db import metrics
 from control_plane.db.session import Database
+from control_plane.loop.repeating import pause
 from everstep.protocol.agent_messages import MetricBatch, MetricsStored
 from everstep.protocol.ids import NodeId
 
@@ -87,9 +87,7 @@ class MetricWriter:
                 filled.cancel()
                 begun = time.monotonic()
                 await self.flush()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(max(FLUSH_SECONDS, REST_RATIO * (time.monotonic() - begun))):
-                        await stop.wait()
+                await pause(max(FLUSH_SECONDS, REST_RATIO * (time.monotonic() - begun)), until=stop)
             await self.flush()
         finally:
             stopping.cancel()

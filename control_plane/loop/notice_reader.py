@@ -20,6 +20,7 @@ from control_plane.db.notices import NoticeRecord, NoticeSource
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.cloud_watch import CloudWatch
+from control_plane.loop.repeating import pause
 from everstep.protocol.ids import NodeId
 
 log = logging.getLogger(__name__)
@@ -66,22 +67,19 @@ class NoticeReader:
         Args:
             stop: set by the server when it ends.
         """
-        pause = FIRST_PAUSE_SECONDS
+        pause_seconds = FIRST_PAUSE_SECONDS
         while not stop.is_set():
             try:
                 await self.read()
-                pause = FIRST_PAUSE_SECONDS
+                pause_seconds = FIRST_PAUSE_SECONDS
             except CloudError as error:
-                log.warning("the queue of events cannot be read, AWS is polled; tried again in %.0f s: %s", pause, error)
+                log.warning("the queue of events cannot be read, AWS is polled; tried again in %.0f s: %s", pause_seconds, error)
             except Exception:
                 log.exception("events could not be taken; they are delivered again")
             else:
                 continue
-            try:
-                async with asyncio.timeout(pause):
-                    await stop.wait()
-            except TimeoutError:
-                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            await pause(pause_seconds, until=stop)
+            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
     async def read(self) -> int:
         """Take one batch of messages.

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -49,6 +49,7 @@ from control_plane.loop.executor import Executor
 from control_plane.loop.figures import Loop, LoopFigures
 from control_plane.loop.notice_reader import NoticeReader
 from control_plane.loop.observer import Hearing, Observer, StoredFleet, StoredJob
+from control_plane.loop.repeating import pause, repeat
 from control_plane.loop.upload_keeper import UploadKeeper
 from control_plane.loop.verifier import Verifier
 from everstep.protocol.agent_messages import MemberReport
@@ -285,25 +286,17 @@ class Runner:
     async def _sweep(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]]) -> None:
         seen = 0
         while not stop.is_set():
-            begun = time.monotonic()
+            begun = self._context.monotonic()
             try:
                 await sweep()
             except Exception:
                 log.exception("a sweep failed; it is made again")
-            await asyncio.sleep(max(PAUSE_SECONDS, time.monotonic() - begun))
+            await pause(max(PAUSE_SECONDS, self._context.monotonic() - begun), until=stop)
             verdict_in = self.hearing.verdict_in(self._context.registry.views().values())
             seen = await self._context.registry.wait_for_change(seen, min(SWEEP_SECONDS, verdict_in + PAUSE_SECONDS))
 
     async def _prune(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            is_more = False
-            try:
-                is_more = await asyncio.to_thread(self.prune)
-            except Exception:
-                log.exception("what is old could not be let go; it is tried again")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SWEEP_SECONDS if is_more else PRUNE_SECONDS):
-                    await stop.wait()
+        await repeat(self.prune, stop, seconds=PRUNE_SECONDS, trouble="what is old could not be let go", more_seconds=SWEEP_SECONDS)
 
     def prune(self) -> bool:
         """Let go of what is older than its limit, and say whether there may be more. Blocks: called in a thread."""

@@ -132,6 +132,53 @@ def test_what_is_typed_before_the_search_is_there_is_not_lost(desk: Page, seeded
     expect(desk.get_by_role("heading", level=1, name=seeded.story.partition)).to_be_visible()
 
 
+def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page, seeded: Seeded) -> None:
+    """Whoever typed a name that nothing has, and goes on looking, is not thrown to a page when something of that name comes."""
+    name, listed = seeded.story.partition, "**/v1/training-jobs?*"
+    held: list[Route] = []
+    is_held, is_there = False, False
+
+    def answer(route: Route) -> None:
+        if is_held:
+            held.append(route)
+            return
+        real = route.fetch()
+        jobs = [job for job in real.json()["TrainingJobSummaries"] if is_there or job["TrainingJobName"] != name]
+        route.fulfill(response=real, json={**real.json(), "TrainingJobSummaries": jobs})
+
+    def release() -> None:
+        while held:
+            answer(held.pop())
+
+    def seek() -> None:
+        desk.keyboard.press("Control+k")
+        expect(search).to_be_focused()
+        desk.keyboard.type(name)
+        desk.keyboard.press("Enter")
+        expect(desk.get_by_text("Still looking…")).to_be_visible()
+
+    search = desk.get_by_role("combobox", name="Search and go to")
+    desk.route(listed, answer)
+    desk.goto("/")
+    expect(desk.locator("tbody tr").first).to_be_visible()
+    is_held = True
+    with desk.expect_request(listed):  # what is known is old: the answer that counts is on its way
+        pass
+    seek()
+    is_held = False
+    release()
+    expect(desk.get_by_text("Nothing has this in its name.")).to_be_visible()
+    is_there = True
+    expect(desk.get_by_role("listbox", name="Found").get_by_role("option", name=name)).to_be_visible()
+    expect(search).to_be_focused()
+    is_held = True
+    desk.goto("/")
+    seek()
+    is_held = False
+    release()
+    expect(desk.get_by_role("heading", level=1, name=name)).to_be_visible()
+
+
 def test_who_may_only_read_sees_nothing_that_would_be_refused(browser: Browser, seeded: Seeded) -> None:
     refused: list[str] = []
     with signed_in(browser, seeded, Role.VIEWER) as page:

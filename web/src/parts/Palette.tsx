@@ -16,19 +16,21 @@ const MOST = 12
 
 interface Sought {
   typed: string
-  /** Enter was pressed before this was there: what is found first is opened, as soon as something is. */
+  /** Enter was pressed: what is chosen is opened; where nothing is found yet, what is found first, as long as answers are on their way. */
   isEntered: boolean
   onType: (text: string) => void
+  onEnter: () => void
   onClose: () => void
 }
 
-export default function Palette({ typed, isEntered, onType, onClose }: Sought) {
+export default function Palette({ typed, isEntered, onType, onEnter, onClose }: Sought) {
   const navigate = useNavigate()
   const [chosen, setChosen] = useState(0)
   const { mayRun } = useRole()
-  const jobs = useQuery({ ...jobsQuery, refetchInterval: false }).data
-  const incidents = useQuery({ ...incidentsQuery(), refetchInterval: false }).data
-  const fleets = useQuery({ ...fleetsQuery, refetchInterval: false }).data
+  const lists = [useQuery({ ...jobsQuery, refetchInterval: false }), useQuery({ ...incidentsQuery(), refetchInterval: false }), useQuery({ ...fleetsQuery, refetchInterval: false })] as const
+  const [{ data: jobs }, { data: incidents }, { data: fleets }] = lists
+  // The answers to this search's own asking: once they are there, what comes later is news, and opens nothing by itself.
+  const isLooking = lists.some((list) => list.isFetching && !list.isFetchedAfterMount)
   const entries = useMemo<Entry[]>(
     () => [
       { label: 'Jobs', kind: 'page', to: '/' },
@@ -47,13 +49,15 @@ export default function Palette({ typed, isEntered, onType, onClose }: Sought) {
   const wanted = typed.toLowerCase().split(/\s+/).filter(Boolean)
   const found = entries.filter((entry) => wanted.every((word) => `${entry.label} ${entry.kind}`.toLowerCase().includes(word))).slice(0, MOST)
   const index = Math.min(chosen, Math.max(0, found.length - 1))
-  const go = (entry?: Entry) => {
-    if (!entry) return
+  const go = (entry: Entry) => {
     onClose()
     void navigate(entry.to)
   }
   useEffect(() => {
-    if (isEntered) go(found[index])
+    if (!isEntered) return
+    const entry = found[index]
+    if (entry) go(entry)
+    else if (!isLooking) onType(typed) // nothing has that name: this Enter is over
   })
   return (
     <Modal opened onClose={onClose} withCloseButton={false} padding="xs" yOffset="12vh" attributes={{ content: { 'aria-label': 'Search and go to' } }}>
@@ -77,7 +81,7 @@ export default function Palette({ typed, isEntered, onType, onClose }: Sought) {
             setChosen((index + move + found.length) % Math.max(1, found.length))
           } else if (event.key === 'Enter') {
             event.preventDefault() // what has the focus once this is closed would take the key for its own
-            go(found[index])
+            onEnter()
           }
         }}
       />
@@ -88,8 +92,10 @@ export default function Palette({ typed, isEntered, onType, onClose }: Sought) {
             <span className="dim">{entry.kind}</span>
           </li>
         ))}
-        {!found.length && <li className="dim">Nothing has this in its name.</li>}
       </ul>
+      <p className="dim" role="status">
+        {found.length ? null : isLooking ? 'Still looking…' : lists.every((list) => list.data) ? 'Nothing has this in its name.' : 'Nothing was found, but not everything could be asked.'}
+      </p>
     </Modal>
   )
 }

@@ -31,9 +31,10 @@ export function Shell() {
   const location = useLocation()
   const navigate = useNavigate()
   const client = useQueryClient()
-  /** What is typed into the palette, and whether that is to be opened; undefined: it is closed. */
+  /** What is typed into the palette, and whether Enter was pressed on it and is not over; undefined: it is closed. */
   const [sought, setSought] = useState<{ text: string; isEntered: boolean }>()
   const type = (text: string) => setSought({ text, isEntered: false })
+  const enter = () => setSought((before) => ({ text: before?.text ?? '', isEntered: true }))
   const isSearching = sought !== undefined
   const [isAccountOpen, setAccountOpen] = useState(false)
   const isSignedOut = signedIn.data === null
@@ -60,7 +61,7 @@ export function Shell() {
           setSought((before) => ({ text: `${before?.text ?? ''}${event.key}`, isEntered: false }))
         } else if (event.key === 'Enter') {
           event.preventDefault() // not for the link that still has the focus
-          setSought((before) => ({ text: before?.text ?? '', isEntered: true }))
+          enter()
         }
         return
       }
@@ -126,7 +127,7 @@ export function Shell() {
       </main>
       {sought !== undefined && (
         <Suspense fallback={null}>
-          <Palette typed={sought.text} isEntered={sought.isEntered} onType={type} onClose={() => setSought(undefined)} />
+          <Palette typed={sought.text} isEntered={sought.isEntered} onType={type} onEnter={enter} onClose={() => setSought(undefined)} />
         </Suspense>
       )}
     </>

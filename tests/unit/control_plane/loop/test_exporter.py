@@ -17,7 +17,9 @@ from control_plane.db.errors import StaleLease
 from control_plane.db.events import NewEvent
 from control_plane.db.leases import Leaser
 from control_plane.db.session import Database
+from control_plane.loop import exporter
 from control_plane.loop.exporter import LOOK_SECONDS, MOST_RETRY_SECONDS, EventExporter
+from tests.unit.control_plane.loop.test_repeating import Pauses
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NAME = "arn:aws:events:us-east-1:123456789012:event-bus/ops"
@@ -193,6 +195,24 @@ def test_an_event_that_is_too_long_is_cut_and_holds_nothing_up(world: World) -> 
     (entry,) = world.sink.taken
     assert len(entry.detail.encode()) <= MAX_ENTRY_BYTES
     assert json.loads(entry.detail)["IsCut"] is True
+
+
+async def test_it_goes_on_at_once_while_there_is_more_and_rests_longer_the_longer_it_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter, "pause", pauses := Pauses(5))
+    world.tell("a", "a")
+    passes: list[object] = [None, None, None, ZeroDivisionError(), ZeroDivisionError(), StaleLease("export", NAME)]
+    export_some = world.exporter.export_some
+
+    def next_pass() -> bool:
+        error = passes.pop(0)
+        if isinstance(error, Exception):
+            raise error
+        return export_some()
+
+    monkeypatch.setattr(world.exporter, "export_some", next_pass)
+    await world.exporter.run(asyncio.Event())
+    assert world.sink.ids == [1, 2]
+    assert pauses.seconds == [LOOK_SECONDS, LOOK_SECONDS, 1.0, 2.0, 2.0]
 
 
 async def test_a_server_that_stops_leaves_the_export_to_another_one_at_once(world: World) -> None:

@@ -11,10 +11,12 @@ from sqlalchemy.exc import OperationalError
 
 from control_plane.db import metrics
 from control_plane.db.session import Database
+from control_plane.loop import metric_writer
 from control_plane.loop.agents import AgentConnection, AgentRegistry
 from control_plane.loop.metric_writer import MetricWriter
 from everstep.protocol.agent_messages import AgentReport, Hello, MemberPhase, MemberReport, MetricBatch, MetricPoint, MetricsStored
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
+from tests.unit.control_plane.loop.test_repeating import Pauses
 
 NODE, RUN = NodeId("i-1"), RunId("a" * 32)
 BATCH = MetricBatch(run=RUN, first_number=5, points=(MetricPoint(generation=Generation(1), step=Step(1), values={"loss": 1.0}, at_seconds=1.0),))
@@ -46,6 +48,16 @@ async def test_what_is_stored_is_confirmed_and_once_told_to_stop_it_stores_what_
     stop.set()
     await running
     assert stored == [("one", BATCH), ("one", BATCH)]
+
+
+async def test_it_rests_after_it_has_stored(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "store", lambda *_: None)
+    monkeypatch.setattr(metric_writer, "pause", pauses := Pauses(1))
+    registry = AgentRegistry()
+    connected(registry)
+    await MetricWriter(database, registry).run(asyncio.Event())
+    (seconds,) = pauses.seconds
+    assert seconds >= metric_writer.FLUSH_SECONDS
 
 
 async def test_a_database_that_is_away_confirms_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,11 @@ from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.notices import QueuedMessage
 from control_plane.db import notices
 from control_plane.db.notices import NoticeRecord
+from control_plane.loop import notice_reader
 from control_plane.loop.cloud_watch import CloudWatch
 from control_plane.loop.notice_reader import MAX_DELIVERIES, NoticeReader
 from tests.unit.control_plane.cloud import aws_events
+from tests.unit.control_plane.loop.test_repeating import Pauses
 from tests.unit.control_plane.loop.world import FLEET, START, World
 
 
@@ -147,3 +149,21 @@ async def test_a_queue_that_fails_does_not_end_the_loop(world: World) -> None:
     reader.read = fail_once  # type: ignore[method-assign]
     await reader.run(stop)
     assert failed.is_set()
+
+
+async def test_a_queue_that_fails_is_tried_ever_more_seldom_and_one_that_answers_is_read_on_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notice_reader, "pause", pauses := Pauses(9))
+    reader = reader_of(world, Queue())
+    answers = iter([*[CloudUnavailable("no answer")] * 7, 0, 1, ZeroDivisionError(), CloudUnavailable("no answer")])
+
+    async def read() -> int:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(reader, "read", read)
+    await reader.run(asyncio.Event())
+    assert pauses.seconds == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 1.0, 2.0]
