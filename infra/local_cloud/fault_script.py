@@ -199,7 +199,7 @@ def play(
         for outcome in outcomes:
             tell(moment, outcome if isinstance(outcome, Effect | FaultRefused) else None)
         if moment.fault and moment.lasts_seconds is not None:
-            over = Moment(at_seconds=now + moment.lasts_seconds, clears=name_of(moment.fault))
+            over = Moment(at_seconds=round(now + moment.lasts_seconds, 3), clears=name_of(moment.fault))
             heapq.heappush(due, (over.at_seconds, next(order), over))
 
 
