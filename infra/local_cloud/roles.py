@@ -99,6 +99,9 @@ def parse(target: str) -> Role | None:
 def check(fault: AnyFault) -> None:
     """Read a fault's target, and see whether the fault can be done to it.
 
+    Args:
+        fault: as a script or a command line has it.
+
     Raises:
         FaultRefused: it is no target, or a rank was said twice; says what to write instead.
     """
