@@ -92,9 +92,9 @@ def play(
     moments = fault_script.read(file)
     cluster = _cluster(state_dir)
     began = time.monotonic()
-    columns = (TextColumn("{task.description}"), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), TextColumn("{task.completed} done"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("playing", total=len(moments))
+        task = progress.add_task("playing", total=None)
 
         def tell(moment: Moment, outcome: Effect | FaultRefused | None) -> None:
             progress.advance(task)
@@ -103,12 +103,13 @@ def play(
             else:
                 progress.console.print(f"{moment.at_seconds:7.1f} s  {escape(_sentence(moment, outcome))}", soft_wrap=True)
 
-        def wait_until(seconds: float) -> None:
+        def wait_until(seconds: float) -> float:
             time_left = began + seconds - time.monotonic()
             if time_left > 0:
                 _pause(time_left)
+            return time.monotonic() - began
 
-        fault_script.play(moments, inject=cluster.inject, clear=cluster.clear_faults, wait_until=wait_until, tell=tell)
+        fault_script.play(moments, aim=cluster.aim(), inject=cluster.inject, clear=cluster.clear_faults, wait_until=wait_until, tell=tell)
 
 
 def _line(moment: Moment, outcome: Effect | FaultRefused | None) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def _line(moment: Moment, outcome: Effect | FaultRefused | None) -> dict[str, An
         case None:
             return {"AtSeconds": moment.at_seconds, "Cleared": moment.clears or "all"}
         case Effect():
-            return {"AtSeconds": moment.at_seconds, "Effect": outcome}
+            return {"AtSeconds": moment.at_seconds, **({"Role": str(role)} if (role := fault_script.role_of(moment)) else {}), "Effect": outcome}
         case refused:
             return {"AtSeconds": moment.at_seconds, "Refused": str(refused)}
 
@@ -126,7 +127,8 @@ def _sentence(moment: Moment, outcome: Effect | FaultRefused | None) -> str:
         case None:
             return f"clear {moment.clears}".rstrip()
         case Effect():
-            return f"{outcome.fault}: {outcome.did}"
+            role = fault_script.role_of(moment)
+            return f"{outcome.fault}: {outcome.did}{f' ({role})' if role else ''}"
         case refused:
             return f"refused: {refused}"
 
@@ -145,11 +147,13 @@ def _add(name: str, kind: type[msgspec.Struct]) -> None:
             fault = FAULT_IN_WORDS.decode(msgspec.json.encode({"fault": name, **fields}))
         except msgspec.ValidationError as error:
             raise typer.BadParameter(str(error)) from error
-        effect = _cluster(state_dir).inject(fault)
-        if output == "json":
-            print(msgspec.json.encode(effect).decode())
-        else:
-            console.print(escape(effect.did), soft_wrap=True)
+        cluster = _cluster(state_dir)
+        for one in cluster.aim()(fault):
+            effect = cluster.inject(one)
+            if output == "json":
+                print(msgspec.json.encode(effect).decode())
+            else:
+                console.print(escape(effect.did), soft_wrap=True)
 
     parameters = [*_parameters(kind)]
     for parameter, annotation, default in (("output", Output, "text"), ("state_dir", StateDir, DEFAULT_STATE_DIR)):

@@ -3,8 +3,9 @@
     {"fault": "kill-rank", "target": "i-0123…", "rank": 3}
 
 A target is an instance: its id, or a number n for the n-th that runs, in the order of their launch and counted around, or nothing for one that the
-seed chooses. Where no id is given and a fault needs what not every node has, a rank or a replica, the next node that has it is meant. Whatever else
-a fault takes are its fields; the command line's options are made from them.
+seed chooses. The command line and fault scripts also take roles (`roles`), and make ids of them before they ask. Where no id is given and a fault
+needs what not every node has, a rank or a replica, the next node that has it is meant. Whatever else a fault takes are its fields; the command
+line's options are made from them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ import msgspec
 from infra.local_cloud.ec2 import StatusCheck
 from infra.local_cloud.faults import Count, Delay, Seconds, Service, Share
 
-Target = Annotated[str, msgspec.Meta(description="instance id, or a number: the n-th that runs; one that the seed chooses unless said")]
+Target = Annotated[
+    str,
+    msgspec.Meta(
+        description="instance id; number: the n-th that runs; or role: 'job 0 node 2', 'job 0 rank 5', 'job 0 shard 1'; the seed chooses unless said"
+    ),
+]
 After = Annotated[Seconds, msgspec.Meta(description="seconds from the warning to the end")]
 RankNumber = Annotated[Count | None, msgspec.Meta(description="which rank; the lowest on the node unless said")]
 
@@ -188,6 +194,15 @@ AnyFault = Union[  # noqa: UP007
 FAULT: Final = msgspec.json.Decoder(AnyFault)
 FAULT_IN_WORDS: Final = msgspec.json.Decoder(AnyFault, strict=False)
 """From a command line, where numbers are words, too."""
+
+
+WARNINGS: Final = frozenset({"spot-warning", "rebalance", "maintenance", "block-end"})
+"""Taken back together: an instance has one end that is planned."""
+LASTING: Final = WARNINGS | {
+    "throttle", "capacity", "slow-boot", "slots-taken", "bad-events", "suspend-launch",
+    "fail-status", "hang", "fill-memory", "xid", "partition", "slow-network",
+}  # fmt: skip
+"""What goes on until it is cleared."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,13 +1,16 @@
 """Fault scripts: which fault happens when. Made from a seed, written down as JSON, played against a local cloud.
 
-    [{"at_seconds": 12.5, "fault": "kill-rank", "target": "2"}, …]
+    [{"at_seconds": 12.5, "fault": "kill-rank", "target": "2"},
+     {"at_seconds": 20, "fault": "partition", "target": "job 0 node 1", "within_seconds": 10, "lasts_seconds": 5}, …]
 
-Invariant: a script is everything: equal scripts do the same to equal clouds, whoever made them. Targets are numbers, so that a script fits a cloud
-whose instances it has never heard of.
+Invariant: a script is everything: equal scripts do the same to equal clouds, whoever made them. Targets are numbers, or roles that are settled when
+they are struck (`roles`), so that a script fits a cloud whose instances it has never heard of.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,9 +18,11 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from infra.local_cloud import roles
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.fault_kinds import (
     FAULT,
+    LASTING,
     AnyFault,
     BadEvents,
     CorruptReplica,
@@ -45,6 +50,10 @@ NOTICE: Final = (5.0, 30.0)
 """From a warning to the end, seconds: less than AWS gives, as a script is short."""
 
 
+AGAIN_SECONDS: Final = 0.3
+"""From a try that was refused to the next, where a line allows another."""
+
+
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a script."""
 
@@ -54,6 +63,10 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """None: something is cleared."""
     clears: str = ""
     """Which kind of fault; empty for all that last."""
+    within_seconds: float = 0.0
+    """How long a fault that is refused is tried again: whoever is meant may not be there yet."""
+    lasts_seconds: float | None = None
+    """Its kind is cleared so long after it struck; None: a later line does that."""
 
 
 _Made = tuple[AnyFault, bool]
@@ -82,7 +95,16 @@ class _Clear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
 
 
-_AT: Final = msgspec.json.Decoder(Annotated[float, msgspec.Meta(ge=0)])
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class _Timing(msgspec.Struct, frozen=True):
+    at_seconds: _Seconds
+    within_seconds: _Seconds = 0.0
+    lasts_seconds: _Seconds | None = None
+
+
+_TIMING: Final = msgspec.json.Decoder(_Timing)
 _CLEAR: Final = msgspec.json.Decoder(_Clear)
 
 
@@ -144,28 +166,60 @@ def read(path: Path) -> list[Moment]:
 def play(
     moments: Sequence[Moment],
     *,
+    aim: Callable[[AnyFault], Sequence[AnyFault]],
     inject: Callable[[AnyFault], Effect],
     clear: Callable[[str], object],
-    wait_until: Callable[[float], None],
+    wait_until: Callable[[float], float],
     tell: Callable[[Moment, Effect | FaultRefused | None], None],
 ) -> None:
     """Let everything in a script happen at its time; what is refused is told and left out.
 
     Args:
         moments: in order.
+        aim: settles whom a fault means now: one fault for each instance.
         inject: lets a fault happen.
         clear: undoes what lasts of one kind of fault, or of all.
-        wait_until: returns at a time, seconds since the start.
-        tell: is told each line and what came of it; None where something was cleared.
+        wait_until: returns at a time, seconds since the start, or later; with the time that it is then.
+        tell: is told each line and what came of it, of each instance that is meant; None where something was cleared.
     """
-    for moment in moments:
-        wait_until(moment.at_seconds)
+    order = itertools.count()  # of two lines at the same time the first comes first
+    due = [(moment.at_seconds, next(order), moment) for moment in moments]
+    heapq.heapify(due)
+    while due:
+        at, _, moment = heapq.heappop(due)
+        now = max(at, wait_until(at))
         try:
-            outcome = inject(moment.fault) if moment.fault else clear(moment.clears)
+            outcomes = _struck(moment.fault, aim, inject) if moment.fault else [clear(moment.clears)]
         except FaultRefused as refused:
-            tell(moment, refused)
-        else:
-            tell(moment, outcome if isinstance(outcome, Effect) else None)
+            if moment.fault and now + AGAIN_SECONDS <= moment.at_seconds + moment.within_seconds:
+                heapq.heappush(due, (now + AGAIN_SECONDS, next(order), moment))
+            else:
+                tell(moment, refused)
+            continue
+        for outcome in outcomes:
+            tell(moment, outcome if isinstance(outcome, Effect | FaultRefused) else None)
+        if moment.fault and moment.lasts_seconds is not None:
+            over = Moment(at_seconds=round(now + moment.lasts_seconds, 3), clears=name_of(moment.fault))
+            heapq.heappush(due, (over.at_seconds, next(order), over))
+
+
+def role_of(moment: Moment) -> roles.Role | None:
+    """Return the role that a line's target names; None where it names none."""
+    return roles.parse(getattr(moment.fault, "target", ""))
+
+
+def _struck(fault: AnyFault, aim: Callable[[AnyFault], Sequence[AnyFault]], inject: Callable[[AnyFault], Effect]) -> Sequence[Effect | FaultRefused]:
+    """Return what came of a fault for each who is meant; raises the first refusal where nothing was done to anybody."""
+    outcomes: list[Effect | FaultRefused] = []
+    for one in aim(fault):
+        try:
+            outcomes.append(inject(one))
+        except FaultRefused as refused:
+            outcomes.append(refused)
+    for outcome in outcomes:
+        if isinstance(outcome, Effect):
+            return outcomes
+    raise next(outcome for outcome in outcomes if isinstance(outcome, FaultRefused))
 
 
 def _flat(moment: Moment) -> dict[str, Any]:
@@ -173,7 +227,14 @@ def _flat(moment: Moment) -> dict[str, Any]:
         return {"at_seconds": moment.at_seconds, "fault": "clear", **({"name": moment.clears} if moment.clears else {})}
     said = {name: value for name, value in msgspec.to_builtins(moment.fault).items() if name != "fault"}
     unsaid = msgspec.to_builtins(type(moment.fault)())
-    return {"at_seconds": moment.at_seconds, "fault": name_of(moment.fault), **{name: value for name, value in said.items() if value != unsaid[name]}}
+    changed = {name: value for name, value in said.items() if value != unsaid[name]}
+    timing = {"within_seconds": moment.within_seconds or None, "lasts_seconds": moment.lasts_seconds}
+    return {
+        "at_seconds": moment.at_seconds,
+        "fault": name_of(moment.fault),
+        **changed,
+        **{name: seconds for name, seconds in timing.items() if seconds is not None},
+    }
 
 
 def _moment(path: Path, number: int, line: object) -> Moment:
@@ -181,12 +242,18 @@ def _moment(path: Path, number: int, line: object) -> Moment:
         raise FaultRefused(f"{path}, line {number} of the script: {line!r} is no fault")
     fields = {str(name): value for name, value in line.items()}
     try:
-        at = _AT.decode(msgspec.json.encode(fields.pop("at_seconds", None)))
+        is_clear = fields.get("fault") == "clear"
+        names = ("at_seconds",) if is_clear else _Timing.__struct_fields__
+        timing = _TIMING.decode(msgspec.json.encode({name: fields.pop(name) for name in names if name in fields}))
         content = msgspec.json.encode(fields)
-        if fields.get("fault") == "clear":
-            return Moment(at_seconds=at, clears=_CLEAR.decode(content).name)
-        return Moment(at_seconds=at, fault=FAULT.decode(content))
-    except (msgspec.ValidationError, TypeError) as error:
+        if is_clear:
+            return Moment(at_seconds=timing.at_seconds, clears=_CLEAR.decode(content).name)
+        fault = FAULT.decode(content)
+        roles.check(fault)
+        if timing.lasts_seconds is not None and name_of(fault) not in LASTING:
+            raise FaultRefused(f"nothing of {name_of(fault)} lasts: leave `lasts_seconds` out")
+        return Moment(at_seconds=timing.at_seconds, fault=fault, within_seconds=timing.within_seconds, lasts_seconds=timing.lasts_seconds)
+    except (msgspec.ValidationError, TypeError, FaultRefused) as error:
         raise FaultRefused(f"{path}, line {number} of the script: {error}") from error
 
 

@@ -23,6 +23,8 @@ from infra.local_cloud.ec2 import Ec2, End, ScheduledEvent
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.events import Announcements, stamp
 from infra.local_cloud.fault_kinds import (
+    LASTING,
+    WARNINGS,
     AnyFault,
     BadEvents,
     BlockEnd,
@@ -73,8 +75,6 @@ NO_NETWORK: Final = (
     "this local cloud has no network of its own, and a {fault} is a real one or none: `everstep local up --network namespaces` (needs root)"
 )
 HISTORY: Final = 1000
-WARNINGS: Final = frozenset({"spot-warning", "rebalance", "maintenance", "block-end"})
-"""Taken back together: an instance has one end that is planned."""
 CONDITIONS_OF: Final = {
     "throttle": ("throttle",),
     "capacity": ("capacity",),
@@ -189,8 +189,9 @@ class Injector:
             "slow-network": partial(self._mend_lines, "slow-network"),
         }
         key = "warnings" if name in WARNINGS else name
-        if key and key not in undo:
-            raise FaultRefused(f"nothing of {name} lasts; {', '.join(sorted((undo.keys() | WARNINGS) - {'warnings'}))} can be cleared")
+        if name and name not in LASTING:
+            raise FaultRefused(f"nothing of {name} lasts; {', '.join(sorted(LASTING))} can be cleared")
+        assert not key or key in undo, f"{key} lasts and cannot be cleared"
         return [sentence for fault, work in undo.items() if key in ("", fault) for sentence in work()]
 
     def _restore_conditions(self, *fields: str) -> list[str]:

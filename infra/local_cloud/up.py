@@ -29,7 +29,7 @@ import msgspec
 from everstep import aws_models, failures, sdk
 from everstep.config import ClientConfig
 from everstep.errors import EverstepError
-from infra.local_cloud import network, preflight
+from infra.local_cloud import network, preflight, roles
 from infra.local_cloud.calls import CALLS, Call
 from infra.local_cloud.environment import REGION, aws_variables, local_client, process_environment
 from infra.local_cloud.errors import FaultRefused, NotUp, PreflightFailed, StartFailed
@@ -351,6 +351,30 @@ class LocalCluster:
         if isinstance(fault, KillControlPlane):
             return self._replace_control_plane(fault)
         return EFFECT.decode(_accepted(self._admin("POST", "faults", content=msgspec.json.encode(fault))).content)
+
+    def training_jobs(self) -> list[roles.TrainingJob]:
+        """Return who trains, by the control plane's word.
+
+        Returns:
+            As targets by role ask for it.
+
+        Raises:
+            NotUp: the control plane does not answer.
+        """
+        try:
+            with contextlib.closing(self.client()) as client, failures.translated():
+                pages = client.get_paginator("list_training_jobs").paginate(StatusEquals=roles.TRAINS)
+                names = [job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]]
+                return [
+                    roles.training_job(client.describe_training_job(TrainingJobName=name), client.describe_protection(TrainingJobName=name))
+                    for name in names
+                ]
+        except EverstepError as error:
+            raise NotUp(f"the control plane of {self.state_dir} does not say who trains: {error}") from error
+
+    def aim(self) -> roles.Aim:
+        """Return what settles whom a fault's target means here."""
+        return roles.Aim(self.training_jobs, self.instances)
 
     def injected(self) -> list[Effect]:
         """Return what faults have done to the local AWS and its instances, oldest first.

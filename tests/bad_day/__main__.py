@@ -43,7 +43,7 @@ def main() -> int:
     seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
     if given.print_plan or given.print_script:
         lines = plan(seed=seed, minutes=given.minutes, has_links=network.obstacle() is None)
-        told = fault_script.encode(script(lines, nodes=2 * given.nodes_per_job + 1)) if given.print_script else None
+        told = fault_script.encode(script(lines)) if given.print_script else None
         print(told.decode() if told is not None else "\n".join(msgspec.json.encode(line).decode() for line in lines), end="" if told else "\n")
         return 0
     options = DayOptions(

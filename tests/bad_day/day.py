@@ -25,7 +25,7 @@ from everstep.failures import translated
 from infra.local_cloud import network
 from infra.local_cloud.calls import Call
 from infra.local_cloud.up import FLEET, ClusterOptions, LocalCluster
-from tests.bad_day import facts
+from tests.bad_day import facts, rules
 from tests.bad_day.plan import plan, temptation
 from tests.bad_day.strikes import Strikes
 from tests.bad_day.watch import Watch
@@ -37,6 +37,8 @@ SABOTAGE: Final = Path(__file__).parent / "sabotage"
 SABOTAGE_VARIABLE: Final = "BAD_DAY_WITHOUT"
 NODE_MEMORY_BYTES: Final = 64 * 1024**2
 CONNECT_SECONDS: Final = 300.0
+BEGIN_SECONDS: Final = 240.0
+"""How long a job of those that fill the fleet may take to get its nodes, and then to commit a step."""
 STEP_SECONDS: Final = 0.11
 """The least that a step takes: about what it takes on a busy machine of two cores, so jobs are not over sooner on a quick one."""
 SHARES: Final = (("early", 0.4, 0), ("long", 1.0, 0), ("urgent", 0.6, 10))
@@ -87,7 +89,10 @@ def spend(options: DayOptions, tell: Tell, parent: WarmParent | None = None) -> 
         parent: where undisturbed runs get their ranks from; None: one of its own.
 
     Returns:
-        All that was seen.
+        All that was seen. Where a job that is to fill the fleet does not begin, nothing is played, and that is what was seen.
+
+    Raises:
+        LocalCloudError: the local cloud did not come up.
     """
     has_links = network.obstacle() is None
     directory = Path(tempfile.mkdtemp(prefix="everstep-bad-day-"))
@@ -169,30 +174,58 @@ def _live(
     traces.mkdir()
     with closing(cluster.client()) as client:
         source = client.upload_source(Directory=SCRIPTS)
+        submitted: dict[str, float] = {}
+        have_nodes = True
         for job in jobs:
             _submit(client, source, job, traces, options)
-            if job.priority == 0:
-                _wait(lambda name=job.name: _describe(client, name)["NodeIds"], f"{job.name} to get its nodes")
+            submitted[job.name] = time.monotonic()
+            if job.priority == 0 and have_nodes:
+                have_nodes = _arrives(lambda name=job.name: _describe(client, name)["NodeIds"], BEGIN_SECONDS)
         tell(f"{', '.join(job.name for job in jobs)} are submitted; {jobs[-1].name} has to wait")
         watch = Watch(cluster, [job.name for job in jobs])
         watch.start()
+        starts: list[facts.Start] = []
         for job in jobs[:2]:
-            _wait(lambda name=job.name: _describe(client, name)["CommittedStep"] > 0, f"{job.name} to commit a step")
+            patience = BEGIN_SECONDS if have_nodes and rules.has_begun(starts) else 0.0
+            starts.append(_start(client, job.name, submitted[job.name], patience))
         strikes = Strikes(cluster, watch, tell)
-        if options.temptation:
+        has_begun = rules.has_begun(starts)
+        if not has_begun:
+            lines = []
+        elif options.temptation:
             lines = temptation(options.temptation, seed=options.seed)
         else:
             lines = plan(seed=options.seed, minutes=options.minutes, has_links=has_links)
         teller = _Teller(client, [job.name for job in jobs], tell)
         teller.start()
         strikes.play(lines, lambda: any(watch.jobs.get(job.name, {}).get("TrainingJobStatus") not in ENDED for job in jobs))
-        tell("the play is over; the jobs may end in peace")
-        patience = 90.0 if options.temptation else options.minutes * 90 + 240
-        with suppress(TimeoutError):
-            _wait(lambda: all(_describe(client, job.name)["TrainingJobStatus"] in ENDED for job in jobs), "all jobs to end", patience)
+        tell("the play is over; the jobs may end in peace" if has_begun else "not all jobs that fill the fleet began: nothing was played")
+        if has_begun:
+            patience = 90.0 if options.temptation else options.minutes * 90 + 240
+            _arrives(lambda: all(_describe(client, job.name)["TrainingJobStatus"] in ENDED for job in jobs), patience)
         teller.end()
         watch.end()
-        return _collected(options, cluster, client, jobs, undisturbed, traces, watch, strikes, has_links=has_links)
+        return _collected(options, cluster, client, jobs, undisturbed, traces, starts, watch, strikes, has_links=has_links)
+
+
+def _start(client: EverstepClient, name: str, submitted: float, patience_seconds: float) -> facts.Start:
+    """Wait for a job's first committed step, and say how far it got."""
+    seen: Json = {}
+
+    def has_committed() -> bool:
+        seen.update(_describe(client, name))
+        return bool(seen["CommittedStep"] > 0)
+
+    _arrives(has_committed, patience_seconds)
+    return facts.Start(
+        job=name,
+        waited_seconds=time.monotonic() - submitted,
+        status=seen["TrainingJobStatus"],
+        secondary=seen["SecondaryStatus"],
+        reason=seen["Reason"],
+        node_count=len(seen["NodeIds"]),
+        committed_step=seen["CommittedStep"],
+    )
 
 
 def _submit(client: EverstepClient, source: Any, job: _Plan, traces: Path, options: DayOptions) -> None:
@@ -231,12 +264,12 @@ def _describe(client: EverstepClient, name: str) -> Json:
     return answer
 
 
-def _wait(arrived: Callable[[], Any], what: str, patience_seconds: float = 240.0) -> None:
+def _arrives(is_there: Callable[[], Any], patience_seconds: float) -> bool:
+    """Wait for something, and say whether it came."""
     deadline = time.monotonic() + patience_seconds
-    while not arrived():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {patience_seconds:.0f} s for {what}")
+    while not (has_come := bool(is_there())) and time.monotonic() < deadline:
         threading.Event().wait(0.3)
+    return has_come
 
 
 class _Teller(threading.Thread):
@@ -281,6 +314,7 @@ def _collected(
     jobs: list[_Plan],
     undisturbed: dict[str, list[Json]],
     traces: Path,
+    starts: list[facts.Start],
     watch: Watch,
     strikes: Strikes,
     *,
@@ -301,6 +335,7 @@ def _collected(
         incidents=incidents,
         jobs=[_job(client, job, undisturbed[job.name], traces.parent) for job in jobs],
         has_links=has_links,
+        starts=starts,
         refused=strikes.refused,
     )
 

@@ -89,6 +89,19 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """Where it happened, lost by it or not."""
 
 
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that is to train before anything is done to it, when it was no longer waited for."""
+
+    job: str
+    waited_seconds: float
+    """Since it was submitted."""
+    status: str
+    secondary: str
+    reason: str
+    node_count: int
+    committed_step: int
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job at its end, as the API tells it, and what its ranks left."""
 
@@ -123,6 +136,8 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[Job]
     has_links: bool
     """Lines could be cut."""
+    starts: list[Start] = []
+    """Of the jobs that fill the fleet."""
     is_temptation: bool = False
     """Little was done, of a purpose: nobody counts it."""
     refused: int = 0

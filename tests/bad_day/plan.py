@@ -1,4 +1,4 @@
-"""What is done to the cluster, and when: made from a seed alone. To whom is settled when the time has come, from the seed and from who is there.
+"""What is done to the cluster, when, and to whom by role: made from a seed alone. Who has a role is settled when the time has come.
 
 The same as a fault script (`script`) is what anybody can play: `everstep local fault play`.
 """
@@ -11,7 +11,18 @@ from typing import Final
 
 import msgspec
 
-from infra.local_cloud.fault_kinds import AnyFault, FailStatus, KillAgent, KillControlPlane, KillRank, Partition, Terminate, Throttle, name_of
+from infra.local_cloud.fault_kinds import (
+    LASTING,
+    AnyFault,
+    FailStatus,
+    KillAgent,
+    KillControlPlane,
+    KillRank,
+    Partition,
+    Terminate,
+    Throttle,
+    name_of,
+)
 from infra.local_cloud.fault_script import Moment
 
 FIRST_SECONDS: Final = 4.0
@@ -26,6 +37,10 @@ FOLLOWS_AFTER: Final = (0.4, 2.5)
 LASTS: Final = {"links": (2.0, 9.0), "checks": (5.0, 12.0), "throttle": (8.0, 15.0), "control plane": (0.0, 3.0)}
 """Seconds."""
 THROTTLED_SHARE: Final = 0.4
+HIT_SECONDS: Final = 12.0
+"""How long somebody is looked for who can be hit."""
+FOLLOW_SECONDS: Final = 2.0
+"""The same for what is to hit a recovery: later would be too late."""
 LINES_CUT: Final = ("rest", "rest", "control-plane", "peers")
 
 
@@ -74,47 +89,66 @@ def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
     return sorted(lines, key=lambda line: line.at_seconds)
 
 
-def script(lines: Iterable[Line], *, nodes: int) -> list[Moment]:
+def faults(line: Line) -> tuple[AnyFault, ...]:
+    """Return what a line does, and to whom by role.
+
+    Args:
+        line: of a plan.
+
+    Returns:
+        One fault; of a pair two.
+    """
+    place = line.pick // 7 % 60  # whoever has up to six of something is as likely as the others
+    node, shard = (f"{'last job' if line.follows else f'job {line.pick % 6}'} {part} {place}" for part in ("node", "shard"))
+    match line.kind:
+        case "ranks":
+            return (KillRank(target=node),)
+        case "agents":
+            return (KillAgent(target=node),)
+        case "instances":
+            return (Terminate(target=node),)
+        case "pair":
+            return tuple(Terminate(target=f"job {number} node {place}") for number in range(2))
+        case "groups":
+            return (Terminate(target=shard),)
+        case "control plane":
+            return (KillControlPlane(down=line.lasts_seconds),)
+        case "links":
+            return (Partition(target=node, separate_from=line.cut_from),)
+        case "checks":
+            return (FailStatus(target=node),)
+        case "throttle":
+            return (Throttle(share=THROTTLED_SHARE),)
+        case unknown:
+            raise ValueError(unknown)
+
+
+def patience_seconds(line: Line) -> float:
+    """Return how long somebody is looked for whom a line can hit."""
+    return FOLLOW_SECONDS if line.follows else HIT_SECONDS
+
+
+def script(lines: Iterable[Line]) -> list[Moment]:
     """Return a plan as a fault script.
 
     Args:
         lines: of the plan, in order.
-        nodes: that run at its beginning.
 
     Returns:
-        What happens, in order; the last line clears what lasts. A day looks who works for which job before it strikes; a script counts instances, so
-        that what is meant for a pair of jobs or for the holders of a shard hits two instances at the same moment.
+        What happens, in order; the last line clears what lasts.
     """
-    moments: list[Moment] = []
-    for line in lines:
-        number, neighbour = line.pick % nodes, (line.pick + nodes // 2) % nodes
-        hit: tuple[AnyFault, ...]
-        match line.kind:
-            case "ranks":
-                hit = (KillRank(target=str(number)),)
-            case "agents":
-                hit = (KillAgent(target=str(number)),)
-            case "instances":
-                hit = (Terminate(target=str(number)),)
-            case "pair":
-                hit = tuple(Terminate(target=str(each)) for each in sorted((number, neighbour), reverse=True))  # the later one first: numbers move up
-            case "groups":
-                hit = (Terminate(target=str(number)),) * 2  # what is the n-th then is the one behind it
-            case "control plane":
-                hit = (KillControlPlane(down=line.lasts_seconds),)
-            case "links":
-                hit = (Partition(target=str(number), separate_from=line.cut_from),)
-            case "checks":
-                hit = (FailStatus(target=str(number)),)
-            case "throttle":
-                hit = (Throttle(share=THROTTLED_SHARE),)
-            case unknown:
-                raise ValueError(unknown)
-        moments += [Moment(at_seconds=line.at_seconds, fault=fault) for fault in hit]
-        if line.kind in ("links", "checks", "throttle"):
-            moments.append(Moment(at_seconds=round(line.at_seconds + line.lasts_seconds, 1), clears=name_of(hit[0])))
-    moments.sort(key=lambda moment: moment.at_seconds)
-    return [*moments, Moment(at_seconds=moments[-1].at_seconds)]
+    moments = [
+        Moment(
+            at_seconds=line.at_seconds,
+            fault=fault,
+            within_seconds=patience_seconds(line),
+            lasts_seconds=line.lasts_seconds if name_of(fault) in LASTING else None,
+        )
+        for line in lines
+        for fault in faults(line)
+    ]
+    ends = max(moment.at_seconds + moment.within_seconds + (moment.lasts_seconds or 0.0) for moment in moments)
+    return [*moments, Moment(at_seconds=round(ends, 1))]
 
 
 def temptation(what: str, *, seed: int) -> list[Line]:

@@ -9,7 +9,7 @@ ledgers                    buckets add up to the wall time, phases to the interr
 enough                     as many strikes took effect as were promised, of every kind, during recoveries, and on two jobs in the same second
 lost steps                 at most three an incident from memory, a checkpoint's interval from S3
 ettr                       not below the figure that follows from the strikes
-ended well                 all jobs completed; the one of higher priority waited its turn
+ended well                 those that fill the fleet began; all jobs completed; the one of higher priority waited its turn
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Final
 
-from tests.bad_day.facts import Boundary, Call, Day, Incident, Strike, Violation
+from tests.bad_day.facts import Boundary, Call, Day, Incident, Start, Strike, Violation
 
 KINDS: Final = ("ranks", "agents", "instances", "groups", "control plane", "links")
 """Those that have to come often enough; others are temptations."""
@@ -58,6 +58,11 @@ _Rule = Callable[[Day], list[str]]
 def judge(day: Day) -> list[Violation]:
     """Return everything that was wrong with a day; empty when nothing was."""
     return [Violation(rule=name, words=words) for name, rule in RULES.items() for words in rule(day)]
+
+
+def has_begun(starts: Iterable[Start]) -> bool:
+    """Say whether those that fill the fleet train, so that there is somebody to strike."""
+    return all(start.committed_step > 0 for start in starts)
 
 
 def one_job_per_node(day: Day) -> list[str]:
@@ -164,7 +169,10 @@ def bit_identical(day: Day) -> list[str]:
 def ledgers(day: Day) -> list[str]:
     wrong = []
     for job in day.jobs:
-        wall = (job.accounted_until or 0.0) - job.created_at
+        if job.accounted_until is None:
+            wrong.append(f"{job.name} has no ledger")
+            continue
+        wall = job.accounted_until - job.created_at
         spent = sum(job.accounting_seconds.values())
         if abs(spent - wall) > LEDGER_SECONDS:
             wrong.append(f"{job.name}: the buckets have {spent:.6f} s, the wall time is {wall:.6f} s")
@@ -190,6 +198,8 @@ def ledgers(day: Day) -> list[str]:
 
 
 def enough(day: Day) -> list[str]:
+    if not has_begun(day.starts):
+        return []  # nothing was played of a purpose: that is told by who did not begin
     took = [strike for strike in day.strikes if strike.seen]
     if day.is_temptation:
         return [] if took else ["nothing was done"]
@@ -243,7 +253,12 @@ def ettr(day: Day) -> list[str]:
 
 
 def ended_well(day: Day) -> list[str]:
-    wrong = [f"{job.name} ended as {job.status}" for job in day.jobs if job.status != "Completed"]
+    wrong = [_in_vain(start) for start in day.starts if not has_begun([start])]
+    wrong += [
+        f"{job.name} ended as {job.status}" if job.ended_at is not None else f"{job.name} did not end: it was {job.status}"
+        for job in day.jobs
+        if job.status != "Completed"
+    ]
     highest = max((job.priority for job in day.jobs), default=0)
     for job in day.jobs:
         if job.priority == highest and highest > 0 and job.started_at is not None:
@@ -275,6 +290,13 @@ def expected_ettr(strikes: Iterable[Strike], wall_seconds: float) -> float:
     """
     cost = sum(COST_SECONDS[strike.kind] for strike in strikes) + 3 * COST_SECONDS["instances"]
     return max(0.0, 1.0 - cost / wall_seconds) if wall_seconds else 0.0
+
+
+def _in_vain(start: Start) -> str:
+    had = f"had {start.node_count} nodes and had committed no step" if start.node_count else "had no nodes"
+    return (
+        f"{start.job} never began: {start.waited_seconds:.0f} s after it was submitted it {had} ({start.status}, {start.secondary}: {start.reason})"
+    )
 
 
 def _named(who: tuple[str, int, int]) -> str:

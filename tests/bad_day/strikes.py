@@ -11,19 +11,18 @@ from typing import Any, Final
 
 import httpx
 
-from infra.local_cloud.errors import LocalCloudError
-from infra.local_cloud.fault_kinds import Effect, FailStatus, KillAgent, KillControlPlane, KillRank, Partition, Terminate, Throttle
+from infra.local_cloud.errors import FaultRefused, LocalCloudError
+from infra.local_cloud.fault_kinds import AnyFault, Effect
 from infra.local_cloud.processes import Process, identify
+from infra.local_cloud.roles import Aim, with_nodes
 from infra.local_cloud.up import LocalCluster
 from tests.bad_day import facts
-from tests.bad_day.plan import THROTTLED_SHARE, Line
+from tests.bad_day.plan import Line, faults, patience_seconds
 from tests.bad_day.watch import GONE, Watch
 
 SEE_SECONDS: Final = 20.0
 """How long an effect is looked for: a busy machine looks late."""
 LOOK_SECONDS: Final = 0.1
-HIT_SECONDS: Final = 12.0
-"""How long somebody is looked for who can be hit."""
 MOST_AT_ONCE: Final = 16
 Tell = Callable[[str], None]
 
@@ -45,7 +44,7 @@ class Strikes:
         self._tell = tell
         self._pool = ThreadPoolExecutor(MOST_AT_ONCE)
         self._pending: list[Future[None]] = []
-        self._last_job = ""
+        self._aim = Aim(watch.training_jobs, watch.running)
         self._server = threading.Lock()
         """Held by who kills the control plane."""
 
@@ -65,7 +64,7 @@ class Strikes:
             self._cluster.clear_faults()
 
     def _strike(self, line: Line) -> None:
-        deadline = time.monotonic() + (2.0 if line.follows else HIT_SECONDS)
+        deadline = time.monotonic() + patience_seconds(line)
         while True:
             try:
                 getattr(self, f"_{line.kind.replace(' ', '_')}")(line)
@@ -78,72 +77,48 @@ class Strikes:
             else:
                 return
 
-    # Who is hit
-
-    def _job(self, line: Line) -> str:
-        names = self._watch.training()
-        if line.follows and self._last_job in names:
-            return self._last_job
-        self._last_job = names[line.pick % len(names)] if names else ""
-        return self._last_job
-
-    def _node(self, line: Line) -> str:
-        name = self._job(line)
-        nodes = self._watch.nodes_of(name) if name else []
-        if not nodes:
-            raise LookupError("no job has nodes")
-        return nodes[(line.pick // 7) % len(nodes)]
-
     # What is done
 
+    def _aimed(self, line: Line) -> list[list[AnyFault]]:
+        return [self._aim(fault) for fault in faults(line)]
+
+    def _injected(self, line: Line) -> tuple[float, Effect]:
+        """Do what a line does to one instance, or to everything; return when, and what it did."""
+        ((fault,),) = self._aimed(line)
+        return time.time(), self._cluster.inject(fault)
+
     def _ranks(self, line: Line) -> None:
-        node = self._node(line)
-        at = time.time()
-        effect = self._cluster.inject(KillRank(target=node))
-        self._note(at, "ranks", (node,), effect, self._see_gone(effect.facts["pid"], f"rank {effect.facts['rank']}"))
+        at, effect = self._injected(line)
+        self._note(at, "ranks", (effect.target,), effect, self._see_gone(effect.facts["pid"], f"rank {effect.facts['rank']}"))
 
     def _agents(self, line: Line) -> None:
-        node = self._node(line)
-        at = time.time()
-        effect = self._cluster.inject(KillAgent(target=node))
-        self._note(at, "agents", (node,), effect, self._see_gone(effect.facts["pid"], "agent"))
+        at, effect = self._injected(line)
+        self._note(at, "agents", (effect.target,), effect, self._see_gone(effect.facts["pid"], "agent"))
 
     def _instances(self, line: Line) -> None:
-        self._end("instances", [[self._node(line)]])
+        self._end("instances", self._aimed(line))
 
     def _pair(self, line: Line) -> None:
-        names = self._watch.training()
-        if len(names) < 2:
+        if len(with_nodes(self._watch.training_jobs(), self._watch.running())) < 2:
             raise LookupError("not two jobs have nodes")
-        places = [self._watch.nodes_of(name) for name in names[:2]]
-        if not all(places):
-            raise LookupError("a job has no nodes")
-        self._end("instances", [[nodes[line.pick % len(nodes)]] for nodes in places])
+        self._end("instances", self._aimed(line))
 
     def _groups(self, line: Line) -> None:
-        name = self._job(line)
-        shards = [holders for holders in self._watch.holders.get(name, []) if all(self._watch.states.get(node) == "running" for node in holders)]
-        if not name or not shards:
-            raise LookupError("no job has a shard whose holders all run")
-        if not self._watch.jobs[name].get("CommittedStep", -1) > 0:
-            raise LookupError(f"{name} has committed nothing yet")
-        self._end("groups", [shards[(line.pick // 7) % len(shards)]])
+        self._end("groups", self._aimed(line))
 
     def _control_plane(self, line: Line) -> None:
         if not self._server.acquire(blocking=False):
             raise LookupError("the control plane is dead already")
         try:
-            at = time.time()
-            effect = self._cluster.inject(KillControlPlane(down=line.lasts_seconds))
+            at, effect = self._injected(line)
             seen = self._see_gone(effect.facts["pid"], "control plane")
             self._note(at, "control plane", (), effect, seen if effect.facts["new_pid"] != effect.facts["pid"] else "")
         finally:
             self._server.release()
 
     def _links(self, line: Line) -> None:
-        node = self._node(line)
-        at = time.time()
-        effect = self._cluster.inject(Partition(target=node, separate_from=line.cut_from))
+        at, effect = self._injected(line)
+        node = effect.target
         before = effect.facts["dropped_to"] + effect.facts["dropped_from"]
         most, deadline = before, time.monotonic() + line.lasts_seconds
         while time.monotonic() < deadline or (most == before and time.monotonic() < deadline + SEE_SECONDS / 2):
@@ -161,9 +136,8 @@ class Strikes:
         self._note(at, "links", (node,), effect, seen)
 
     def _checks(self, line: Line) -> None:
-        node = self._node(line)
-        at = time.time()
-        effect = self._cluster.inject(FailStatus(target=node))
+        at, effect = self._injected(line)
+        node = effect.target
         seen = self._see(lambda: self._watch.impaired.get(node, 0.0) >= at or self._is_gone(node), f"DescribeInstanceStatus says impaired of {node}")
         threading.Event().wait(max(0.0, at + line.lasts_seconds - time.time()))
         with suppress(LocalCloudError):
@@ -171,21 +145,22 @@ class Strikes:
         self._note(at, "checks", (node,), effect, seen)
 
     def _throttle(self, line: Line) -> None:
-        at = time.time()
-        effect = self._cluster.inject(Throttle(share=THROTTLED_SHARE))
+        at, effect = self._injected(line)
         seen = self._see(lambda: any(moment >= at for moment in self._watch.throttled_at), "the checker's own calls were refused")
         threading.Event().wait(max(0.0, at + line.lasts_seconds - time.time()))
         with suppress(LocalCloudError):
             self._cluster.clear_faults("throttle")
         self._note(at, "throttle", (), effect, seen)
 
-    def _end(self, kind: str, groups: list[list[str]]) -> None:
+    def _end(self, kind: str, groups: list[list[AnyFault]]) -> None:
         """End instances, all in the same second; each group is a strike of its own."""
         inits = {node: identify(pid) for node, pid in self._cluster.instances().items()}
         hits = []
-        for nodes in groups:
-            at = time.time()
-            effects = [self._cluster.inject(Terminate(target=node)) for node in nodes if node in inits]
+        for group in groups:
+            at, effects = time.time(), list[Effect]()
+            for fault in group:
+                with suppress(FaultRefused):  # it has ended already
+                    effects.append(self._cluster.inject(fault))
             if effects:
                 hits.append((at, effects))
         if not hits:
@@ -194,7 +169,7 @@ class Strikes:
             hit = tuple(effect.target for effect in effects)
 
             def are_gone(hit: tuple[str, ...] = hit) -> bool:
-                return all(self._is_gone(node) and not _is_alive(inits[node]) for node in hit)
+                return all(self._is_gone(node) and not _is_alive(inits.get(node)) for node in hit)
 
             seen = self._see(are_gone, f"EC2 says so of {', '.join(hit)}, and no init of theirs is left")
             did = effects[0] if len(effects) == 1 else Effect(fault="terminate", target="", did=f"{' and '.join(hit)} were terminated from outside")

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from infra.local_cloud import fault_script
-from infra.local_cloud.fault_kinds import AnyFault, Effect, name_of
-from tests.bad_day.plan import plan, script, temptation
+from infra.local_cloud.fault_kinds import LASTING, AnyFault, Effect, KillControlPlane, KillRank, Terminate, name_of
+from infra.local_cloud.roles import Aim, Shard, TrainingJob
+from tests.bad_day.plan import Line, faults, plan, script, temptation
 from tests.bad_day.rules import KINDS, RECOVERIES_HIT_PER_MINUTE, STRIKES_PER_KIND_PER_MINUTE, STRIKES_PER_MINUTE
 
 
@@ -29,39 +30,63 @@ def test_a_plan_is_a_bad_day(seed: int, minutes: float) -> None:
     assert sum(line.follows for line in lines) >= RECOVERIES_HIT_PER_MINUTE * minutes
 
 
+A, B, C, D, E, F = (f"i-{letter}" for letter in "abcdef")
+JOBS = [
+    TrainingJob(name=name, nodes=nodes, ranks_per_node=1, committed_step=3, shards=tuple(Shard(rank=rank, holders=nodes[:2]) for rank in range(3)))
+    for name, nodes in (("early", (A, B, C)), ("long", (D, E, F)))
+]
+
+
 @pytest.mark.parametrize("seed", range(5))
-def test_a_plan_is_a_fault_script_that_anybody_can_play(seed: int, tmp_path: Path) -> None:
+def test_a_plan_is_a_fault_script_that_hits_whom_the_day_would_hit(seed: int, tmp_path: Path) -> None:
     lines = plan(seed=seed, minutes=10.0, has_links=True)
-    moments = script(lines, nodes=7)
+    moments = script(lines)
     (tmp_path / "day.json").write_bytes(fault_script.encode(moments))
     assert fault_script.read(tmp_path / "day.json") == moments
-    done: list[str] = []
-    left: list[AnyFault] = []
+    now = 0.0
+    hit: list[tuple[float, AnyFault]] = []
+    left: list[str] = []
+
+    def wait_until(seconds: float) -> float:
+        nonlocal now
+        now = max(now, seconds)
+        return now
 
     def inject(fault: AnyFault) -> Effect:
-        left.append(fault)
-        return Effect(fault=name_of(fault), target="", did=name_of(fault))
+        hit.append((now, fault))
+        left.extend({name_of(fault)} & LASTING)
+        return Effect(fault=name_of(fault), target="", did="")
 
     def clear(name: str) -> None:
-        left[:] = [fault for fault in left if name and name_of(fault) != name]
+        left[:] = [each for each in left if name and each != name]
 
-    fault_script.play(
-        moments,
-        inject=inject,
-        clear=clear,
-        wait_until=lambda _: None,
-        tell=lambda _, outcome: done.append(outcome.did if isinstance(outcome, Effect) else ""),
-    )
-    assert left == [], "the last line clears what lasts"
-    wanted = Counter(line.kind for line in lines)
-    found = Counter(done)
-    assert (found["kill-rank"], found["kill-agent"]) == (wanted["ranks"], wanted["agents"])
-    assert (found["kill-control-plane"], found["partition"], found["fail-status"]) == (wanted["control plane"], wanted["links"], wanted["checks"])
-    assert found["terminate"] == wanted["instances"] + 2 * (wanted["pair"] + wanted["groups"])
-    first, second, *_ = moments
-    assert first.at_seconds == second.at_seconds
-    assert first.fault != second.fault
-    assert name_of(first.fault) == name_of(second.fault) == "terminate" if first.fault and second.fault else False
+    aim = Aim(lambda: JOBS, lambda: {A, B, C, D, E, F})
+    fault_script.play(moments, aim=aim, inject=inject, clear=clear, wait_until=wait_until, tell=lambda *_: None)
+    assert left == []
+    aim_of_day = Aim(lambda: JOBS, lambda: {A, B, C, D, E, F})
+    assert hit == [(line.at_seconds, one) for line in lines for fault in faults(line) for one in aim_of_day(fault)]
+    assert {name_of(fault) for _, fault in hit} >= {"kill-rank", "kill-agent", "terminate", "kill-control-plane", "partition", "fail-status"}
+
+
+def test_the_pair_is_of_two_jobs_and_a_group_is_all_holders() -> None:
+    aim = Aim(lambda: JOBS, lambda: {A, B, C, D, E, F})
+    pair, group = Line(at_seconds=1, kind="pair", pick=7 * 61), Line(at_seconds=1, kind="groups", pick=1)
+    assert [aim(fault) for fault in faults(pair)] == [[Terminate(target=B)], [Terminate(target=E)]]
+    assert [aim(fault) for fault in faults(group)] == [[Terminate(target=D), Terminate(target=E)]]
+
+
+def test_what_follows_hits_the_job_that_was_hit_before_and_has_less_time_for_it() -> None:
+    aim = Aim(lambda: JOBS, lambda: {A, B, C, D, E, F})
+    leader, follower = Line(at_seconds=1, kind="instances", pick=1), Line(at_seconds=2, kind="ranks", pick=0, follows=True)
+    assert [aim(fault) for line in (leader, follower) for fault in faults(line)] == [[Terminate(target=D)], [KillRank(target=D)]]
+    first, second, _ = script([leader, follower])
+    assert first.within_seconds > second.within_seconds > 0
+
+
+def test_a_script_lasts_as_long_as_the_day_has_it() -> None:
+    cut, killed = (Line(at_seconds=1, kind=kind, pick=1, lasts_seconds=5) for kind in ("links", "control plane"))
+    assert [moment.lasts_seconds for moment in script([cut, killed])] == [5, None, None]
+    assert KillControlPlane(down=5) in faults(killed)
 
 
 def test_seeds_differ() -> None:

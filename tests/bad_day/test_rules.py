@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.bad_day.facts import Boundary, Call, Day, Decision, Ended, Incident, Job, Strike
-from tests.bad_day.rules import COST_SECONDS, KINDS, RULES, expected_ettr, judge
+from tests.bad_day.facts import Boundary, Call, Day, Decision, Ended, Incident, Job, Start, Strike
+from tests.bad_day.rules import COST_SECONDS, KINDS, RULES, expected_ettr, has_begun, judge
 
 RESULT = [{"tensors": {"w": "1"}}, {"tensors": {"w": "1"}}]
 A, B, C, D = "i-a", "i-b", "i-c", "i-d"
@@ -37,6 +37,25 @@ def job(name: str, priority: int = 0, started_at: float = 10.0, **changes: Any) 
         undisturbed=RESULT,
     )
     return replace(whole, **changes)
+
+
+def start(name: str, node_count: int = 2, committed_step: int = 3, status: str = "InProgress") -> Start:
+    return Start(
+        job=name,
+        waited_seconds=241.2,
+        status=status,
+        secondary="Starting",
+        reason="2 nodes are to come",
+        node_count=node_count,
+        committed_step=committed_step,
+    )
+
+
+def never_begun(waits: Start) -> Day:
+    """A day that ended when one of the two that fill the fleet had been waited for in vain: the other went on meanwhile."""
+    unfinished = {"status": "InProgress", "ended_at": None, "result": []}
+    jobs = [job("early", **unfinished), job("long", **unfinished, accounting_seconds={}, accounted_until=None)]
+    return replace(well(), is_temptation=True, strikes=[], jobs=jobs, starts=[start("early"), waits])
 
 
 def well() -> Day:
@@ -77,6 +96,7 @@ def well() -> Day:
         incidents=[incident],
         jobs=[job("early", ended_at=2000.0, accounted_until=2000.0, accounting_seconds={"train": 2000.0}), job("urgent", 10, 2001.0)],
         has_links=True,
+        starts=[start("early"), start("long")],
     )
 
 
@@ -134,6 +154,7 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
         ("nothing to compare with", with_job(result=[], undisturbed=[])),
     ],
     "ledgers": [
+        ("none is there", with_job(accounted_until=None)),
         ("a second is missing", with_job(accounting_seconds={"train": 1999.0})),
         ("it goes on", with_job(accounted_until=2001.0, accounting_seconds={"train": 2001.0})),
         ("never closed", with_incident(closed_at=None)),
@@ -155,6 +176,8 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
     "ettr": [("half of the time", with_job(accounting_seconds={"train": 1000.0, "restore": 1000.0}))],
     "ended well": [
         ("failed", with_job(status="Failed")),
+        ("no nodes", lambda day: replace(day, starts=[start("early"), start("long", node_count=0, committed_step=-1)])),
+        ("no step", lambda day: replace(day, starts=[start("early", committed_step=0), start("long")])),
         ("did not wait", lambda day: replace(day, jobs=[day.jobs[0], replace(day.jobs[1], started_at=10.0)])),
     ],
 }
@@ -173,6 +196,19 @@ def test_every_rule_is_tried() -> None:
 )
 def test_a_rule_finds_what_it_is_for(rule: str, change: Callable[[Day], Day]) -> None:
     assert rule in {violation.rule for violation in judge(change(well()))}
+
+
+def test_a_day_on_which_a_job_never_began_is_judged_by_what_was_seen() -> None:
+    no_nodes = never_begun(start("long", node_count=0, committed_step=-1, status="Pending"))
+    assert not has_begun(no_nodes.starts)
+    words = RULES["ended well"](no_nodes)
+    assert words[0] == "long never began: 241 s after it was submitted it had no nodes (Pending, Starting: 2 nodes are to come)"
+    assert words[1:] == ["early did not end: it was InProgress", "long did not end: it was InProgress"]
+    assert not RULES["enough"](no_nodes)  # nobody was there to be struck
+    assert "long has no ledger" in RULES["ledgers"](no_nodes)
+    assert "ended well" in {violation.rule for violation in judge(no_nodes)}
+    (words_of_nodes, *_) = RULES["ended well"](never_begun(start("long", committed_step=0)))
+    assert "it had 2 nodes and had committed no step" in words_of_nodes
 
 
 def test_a_second_rank_of_the_same_generation_on_a_node_is_well() -> None:

@@ -14,12 +14,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from everstep.errors import EverstepError
 from everstep.failures import translated
+from infra.local_cloud import roles
 from infra.local_cloud.errors import LocalCloudError
 from infra.local_cloud.up import LocalCluster
 
 LOOK_SECONDS: Final = 0.7
 GONE: Final = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
-RUNNING_JOBS: Final = frozenset({"InProgress"})
 Json = dict[str, Any]
 
 
@@ -40,8 +40,8 @@ class Watch(threading.Thread):
         self.throttled_at: list[float] = []
         """Moments at which AWS refused this watch for asking too often."""
         self.jobs: dict[str, Json] = {}
-        self.holders: dict[str, list[list[str]]] = {}
-        """Of each shard, by job; the newest that was heard."""
+        self._training: dict[str, roles.TrainingJob] = {}
+        """By name; the newest that was heard."""
         self._cluster = cluster
         self._names = job_names
         self._over = threading.Event()
@@ -86,16 +86,17 @@ class Watch(threading.Thread):
             for name in self._names:
                 with suppress(EverstepError), translated():
                     self.jobs[name] = client.describe_training_job(TrainingJobName=name)
-                    if self.jobs[name].get("TrainingJobStatus") in RUNNING_JOBS:
-                        shards = client.describe_protection(TrainingJobName=name).get("Shards", [])
-                        self.holders[name] = [[holder["NodeId"] for holder in shard["Holders"]] for shard in shards]
+                    if self.jobs[name]["TrainingJobStatus"] == roles.TRAINS:
+                        self._training[name] = roles.training_job(self.jobs[name], client.describe_protection(TrainingJobName=name))
+                    else:
+                        self._training.pop(name, None)
 
     # What strikes ask
 
-    def training(self) -> list[str]:
-        """Return the jobs that have nodes now, by name."""
-        return sorted(name for name, job in self.jobs.items() if job.get("TrainingJobStatus") in RUNNING_JOBS and self.nodes_of(name))
+    def training_jobs(self) -> list[roles.TrainingJob]:
+        """Return the jobs that train."""
+        return list(self._training.values())
 
-    def nodes_of(self, name: str) -> list[str]:
-        """Return the nodes of a job that AWS says are running, by GROUP_RANK."""
-        return [node for node in self.jobs[name].get("NodeIds", []) if self.states.get(node) == "running"]
+    def running(self) -> set[str]:
+        """Return the instances that AWS says are running."""
+        return {instance_id for instance_id, state in self.states.items() if state == "running"}

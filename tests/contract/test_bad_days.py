@@ -21,6 +21,7 @@ from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import NodeId
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.fault_kinds import (
+    LASTING,
     BadEvents,
     BlockEnd,
     Capacity,
@@ -35,6 +36,7 @@ from infra.local_cloud.fault_kinds import (
     Terminate,
     Throttle,
     Xid,
+    kinds,
 )
 from infra.local_cloud.faults import Conditions
 from infra.local_cloud.processes import identify
@@ -132,6 +134,13 @@ def status(aws: ServedAws, instance_id: str) -> dict[str, Any]:
     (found,) = aws.client("ec2").describe_instance_status(InstanceIds=[instance_id], IncludeAllInstances=True)["InstanceStatuses"]
     answer: dict[str, Any] = found
     return answer
+
+
+def test_what_lasts_can_be_cleared_and_nothing_else(aws: ServedAws) -> None:
+    assert [name for name in sorted(LASTING) if aws.clear(name)] == []  # nothing of it is in force
+    for name in kinds().keys() - LASTING:
+        with pytest.raises(httpx.HTTPStatusError, match="409"):
+            aws.clear(name)
 
 
 # Warnings

@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.local_cloud import fault_commands
-from infra.local_cloud.fault_kinds import AnyFault, Capacity, Effect, KillRank, Partition, SlowBoot, SpotWarning, Throttle, kinds, name_of
+from infra.local_cloud.fault_kinds import AnyFault, Capacity, Effect, KillRank, Partition, SlowBoot, SpotWarning, Terminate, Throttle, kinds, name_of
 from infra.local_cloud.faults import Lognormal
+from infra.local_cloud.roles import Aim, Shard, TrainingJob
 
 
 @pytest.fixture
@@ -22,7 +23,9 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> list[AnyFault]:
         faults.append(fault)
         return Effect(fault=name_of(fault), target="i-1", did="it [did] so", facts={"pid": 7})
 
-    monkeypatch.setattr(fault_commands, "_cluster", lambda _: SimpleNamespace(inject=inject, clear_faults=lambda name: [f"{name} is over"]))
+    job = TrainingJob(name="long", nodes=("i-a", "i-b"), ranks_per_node=2, committed_step=3, shards=(Shard(rank=0, holders=("i-a", "i-b")),))
+    cluster = SimpleNamespace(inject=inject, clear_faults=lambda name: [f"{name} is over"], aim=lambda: Aim(lambda: [job], lambda: {"i-a", "i-b"}))
+    monkeypatch.setattr(fault_commands, "_cluster", lambda _: cluster)
     return faults
 
 
@@ -33,6 +36,7 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> list[AnyFault]:
         (["kill-rank", "i-5", "--rank", "3"], KillRank(target="i-5", rank=3)),
         (["partition", "2", "--separate-from", "aws,peers"], Partition(target="2", separate_from="aws,peers")),
         (["spot-warning", "--after", "5", "--action", "stop"], SpotWarning(after=5, action="stop")),
+        (["kill-rank", "job 0 rank 3"], KillRank(target="i-b", rank=3)),
         (["throttle", "--share", "0.5", "--service", "ec2"], Throttle(share=0.5, service="ec2")),
         (["capacity", "--count", "4"], Capacity(count=4)),
         (["slow-boot", "--delay", "7"], SlowBoot(delay=7.0)),
@@ -58,6 +62,20 @@ def test_json_is_what_the_fault_did(injected: list[AnyFault]) -> None:
     answer = CliRunner().invoke(fault_commands.app, ["kill-agent", "-o", "json"])
     assert json.loads(answer.stdout) == {"fault": "kill-agent", "target": "i-1", "did": "it [did] so", "facts": {"pid": 7}}
     assert len(injected) == 1
+
+
+def test_a_role_may_be_several(injected: list[AnyFault]) -> None:
+    answer = CliRunner().invoke(fault_commands.app, ["terminate", "job 0 shard 0", "-o", "json"])
+    assert injected == [Terminate(target="i-a"), Terminate(target="i-b")]
+    assert len(answer.stdout.splitlines()) == 2
+
+
+def test_a_play_says_whom_a_role_meant(injected: list[AnyFault], tmp_path: Path) -> None:
+    path = tmp_path / "script.json"
+    path.write_text('[{"at_seconds": 0, "fault": "terminate", "target": "job 0 node 1"}, {"at_seconds": 0, "fault": "terminate", "target": "1"}]')
+    told = [json.loads(line) for line in CliRunner().invoke(fault_commands.app, ["play", str(path), "-o", "json"]).stdout.splitlines()]
+    assert injected == [Terminate(target="i-b"), Terminate(target="1")]
+    assert [line.get("Role") for line in told] == ["job 0 node 1", None]
 
 
 @pytest.mark.parametrize("words", [["maintenance", "--code", "flood"], ["throttle", "--share", "2"], ["slow-boot", "--delay", "soon"], ["flood"]])

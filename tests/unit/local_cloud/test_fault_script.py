@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from infra.local_cloud.errors import FaultRefused
-from infra.local_cloud.fault_kinds import AnyFault, Effect, KillRank, Partition, SlowBoot, name_of
+from infra.local_cloud.fault_kinds import AnyFault, Effect, Hang, KillRank, Partition, SlowBoot, Terminate, name_of
 from infra.local_cloud.fault_script import Moment, encode, generate, play, read
 from infra.local_cloud.faults import Uniform
 
@@ -49,7 +51,11 @@ def test_without_namespaces_no_line_is_touched() -> None:
 
 def test_a_script_survives_the_file(tmp_path: Path) -> None:
     path = tmp_path / "script.json"
-    moments = [*made(), Moment(at_seconds=9999, fault=SlowBoot(delay=Uniform(1, 2)))]
+    moments = [
+        *made(),
+        Moment(at_seconds=9998, fault=Partition(target="job 0 node 2"), within_seconds=3, lasts_seconds=0.0),
+        Moment(at_seconds=9999, fault=SlowBoot(delay=Uniform(1, 2))),
+    ]
     path.write_bytes(encode(moments))
     assert read(path) == moments
 
@@ -65,6 +71,15 @@ def test_a_script_survives_the_file(tmp_path: Path) -> None:
         ('[{"at_seconds": -1, "fault": "kill-rank"}]', "line 1"),
         ('[{"at_seconds": 1, "fault": "kill-rank", "rank": -1}]', "line 1"),
         ('[{"at_seconds": 1, "fault": "kill-rank", "force": true}]', "line 1"),
+        (
+            '[{"at_seconds": 1, "fault": "clear"}, {"at_seconds": 1, "fault": "hang", "target": "job 1"}]',
+            'line 2 .* write an instance id.* "job 0 node 2"',
+        ),
+        ('[{"at_seconds": 1, "fault": "hang", "target": "job 0 rank 1", "rank": 1}]', "line 1 .* leave `rank` out"),
+        ('[{"at_seconds": 1, "fault": "kill-rank", "lasts_seconds": 3}]', "line 1 .* nothing of kill-rank lasts: leave `lasts_seconds` out"),
+        ('[{"at_seconds": 1, "fault": "hang", "lasts_seconds": -3}]', "line 1 .*lasts_seconds"),
+        ('[{"at_seconds": 1, "fault": "hang", "within_seconds": "long"}]', "line 1 .*within_seconds"),
+        ('[{"at_seconds": 1, "fault": "clear", "lasts_seconds": 3}]', "line 1 .*lasts_seconds"),
     ],
 )
 def test_what_is_no_script_is_refused_before_anything_happens(tmp_path: Path, text: str, words: str) -> None:
@@ -74,31 +89,109 @@ def test_what_is_no_script_is_refused_before_anything_happens(tmp_path: Path, te
         read(path)
 
 
-def test_a_play_does_everything_at_its_time_and_goes_on_after_a_refusal() -> None:
-    happened: list[tuple[float, object]] = []
-    now = 0.0
+class Stage:
+    """A play on a clock of its own, in which some tries are refused."""
 
-    def wait_until(seconds: float) -> None:
-        nonlocal now
-        now = seconds
+    def __init__(self, refused: Container[int] = (), takes_seconds: float = 0.0) -> None:
+        self.now = 0.0
+        self.happened: list[tuple[float, object]] = []
+        self.told: list[tuple[Moment, object]] = []
+        self._tries = 0
+        self._refused = refused
+        """Which tries, from 0."""
+        self._takes_seconds = takes_seconds
 
-    def inject(fault: AnyFault) -> Effect:
-        if isinstance(fault, Partition):
-            raise FaultRefused("no network of its own")
-        happened.append((now, fault))
+    def wait_until(self, seconds: float) -> float:
+        self.now = max(self.now, seconds)
+        return self.now
+
+    def inject(self, fault: AnyFault) -> Effect:
+        self._tries += 1
+        if self._tries - 1 in self._refused:
+            raise FaultRefused("not now")
+        self.happened.append((round(self.now, 3), fault))
+        self.now += self._takes_seconds
         return Effect(fault=name_of(fault), target="i-1", did="it did")
 
-    told: list[str] = []
-    moments = [Moment(at_seconds=1, fault=Partition()), Moment(at_seconds=2, fault=KillRank(rank=3)), Moment(at_seconds=3, clears="hang")]
-    play(
-        moments,
-        inject=inject,
-        clear=lambda name: happened.append((now, name)),
-        wait_until=wait_until,
-        tell=lambda moment, outcome: told.append(type(outcome).__name__),
-    )
-    assert happened == [(2, KillRank(rank=3)), (3, "hang")]
-    assert told == ["FaultRefused", "Effect", "NoneType"]
+    def play(self, *moments: Moment, aim: Callable[[AnyFault], list[AnyFault]] = lambda fault: [fault]) -> None:
+        play(
+            moments,
+            aim=aim,
+            inject=self.inject,
+            clear=lambda name: self.happened.append((round(self.now, 3), name)),
+            wait_until=self.wait_until,
+            tell=lambda moment, outcome: self.told.append((moment, outcome)),
+        )
+
+    def outcomes(self) -> list[str]:
+        return [type(outcome).__name__ for _, outcome in self.told]
+
+
+def test_a_play_does_everything_at_its_time_and_goes_on_after_a_refusal() -> None:
+    stage = Stage(refused={0})
+    stage.play(Moment(at_seconds=1, fault=Partition()), Moment(at_seconds=2, fault=KillRank(rank=3)), Moment(at_seconds=3, clears="hang"))
+    assert stage.happened == [(2, KillRank(rank=3)), (3, "hang")]
+    assert stage.outcomes() == ["FaultRefused", "Effect", "NoneType"]
+
+
+def test_what_is_refused_is_tried_again_within_its_time_and_others_do_not_wait_for_it() -> None:
+    stage = Stage(refused={0, 2})
+    stage.play(Moment(at_seconds=1, fault=Terminate(), within_seconds=2), Moment(at_seconds=1.2, fault=KillRank()))
+    assert stage.happened == [(1.2, KillRank()), (1.6, Terminate())]
+    assert stage.outcomes() == ["Effect", "Effect"]
+
+
+def test_what_is_refused_for_too_long_is_told_once() -> None:
+    stage = Stage(refused=range(100))
+    stage.play(Moment(at_seconds=1, fault=Terminate(), within_seconds=2))
+    assert stage.outcomes() == ["FaultRefused"]
+    assert 2.5 < stage.now <= 3
+    stage = Stage(refused={1}, takes_seconds=10)  # late, and its time is over
+    stage.play(Moment(at_seconds=1, fault=KillRank()), Moment(at_seconds=2, fault=Terminate(), within_seconds=2))
+    assert stage.outcomes() == ["Effect", "FaultRefused"]
+
+
+def test_what_lasts_is_cleared_so_long_after_it_struck() -> None:
+    stage = Stage(refused={0, 1})
+    stage.play(Moment(at_seconds=1, fault=Hang(), within_seconds=2, lasts_seconds=4), Moment(at_seconds=5.2, clears="partition"))
+    assert stage.happened == [(1.6, Hang()), (5.2, "partition"), (5.6, "hang")]
+    stage = Stage(refused=range(100))
+    stage.play(Moment(at_seconds=1, fault=Hang(), lasts_seconds=4))
+    assert stage.happened == []
+    assert stage.outcomes() == ["FaultRefused"]
+
+
+def test_a_fault_of_several_is_done_to_each_and_not_again_to_whom_it_was_done() -> None:
+    def aim(fault: AnyFault) -> list[AnyFault]:
+        return [replace(fault, target=target) for target in ("i-a", "i-b")] if isinstance(fault, Terminate) else [fault]
+
+    moment = Moment(at_seconds=1, fault=Terminate(target="job 0 shard 0"), within_seconds=5)
+    stage = Stage()
+    stage.play(moment, aim=aim)
+    assert stage.happened == [(1, Terminate(target="i-a")), (1, Terminate(target="i-b"))]
+    stage = Stage(refused={0})
+    stage.play(moment, aim=aim)
+    assert stage.happened == [(1, Terminate(target="i-b"))]
+    assert stage.outcomes() == ["FaultRefused", "Effect"]
+    stage = Stage(refused={0, 1})
+    stage.play(moment, aim=aim)
+    assert stage.happened == [(1.3, Terminate(target="i-a")), (1.3, Terminate(target="i-b"))]
+
+
+def test_nobody_who_is_meant_is_looked_for_again() -> None:
+    looks = 0
+
+    def aim(fault: AnyFault) -> list[AnyFault]:
+        nonlocal looks
+        looks += 1
+        if looks < 3:
+            raise FaultRefused("nobody")
+        return [fault]
+
+    stage = Stage()
+    stage.play(Moment(at_seconds=1, fault=Terminate(), within_seconds=5), aim=aim)
+    assert stage.happened == [(1.6, Terminate())]
+    assert stage.outcomes() == ["Effect"]
 
 
 def test_a_script_may_be_yaml(tmp_path: Path) -> None:
